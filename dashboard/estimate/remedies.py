@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -13,14 +14,18 @@ from estimator import (
     MOST_GPUS,
     MOST_TOGETHER,
     Estimate,
+    Gpu,
+    Model,
     Phase,
     Remedy,
     RunTime,
+    TrainingSetup,
     catalog,
     estimate,
     longest_context,
     overflow,
 )
+from estimator import remedies as fitting_changes
 
 
 def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
@@ -28,6 +33,14 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
     setup = {key: value for key, value in keys.items() if key != "gpu"}
     gpu = catalog.gpu(keys["gpu"]) if "gpu" in keys else of.gpu
     return estimate(of.model, gpu, replace(of.setup, **setup))
+
+
+@lru_cache(maxsize=512)
+def proposed(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[tuple[Remedy, str], ...]:
+    """Every change that makes a setup fit, with its text; searched once for all visitors of the same setup."""
+    of = estimate(model, gpu, setup)
+    found = fitting_changes(of, catalog.gpus_like(gpu))
+    return tuple((it, remedy_html(it, of, applied(of, it.keys))) for it in found)
 
 
 def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:

@@ -54,7 +54,6 @@ from estimator import (
     why_left_on_the_cpu,
 )
 from estimator import best_way as best_way_on
-from estimator import remedies as fitting_changes
 
 
 def draw_what_if(answer: Estimate) -> None:
@@ -81,14 +80,9 @@ def draw_remedies(answer: Estimate) -> None:
     if answer.verdict is Verdict.FITS:
         _draw_could_also(answer)
         return
-    found = fitting_changes(answer, catalog.gpus_like(answer.gpu))
+    found = remedies.proposed(answer.model, answer.gpu, answer.setup)
     st.html(remedies.remedies_head(answer, len(found)))
-    proposals = [
-        proposal_cards.Proposal(
-            it.title, remedies.remedy_html(it, answer, remedies.applied(answer, it.keys)), it.keys
-        )
-        for it in found
-    ]
+    proposals = [proposal_cards.Proposal(it.title, text, it.keys) for it, text in found]
     proposal_cards.cards("remedies", "Apply", proposals)
 
 
