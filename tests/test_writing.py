@@ -225,6 +225,13 @@ def test_tool_that_launches_itself_has_its_command_and_pins_itself(tool: str, co
         ("trl", {"loss": "standard"}, "TRL's SFTTrainer has no word for loss 'standard'"),
         ("trl", TRL | {"hold_outputs": True}, "no word for hold_outputs true"),
         ("trl", TRL | {"prepare_model_for_kbit_training": True, "method": "qlora"}, "no word for"),
+        (
+            "trl",
+            TRL | {"objective": "dpo", "hold_outputs": True},
+            "TRL's DPOTrainer has no word for hold_outputs true",
+        ),
+        ("trl", TRL | {"objective": "embedding"}, "no word for objective 'embedding'"),
+        ("trainer", {"objective": "dpo"}, "Trainer has no word for objective 'dpo'"),
         ("trainer", {"loss": "chunked_trl"}, "Trainer has no word for loss 'chunked_trl'"),
         ("trainer", {"strategy": "device_map", "num_gpus": 2}, "Trainer has no word for "),
         ("trainer", {"activation_offloading": True}, "no word for activation_offloading true"),

@@ -482,4 +482,10 @@ def tool_of(objective: str) -> Tool:
     rest = [it for it in CHAINS["args"] if it != ("trl", "SFTConfig")]
     lacks = {key for key, having in HAVING.items() if objective not in having}
     rules = tuple(replace(it, write=None) if lacks & {*it.ours} else it for it in RULES)
-    return replace(TOOL, chains={**CHAINS, "args": (*own, *rest)}, rules=rules)
+    named = OBJECTIVES.get(objective, OBJECTIVES["sft"])[0].removesuffix("Config")
+    return replace(
+        TOOL,
+        label=f"TRL's {named}Trainer",
+        chains={**CHAINS, "args": (*own, *rest)},
+        rules=rules,
+    )
