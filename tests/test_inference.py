@@ -501,3 +501,15 @@ def test_assumptions_say_how_many_rows_run_at_once_and_which_length_is_enough() 
     assert "vllm_max_model_length 1,024 is enough" in said
     assert "on GPUs of its own" in " ".join(answer(vllm_mode="server").assumptions)
     assert "transformers generates all 8 rows" in " ".join(answer(use_vllm=False).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("command", "tool"),
+    [
+        ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo", "verl"),
+        ("python3 -m openrlhf.cli.train_ppo_ray --colocate_all_models", "OpenRLHF"),
+    ],
+)
+def test_other_engines_commands_are_refused_by_name(command: str, tool: str) -> None:
+    with pytest.raises(ValueError, match=f"Commands of {tool} are not modelled yet"):
+        read_files({"run.sh": command})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
 TOOL_WORDS: Mapping[str, str] = {
     "trl": "trl",
@@ -86,6 +86,15 @@ def looks_like_shell(text: str) -> bool:
     )
 
 
+UNREAD: Mapping[str, str] = {"verl.trainer": "verl", "openrlhf.cli": "OpenRLHF"}
+"""Modules of tools whose commands are recognised and not read."""
+UNREAD_TOOL = Refusal(
+    "Commands of {tool} are not modelled yet: it trains and generates in turns with engines of its own. Say the run in "
+    "TRL's keys instead: objective grpo, use_vllm, vllm_gpu_memory_utilization, vllm_enable_sleep_mode.",
+    NOT_MODELLED,
+)
+
+
 def read_shell(text: str, name: str) -> Text:
     r"""The training commands of a text.
 
@@ -107,6 +116,9 @@ def read_shell(text: str, name: str) -> Text:
         if (command := _command(expanded, {**variables, **environment}, line)) is not None:
             commands.append(command)
     if not commands:
+        for module, label in UNREAD.items():
+            if module in text:
+                raise UNREAD_TOOL(tool=label)
         raise InputError(
             f"{name} has no command that trains; give one such as accelerate launch, trl sft, axolotl train, "
             "llamafactory-cli train, swift sft, tune run, torchrun or deepspeed."
