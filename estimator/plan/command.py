@@ -37,6 +37,12 @@ example of a question:
     - {{gpu: H100-SXM5-80GB, most: 8}}
     - {{gpu: RTX 4090, most: 2, owned: true}}
 
+several jobs on cards that they share, with a schedule of the week (hours from its beginning):
+  cards: [{{gpu: A100-SXM4-80GB, most: 8, owned: true}}]
+  jobs:
+    - {{name: support bot, model: Qwen/Qwen3-8B, deadline_hours: 24}}
+    - {{name: summaries, model: Qwen/Qwen3-32B, methods: [qlora], ready_hours: 12}}
+
 exit status: {MEETS} a setup meets everything, {NONE_MEETS} none surely does, {NOT_READ} no answer.
 """
 LENGTHS_OF_FILE = ("file", "column", "tokenizer")
