@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from estimator import AttnImplementation, Method, TrainingSetup, catalog
+from estimator.contract.setups import parse
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.time.flops import Work, attended_pairs, matrices, work
+from estimator.time.flops import Work, attended_pairs, matrices, tower_work, work
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
 LAYER = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16
@@ -93,3 +95,53 @@ def test_full_fine_tuning_takes_more_operations_than_adapters(model: object) -> 
     full = work(model, TrainingSetup(), 512, pairs=0)
     lora = work(model, TrainingSetup(method=Method.LORA), 512, pairs=0)
     assert full.hardware > lora.hardware > 0.5 * full.hardware
+
+
+SIGLIP = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+GEMMA3 = {
+    "model_type": "gemma3",
+    "text_config": TEXT,
+    "vision_config": {**SIGLIP, "num_attention_heads": 4, "image_size": 896, "patch_size": 14},
+}
+INTERNVL = {
+    "model_type": "internvl",
+    "text_config": {**TEXT, "model_type": "qwen2"},
+    "vision_config": {**SIGLIP, "num_attention_heads": 4, "attention_bias": True},
+}
+LORA_ON_ALL = {
+    "method": "lora",
+    "lora_r": 8,
+    "lora_dropout": 0.0,
+    "lora_target_modules": "all-linear",
+}
+
+
+# torch 2.13, torch.utils.flop_counter.FlopCounterMode around forward and backward of transformers 5.23's classes with
+# eager attention, on one image of 448 × 448: the tower's operations and the projector's
+@pytest.mark.parametrize(
+    ("config", "keys", "operations", "error"),
+    [
+        (GEMMA3, {}, 27_795_652_608 + 6_291_456, 0),
+        (INTERNVL, {"gradient_checkpointing": True}, 2_776_041_472 + 31_457_280, 0.002),
+        # the first layer's input needs no gradient; there are only two layers
+        (INTERNVL, LORA_ON_ALL, 1_979_470_336 + 26_476_544, 0.013),
+    ],
+    ids=["full", "checkpointed", "lora"],
+)
+def test_a_tower_takes_the_operations_that_torch_counts(
+    config: dict[str, Any], keys: dict[str, Any], operations: int, error: float
+) -> None:
+    images = {"images_per_example": 1, "image_height": 448, "image_width": 448}
+    cuts = {"crop_to_patches": False} if config is INTERNVL else {}
+    given = {"model": config, "attn_implementation": "eager", "max_length": 512} | images | cuts
+    model, _, setup = parse({**given, **keys})
+    assert sum(tower_work(model, setup)) == pytest.approx(operations, rel=error)
