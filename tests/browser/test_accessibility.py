@@ -55,17 +55,16 @@ def test_axe_finds_nothing_of_ours_in_either_theme(browser, address):
     context = browser.new_context(
         viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
+    context.set_default_timeout(3 * WAIT)  # a page's first visit computes what later ones remember
     found = {}
     for path in PAGES:
         page = context.new_page()
         page.goto(f"{address}/{path}")
-        page.wait_for_selector(".hr-verdict, h1, [data-testid='stAlert']", timeout=WAIT)
+        page.wait_for_selector(".hr-verdict, h1, [data-testid='stAlert']")
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
-            page.wait_for_function(IN_THEME, arg=theme, timeout=WAIT)
-            page.wait_for_selector(
-                '[data-test-script-state="notRunning"]', timeout=3 * WAIT, state="attached"
-            )
+            page.wait_for_function(IN_THEME, arg=theme)
+            page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
             found[path, theme] = violations(page)
         page.close()
     context.close()
