@@ -283,6 +283,15 @@ WHERE_IT_MATTERS = {
         }.items()
         for name in names.split()
     },
+    "use_vllm": {"objective": "grpo"},
+    **{
+        f"vllm_{name}": {"objective": "grpo", "use_vllm": "true", "gpu": "H200-SXM-141GB"}
+        for name in (
+            *("mode", "gpu_memory_utilization", "enable_sleep_mode", "tensor_parallel_size"),
+            "max_model_length",
+        )
+    },
+    "ds3_gather_for_generation": {"objective": "grpo", "num_gpus": "2", "strategy": "zero3"},
     **{
         name: {"model": model, "images_per_example": "1"}
         for model, names in {
