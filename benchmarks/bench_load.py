@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass
-class Slider:
+class ServedSlider:
     """A slider as the server describes it."""
 
     id: str = ""
@@ -78,7 +78,7 @@ class Visitor:
         self._socket = socket
         self._key = key
         self._load = load
-        self.slider = Slider()
+        self.slider = ServedSlider()
 
     async def run(self, message: BackMsg) -> float:
         """Send a message and read until its run has ended; returns the milliseconds.

@@ -190,8 +190,8 @@ def speeds_html(found: Sequence[Calibration]) -> str:
         f'<p class="hr-text">{100 * whole.inside / whole.runs:.0f} % of {whole.runs} published runs lie inside their '
         f"range, whose slow end is {whole.width:.2f} times its fast end in the median. The width is a statement about "
         "the world: nine in ten runs should be inside. Classes of few runs prove little.</p>"
-        '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th></th><th class="hr-n">Runs</th>'
-        '<th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
+        '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th>Kind</th>'
+        '<th class="hr-n">Runs</th><th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
         f'<th class="hr-n" title="Slow end over fast end, median">Width</th></tr>{body}</table></div>'
     )
 

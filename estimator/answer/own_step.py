@@ -8,6 +8,7 @@ from typing import Any
 from estimator.answer.estimate import estimate
 from estimator.time.own_reading import pace_of, seconds_of
 from estimator.values.kinds import ShortText
+from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 
 SIGNIFICANT = 6
@@ -17,13 +18,13 @@ SIGNIFICANT = 6
 def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     """The keys ``pace`` and ``pace_from`` after this setup's step was measured: a number of seconds, or a log line.
 
-    Raises ``ValueError`` in one sentence if the text has no speed, or the setup has no time.
+    Raises ``InputError`` in one sentence if the text has no speed, or the setup has no time.
 
     Source: derived.
     """
     setup = answer.setup
     if setup.task.objective.generates:
-        raise ValueError(
+        raise InputError(
             f"A step of {setup.task.objective.value} is mostly generation, whose pace says nothing of training; "
             "measure a step of sft."
         )
@@ -31,7 +32,7 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     if setup.run.pace is not None or setup.run.mfu is not None:
         bare = estimate(answer.model, answer.gpu, replace(setup, pace=None, mfu=None))
     if bare.time is None or answer.gpu is None:
-        raise ValueError(
+        raise InputError(
             "This setup has no estimated seconds to compare a step with; choose a GPU whose speed is known."
         )
     seconds = seconds_of(said, setup.effective_batch_size)

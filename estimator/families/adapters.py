@@ -81,7 +81,7 @@ READ_BY_KERNELS = Refusal(
 )
 ADAPTER_ON_ROUTER = Refusal(
     "lora_target_modules matches the router of {model_type}, where PEFT's adapters fail ('tuple' object has no "
-    "attribute 'dtype'); name others, such as {others}.",
+    "attribute 'dtype'); set exclude_modules to router, or name others, such as {others}.",
     Line("peft", "tuners/lora/layer.py", 1089, "torch_result_dtype = result.dtype"),
 )
 NO_SUCH_LAYERS = Refusal(

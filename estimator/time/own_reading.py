@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from estimator.values.refusals import InputError
 from estimator.values.results import RunTime, TimePart
 
 PACE_SPREAD = 1.25
@@ -27,7 +28,7 @@ def seconds_of(said: str, examples: int) -> float:
     """Seconds of an optimizer step, from a number, Trainer's last log line or tqdm's.
 
     ``examples``: of an optimizer step over all GPUs, by which ``train_samples_per_second`` is divided. The step that
-    tqdm counts is Trainer's optimizer step. Raises ``ValueError`` in one sentence if it finds no speed.
+    tqdm counts is Trainer's optimizer step. Raises ``InputError`` in one sentence if it finds no speed.
 
     Source: transformers 5.23, trainer_utils.py, ``speed_metrics``; tqdm 4.67, std.py, ``format_meter``.
 
@@ -49,7 +50,7 @@ def seconds_of(said: str, examples: int) -> float:
     elif match := _PLAIN.fullmatch(said.strip()):
         found = float(match[1]) / (MILLI if match[2] == "ms" else 1)
     if not 0 < found < float("inf"):
-        raise ValueError(
+        raise InputError(
             "A step's seconds are a number above 0 such as 1.25, tqdm's 1.25s/it, or Trainer's line with "
             "train_samples_per_second."
         )
