@@ -109,7 +109,9 @@ def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None
 
 def test_one_layer_more_is_refused_in_a_sentence() -> None:
     deeper = {**DEEPEST, "num_hidden_layers": MOST_LAYERS + 1}
-    answer = _answer(json.dumps({"model": deeper}).encode(), None, with_remedies=False)
+    answer = _answer(
+        json.dumps({"model": deeper}).encode(), None, with_remedies=False, with_shares=False
+    )
     assert answer == {
         "error": "model: num_hidden_layers must be a whole number from 1 to 1000, not 1001."
     }

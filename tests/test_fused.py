@@ -19,6 +19,7 @@ from estimator import (
     Method,
     MixedPrecision,
     Model,
+    Objective,
     Optimizer,
     Phase,
     TrainingSetup,
@@ -291,9 +292,11 @@ def test_a_family_that_liger_does_not_know_trains_as_before_and_is_told_so():
     )
 
 
-@pytest.mark.parametrize("loss", [it for it in Loss if it is not Loss.STANDARD])
+@pytest.mark.parametrize("loss", list(LOSSES))
 def test_a_loss_that_is_not_the_standard_one_is_said(loss: Loss):
-    setup = replace(BF16, use_liger_kernel=False, loss=loss)
+    of_preferences = loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL)
+    objective = Objective.DPO if of_preferences else Objective.SFT
+    setup = replace(BF16, use_liger_kernel=False, loss=loss, objective=objective)
     assert LOSSES[loss] in estimate(LLAMA, None, setup).assumptions
 
 

@@ -695,8 +695,8 @@ def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
 
     Source: data/models.csv.
 
-    >>> [entry.hub_id for entry in search("qwen 7b")][:3]
-    ['Qwen/Qwen1.5-7B', 'Qwen/Qwen2-7B', 'Qwen/Qwen2.5-7B']
+    >>> [entry.hub_id for entry in search("qwen 7b")][:2]
+    ['Qwen/Qwen1.5-7B', 'Qwen/Qwen2-7B']
     """
     words = re.findall(r"[a-z0-9.]+", text[:100].casefold())
     if not words:
