@@ -1,7 +1,7 @@
 """The colours of the parts of memory, the same in every figure and table, and the page's few styles.
 
-Okabe and Ito's palette (2008, jfly.uni-koeln.de/color), which the colour-blind can tell apart; its yellow
-is darkened so that it stands out from white paper too.
+The palette is Okabe and Ito's (2008, jfly.uni-koeln.de/color), which is safe for colour blindness. Its yellow is
+darkened to be visible on white paper.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from estimator import Component, Verdict
 
 @dataclass(frozen=True, slots=True)
 class DrawnPart:
-    """A part of memory as it is drawn and named."""
+    """Name and colours of a part of memory."""
 
     label: str
     colour: str
     ink: str
     """Colour of text on top of it."""
     hollow: bool = False
-    """Drawn as an outline: it is needed, but nothing lies in it."""
+    """Drawn as an outline: the need includes it, but it is not allocated."""
 
     @property
     def fill(self) -> str:
-        """The colour of its bars."""
+        """Fill colour of its bars."""
         return f"{self.colour}33" if self.hollow else self.colour
 
     @property
     def edge(self) -> str:
-        """The colour of the line around its bars."""
+        """Colour of its bars' outline."""
         return self.colour if self.hollow else "rgba(127,138,148,0.6)"
 
     @property
     def edge_width(self) -> float:
-        """The width of that line in pixels."""
+        """Width of its bars' outline in pixels."""
         return 1.5 if self.hollow else 0.5
 
 
@@ -53,7 +53,7 @@ COMPONENTS: dict[Component, DrawnPart] = {
     Component.WORKSPACE: DrawnPart("Workspace", "#7F8A94", BLACK),
 }
 RESERVE = DrawnPart("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
-"""The CUDA context and what the allocator may waste: part of the need, not of an allocation."""
+"""The CUDA context and the allocator's possible overhead: part of the need, but not allocated."""
 VERDICTS: dict[Verdict, DrawnPart] = {
     Verdict.FITS: DrawnPart("Fits", "#00785A", WHITE),
     Verdict.TIGHT: DrawnPart("Tight", "#8A5800", WHITE),
@@ -65,12 +65,12 @@ VERDICTS_ON_DARK: dict[Verdict, str] = {
     Verdict.DOES_NOT_FIT: "#FF8A57",
 }
 NEUTRAL = ("#4A5560", "#B4BEC8")
-"""Without a verdict: on light, on dark."""
+"""Colours without a verdict, on a light and on a dark page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What differs between the light and the dark page in a figure."""
+    """Colours of a figure that differ between the light and the dark page."""
 
     ink: str
     capacity: str
@@ -105,7 +105,7 @@ WITHOUT_SIDEBAR = """<style>
   .stMainBlockContainer { padding-top: .8rem !important; }
 }
 </style>"""
-"""For a page that has nothing beside it."""
+"""CSS for a page without a sidebar."""
 PRESENTATION = """<style>
 html { font-size: 26px; }
 [data-testid="stSidebar"], [data-testid="stSidebarCollapsedControl"], [data-testid="stExpandSidebarButton"],
@@ -122,7 +122,7 @@ html { font-size: 26px; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
 .hr-verdict .hr-small, .st-key-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
-"""For the projector: all type at least 1.6 times as large, and nothing beside the page."""
+"""CSS for the projector: all type at least 1.6 times as large, and no sidebar."""
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
@@ -130,11 +130,11 @@ ICON = (
 )
 """The page's icon: two parts of memory, and headroom."""
 MOST_CARDS = 16
-"""Cards that stand together at most: ours, more than there are remedies."""
+"""Maximum cards in one group. Our choice: more than there are remedies."""
 
 
 def _cells() -> str:
-    """Text and button of one card in the same cell, cards side by side or, the remedies, one below the other."""
+    """CSS that puts a card's text and button in one cell. Cards are side by side; remedies are stacked."""
     cards = '[class*="st-key-cards-"]'
     rules = [
         f"{cards} {{ display: grid; gap: .6rem; grid-template-columns: 1fr; }}",
@@ -151,7 +151,7 @@ def _cells() -> str:
 
 
 def style(pills: list[str]) -> str:
-    """The page's style sheet; ``pills``: labels of the switches of the hero figure, in order."""
+    """The page's style sheet; ``pills``: labels of the hero figure's switches, in order."""
     return f"""<style>
 .hr-verdict {{ min-height: 9.7rem; }}
 .st-key-start {{ align-items: center; margin-top: -.6rem; }}

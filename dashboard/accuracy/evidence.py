@@ -1,4 +1,4 @@
-"""The page Accuracy: measured and traced runs compared with their estimates, worst first, none left out."""
+"""The page Accuracy: all measured and traced runs compared with their estimates, worst first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MARKS: Mapping[accuracy.Metric, tuple[str, str]] = MappingProxyType(
     }
 )
 CAPACITIES = tuple(size * units.GIB for size in range(15, 142))
-"""Cards of every whole GiB from 15 (a T4) to 141 (an H200), in bytes."""
+"""Card sizes in bytes: every whole GiB from 15 (a T4) to 141 (an H200)."""
 TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 """Axis ticks in GiB."""
 Facet = Callable[[Comparison], str]
@@ -51,7 +51,7 @@ Facet = Callable[[Comparison], str]
 
 
 def origin(of: Comparison) -> str:
-    """Where a reading comes from: the publishing repository, or a run of our own."""
+    """Origin of a reading: the repository that published it, or our own run."""
     if of.metric is accuracy.Metric.TRACED:
         return "traced here"
     parts = of.source.split("/")
@@ -100,7 +100,7 @@ def refused(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def percent(error: float) -> str:
-    """An error as text."""
+    """An error in percent, as text."""
     return "<0.1 %" if abs(error) < 0.0005 else f"{100 * error:.1f} %"
 
 
@@ -126,7 +126,7 @@ def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]
 
 
 def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
-    """The summary as HTML, with what it compares."""
+    """The summary as HTML, with an explanation of what it compares."""
     head, *rows = summary_rows(summaries)
     cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
     body = "".join(
@@ -146,7 +146,7 @@ def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
 
 
 def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.Spread]) -> str:
-    """Verdicts compared with measured needs, and what nvidia-smi shows."""
+    """Verdicts compared with measured needs, and the errors of the nvidia-smi estimate."""
     more = " and ".join(
         f"{100 * it.low:.0f} to {100 * it.high:.0f} % more "
         f"({100 * it.middle:.0f} % in the median of {it.runs} runs) {where}"
@@ -164,7 +164,7 @@ def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.
 
 
 def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
-    """Why published readings were left out of the table, with counts."""
+    """Reasons for leaving published readings out of the table, with counts."""
     counts = Counter(row["reason"] for row in rows).most_common()
     body = "".join(
         f'<tr><td>{escape(reason)}</td><td class="hr-n">{count}</td></tr>'
@@ -178,7 +178,7 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def speeds_html(found: Sequence[Calibration]) -> str:
-    """Published seconds of a step beside their ranges, by class."""
+    """Published seconds of a step compared with their estimated ranges, by class."""
     whole = found[0]
     body = "".join(
         f'<tr><td>{escape(it.kind)}</td><td>{escape(it.name)}</td><td class="hr-n">{it.runs:,}</td>'
@@ -197,7 +197,7 @@ def speeds_html(found: Sequence[Calibration]) -> str:
 
 
 def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str:
-    """How many published runs ran although our estimate says they do not fit, and why."""
+    """Number of published runs that ran although our estimate says they do not fit, and the reasons."""
     counts = Counter(run.beyond for run in found).most_common()
     body = "".join(
         f'<tr><td>{escape(accuracy.BEYOND.get(reason, "not explained yet"))}</td><td class="hr-n">{count}</td></tr>'
@@ -211,7 +211,7 @@ def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str
 
 
 def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
-    """A published run whose estimate does not fit."""
+    """One published run whose estimate does not fit, as a row of the table."""
     need = run.answer.need_low_bytes if run.answer else None
     return {
         "Run": run.id,
@@ -231,7 +231,7 @@ def figure(
 ) -> Figure:
     """Estimated against measured GiB on logarithmic axes, one point each, with the diagonal and a band of 5 %.
 
-    Points are coloured by what was read, or by method.
+    Points are coloured by kind of reading, or by method.
     """
     look = theme.DARK if dark else theme.LIGHT
     shown = worst_first(comparisons)
@@ -336,7 +336,7 @@ def figure_alt(comparisons: Sequence[Comparison]) -> str:
 
 
 def key(of: Comparison) -> str:
-    """The key of a point."""
+    """Key of a point in the figure."""
     return f"{of.metric} {of.id}"
 
 
@@ -349,7 +349,7 @@ def title(of: Comparison) -> str:
 
 
 def picked_html(of: Comparison) -> str:
-    """The point that was clicked: its figures, its setup, its source."""
+    """The clicked point: its figures, its setup, its source."""
     assert of.estimate is not None
     assert of.estimated_bytes is not None
     source = (
@@ -386,7 +386,7 @@ def row(of: Comparison) -> dict[str, object]:
 
 
 def refused_row(of: Comparison) -> dict[str, object]:
-    """One reading that has no estimate, and why."""
+    """One reading without an estimate, as a row of the table, with the reason."""
     return {
         "Run": of.id,
         "What was read": METRICS[of.metric],

@@ -1,1 +1,1 @@
-"""The URL: a setup as a query, and the keys that no visible widget writes."""
+"""The URL: a setup as a query string, and the keys that no visible widget writes."""

@@ -1,4 +1,4 @@
-"""The setup of a URL without a query, and the same run as the rule of thumb counts it."""
+"""The setup for a URL without a query, and the same run as counted by the rule of thumb."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ TRL_DEFAULTS: Mapping[str, object] = {
     "num_train_epochs": 3.0,
     "save_strategy": "steps",
 }
-"""Defaults of ``SFTTrainer(model="…", train_dataset=…)`` by the contract's keys, where they differ from the contract's
-own, for full fine-tuning; ``tool`` ``trl`` says the same, as a test checks. The others are the same: bf16 autocast,
-fused AdamW, sdpa, 1,024 tokens.
+"""Defaults of ``SFTTrainer(model="…", train_dataset=…)`` for full fine-tuning, by the contract's keys.
+
+Only keys that differ from the contract's defaults are listed. The others agree: bf16 autocast, fused AdamW, sdpa,
+1,024 tokens. A test compares these values with ``tool`` ``trl``.
 
 Source: trl 1.16, trainer/utils.py, ``create_model_from_path`` (a model given by name is loaded in float32);
 trainer/base_config.py (``gradient_checkpointing`` true, ``bf16`` true unless fp16 is set); trainer/sft_config.py
-(``max_length`` 1024, ``loss_type`` nll) and trainer/sft_trainer.py (the loss in chunks, without whole logits);
-and its collator, which pads the rows of a batch; transformers 5.23, training_args.py
+(``max_length`` 1024, ``loss_type`` nll); trainer/sft_trainer.py (the loss in chunks, without whole logits; its
+collator pads the rows of a batch); transformers 5.23, training_args.py
 (``per_device_train_batch_size`` 8, ``optim`` adamw_torch_fused, ``num_train_epochs`` 3, ``save_strategy`` steps).
 """
 TRL_SAYING = "Set as SFTTrainer of TRL 1.16 runs it by default."
@@ -31,7 +32,7 @@ EXAMPLE: Mapping[str, object] = {
     "gpu": "A100-SXM4-80GB",
     **TRL_DEFAULTS,
 }
-"""Full fine-tuning of Mistral-7B on an A100 80GB, as a real tool runs it."""
+"""Full fine-tuning of Mistral-7B on an A100 80GB, with TRL's defaults."""
 ARTICLE_NAME = "As the article counts"
 ARTICLE: Mapping[str, object] = {
     "method": "full",
@@ -43,11 +44,11 @@ ARTICLE: Mapping[str, object] = {
     "loss": None,
     "padded": False,
 }
-"""The run that the rule of thumb is usually explained with: float32 AdamW states on bfloat16 weights."""
+"""The usual example for the rule of thumb: float32 AdamW states on bfloat16 weights."""
 
 
 def is_as_trl_runs_it(of: Estimate) -> bool:
-    """Whether full fine-tuning on one GPU is TRL's by default, whatever its model and card are."""
+    """Whether this is full fine-tuning on one GPU with TRL's defaults, for any model and card."""
     facts = contract.write_fields(of.model, of.gpu, of.setup)
     beside = ("model", "gpu", "v")
     return {key: value for key, value in facts.items() if key not in beside} == TRL_DEFAULTS

@@ -1,4 +1,4 @@
-"""The URL that opens a setup."""
+"""Links: the URL that opens a setup."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def query(of: Estimate) -> str:
 
 
 def targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
-    """LoRA's targets as a session holds them: a model's default targets become the default, so that another "
-    "model gets its own.
+    """LoRA's targets as stored in the session.
+
+    A model's default targets are stored as ``ALL_LINEAR``, so that another model gets its own defaults.
     """
     targets = setup.lora_target_modules
     return ALL_LINEAR if targets == default_targets(model, setup) else targets

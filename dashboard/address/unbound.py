@@ -32,13 +32,13 @@ def spelled(value: object) -> list[str]:
 
 
 def _item(item: object) -> str:
-    if isinstance(item, tuple) and isinstance(item[0], str):  # of an object
+    if isinstance(item, tuple) and isinstance(item[0], str):  # a pair of a key and its value
         return "=".join(map(str, item))
     return str(item)
 
 
 def held() -> dict[str, list[str]]:
-    """The strings of each key written here."""
+    """The strings of each key that this module writes."""
     texts: dict[str, list[str]] = st.session_state.get("held", {})
     return texts
 
@@ -58,18 +58,18 @@ def arrive(page: str) -> None:
 
 
 def has_been_gone_to() -> bool:
-    """Whether the browser navigated to this URL (back, forward or a link) rather than repeating what it was sent.
+    """Whether the browser navigated to this URL: back, forward or a link.
 
-    A busy browser may repeat a URL that has since been overwritten.
+    Otherwise it repeats a URL that it was sent, which may have been overwritten since.
     """
     context = get_script_run_ctx()
     return context is not None and context.is_history_navigation
 
 
 def moved(keys: Collection[str]) -> bool:
-    """Whether the visitor navigated to a URL with other values of these keys.
+    """Whether the visitor navigated to a URL that has other values for these keys.
 
-    When coming from another page to a URL without a query, the session's values are restored.
+    After a change of page to a URL without a query, the session's values are restored instead.
     """
     goes_on = st.session_state["arrived"] and "model" in st.query_params
     if has_been_gone_to() or goes_on:
@@ -82,7 +82,7 @@ def moved(keys: Collection[str]) -> bool:
 
 
 def _write(texts: Mapping[str, Sequence[str]]) -> None:
-    """Updates the URL once, and only if it changes, since every update is an entry in the browser's history."""
+    """Updates the URL at most once, and only if it changes: every update adds an entry to the browser's history."""
     params = st.query_params
     for key in [key for key, items in texts.items() if not items and key in params]:
         del params[key]

@@ -1,4 +1,4 @@
-"""A scenario with its estimate, or the sentence that refuses it.
+"""A scenario with its estimate or its refusal.
 
 Ranges are compared by their middle, the geometric mean of both ends. Hours and dollars are only compared among runs
 that fit.
@@ -17,7 +17,7 @@ NOTHING_SAID: Mapping[str, str] = {}
 
 
 class ComparedEntry(NamedTuple):
-    """One scenario and its estimate, or the sentence that refuses it."""
+    """One scenario with its estimate or its refusal, a sentence."""
 
     name: str
     estimate: Estimate | None
@@ -32,7 +32,7 @@ def entries(
 ) -> list[ComparedEntry]:
     """Estimates each scenario, all at another context if one is given.
 
-    ``known``: models of the Hub by id; ``said``: the status of those that the Hub has not returned.
+    ``known``: models of the Hub by id. ``said``: status messages for those that the Hub has not returned.
     """
     return [_entry(it, known, context, said) for it in scenarios]
 
@@ -91,5 +91,5 @@ def best(shown: Sequence[ComparedEntry]) -> int:
 
 
 def bars(shown: Sequence[ComparedEntry]) -> list[tuple[str, Estimate]]:
-    """Entries with an estimate, which are those that have a bar."""
+    """Entries with an estimate, by name. Only these have a bar."""
     return [(it.name, it.estimate) for it in shown if it.estimate is not None]

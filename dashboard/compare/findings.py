@@ -1,4 +1,4 @@
-"""Sentences on which scenario is best, what is assumed, and what the ranges mean."""
+"""Sentences: which scenario is best, what is assumed, what the ranges mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUALITY: Mapping[Method, str] = {
     Method.QLORA: "trains the same adapters on a 4-bit base. Results are close to LoRA's (Dettmers et al. 2023). Each "
     "weight is dequantised before use, so steps are slower.",
 }
-"""What a method does to the quality of the result. It is not computed here, so each sentence cites its source."""
+"""Each method's effect on quality. It is not computed, so each sentence cites its source."""
 
 
 def answers(
@@ -81,7 +81,7 @@ def _methods(shown: Sequence[ComparedEntry]) -> Iterator[str]:
 
 
 def _against_lora(shown: Sequence[ComparedEntry], method: Method) -> str:
-    """What QLoRA saves and costs against LoRA of the same setup, if both are compared."""
+    """Savings and costs of QLoRA against LoRA of the same setup, if both are compared."""
     if method is not Method.QLORA:
         return ""
     for it in shown:
@@ -101,7 +101,7 @@ def _against_lora(shown: Sequence[ComparedEntry], method: Method) -> str:
 
 
 def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:
-    """Assumptions of all scenarios once, and those of some with their names."""
+    """Shared assumptions once; the others with the names of their scenarios."""
     estimated = [it for it in shown if it.estimate]
     who: dict[str, list[ComparedEntry]] = {}
     for it in estimated:
@@ -133,7 +133,7 @@ def refusal_html(it: ComparedEntry) -> str:
 
 
 def verdict_html(it: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> str:
-    """One scenario for the projector: its name, its verdict in the largest type, and what the run takes."""
+    """One scenario for the projector: its name, its verdict in the largest type, and the run's time and cost."""
     of = it.estimate
     if of is None:
         return f'<div class="hr-stage"><p class="hr-who">{escape(it.name)}</p><p>{escape(it.problem)}</p></div>'
@@ -144,7 +144,7 @@ def verdict_html(it: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> 
     mark = "; the cheapest that fits" * (
         is_best and of.verdict is Verdict.FITS and entry.dollars(of) is not None
     )
-    need = ""  # without a card the largest line says it
+    need = ""  # without a card the verdict line already gives the need
     if of.gpu:
         need = f"needs {units.between(of.need_low_bytes, of.need_high_bytes)}"
         need += f", {of.gpu.name} has {units.gib(of.gpu.memory_bytes)}"

@@ -14,7 +14,7 @@ from estimator import Estimate
 
 
 def legend_html(shown: Sequence[ComparedEntry]) -> str:
-    """The legend: the colours, and the line of capacity."""
+    """The legend: the colours, and the capacity line."""
     there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
     parts = [it for it in (*theme.COMPONENTS.values(), theme.RESERVE) if it.label in there]
     said = "".join(
@@ -36,7 +36,7 @@ def figure(
 ) -> Figure:
     """Each scenario's peak stacked by component, all on one scale, each with its own capacity as a line.
 
-    Its name, card and need are above each bar, where a phone has room for them. ``large``: for the projector.
+    Name, card and need are above each bar, because a phone has room there. ``large``: for the projector.
     """
     look = theme.DARK if dark else theme.LIGHT
     found = entry.bars(shown)
@@ -85,19 +85,19 @@ def figure(
 
 
 CAPACITY_SIZE = 0.43
-"""Size of the marker for a card's capacity, as a share of its row. Plotly draws it 1.4 times as long."""
+"""Size of a capacity marker as a share of its row. Plotly draws it 1.4 times as long."""
 BAR = 0.5
 """Height of a bar, as a share of its row."""
 STAGE_PIXELS = 480
-"""Total height of all bars on the projector: what 1,080 pixels leave below the verdict."""
+"""Total height of all bars on the projector: the space below the verdict on 1,080 pixels."""
 SHOWN_OF_NAME = 30
-"""Maximum characters of a name above its bar. Our choice, for phones; the table shows it in full."""
+"""Maximum characters of a name above its bar. Our choice, for phones; the table shows the full name."""
 
 
 def _names(
     shown: Sequence[ComparedEntry], look: theme.Look, size: int, chosen: int | None
 ) -> Figure:
-    """The names above the bars, escaped, since Plotly interprets some HTML."""
+    """The names above the bars. They are escaped because Plotly interprets some HTML."""
     marked = None if chosen is None else shown[chosen].name
     found = entry.bars(shown)
     return {
@@ -118,7 +118,7 @@ def _names(
 
 
 def cut(text: str, letters: int = SHOWN_OF_NAME) -> str:
-    """A text short enough to fit next to a bar."""
+    """Shortens a text to fit next to a bar."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

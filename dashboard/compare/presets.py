@@ -1,4 +1,4 @@
-"""Comparisons generated from a setup by one click: methods, GPUs, contexts."""
+"""Comparisons that one click generates from a setup: methods, GPUs, contexts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ CARDS = 5
 
 
 def three_methods(of: Estimate) -> list[contract.Scenario]:
-    """Full fine-tuning, LoRA and QLoRA of the same setup, as far as the model supports them."""
+    """The same setup with full fine-tuning, LoRA and QLoRA, if the model supports them."""
     return list(_varied(of, [(terms.METHODS[it], {"method": it}) for it in Method]))
 
 
 def five_gpus(of: Estimate) -> list[contract.Scenario]:
-    """The same setup on its own card and the cheapest cards that hold it, by size; if few do, also the largest."""
+    """The same setup on its own card and the cheapest cards that hold it, by size.
+
+    If few cards hold it, the largest cards are added.
+    """
     ranking = rank_gpus(of.model, of.setup, catalog.gpus_like(of.gpu))
     fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS and it.cost]
     cheapest = sorted(fitting, key=lambda it: entry.dollars(it) or 0.0)
@@ -33,7 +36,10 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
 
 
 def five_contexts(of: Estimate) -> list[contract.Scenario]:
-    """The same setup at its context, half of it and multiples of two, up to the model's positions."""
+    """The same setup at its context, half of it, and doublings up to the model's positions.
+
+    If these are fewer than five, a quarter and an eighth are added.
+    """
     most = of.model.position_limit or LARGEST["max_length"]
     own = of.setup.max_length
     lengths = [
@@ -65,4 +71,4 @@ PRESETS: Mapping[str, Callable[[Estimate], list[contract.Scenario]]] = {
     "Five GPUs": five_gpus,
     "Five contexts": five_contexts,
 }
-"""Comparisons of one setup, by button label."""
+"""The presets, by button label."""

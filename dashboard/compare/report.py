@@ -1,7 +1,7 @@
 """Downloads of a comparison: a printable report, tables for programs, and a summary for a ticket.
 
-Each includes the version, the date, the assumptions and the meaning of the ranges. Names come from links and files, so
-they are escaped for each format.
+Each includes the version, the date, the assumptions and the meaning of the ranges. Names come from links and files and
+are escaped for each format.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dashboard.words import terms, units
 from estimator import Estimate, Verdict, contract
 
 RELEASE = "0.1.0"
-"""As in pyproject.toml; a test compares."""
+"""The version in pyproject.toml; a test compares them."""
 
 
 class Subject(NamedTuple):
-    """What a download covers."""
+    """Content of a download."""
 
     shown: Sequence[ComparedEntry]
     day: str
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def write_json(of: Subject) -> str:
-    """Every scenario with its setup and estimate in the contract's format, memory in bytes."""
+    """JSON: every scenario with its setup and estimate in the contract's format, memory in bytes."""
     written = {
         "headroom": RELEASE,
         "date": of.day,
@@ -66,7 +66,7 @@ def _as_object(it: ComparedEntry) -> dict[str, object]:
 
 
 def write_csv(of: Subject) -> str:
-    """One row per scenario: what differs, and the results, with units in the column names."""
+    """CSV: one row per scenario with its differences and results; column names include units."""
     differs = results_table.differing(of.shown)
     differs = {
         key: [it.replace(",", "") if _is_number(it) else it for it in texts]
@@ -113,7 +113,7 @@ def _figures(of: Estimate | None) -> list[object]:
 
 
 def safe_cell(value: object) -> object:
-    """A cell that no spreadsheet interprets as a formula: text that looks like one gets an apostrophe.
+    """Prevents a spreadsheet from reading text as a formula, by prefixing an apostrophe.
 
     >>> safe_cell("=1+1"), safe_cell("@x"), safe_cell("QLoRA"), safe_cell(-5)
     ("'=1+1", "'@x", 'QLoRA', -5)
@@ -171,7 +171,7 @@ def _answers(of: Subject) -> list[str]:
 
 
 def write_html(of: Subject) -> str:
-    """A self-contained HTML file that prints to two A4 pages: the results, and what they are based on."""
+    """A self-contained HTML file that prints to two A4 pages: the results and their basis."""
     results = results_table.results(of.shown, of.within)
     differs = results_table.differences(of.shown)
     answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
@@ -256,14 +256,14 @@ def _cell(cell: results_table.Cell) -> str:
 # --- the chart as SVG ---------------------------------------------------------------------------
 
 WIDTH, LEFT, RIGHT = 1000, 280, 110
-"""Width and margins of the drawing, in its own units. Names and totals also fit in wide fonts: a bold letter of DejaVu
-Sans takes 0.7 of its size on average."""
+"""Width and margins of the drawing, in its own units. Names and totals fit in wide fonts too: a bold letter of DejaVu
+Sans is on average 0.7 times its size wide."""
 NAME_LETTERS, CARD_LETTERS = 23, 26
 ROW, BAR, FOOT = 46, 36, 36
 
 
 def svg(shown: Sequence[ComparedEntry]) -> str:
-    """The stacked bars of ``peaks_figure.figure`` as an SVG, which needs no script."""
+    """The stacked bars of ``peaks_figure.figure`` as an SVG without scripts."""
     found = entry.bars(shown)
     sizes = [it.need_high_bytes for _, it in found]
     sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]

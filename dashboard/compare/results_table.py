@@ -1,4 +1,4 @@
-"""The differences between scenarios, and their results, as rows of a table."""
+"""Table rows: the differences between scenarios, and their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS: Mapping[str, str] = {
     "mean_tokens_per_example": "Mean tokens",
     "usd_per_gpu_hour": "Dollars per GPU-hour",
 }
-"""The table's labels of keys, where they differ from their widgets' labels."""
+"""Labels of keys in this table, if they differ from their widgets' labels."""
 ADAPTERS_ONLY = (
     *("lora_", "autocast_adapter", "use_dora", "modules_to_save", "bias", "rank_pattern"),
     *("layers_to_transform", "exclude_modules", "target_parameters"),
@@ -43,23 +43,23 @@ NONE = "–"
 
 
 class Cell(NamedTuple):
-    """One scenario's figure in a row."""
+    """One scenario's value in a row."""
 
     text: str
     best: bool = False
     beside: str = ""
-    """Relative to the first scenario."""
+    """The value relative to the first scenario."""
 
 
 class Row(NamedTuple):
-    """One property of all scenarios."""
+    """One property, with a cell per scenario."""
 
     label: str
     cells: tuple[Cell, ...]
 
 
 def differences(shown: Sequence[ComparedEntry]) -> list[Row]:
-    """The keys in which the scenarios differ; a dash where a key does not apply."""
+    """Keys whose values differ between scenarios. A dash means that a key does not apply."""
     return [
         Row(label(key), tuple(Cell(text) for text in texts))
         for key, texts in differing(shown).items()
@@ -67,7 +67,7 @@ def differences(shown: Sequence[ComparedEntry]) -> list[Row]:
 
 
 def label(key: str) -> str:
-    """A key's label: that of its widget, else its name in words."""
+    """A key's label: its widget's label, else its name in words."""
     widgets = {it.name: it.widget for it in contract.KEYS}
     widget = widgets.get(key)
     if key in LABELS:
@@ -79,7 +79,7 @@ def label(key: str) -> str:
 
 
 def differing(shown: Sequence[ComparedEntry]) -> dict[str, list[str]]:
-    """The same by key, with a text per scenario."""
+    """Keys whose values differ, each with a text per scenario."""
     written = [
         {}
         if it.estimate is None
@@ -127,7 +127,7 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
 
 
 def results(shown: Sequence[ComparedEntry], within: float | None = None) -> list[Row]:
-    """Verdict, need, headroom, hours and cost, with the best of each marked; and which finish within the deadline."""
+    """Verdict, need, headroom, hours and cost, with the best of each marked, and whether each meets the deadline."""
     rows = [
         Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
         Row("Need", _cells(shown, _need, _need_text, gib_more)),
@@ -146,7 +146,7 @@ def _cells(
     say: Callable[[Estimate], str],
     beside: Callable[[float, float], str] | None = None,
 ) -> tuple[Cell, ...]:
-    """Marks the smallest value as best if there are several."""
+    """Cells of a row; if there are several values, the smallest is marked as best."""
     found = [None if it.estimate is None else measure(it.estimate) for it in shown]
     known = [value for value in found if value is not None]
     least = min(known) if len(known) > 1 and max(known) > min(known) else None
@@ -180,7 +180,7 @@ def _need_text(of: Estimate) -> str:
 
 
 def gib_more(value: float, first: float) -> str:
-    """How much more or less memory than the first: ``+3.2 GiB``."""
+    """Difference in memory from the first scenario: ``+3.2 GiB``."""
     more = round(value - first)
     return (
         "the same"
@@ -219,12 +219,12 @@ def _dollars_text(of: Estimate) -> str:
 
 
 def times(value: float, first: float) -> str:
-    """How many times the first: ``1.25 ×``."""
+    """Ratio to the first scenario: ``1.25 ×``."""
     return units.ratio(value / first if first else 1.0)
 
 
 def in_time(it: ComparedEntry, within: float) -> str:
-    """Whether a run is done within some hours."""
+    """Whether a run finishes within the given hours, as text."""
     of = it.estimate
     if of is None or of.time is None:
         return NONE
@@ -236,8 +236,9 @@ def in_time(it: ComparedEntry, within: float) -> str:
 
 
 def table_html(shown: Sequence[ComparedEntry], parts: Mapping[str, Sequence[Row]]) -> str:
-    """Rows of properties under headings, one column per scenario; the best is marked by a word and bold, not only
-    colour.
+    """Rows of properties under headings, one column per scenario.
+
+    The best value is marked by a word and bold type, not only by colour.
     """
     first, *_ = parts
     names = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)

@@ -1,4 +1,4 @@
-"""The page Compare as widgets: questions, table and figure, downloads, and the mode for a projector."""
+"""Widgets of the page Compare: settings, table and figure, downloads, presentation mode."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dashboard.words import markup, one_line
 from estimator import Estimate, contract, estimate
 
 POLL_SECONDS = 0.5
-"""Seconds between checks whether the Hub has answered. Our choice."""
+"""Seconds between polls for the Hub's answer. Our choice."""
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Contexts that all scenarios can be asked for at once."""
+"""Contexts that can be set for all scenarios at once."""
 
 
 class ComparePage(NamedTuple):
-    """What the page shows."""
+    """Data that the page shows."""
 
     document: Document
     shown: list[ComparedEntry]
@@ -35,7 +35,7 @@ class ComparePage(NamedTuple):
 
 
 def read_page() -> ComparePage:
-    """The scenarios of the address with their estimates."""
+    """Reads the scenarios in the URL and estimates each."""
     waits, said = comparison.ask_for_models()
     document = comparison.document()
     shown = entry.entries(document.scenarios, models.known(), document.context, said)
@@ -43,7 +43,7 @@ def read_page() -> ComparePage:
 
 
 def draw(page: ComparePage) -> None:
-    """The whole page."""
+    """Draws the page."""
     st.title("Compare", anchor=False)
     keeping.say_problems()
     _wait(page)
@@ -79,7 +79,7 @@ def _answers(page: ComparePage) -> list[str]:
 
 
 def _wait(page: ComparePage) -> None:
-    """Poll until the Hub has answered."""
+    """Polls until the Hub has answered."""
     if page.waits:
         st.fragment(_look, run_every=POLL_SECONDS, key="look")()
 
@@ -98,11 +98,11 @@ def _figure(page: ComparePage, *, chosen: int | None = None) -> None:
     st.html(peaks_figure.legend_html(page.shown))
 
 
-# --- what is asked ------------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------------
 
 
 def base() -> Estimate:
-    """The setup that presets vary: that of the page Estimate, else the example."""
+    """The setup that presets vary: the setup of the page Estimate, else the example."""
     setup = comparison.document().setup
     if setup is not None:
         reading = contract.read(setup, models.known())
@@ -135,7 +135,7 @@ def _preset(make: Callable[[Estimate], list[contract.Scenario]]) -> None:
 
 
 def _asked(page: ComparePage) -> None:
-    """A context for all, a deadline, presets, undo, and links."""
+    """Context for all scenarios, deadline, presets, undo, and links."""
     state, now = st.session_state, page.document
     options = sorted({*CONTEXTS, *([now.context] if now.context else [])})
     state["context of all"] = now.context
@@ -177,7 +177,7 @@ def _asked(page: ComparePage) -> None:
 
 
 def _arrange(page: ComparePage) -> None:
-    """Rename, open, move, duplicate or remove one scenario."""
+    """Widgets that rename, open, move, duplicate or remove one scenario."""
     count = len(page.shown)
     names = [f"{at + 1}. {it.name}" for at, it in enumerate(page.shown)]
     st.html('<h2 class="hr-head">Change the comparison</h2>')
@@ -229,13 +229,13 @@ def _move(at: int, to: int, count: int) -> None:
 
 
 def open_in_estimator(at: int) -> None:
-    """Open one scenario on the page Estimate; the comparison stays in the address."""
+    """Opens one scenario on the page Estimate. The comparison stays in the URL."""
     keys = comparison.setup_params(comparison.scenarios()[at])
-    st.session_state.pop("model", None)  # so that the page reads its address
+    st.session_state.pop("model", None)  # makes the page read its URL
     st.switch_page("pages/estimate.py", query_params={**keys, **comparison.params(estimates=True)})
 
 
-# --- take away ----------------------------------------------------------------------------------
+# --- downloads ----------------------------------------------------------------------------------
 
 
 def _take_away(page: ComparePage) -> None:
@@ -297,7 +297,7 @@ def _take_file() -> None:
 
 
 def today() -> str:
-    """Today's date where the visitor is."""
+    """Today's date in the visitor's time zone."""
     try:
         zone = ZoneInfo(st.context.timezone or "UTC")
     except (ZoneInfoNotFoundError, ValueError):
@@ -306,16 +306,16 @@ def today() -> str:
 
 
 def _link() -> str:
-    """The address of this comparison; empty if the server does not know its own."""
+    """URL of this comparison; empty if the server does not know its own URL."""
     url = (st.context.url or "").partition("?")[0]
     return f"{url}?{comparison.query()}" if url else ""
 
 
-# --- the projector ------------------------------------------------------------------------------
+# --- presentation mode ------------------------------------------------------------------------------
 
 
 def present(page: ComparePage) -> None:
-    """For a projector: one large verdict with the bars below it, and three buttons: previous, next, leave."""
+    """Presentation mode: one large verdict with the bars below it, and buttons for previous, next and leave."""
     st.html(theme.PRESENTATION)
     keeping.say_problems()
     _wait(page)

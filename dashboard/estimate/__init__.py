@@ -1,1 +1,1 @@
-"""The page Estimate: one setup, what it needs, what to change."""
+"""The page Estimate: one setup, its need, and changes to it."""

@@ -1,4 +1,4 @@
-"""What the page shows of an answer at a glance: the verdict in words and the hero figure."""
+"""The top of the page: the verdict in words and the hero figure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from estimator import Estimate, similar_runs
 
 
 class GlanceOptions(NamedTuple):
-    """What the figure shows, and how."""
+    """Display options of the hero figure."""
 
     shown: tuple[str, ...]
     """Labels of the parts that are switched on."""
     dark: bool = False
     large: bool = False
-    """For the projector."""
+    """Enlarged, for the projector."""
 
 
 class DescribedFigure(NamedTuple):
-    """A figure, and the same in words."""
+    """A figure and its text alternative."""
 
     figure: Figure
     alt: str
@@ -38,7 +38,7 @@ def figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
 
 
 def document(answer: Estimate | str, look: GlanceOptions) -> Document:
-    """Verdict and figure as one document, the verdict tag by tag; of a refusal its sentence alone."""
+    """Verdict and figure as one document. The verdict is split into tags. A refusal has only its sentence."""
     if isinstance(answer, str):
         return _document(verdict_panel.no_estimate_html(answer), DescribedFigure({}, ""))
     return _document(verdict_panel.verdict_html(answer, similar_runs(answer)), figure(answer, look))

@@ -1,4 +1,4 @@
-"""The gentlest method on each card, how far it goes, and what it costs."""
+"""The gentlest method that fits on each card, its limits and its cost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOTE = (
     "offload only if nothing else fits. Context and batch are with all such changes. Select a row to switch to it."
 )
 GENTLER = tuple(Method)
-"""From the method that trains most of the model to the one that trains least."""
+"""Ordered from the method that trains most of the model to the one that trains least."""
 
 
 def row(it: BestWay) -> dict[str, object]:
-    """One kind and number of GPUs as a row; plain numbers, so that they can be sorted."""
+    """One kind and number of GPUs as a table row, with plain numbers for sorting."""
     answer, reach = it.answer, it.reach
     known = answer is not None and answer.can_run
     time = answer.time if answer is not None and known else None
@@ -41,12 +41,12 @@ def row(it: BestWay) -> dict[str, object]:
 
 
 def keys(it: BestWay) -> dict[str, object]:
-    """What a click on a row sets."""
+    """Keys that a click on a row sets."""
     return {"gpu": it.gpu.name, **it.keys}
 
 
 def head_html(ways: Sequence[BestWay], of: Estimate) -> str:
-    """What the chosen card can do at best, in a few sentences for the page."""
+    """What is possible at best on the chosen card, in a few sentences."""
     assert of.gpu is not None
     sentences = [f"<li>{escape(sentence(it))}</li>" for it in ways]
     return f'<ul class="hr-text">{"".join(sentences)}</ul>'
@@ -70,7 +70,7 @@ def _with(titles: Sequence[str]) -> str:
 
 
 def figure(ways: Sequence[BestWay], *, dark: bool = False) -> Figure:
-    """The longest context on 1, 2, 4 and 8 of the card as bars."""
+    """Bars: the longest context on 1, 2, 4 and 8 of the card."""
     look = theme.DARK if dark else theme.LIGHT
     lengths = [it.reach.longest_context if it.reach else 0 for it in ways]
     end = max(lengths, default=1) * 1.45 or 1
@@ -129,7 +129,7 @@ def _bar_text(it: BestWay) -> str:
 
 
 def alt(ways: Sequence[BestWay]) -> str:
-    """The figure in words."""
+    """The figure as text."""
     return "Longest context in tokens: " + "; ".join(
         f"{it.num_gpus} × {it.gpu.name}: {_bar_text(it)}" for it in ways
     )
@@ -141,7 +141,7 @@ def could_also(
     reach: Reach,
     spare: Mapping[str, bool | int] | None = None,
 ) -> list[tuple[str, str, dict[str, object]]]:
-    """What else a setup that fits could do: a title, the reason, and the keys to set."""
+    """Suggestions for a setup that fits: a title, the reason, and the keys to set."""
     found: list[tuple[str, str, dict[str, object]]] = []
     if way is not None and way.answer is not None and _is_gentler(way.answer, of):
         title = f"{terms.METHOD_NOUNS[way.answer.setup.method]}{_with(way.titles)}"

@@ -1,4 +1,4 @@
-"""What became of each key of the visitor's own config, in four lists, and what the tool set without being asked."""
+"""How each key of the visitor's own config was read, in four lists, and the tool's defaults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dashboard.words import markup
 from estimator import Fate, Imported, KeyRead, SetByTool
 
 MOST_SHOWN = 40
-"""Characters of a value that a table shows: ours."""
+"""Maximum characters of a value in a table. Our choice."""
 
 
 def title(found: Imported, label: str) -> str:
-    """Whose config it is, and how many keys are in each list.
+    """The config's tool, and the number of keys in each list.
 
     >>> from estimator import read_files
     >>> title(read_files({"a command": "trl sft --max_length 512 --seed 1"}), "TRL")
@@ -29,12 +29,12 @@ def title(found: Imported, label: str) -> str:
 
 
 def warnings(found: Imported, problems: Sequence[str]) -> tuple[str, ...]:
-    """What the visitor must know first: contradictions, files that are missing, what the page cannot show."""
+    """Warnings: contradictions, missing files, and settings that the page cannot show."""
     return tuple(dict.fromkeys((*found.contradictions, *found.notes, *problems)))
 
 
 def lists_html(found: Imported) -> str:
-    """The lists, those that need a look open."""
+    """The lists as collapsible tables; those that need attention are open."""
     several = len(found.texts) > 1
     tool = f"{len(found.set_by_tool)} keys that the tool sets without being asked"
     pieces = [
@@ -71,7 +71,7 @@ def _table(keys: Iterable[KeyRead], several: bool) -> str:
 
 
 def _rows(rows: Iterable[tuple[str, object, str, str]]) -> str:
-    """A key, its value, what is said of it, and where it stands."""
+    """Table rows: key, value, note, and place in the file."""
     cells = "".join(
         f'<tr><td class="hr-name-cell"><code>{escape(key)}</code></td><td><code>{escape(_shown(value))}</code></td>'
         f'<td class="hr-what">{escape(said)} ({escape(where)})</td></tr>'

@@ -1,4 +1,4 @@
-"""The terms of a figure as a table, and the code that computed it."""
+"""The terms of a figure as a table, and the code that computes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def docstring(function: Function) -> str:
 
 
 def source(function: Function) -> str:
-    """A function's code as it runs."""
+    """A function's source code."""
     return inspect.getsource(function)
 
 

@@ -1,4 +1,4 @@
-"""How far a setup can go: headroom by micro-batch and context."""
+"""Map of headroom by micro-batch and context."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from estimator import (
 )
 
 MAP_STEPS = 8
-"""Doublings shown on each side of the map."""
+"""Number of doublings along each axis of the map."""
 
 
 class Around(NamedTuple):
@@ -34,7 +34,7 @@ class Around(NamedTuple):
 
 
 def around(of: Estimate) -> Around:
-    """Doublings of micro-batch and context around the setup, as far as two beyond the first that does not fit."""
+    """Headroom at doublings of micro-batch and context, up to two beyond the first that does not fit."""
     assert of.gpu is not None
     setup, gpu = of.setup, of.gpu
     shortest = replace(setup, per_device_train_batch_size=least_batch(setup))
@@ -56,7 +56,7 @@ def around(of: Estimate) -> Around:
 
 
 def _doublings(current: int, limit: int, least_top: int, most: int) -> list[int]:
-    """Powers of two that end just beyond the limit, and the current number among them."""
+    """Powers of two up to just beyond the limit, plus the current number."""
     top = 1
     while top < max(limit, current, least_top):
         top *= 2
@@ -73,7 +73,7 @@ def _headroom(of: Estimate, gpu: Gpu, batch: int, length: int) -> int | None:
 
 
 Grid = Sequence[Sequence[int | None]]
-"""Bytes of headroom, a row a micro-batch and a column a context; None if the setup cannot be trained."""
+"""Headroom in bytes, one row per micro-batch and one column per context; None if the setup cannot be trained."""
 
 
 def headroom_map(
@@ -84,9 +84,9 @@ def headroom_map(
     *,
     dark: bool = False,
 ) -> Figure:
-    """Micro-batch × context, coloured by headroom, with the line where it stops fitting.
+    """Heatmap of micro-batch × context, coloured by headroom, with the line beyond which nothing fits.
 
-    Every cell has an invisible marker that can be clicked; its ``customdata`` is [micro-batch, context].
+    Every cell has an invisible clickable marker. Its ``customdata`` is [micro-batch, context].
     """
     look = theme.DARK if dark else theme.LIGHT
     columns, rows = [_tokens(n) for n in lengths], [f"{n:,}" for n in batches]
@@ -188,7 +188,7 @@ def _cell(batch: int, length: int, size: int | None) -> str:
 
 
 def _border(headroom: Grid, look: theme.Look) -> Figure:
-    """The boundary between what fits and what does not: for each context, above the largest batch that fits."""
+    """The boundary of what fits: for each context, a line above the largest batch that fits."""
     xs: list[float] = []
     ys: list[float] = []
     for column in range(len(headroom[0])):
@@ -206,7 +206,7 @@ def _border(headroom: Grid, look: theme.Look) -> Figure:
 
 
 def map_html(estimate: Estimate) -> str:
-    """What the map of batch and context shows."""
+    """Caption of the map."""
     assert estimate.gpu is not None
     return (
         f'<p class="hr-text">GiB free (+) or short (−) on {escape(estimate.gpu.name)} for each micro-batch and '
@@ -217,7 +217,7 @@ def map_html(estimate: Estimate) -> str:
 def map_alt(
     batches: Sequence[int], lengths: Sequence[int], headroom: Sequence[Sequence[int | None]]
 ) -> str:
-    """The map in words: for each context the largest of the shown batches that fits."""
+    """The map as text: for each context, the largest shown batch that fits."""
     sentences = []
     for column, length in enumerate(lengths):
         rooms = {batch: row[column] for batch, row in zip(batches, headroom, strict=True)}

@@ -1,4 +1,4 @@
-"""The hero figure: the phases of a step, and each method at its peak, on one scale."""
+"""The hero figure: the phases of a step and each method's peak, on one scale."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PLACES: Mapping[Phase | Method, float] = {
     Method.LORA: 6.9,
     Method.QLORA: 7.9,
 }
-"""Position of each bar from the top; the gap is for the second heading. The loss is replaced by a pass without
-gradients if that takes more, saving by evaluation or loading."""
+"""Position of each bar from the top; the gap is for the second heading. If a pass without gradients takes more than the
+loss, it replaces the loss. Likewise evaluation or loading replaces saving."""
 HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
 }
 SPANS = ((-0.45, 4.5), (5.45, 8.45))
-"""Positions between which the capacity's line runs, not through the headings."""
+"""Start and end of each segment of the capacity line, which leaves out the headings."""
 SWITCHES = [part.label for part in (*theme.COMPONENTS.values(), theme.RESERVE)]
-"""What can be switched on and off in the hero figure: every part that it may draw."""
+"""Labels of all parts that the figure may draw. Each can be switched on and off."""
 
 
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
@@ -82,8 +82,8 @@ def hero(
 ) -> Figure:
     """The phases of one setup and its peak under each method, stacked by component, on one scale.
 
-    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale covers all parts of the
-    chosen setup and its card; a method that takes more is cut off at its end.
+    ``shown``: labels that are switched on (``SWITCHES``; None: all). The scale covers all parts of the chosen setup
+    and its card. A longer bar of another method is cut off at the end of the scale.
     """
     look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
@@ -142,7 +142,7 @@ def hero(
 
 
 def without_unused(figure: Figure) -> str:
-    """A style that hides the switches of parts that no bar of the figure has, though they are on."""
+    """CSS that hides the switches of parts that are on but appear in no bar."""
     drawn = {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
     hidden = [
         f'.st-key-shown button[aria-checked="true"]:nth-of-type({place})'
@@ -154,11 +154,11 @@ def without_unused(figure: Figure) -> str:
 
 
 LARGER = 1.5
-"""How much larger the hero figure is on a projector."""
+"""Factor by which the hero figure is enlarged for the projector."""
 
 
 def enlarged(figure: Figure) -> Figure:
-    """The hero figure with all type, margins and its height larger, for the projector."""
+    """The hero figure with larger type, margins and height, for the projector."""
     grown: Figure = _grown(figure)
     layout = grown["layout"]
     margin = {side: round(LARGER * size) for side, size in layout["margin"].items()}

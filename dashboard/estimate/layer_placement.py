@@ -1,4 +1,4 @@
-"""Which GPU holds which layers under a device map, and what training adds on each: figure, table and text."""
+"""The layers on each GPU under a device map, and the memory that training adds: figure, table and text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from estimator import Component, Estimate, OnDevice, Strategy, estimate, sharing
 
 
 def over_devices(of: Estimate) -> Estimate | str:
-    """The setup under a device map: itself, or its variant on its own GPUs (at least two); or why it is refused."""
+    """The setup under a device map, on its own GPUs or at least two; or a sentence that refuses it."""
     setup = of.setup
     if setup.strategy is Strategy.DEVICE_MAP:
         return of
@@ -29,12 +29,12 @@ def over_devices(of: Estimate) -> Estimate | str:
 
 
 ROW, BETWEEN, STRIP = 46, 40, 46
-"""Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
+"""Pixels: height of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
 MARGIN = {"l": 64, "r": 16, "t": 6, "b": 32}
 SHADES = ("#46505B", "#6C7782")
 """Alternating colours of the strip."""
 ROOM_FOR_WORDS = 4
-"""Maximum GPUs for which pieces of the strip have room for words on a phone."""
+"""Maximum number of GPUs at which the strip's pieces have room for labels on a phone."""
 
 
 class Piece(NamedTuple):
@@ -42,17 +42,17 @@ class Piece(NamedTuple):
 
     device: int
     layers: tuple[int, ...]
-    """Indices; empty for modules around the layers."""
+    """Indices of its layers; empty for modules before or after the layers."""
     names: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """Width on the strip: one layer is as wide as all modules before or after the layers together."""
+        """Width on the strip: its number of layers, or 1 for a piece of other modules."""
         return len(self.layers) or 1
 
     @property
     def said(self) -> str:
-        """What it holds, in words."""
+        """Its content in words."""
         return f"layers {spans(self.layers)}" if self.layers else ", ".join(self.names)
 
 
@@ -78,7 +78,7 @@ def _outside(named: Sequence[tuple[str, int]]) -> list[Piece]:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """Layers counted from 1, in short.
+    """Layer numbers, counted from 1, as short ranges.
 
     >>> spans([0, 1, 2, 5])
     '1–3, 6'
@@ -93,7 +93,7 @@ def spans(layers: Sequence[int]) -> str:
 
 
 def figure(answer: Estimate, *, dark: bool = False) -> Figure:
-    """A strip of the layers by GPU, and below it each GPU's peak by component against the card's memory."""
+    """A strip of the layers by GPU; below it, each GPU's peak by component and the card's memory."""
     look = theme.DARK if dark else theme.LIGHT
     fullest = max(it.need_high_bytes for it in answer.devices)
     bars = [
@@ -170,7 +170,7 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
 
 
 def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
-    """All layers as one bar of one trace, piece after piece."""
+    """The strip of all layers as a single trace."""
     word = "GPU " if gpus <= ROOM_FOR_WORDS else ""
     order = {device: place for place, device in enumerate(sorted({it.device for it in strip}))}
     widths = [piece.width for piece in strip]
@@ -202,7 +202,7 @@ def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
 
 
 def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
-    """What the figure shows, and what it means."""
+    """Text above the figure: what it shows and what it means."""
     setup = answer.setup
     weights = [it.resident.get(Component.WEIGHTS, 0) for it in answer.devices]
     peaks = [it.peak.bytes for it in answer.devices]
@@ -225,7 +225,7 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
 
 
 def table_html(answer: Estimate) -> str:
-    """Each GPU with its layers, weights, what training adds, and the free memory, or the need if no card is given."""
+    """One row per GPU: layers, weights, memory that training adds, and free memory, or the need if no card is given."""
     last = "Needs up to" if answer.gpu is None else "Room"
     rows = "".join(_row(it, answer) for it in answer.devices)
     return (

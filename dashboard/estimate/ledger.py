@@ -1,4 +1,4 @@
-"""What fills the GPU at the peak, the assumptions, and the comparison with the rule of thumb."""
+"""The memory at the peak by component, the assumptions, and the comparison with the rule of thumb."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEANINGS: Mapping[Component, str] = {
 
 
 def reserve_meaning(estimate: Estimate) -> str:
-    """The difference between the allocated peak and the need."""
+    """Explains the difference between the allocated peak and the need."""
     return (
         f"The CUDA context ({units.between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
         "the allocator may waste, at the high end."
@@ -33,7 +33,7 @@ def reserve_meaning(estimate: Estimate) -> str:
 
 
 def shown_meaning(on_card: Shown) -> str:
-    """What nvidia-smi may show, and why it does not affect the verdict."""
+    """The range that nvidia-smi may show, and why it does not affect the verdict."""
     return (
         f"May show {units.between(on_card.low, on_card.high)}, as in measured runs: the allocator keeps freed "
         "blocks while there is room."
@@ -41,7 +41,7 @@ def shown_meaning(on_card: Shown) -> str:
 
 
 def ledger_html(estimate: Estimate) -> str:
-    """The peak as a table: each component, its GiB, its share of the peak, what it is."""
+    """The peak as a table: each component, its GiB, its share of the peak, and a description."""
     whole = estimate.peak.bytes
     need = estimate.need_high_bytes
     rows = [
@@ -92,7 +92,7 @@ def ledger_html(estimate: Estimate) -> str:
 
 
 def rule_of_thumb_html(estimate: Estimate) -> str:
-    """The comparison as a paragraph, behind its heading."""
+    """The comparison with the rule of thumb, as collapsible details."""
     text = escape(rule_of_thumb.sentence(estimate))
     return markup.details(
         "rule", "Compared with the rule of thumb", f'<p class="hr-text">{text}</p>'

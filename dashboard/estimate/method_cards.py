@@ -31,17 +31,18 @@ class SmallestGpus(NamedTuple):
 
     gpu: Gpu
     setup: TrainingSetup
-    """The setup as it is trained on them."""
+    """The setup trained on these GPUs."""
     headroom_bytes: int
-    """Bytes left on each GPU at the high end of the need."""
+    """Free bytes on each GPU at the high end of the need."""
     keys: Mapping[str, object]
-    """Keys that a click sets to train there; empty if one larger GPU is enough."""
+    """Keys that a click sets to train on these GPUs; empty if one larger GPU is enough."""
 
 
 def smallest_place(of: Estimate) -> SmallestGpus | str:
-    """The smallest card of the same maker that holds the setup, or the fewest GPUs that do, and the free memory there.
+    """The smallest card of the same maker that holds the setup, or the fewest GPUs that hold it, and the free memory.
 
-    Otherwise why it cannot be sharded, in one sentence; empty if it can be, but the most GPUs are too few.
+    If there are none, a sentence says why the setup cannot be sharded. The sentence is empty if it can be sharded
+    but needs more than the maximum number of GPUs.
     """
     cards = catalog.gpus_like(of.gpu)
     if (alone := smallest_gpu(of.model, cards, of.setup)) is not None:
@@ -60,7 +61,7 @@ def _place(
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
-    """The estimate of the same setup with some keys changed; None if that cannot be trained."""
+    """Estimate of the setup with some keys changed; None if the changed setup cannot be trained."""
     try:
         return estimate(of.model, of.gpu, replace(of.setup, **keys))
     except ValueError:
@@ -70,8 +71,8 @@ def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
 def methods(of: Estimate) -> dict[Method, Estimate]:
     """The same setup under each method that can train it, adjusted if PEFT or ZeRO-3 refuse it.
 
-    PEFT refuses some layers, and dropout on stacked experts; ZeRO-3 shards packed weights only with a float storage
-    dtype.
+    PEFT refuses some layers, and dropout on stacked experts. ZeRO-3 shards packed weights only if their storage
+    dtype is a float.
     """
     targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (
@@ -101,9 +102,9 @@ def method_keys(of: Estimate) -> dict[str, object]:
 
 
 def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) -> str:
-    """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it.
+    """One method's card: its verdict on the chosen GPU, its need, and the smallest GPUs that hold it.
 
-    ``smallest``: or why no number of cards can share it.
+    ``smallest``: these GPUs, or a sentence on why the setup cannot be sharded.
     """
     need = f"needs up to {units.gib(estimate.need_high_bytes)}"
     if estimate.verdict is Verdict.FITS:
@@ -122,7 +123,7 @@ def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) 
 
 
 def _run_line(estimate: Estimate) -> list[str]:
-    """Hours and dollars, or why they are unknown; empty for a run that cannot start."""
+    """Hours and dollars, or the reason why they are unknown; empty for a run that cannot start."""
     return [one_line.run(estimate) or _no_time(estimate)] if estimate.can_run else []
 
 

@@ -14,12 +14,12 @@ from estimator import Curve, Estimate, Point, Rank, Strategy, Verdict, scaling
 
 
 def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
-    """The setup under every strategy on 1 to 64 of its card, and on its own number of GPUs."""
+    """The setup under every strategy on 1 to 64 of its GPU, and on its own number of GPUs."""
     return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.num_gpus))
 
 
 class CurveStyle(NamedTuple):
-    """How a strategy is drawn: colours safe for colour blindness, and dashes within a family."""
+    """Line style of a strategy: a colour-blind-safe colour per family, and dashes within a family."""
 
     light: str
     dark: str
@@ -39,17 +39,18 @@ LINES: Mapping[Strategy, CurveStyle] = {
 }
 PANELS = ("Memory needed per GPU", "Hours of the run", "US dollars of the run")
 GAP = 0.09
-"""Share of the figure's height between two panels."""
+"""Gap between two panels, as a share of the figure's height."""
 PANEL_HEIGHT = 240
 TIMED = frozenset({Verdict.FITS, Verdict.TIGHT})
 """Verdicts whose hours and dollars are drawn."""
 
 
 def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = False) -> Figure:
-    """Memory per GPU, hours and dollars against the number of GPUs, one line per strategy; the first that fits is
-    ringed.
+    """Memory per GPU, hours and dollars against the number of GPUs, one line per strategy.
 
-    A point's ``customdata`` is [GPUs, strategy, hsdp groups], which a click applies to the setup.
+    A ring marks the first number of GPUs that fits.
+
+    A point's ``customdata`` is [GPUs, strategy, hsdp groups]. A click applies it to the setup.
     """
     look = theme.DARK if dark else theme.LIGHT
     panels = len(_panels(curves))
@@ -93,7 +94,7 @@ def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = Fal
 
 
 def _panels(curves: Sequence[Curve]) -> Sequence[str]:
-    """The panels that have anything to draw."""
+    """The panels that have data."""
     answers = [point.estimate for curve in curves for point in curve.points if _is_timed(point)]
     timed = any(answer and answer.time for answer in answers)
     priced = any(answer and answer.cost and answer.cost.cost_usd_low for answer in answers)
@@ -156,7 +157,7 @@ def _traces(curve: Curve, panel: int, *, dark: bool) -> list[Figure]:
 
 
 def _height(point: Point, panel: int) -> float | None:
-    """Where a point is drawn in a panel; None: not drawn. For hours and dollars, the middle of the range."""
+    """A point's value in a panel, for hours and dollars the middle of the range; None: not drawn."""
     answer = point.estimate
     if answer is None:
         return None
@@ -217,7 +218,7 @@ def _capacity(capacity: int, counts: Sequence[int], look: theme.Look) -> Figure:
 
 
 def _domain(panel: int, panels: int) -> list[float]:
-    """The share of the height that a panel takes, the first on top."""
+    """A panel's vertical range, as shares of the height; the first panel is on top."""
     each = (1 - GAP * (panels - 1)) / panels
     bottom = (panels - 1 - panel) * (each + GAP)
     return [round(bottom, 4), round(bottom + each, 4)]
@@ -239,7 +240,7 @@ def _title(panel: int, panels: int, look: theme.Look) -> dict[str, Any]:
 
 
 def _ticks(heights: Sequence[float]) -> list[float]:
-    """Round numbers across a logarithmic axis, more of them where it spans little.
+    """Round numbers for a logarithmic axis; a short axis gets more of them.
 
     >>> _ticks([1.9, 5.2]), _ticks([0.03, 0.26])
     ([2.0, 3.0, 4.0, 5.0], [0.05, 0.1, 0.2])
@@ -295,7 +296,7 @@ def _axes(
 
 
 def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
-    """Where each strategy first fits, what is kept fixed, and what the price list contains."""
+    """Text above the figure: where each strategy first fits, what stays fixed, and what the price list contains."""
     lines = [_first_fits(curves, answer), _kept(curves)]
     if answer.gpu is not None:
         lines += _prices(curves, answer)
@@ -326,7 +327,7 @@ def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
 
 
 def _never(curves: Sequence[Curve]) -> str:
-    """Strategies under which it fits on no number of GPUs, and those that are refused."""
+    """Strategies that fit on no number of GPUs, and those that are refused."""
     up_to: dict[int, list[str]] = {}
     refused = []
     for curve in curves:
@@ -449,7 +450,7 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
 
 
 def refusals_html(curves: Sequence[Curve]) -> str:
-    """Why some cells are empty, with each reason once."""
+    """Reasons for empty cells, each reason once."""
     reasons: dict[str, list[str]] = {}
     for curve in curves:
         for point in curve.points:

@@ -29,7 +29,7 @@ from estimator import remedies as fitting_changes
 
 
 def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
-    """The estimate after a remedy, which may name another GPU."""
+    """The estimate after a remedy. A remedy may choose another GPU."""
     setup = {key: value for key, value in keys.items() if key != "gpu"}
     gpu = catalog.gpu(keys["gpu"]) if "gpu" in keys else of.gpu
     return estimate(of.model, gpu, replace(of.setup, **setup))
@@ -37,25 +37,25 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 
 @lru_cache(maxsize=512)
 def proposed(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[tuple[Remedy, str], ...]:
-    """Every change that makes a setup fit, with its text; searched once for all visitors of the same setup."""
+    """Every change that makes a setup fit, with its text. Cached for all visitors of the same setup."""
     of = estimate(model, gpu, setup)
     found = fitting_changes(of, catalog.gpus_like(gpu))
     return tuple((it, remedy_html(it, of, applied(of, it.keys))) for it in found)
 
 
 def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
-    """A change that makes it fit: what it is, what it saves, and its cost in time, dollars and quality."""
+    """One change that makes it fit: its text, the memory it saves, and its cost in time, dollars and quality."""
     saves = f"saves {units.gib(it.saved_bytes)}, " if it.saved_bytes else ""
     needs = f"{saves}needs up to {units.gib(it.need_high_bytes)}; {added(before, after)}"
     return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{one_line.elsewhere(after)}</small>"
 
 
 MANY_TIMES_PERCENT = 200
-"""From this percentage on, a longer run is given as a multiple."""
+"""At this percentage and above, a longer run is given as a multiple."""
 
 
 def added(before: Estimate, after: Estimate) -> str:
-    """How a change affects the run's time, and the run's time and cost after it; by the middle of the ranges."""
+    """A change's effect on the run's time, and the resulting time and cost, by the middle of the ranges."""
     if before.time is None or after.time is None:
         return "time unknown"
     ratio = middle_hours(after.time) / middle_hours(before.time)
@@ -75,7 +75,7 @@ def middle_hours(time: RunTime) -> float:
 
 
 def tried(estimate: Estimate) -> str:
-    """What was tried without success, and the shorter context that would fit."""
+    """Changes that were tried without success, and the shorter context that would fit."""
     assert estimate.gpu is not None
     said = f"Tried: up to {MOST_TOGETHER} changes together, larger cards, and up to {MOST_GPUS:,} GPUs."
     longest = longest_context(estimate.model, estimate.gpu, estimate.setup)
@@ -83,7 +83,7 @@ def tried(estimate: Estimate) -> str:
 
 
 def remedies_head(estimate: Estimate, found: int) -> str:
-    """The text above the remedies, and what cannot help here."""
+    """Text above the remedies, including what cannot help."""
     assert estimate.gpu is not None
     setup = estimate.setup
     head = "What to change" if found else "Nothing tried makes it fit"

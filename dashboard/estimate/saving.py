@@ -60,7 +60,7 @@ def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
 
 
 def _loading(setup: TrainingSetup) -> str:
-    """Where from_pretrained puts the weights, and how to use less host memory."""
+    """Where from_pretrained loads the weights, and how to use less host memory."""
     if setup.method is Method.QLORA:
         return "A 4-bit base goes to the GPU tensor by tensor."
     first = "Without a device_map, from_pretrained puts all weights on the host first"
@@ -72,7 +72,7 @@ def _loading(setup: TrainingSetup) -> str:
 
 
 def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
-    """Notes to the table: a run's disk space, seconds per checkpoint, what metrics keep on the GPU."""
+    """Notes below the table: a run's disk space, seconds per checkpoint, and GPU memory for metrics."""
     setup = estimate.setup
     at_best = write_seconds(estimate.disk_bytes, disk_gb_per_second * units.GB)
     writing = f"{units.seconds(at_best)} seconds at best, while training waits"

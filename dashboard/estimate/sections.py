@@ -57,7 +57,7 @@ from estimator import best_way as best_way_on
 
 
 def draw_what_if(answer: Estimate) -> None:
-    """For states that no Trainer run has: the two nearest real setups."""
+    """For optimizer states that no Trainer run has: the two nearest real setups."""
     if not what_if.is_what_if(answer):
         return
     st.html(what_if.WHAT_IF_HTML)
@@ -74,7 +74,7 @@ def draw_what_if(answer: Estimate) -> None:
 
 
 def draw_remedies(answer: Estimate) -> None:
-    """Changes that make it fit, each a button that applies it."""
+    """Changes that make it fit, each with a button that applies it."""
     if answer.gpu is None:
         return
     if answer.verdict is Verdict.FITS:
@@ -119,11 +119,11 @@ def draw(answer: Estimate) -> None:
 
 
 VLLM = "vLLM's share"
-"""The section that is there only where vLLM shares the GPUs that train."""
+"""A section shown only if vLLM shares the training GPUs."""
 
 
 def _ledger(answer: Estimate) -> None:
-    # three pieces, so that the browser parses only what a slider changes
+    # three elements: the browser parses only the one that a slider changes
     st.html(ledger.ledger_html(answer))
     st.html(ledger.rule_of_thumb_html(answer))
     st.html(ledger.assumptions_html(answer))
@@ -289,7 +289,7 @@ def _take_share(share: float) -> None:
 
 
 def _own_step(answer: Estimate) -> None:
-    """A box for a measured step, which narrows the seconds of every setup on that machine."""
+    """Input for a measured step, which narrows the seconds of every setup on that machine."""
     if answer.time is None or not answer.can_run:
         return
     said = st.text_input(
@@ -355,7 +355,7 @@ def _computed(answer: Estimate) -> None:
         key="explained",
         label_visibility="collapsed",
     )
-    if chosen not in parts:  # the previously open part is now empty
+    if chosen not in parts:  # the part that was open is now empty
         chosen = next(iter(parts))
     told = explain(answer, parts[chosen])
     lead = (

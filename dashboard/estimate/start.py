@@ -1,4 +1,4 @@
-"""Whether the page shows a real tool's setup or a what-if, with a link to the other."""
+"""Says whether the page shows a real tool's setup or a what-if, with a link to the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(answer: Estimate) -> None:
 
 
 def _said(answer: Estimate) -> tuple[str, str, dict[str, object]]:
-    """A sentence; the name of the other setup, and its keys."""
+    """A sentence, the name of the other setup, and its keys."""
     if what_if.is_what_if(answer):
         keys = {**dict.fromkeys(example.ARTICLE, None), **example.TRL_DEFAULTS}
         keys |= {"method": Method.FULL, "mixed_precision": "bf16"}

@@ -23,14 +23,14 @@ from estimator import (
 )
 
 LANGUAGES: Mapping[str, str] = {"py": "python", "yaml": "yaml", "json": "json", "txt": "text"}
-"""How a file is coloured, by its ending."""
+"""Syntax highlighting, by file extension."""
 OWN = "Your files"
-"""The first of the tools' switch, where a config came in."""
+"""First option of the tools' switch if a config was imported."""
 NOTE = "Put your own data in; all else is as it was estimated. Versions are pinned to those that the estimate follows."
 
 
 def tools() -> dict[str, str]:
-    """The tools that files are written for, by their labels.
+    """Tools for which files can be written, by label.
 
     >>> next(iter(tools().items()))
     ("TRL's SFTTrainer", 'trl')
@@ -39,7 +39,7 @@ def tools() -> dict[str, str]:
 
 
 def files(answer: Estimate, tool: str) -> TakeAway:
-    """The files of a setup for a tool; ``ValueError`` names the key that it has no word for."""
+    """A setup's files for a tool; ``ValueError`` names a key that the tool cannot express."""
     keys = contract.write_fields(answer.model, answer.gpu, answer.setup)
     return files_of(tool, keys, answer.model, about=contract.verdict(answer))
 
@@ -47,7 +47,7 @@ def files(answer: Estimate, tool: str) -> TakeAway:
 def own_files(
     answer: Estimate, files: Mapping[str, str | bytes], was: Imported, known: Mapping[str, Model]
 ) -> Changed:
-    """The visitor's files as the page has their run now; ``ValueError`` says what they cannot be told."""
+    """The visitor's files, changed to the setup on the page; ``ValueError`` names what they cannot express."""
     now = contract.write_fields(answer.model, answer.gpu, answer.setup)
     before: dict[str, object] = {**was.setup, "model": now["model"]}
     changes = changes_between(before, now)
@@ -55,7 +55,7 @@ def own_files(
 
 
 def own_lead(answer: Estimate, change: Changed, was: Imported, known: Mapping[str, Model]) -> str:
-    """What the lines of a diff do, in a sentence or two."""
+    """The effect of a diff's lines, in a sentence or two."""
     if not change.diff:
         return "Your files say what the page shows; change the setup, and the lines that say so stand here."
     rows = [
@@ -72,7 +72,7 @@ def own_lead(answer: Estimate, change: Changed, was: Imported, known: Mapping[st
 
 
 def _fitted(answer: Estimate, was: Imported, known: Mapping[str, Model]) -> bool:
-    """Whether the run fits this GPU as its files have it."""
+    """Whether the run in the original files fits this GPU."""
     now = contract.write_fields(answer.model, answer.gpu, answer.setup)
     keys: dict[str, object] = {**was.setup}
     keys |= {key: now[key] for key in ("model", "gpu") if key in now}
@@ -83,7 +83,7 @@ def _fitted(answer: Estimate, was: Imported, known: Mapping[str, Model]) -> bool
 
 
 def language(name: str) -> str:
-    """How a file is coloured.
+    """A file's language for syntax highlighting.
 
     >>> language("train.py"), language("accelerate.yaml")
     ('python', 'yaml')
@@ -92,7 +92,7 @@ def language(name: str) -> str:
 
 
 def archive(away: TakeAway) -> bytes:
-    """All files in one zip; the same files make the same bytes.
+    """All files in one zip. Equal files give equal bytes.
 
     >>> zipfile.ZipFile(io.BytesIO(archive(TakeAway(files={"a.txt": "x"}, command="run")))).namelist()
     ['a.txt', 'run.sh']

@@ -1,4 +1,4 @@
-"""How long a step and a run take, and what they cost."""
+"""Time and cost of a step and a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from estimator import Component, Estimate
 def cost_against_time(
     fitting: Sequence[Estimate], front: Sequence[Estimate], chosen: Estimate, *, dark: bool = False
 ) -> Figure:
-    """Dollars against hours of the run for every card that holds it, with the Pareto front joined."""
+    """Dollars against hours of the run on every card that holds it, with a line along the Pareto front."""
     look = theme.DARK if dark else theme.LIGHT
     priced = [it for it in fitting if it.time is not None and it.cost is not None]
     others = [it for it in priced if it not in front]
@@ -137,7 +137,7 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
 
 
 def own_step_line(estimate: Estimate) -> str:
-    """What the narrowed seconds rest on."""
+    """The measurement that narrows the seconds."""
     taken = estimate.setup.run.pace_from
     return f"From your own step{': ' + taken if taken else ''}. On another machine, forget it."
 

@@ -1,4 +1,4 @@
-"""Memory through two training steps, moment by moment."""
+"""Memory over two training steps, moment by moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from estimator import (
 
 
 def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
-    """The moments of the first two steps in order of time as stepped areas, against the capacity, the peak marked."""
+    """Stepped areas: memory at each moment of the first two steps, with the capacity and the peak marked."""
     look = theme.DARK if dark else theme.LIGHT
     steps = [
         it
@@ -97,7 +97,7 @@ def _area(component: Component, moments: Sequence[Moment]) -> Figure:
 
 
 def _micro_step_ticks(steps: Sequence[overflow.Instant]) -> Mapping[str, list[Any]]:
-    """With accumulation, one tick per micro-step, since its phases are too narrow for labels."""
+    """With accumulation, one tick per micro-step: its phases are too narrow for labels."""
     values, texts, start = [], [], 0
     for number, group in groupby(steps, key=lambda it: it.micro_step):
         width = len(list(group))
@@ -156,7 +156,7 @@ def _lines(middle: int, capacity: int, look: theme.Look) -> list[dict[str, Any]]
 def _stops(
     estimate: Estimate, steps: Sequence[overflow.Instant], look: theme.Look
 ) -> list[dict[str, Any]]:
-    """A line where the run stops; none if it stops in no step."""
+    """A line where the run stops; none if it does not stop in a step."""
     over = overflow.first_overflow(estimate)
     if over not in steps:
         return []
@@ -207,7 +207,7 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
 
 
 NOTE_WIDTH = 34
-"""Characters per line of the peak's note, so that it fits a narrow page."""
+"""Maximum characters per line of the peak's note, to fit a narrow page."""
 
 
 def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -> dict[str, Any]:

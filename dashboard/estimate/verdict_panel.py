@@ -18,11 +18,11 @@ from estimator import (
 )
 
 CLASS = "hr-verdict"
-"""The CSS class of the panel, used by scripts too."""
+"""The panel's CSS class, also used by scripts."""
 
 
 def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
-    """The errors of measured runs of this kind; if there are none, of the most similar ones."""
+    """Errors of measured runs of this kind, or of the most similar runs if there are none."""
     setup, trust = estimate.setup, similar.trust
     if trust is None:
         return f"No run of {_method(setup)} was measured."
@@ -43,7 +43,7 @@ def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
 
 
 def _measured(similar: SimilarRuns) -> str:
-    """What was measured: method, strategy, models and cards."""
+    """The measured runs: method, strategy, models and cards."""
     first = similar.runs[0].setup
     families = sorted({run.model.model_type for run in similar.runs if run.model is not None})
     cards = sorted({run.reading.gpu.name for run in similar.runs if run.reading.gpu is not None})
@@ -53,12 +53,12 @@ def _measured(similar: SimilarRuns) -> str:
 
 
 def _method(setup: TrainingSetup) -> str:
-    """The method inside a sentence: ``full fine-tuning``, ``QLoRA``."""
+    """The method, for use within a sentence: ``full fine-tuning``, ``QLoRA``."""
     return terms.METHOD_NOUNS[setup.method].replace("Full", "full")
 
 
 def _shared(setup: TrainingSetup) -> str:
-    """By which strategy: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
+    """The strategy in words: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
     if setup.strategy is Strategy.NONE:
         return "on one GPU"
     way = setup.strategy.value
@@ -77,7 +77,7 @@ def _off(error: float) -> str:
 
 
 def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
-    """The verdict as a coloured panel. The words say everything that the colour says."""
+    """The verdict as a coloured panel. The words convey everything that the colour does."""
     saying = verdicts.verdict(estimate)
     colour = _colour(estimate.verdict)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
@@ -102,19 +102,19 @@ def _colour(verdict: Verdict | None) -> str:
 def compact_html(word: str, run: str, colour: str) -> str:
     """The verdict in one line that stays visible: in the page's header, or at the bottom on a phone.
 
-    Hidden from screen readers, which read the panel itself.
+    It is hidden from screen readers, which read the panel itself.
     """
     said = f" <span>{escape(run)}</span>" if run else ""
     return f'<div class="hr-stays" aria-hidden="true" style="--hr: {colour}"><b>{escape(word)}</b>{said}</div>'
 
 
 def refused_html() -> str:
-    """The same for a refused setup."""
+    """The one-line verdict of a refused setup."""
     return compact_html("No estimate", "see why above", _colour(None))
 
 
 def no_estimate_html(sentence: str) -> str:
-    """The panel of a refused setup, while a slider passes over it."""
+    """The panel of a refused setup, shown while a slider moves over it."""
     return (
         f'<div class="{CLASS}" role="status" style="--hr: {_colour(None)}">'
         f'<p class="hr-word">No estimate</p><p class="hr-say">{escape(sentence)}</p></div>'

@@ -1,4 +1,4 @@
-"""The share of the GPU to give vLLM: which fit, which hold all rows at once, and what each does to a step's seconds."""
+"""vLLM's share of GPU memory: which shares fit, which hold all rows at once, and the resulting seconds of a step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from estimator import Estimate, Utilisation, UtilisationSearch, Verdict, vllm_sh
 
 
 def of(answer: Estimate) -> UtilisationSearch:
-    """Every share of the setup's GPU; the setup has one."""
+    """Evaluates every share on the setup's GPU, which must be set."""
     assert answer.gpu is not None
     return vllm_shares(answer.model, answer.gpu, answer.setup)
 
 
 def applies(answer: Estimate) -> bool:
-    """Whether vLLM shares the GPUs that train."""
+    """Whether vLLM shares the training GPUs."""
     setup = answer.setup
     return setup.objective.generates and setup.generation.is_colocated and answer.gpu is not None
 
 
 class Band(NamedTuple):
-    """Neighbouring shares that end alike."""
+    """A range of neighbouring shares with the same outcome."""
 
     name: str
     colour: str
@@ -65,7 +65,7 @@ def _kind(share: Utilisation, rows: int, largest: float) -> str:
 
 
 def bands(found: UtilisationSearch) -> list[Band]:
-    """The shares from the smallest to the largest, cut where they end otherwise."""
+    """The shares in ascending order, split where the outcome changes."""
     largest = found.largest or 0.0
     step = found.shares[1].utilisation - found.shares[0].utilisation
     cut = []
@@ -76,11 +76,11 @@ def bands(found: UtilisationSearch) -> list[Band]:
 
 
 AXIS = 2.5
-"""The axis of seconds ends at so many times the slow end of the best share."""
+"""End of the axis of seconds, as a multiple of the best share's slow end."""
 
 
 def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) -> Figure:
-    """Seconds of a step against the share, as a range; behind it the bands; a click takes a share."""
+    """Range of a step's seconds against the share, in front of the bands. A click chooses a share."""
     look = theme.DARK if dark else theme.LIGHT
     can_run = (Verdict.FITS, Verdict.TIGHT)
     timed = [it for it in found.shares if it.verdict in can_run and it.step_seconds_high]
@@ -178,7 +178,7 @@ def _marks(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
 
 
 NARROW = 0.09
-"""A band narrower than this share of the axis has no name in the figure."""
+"""Bands narrower than this share of the axis are not labelled."""
 
 
 def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def alt(found: UtilisationSearch) -> str:
 
 
 def head_html(found: UtilisationSearch, answer: Estimate) -> str:
-    """The number to type, and why."""
+    """The recommended share, and the reason."""
     return f'<p class="hr-text">{escape(" ".join(_sentences(found, answer)))}</p>'
 
 
@@ -287,7 +287,7 @@ def _way_out(answer: Estimate) -> str:
 
 
 def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, object]]:
-    """The table: the shares that matter, and every tenth."""
+    """Table rows: the relevant shares, and every tenth."""
     kept = {found.starts, found.holding(), found.largest, answer.setup.vllm_gpu_memory_utilization}
     return [
         {

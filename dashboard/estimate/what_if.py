@@ -39,5 +39,5 @@ WHAT_IF_HTML = (
 
 
 def proposal_html(estimate: Estimate, name: str) -> str:
-    """A setup that a click opens: its name, its need as its bar shows it, its verdict."""
+    """A setup that a click opens: its name, its need as in its bar, its verdict."""
     return markup.card(name, estimate.verdict, f"needs up to {units.gib(estimate.need_high_bytes)}")

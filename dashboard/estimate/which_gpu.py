@@ -9,7 +9,7 @@ from estimator import Estimate, Ranking, Verdict, catalog, rank_gpus
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
-    """The setup on every card of the catalogue and the chosen one, by size, and the best of them."""
+    """The setup on every card of the catalogue and on the chosen one, by size, and the best of them."""
     cards = list(catalog.gpus().values())
     if of.gpu is not None and of.gpu not in cards:
         cards.append(of.gpu)
@@ -36,7 +36,7 @@ def gpu_row(it: Estimate) -> dict[str, object]:
 
 
 def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
-    """The table in one sentence."""
+    """One-sentence summary of the table."""
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     if not fitting:
         return f"None of the {len(rows)} GPUs holds it: it needs {units.gib(estimate.need_high_bytes)}."

@@ -1,4 +1,4 @@
-"""The visitor's own config on the page: what was read out of it."""
+"""The visitor's own config: how it was read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from estimator import TOOLS
 
 
 def draw() -> None:
-    """The lists; nothing where no config was read."""
+    """Draws the lists; nothing if no config was read."""
     if said := configs.problem():
         st.error(markup.plain(f"{said} The page keeps what it had."), icon=":material/block:")
     run = configs.current()

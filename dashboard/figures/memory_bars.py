@@ -1,7 +1,7 @@
 """Bars of memory, stacked by component, as plain Plotly dicts.
 
-A dict takes 0.02 ms, the figure classes 4 ms or more. Heights and ranges change in coarse steps, so nothing jumps when
-a slider moves.
+A dict takes 0.02 ms; Plotly's figure classes take 4 ms or more. Heights and ranges change in coarse steps, so the
+figure does not jump when a slider moves.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from estimator import Component, Estimate, Gpu
 Figure = dict[str, Any]
 """A Plotly figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
 TOTAL_WIDTH = 0.06
-"""Maximum share of the scale that a total's label takes on a wide screen."""
+"""Maximum width of a total's label, as a share of the scale, on a wide screen."""
 LEGIBLE = 0.06
-"""Minimum share of the axis at which a part has room for its number."""
+"""Minimum width of a part that has room for its number, as a share of the axis."""
 _EVERY = (*theme.COMPONENTS.values(), theme.RESERVE)
 
 
@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 def scale(largest: int) -> float:
-    """The end of an axis of GiB: the next of 1, 1.5, 2, 3, 4, 6, 8, 12 … that leaves room for a total.
+    """End of an axis in GiB: the smallest of 1, 1.5, 2, 3, 4, 6, 8, 12 … that leaves room for a total.
 
     >>> from dashboard.words.units import GIB
     >>> scale(80 * GIB), scale(85 * GIB), scale(87 * GIB)
@@ -59,10 +59,11 @@ def _stack(
     width: float = 0.78,
     line: float | None = None,
 ) -> Figure:
-    """All stacked bars as one trace, since browsers take twice as long for one trace per part.
+    """All stacked bars as one trace. With one trace per part browsers take twice as long.
 
-    ``end``: end of the scale in GiB, where longer bars are cut. ``size``: of the numbers in pixels. ``width``: of a
-    bar, with bars at distance 1. ``line``: the capacity, where a part is split in two so that it crosses no number.
+    ``end``: end of the scale in GiB; longer bars are cut there. ``size``: font size of the numbers in pixels.
+    ``width``: width of a bar; bars are at distance 1. ``line``: the capacity. A part that it crosses is split in two,
+    so that the line crosses no number.
     """
     pieces: list[tuple[float, theme.DrawnPart, int, str]] = []
     bases: list[float] = []
@@ -110,7 +111,7 @@ def _stack(
 def _pieces(
     base: float, length: float, line: float | None, end: float
 ) -> list[tuple[float, float]]:
-    """A part cut off at the end of the scale and split at a line that crosses it, as (begin, length).
+    """A part, cut off at the end of the scale and split at the line, as pairs (begin, length).
 
     >>> _pieces(10.0, 20.0, 24.0, 32.0), _pieces(10.0, 40.0, None, 32.0)
     ([(10.0, 14.0), (24.0, 6.0)], [(10.0, 22.0)])
@@ -127,13 +128,13 @@ def peak_parts(estimate: Estimate) -> dict[str, int]:
 
 
 def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> Figure:
-    """Each estimate's peak as a bar of its parts, one below the other; ``size`` of their numbers in pixels."""
+    """Each estimate's peak as a stacked bar, from top to bottom; ``size``: font size of the numbers in pixels."""
     bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
     return _stack(_EVERY, bars, end, size, width)
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
-    """A line across each bar at its own card's capacity; ``height`` in pixels."""
+    """A line across each bar at its own card's capacity; ``height``: in pixels."""
     held = [(place, it.gpu) for place, it in enumerate(estimates) if it.gpu]
     line: Figure = {
         "type": "scatter",
@@ -161,9 +162,9 @@ def _mark(height: float, width: int, colour: str) -> Figure:
 def _totals(
     bars: list[Bar], shown: Collection[str], look: theme.Look, line: float | None, end: float
 ) -> Figure:
-    """Each bar's total, after its end, or on it if the capacity or the scale leaves no room after it.
+    """Each bar's total, beyond the bar's end, or on the bar if the capacity or the scale leaves no room.
 
-    Totals of bars that fit stay below the capacity; a bar cut off at the end of the scale has an arrow.
+    Totals of bars that fit stay below the capacity. A bar that is cut off at the end of the scale has an arrow.
     """
     texts, places, sides = [], [], []
     for bar in bars:
@@ -192,14 +193,14 @@ def _totals(
 
 
 def _halo(look: theme.Look) -> str:
-    """An outline around letters, so they are legible on any colour."""
+    """An outline around letters that keeps them legible on any colour."""
     return ", ".join(f"{x}px {y}px 2px {look.ground}" for x in (-1, 0, 1) for y in (-1, 0, 1))
 
 
 def _capacity(
     memory_bytes: int, end: float, look: theme.Look, spans: Sequence[tuple[float, float]]
 ) -> Figure:
-    """The capacity as a line through the bars of each span, with the area beyond it tinted."""
+    """A capacity line through the bars of each span, with a tint beyond it."""
     at = units.in_gib(memory_bytes)
     line = {"color": look.capacity, "width": 2.5, "dash": "dash"}
     beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
@@ -237,7 +238,7 @@ def against(
 ) -> tuple[tuple[Figure, Figure], list[Figure], list[Figure]]:
     """Bars and their totals against a card: two traces, shapes and annotations.
 
-    Parts with labels in ``off`` are left out. ``spans``: positions between which the capacity's line runs; empty: all.
+    ``off``: labels of parts to leave out. ``spans``: start and end of each segment of the capacity line; empty: all.
     """
     shown = [part for part in _EVERY if part.label not in off]
     line = None if gpu is None else units.in_gib(gpu.memory_bytes)

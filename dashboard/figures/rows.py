@@ -1,7 +1,7 @@
-"""Several similar documents, stored as the first one and the differences of the others.
+"""Similar documents, stored as the first document and the differences of the others.
 
-A document is JSON: a figure and its texts. The browser builds any of them by setting values at paths, so it shows
-exactly what the server would send.
+A document is JSON: a figure and its texts. The browser builds any of them by setting values at paths. The result is
+identical to the document that the server would send.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Document = dict[str, Any]
-"""A JSON object; its values are Plotly's and texts, hence ``Any``."""
+"""A JSON object of texts and Plotly's values, hence ``Any``."""
 Path = tuple[str | int, ...]
 
 

@@ -1,7 +1,7 @@
-"""One picture of a setup that stands alone: 1,200 × 630, as SVG text and as PNG.
+"""One self-contained picture of a setup, 1,200 × 630, as SVG text and as PNG.
 
-It is laid out once, as rectangles and texts, and written by two painters. The PNG has Pillow's own font, so that no
-server needs one; that font lacks a few signs, so the picture uses none of them.
+The layout is a list of rectangles and texts, which both formats render. The PNG uses Pillow's own font, so servers need
+no font. That font lacks a few characters, which the picture avoids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dashboard.words import one_line, terms, units, verdicts
 from estimator import Estimate, overflow
 
 WIDTH, HEIGHT = 1200, 630
-"""Pixels: what a page that unfolds a link shows whole (ogp.me names no size; 1.91 to 1 is the common shape)."""
+"""Size in pixels that link previews show uncropped (ogp.me gives no size; 1.91 to 1 is the common ratio)."""
 LEFT, RIGHT, TOP, BAR = 56, 1144, 330, 92
 NEUTRAL = theme.NEUTRAL[0]
 INK, QUIET, GROUND = theme.LIGHT.ink, "#4A5560", theme.LIGHT.ground
@@ -39,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of text, by the left or the right end of its base."""
+    """A line of text, positioned by the left or right end of its baseline."""
 
     x: float
     y: float
@@ -51,7 +51,7 @@ class TextLine:
 
 
 def svg(of: Estimate, day: str, link: str) -> str:
-    """The picture as SVG; it needs no other file."""
+    """The picture as a self-contained SVG."""
     drawn = "".join(map(_svg, _laid_out(of, day, link)))
     said = escape(f"{title(of)}. {_run(of)}", quote=True)
     return (
@@ -89,7 +89,7 @@ def png(of: Estimate, day: str, link: str) -> bytes:
 
 
 def title(of: Estimate) -> str:
-    """What the picture says, in one line: ``QLoRA of Mistral-7B-v0.1 on A100-SXM4-80GB: fits, 65.4 GiB free``."""
+    """The picture's content in one line: ``QLoRA of Mistral-7B-v0.1 on A100-SXM4-80GB: fits, 65.4 GiB free``."""
     return f"{subject(of)}: {_verdict(of).replace(': ', ', ')}"
 
 
@@ -101,14 +101,14 @@ def subject(of: Estimate) -> str:
 
 
 def description(of: Estimate) -> str:
-    """The need, what the run takes, and the setup."""
+    """The need, the run's time and cost, and the setup."""
     need = units.between(of.need_low_bytes, of.need_high_bytes)
     parts = (f"Needs {need}.", _run(of), f"{one_line.setup_line(of)}.")
     return " ".join(part for part in parts if part)
 
 
 def _verdict(of: Estimate) -> str:
-    """The verdict without its sign, inside a sentence."""
+    """The verdict without its symbol, for use within a sentence."""
     word = verdicts.verdict(of).word
     return word[2:3].lower() + word[3:] if of.verdict else word[:1].lower() + word[1:]
 
@@ -156,7 +156,7 @@ def _bars(of: Estimate) -> Iterator[Box | TextLine]:
         if width > 76:
             middle = x + width / 2
             if of.gpu and abs(middle - LEFT - unit * units.in_gib(capacity)) < 36:
-                middle -= min(54, width / 2 - 24)  # beside the capacity's line
+                middle -= min(54, width / 2 - 24)  # keeps the number off the capacity line
             yield TextLine(middle - 22, TOP + 56, units.number(size), 24, part.ink)
         keys.append((label, fill, part.colour))
         x += width
@@ -198,7 +198,7 @@ def _cut(text: str, letters: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text in the letters that Pillow's font has."""
+    """Replaces characters that Pillow's font lacks."""
     for sign, letters in (("×", "x"), ("–", "-"), ("−", "-"), ("≈ ", ""), ("✓ ", ""), ("✕ ", "")):
         text = text.replace(sign, letters)
     return text

@@ -1,4 +1,4 @@
-"""The page "How it works": an explanation of the method, with all numbers computed when the page is drawn."""
+"""The page "How it works": explains the method. All its numbers are computed when the page is drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Chapter(NamedTuple):
 
 
 def chapters(example: Estimate) -> list[Chapter]:
-    """The chapters, based on one setup: full fine-tuning that does not fit."""
+    """The chapters, with one setup as the example: full fine-tuning that does not fit."""
     return [
         Chapter("A peak is a moment, not a sum", _idea(example)),
         Chapter("One run, moment by moment", _walk(example)),

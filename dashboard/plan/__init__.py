@@ -1,1 +1,1 @@
-"""The page Plan: every setup that answers a question, and which to take."""
+"""The page Plan: every setup that answers a question, and a recommendation."""

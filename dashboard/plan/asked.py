@@ -1,4 +1,4 @@
-"""The question of the page Plan: in its URL, in the session, and as rows and fields of its form."""
+"""The question of the page Plan: in its URL, in the session, and in its form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from estimator import (
 KEY = "plan"
 """The question in the URL, as one JSON object."""
 LONGEST = 8192
-"""Characters of a question in a URL: ours, above what servers take."""
+"""Maximum characters of a question in a URL. Our choice, above what servers accept."""
 FIRST: Mapping[str, object] = {
     "model": ["mistralai/Mistral-7B-v0.1"],
     "cards": [
@@ -36,13 +36,13 @@ FIRST: Mapping[str, object] = {
     "lengths": {"mean": 600, "max": 1024},
     "methods": ["lora", "qlora"],
 }
-"""The question that the page opens on: the example's model and examples, on cards that are often rented."""
+"""The initial question: the example's model and training examples, on commonly rented cards."""
 Row = Mapping[str, Any]
 """A row of the table of cards."""
 
 
 def current() -> Question:
-    """The question of the URL, else the session's, else the first one; read anew when the visitor goes back or on."""
+    """The question in the URL, else the session's, else the initial one. A changed URL is read again."""
     state = st.session_state
     given = st.query_params.get(KEY)
     if given and given != state.get("plan text"):
@@ -70,13 +70,13 @@ def _take(text: str) -> None:
 
 
 def ask(question: Question) -> None:
-    """Make this the page's question."""
+    """Sets the page's question."""
     st.session_state["plan question"] = question
     st.session_state["plan text"] = st.query_params[KEY] = text_of(question)
 
 
 def read(text: str) -> Question:
-    """A question from its JSON text; ``ValueError`` with one sentence if it is not one."""
+    """A question from its JSON text; ``ValueError`` with one sentence if the text is invalid."""
     if len(text) > LONGEST:
         raise ValueError(f"it has more than {LONGEST:,} characters.")
     return question_of_text(text, "the link")
@@ -93,7 +93,7 @@ def text_of(question: Question) -> str:
 
 @lru_cache(maxsize=4)
 def _answered(text: str, known: tuple[str, ...]) -> Candidates:
-    del known  # in the key alone: a model that the Hub has returned since
+    del known  # only a cache key: the Hub may have returned a model since
     bar = st.progress(0.0, "Computing every setup.")
 
     def show(share: float) -> None:
@@ -105,7 +105,7 @@ def _answered(text: str, known: tuple[str, ...]) -> Candidates:
 
 
 def answered(question: Question) -> Candidates | str:
-    """Every setup of a question, computed once whatever its deadline and budget; or the sentence that refuses it."""
+    """Every setup of a question, or its refusal. Cached independently of deadline and budget."""
     unlimited = replace(question, deadline_hours=None, budget_usd=None)
     try:
         return _answered(text_of(unlimited), tuple(sorted(models.known())))
@@ -128,15 +128,15 @@ def card_rows(question: Question) -> list[dict[str, object]]:
 
 
 NOT_IN_THE_TABLE = ("region", "commitment", "gpus_per_node")
-"""Keys of a card that the table has no column for; a row keeps those of its card and provider."""
+"""Keys of a card without a column in the table. A row takes them from the card with its name and provider."""
 
 
 def cards_of(
     rows: Sequence[Row], kept: Sequence[Mapping[str, object]] = ()
 ) -> list[dict[str, object]]:
-    """Cards as a question has them, from the rows of the table; rows without a name are left out.
+    """The question's cards from the rows of the table; rows without a name are skipped.
 
-    ``kept``: the cards that the table was made from.
+    ``kept``: the cards from which the table was made.
 
     >>> cards_of([{"GPU": "L4", "At most": 2, "Owned": False, "Dollars per GPU-hour": None, "Provider": None}])
     [{'gpu': 'L4', 'most': 2}]
@@ -159,5 +159,5 @@ def cards_of(
 
 
 def model_options() -> list[str]:
-    """Models that a question can name: the catalogue's and those that the session knows."""
+    """Models that a question can name: those in the catalogue and in the session."""
     return list(dict.fromkeys([*catalog.models(), *models.known()]))

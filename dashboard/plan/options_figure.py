@@ -1,4 +1,4 @@
-"""All setups of a question as a density of dollars and hours, and the ones that no other beats as named points."""
+"""All setups of a question as a density over dollars and hours, with the Pareto front as named points."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from estimator import Advice, Component, plan_words
 
 HEIGHT = 470
 CELLS = (60, 40)
-"""Cells of the density along dollars and hours: ours, coarse enough to see single setups."""
+"""Cells of the density along dollars and hours. Our choice: coarse enough to see single setups."""
 MOST_NAMED = 5
-"""Points with a name beside them: ours, what has room."""
+"""Maximum labelled points. Our choice: as many as have room."""
 MARGIN = 1.25
-"""How far an axis reaches beyond its outermost setup, as a factor."""
+"""Factor by which an axis extends beyond its outermost setup."""
 Floats = NDArray[np.float64]
 
 
 def figure(advice: Advice, *, dark: bool = False) -> Figure:
-    """Dollars against hours, both logarithmic, of every setup that fits; the front, the stairs and the limits.
+    """Dollars against hours of every setup that fits, both logarithmic, with the front, its steps and the limits.
 
-    Without rent there are no dollars: then the axis is GPU-hours, which owned cards cost too.
+    If nothing is rented there are no dollars, and the axis shows GPU-hours, which owned cards have too.
     """
     look = theme.DARK if dark else theme.LIGHT
     found, asked = advice.candidates, advice.question
@@ -60,7 +60,7 @@ def figure(advice: Advice, *, dark: bool = False) -> Figure:
 
 
 def has_rent(advice: Advice) -> bool:
-    """Whether every setup costs something, so that dollars can be drawn to a logarithmic scale."""
+    """Whether every setup costs dollars, as a logarithmic scale requires."""
     found = advice.candidates
     dollars = found.dollars[found.fits & advice.kept & ~np.isnan(found.dollars)]
     return bool(len(dollars)) and bool((dollars > 0).all())
@@ -129,7 +129,7 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
 
 
 def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:
-    """The recommended setup with the brackets of its hours and dollars."""
+    """The recommended setup with its ranges of hours and dollars."""
     found, place = advice.candidates, advice.recommended
     assert place is not None
     ends = (
@@ -188,7 +188,7 @@ def _limit(look: theme.Look, axis: str, at: float) -> Figure:
 
 
 def _names(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
-    """Cards and method beside the recommended point and the first stairs."""
+    """Labels with cards and method, beside the recommended point and the first steps of the front."""
     found = advice.candidates
     places = [] if advice.recommended is None else [advice.recommended]
     places += [it.place for it in advice.stairs if it.place not in places]
@@ -230,7 +230,7 @@ def _axis(look: theme.Look, title: str, shown: Floats, limit: float | None) -> d
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two ends of a logarithmic axis: 1, 2 and 5 of each power of ten, or 1 alone.
+    """Round numbers within a logarithmic axis: 1, 2 and 5 times each power of ten, or only 1 times.
 
     >>> ticks(0.15, 12)
     [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
@@ -244,11 +244,11 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 FEW_DECADES = 2_000
-"""Ratio of an axis's ends below which three ticks a decade have room: ours."""
+"""Maximum ratio of an axis's ends at which three ticks per decade have room. Our choice."""
 
 
 def alt(advice: Advice) -> str:
-    """The figure in words."""
+    """The figure as text."""
     found = advice.candidates
     fitting = int((found.fits & advice.kept).sum())
     named = "; ".join(

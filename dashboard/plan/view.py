@@ -1,4 +1,4 @@
-"""The page Plan as widgets: the question, what to take, the figure, the front, near misses and files."""
+"""Widgets of the page Plan: question, recommendation, figure, front, near misses and files."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ COLUMNS = {
     "Free": st.column_config.NumberColumn(format="%.1f GiB"),
 }
 MOST_MEGABYTES = 50
-"""Of a file that is counted: ours."""
+"""Maximum size of a file whose lengths are counted. Our choice."""
 HINT = "What cannot be told apart within the ranges of hours and dollars is one step."
 
 
 def draw() -> None:
-    """The whole page."""
+    """Draws the page."""
     question = asked.current()
     st.title("Plan", anchor=False)
     st.html(
@@ -62,7 +62,7 @@ def draw() -> None:
 
 
 def _put(question: Question, given: dict[str, object]) -> Question:
-    """The question to answer: deadline and budget act at once, all else with the button."""
+    """The question to answer. Deadline and budget apply at once, all other fields with the button."""
     try:
         written = question_of(given)
     except ValueError as refusal:
@@ -91,7 +91,7 @@ def _refuse(sentence: str) -> None:
 
 
 def _form(question: Question) -> dict[str, object]:
-    """The question as widgets; what they say, as ``question_of`` reads it."""
+    """Draws the question's widgets and returns their values for ``question_of``."""
     number = st.session_state["plan round"]
     with st.container(border=True, key="plan form"):
         left, right = st.columns(2)
@@ -145,7 +145,7 @@ def _what(question: Question, number: int) -> dict[str, object]:
 
 
 def _lengths(question: Question, number: int) -> dict[str, object]:
-    """Tokens of an example: the longest decides memory, the mean decides time."""
+    """Tokens per example: the longest determines memory, the mean determines time."""
     state = st.session_state
     state.setdefault(f"plan mean {number}", max(1, round(question.lengths.mean)))
     state.setdefault(f"plan longest {number}", question.lengths.longest)
@@ -162,7 +162,7 @@ def _lengths(question: Question, number: int) -> dict[str, object]:
         )
     _counting(number)
     for lengths in (state.get("plan distribution"), question.lengths):
-        # a distribution from a file or a link holds until its mean or its longest is changed
+        # a distribution from a file or a link stays valid until its mean or its maximum is changed
         if lengths and (max(1, round(lengths.mean)), lengths.longest) == (mean, longest):
             written = question_object(replace(question, lengths=lengths))
             return cast(
@@ -172,7 +172,7 @@ def _lengths(question: Question, number: int) -> dict[str, object]:
 
 
 def _counting(number: int) -> None:
-    """A file of examples, whose lengths are counted on the server and not kept."""
+    """Upload of a file of examples. The server counts their lengths and does not store the file."""
     with st.popover("Count a file of examples"):
         st.file_uploader(
             "Examples, one a row",
@@ -344,7 +344,7 @@ def _answer(found: Candidates, question: Question) -> None:
 
 
 def _filter(found: Candidates) -> Any:
-    """Which setups the filters keep."""
+    """Mask of the setups that pass the filters."""
     methods = sorted({it.setup.method for it in found.recipes}, key=list(Method).index)
     cards = list(dict.fromkeys(it.name for it in found.question.offers))
     counts = [int(it) for it in np.unique(found.num_gpus)]
@@ -411,7 +411,7 @@ def _csv(advice: Advice) -> str:
 
 
 def _picked(found: Candidates, advice: Advice) -> None:
-    """The setup that was clicked, else the recommended one: its link, and keeping it for comparison."""
+    """The clicked or else the recommended setup, with its link and a button that adds it to the comparison."""
     place = st.session_state.get("plan picked")
     if place is None or not 0 <= place < len(found):
         place = advice.recommended

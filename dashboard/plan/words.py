@@ -10,11 +10,11 @@ from dashboard.words import markup, terms, units
 from estimator import Advice, Candidates, Verdict, plan_words
 
 MOST_ROWS = 200
-"""Rows of the front's table: ours."""
+"""Maximum rows of the front's table. Our choice."""
 
 
 def panel_html(advice: Advice) -> str:
-    """What to take, in the colour of its certainty, with the reasons."""
+    """The recommendation with its reasons, in a colour that shows how certain it is."""
     kind = Verdict.DOES_NOT_FIT
     if advice.recommended is not None:
         kind = Verdict.FITS if advice.is_sure else Verdict.TIGHT
@@ -29,13 +29,13 @@ def panel_html(advice: Advice) -> str:
 
 
 def list_html(sentences: Sequence[str]) -> str:
-    """Sentences as a list."""
+    """Sentences as an HTML list."""
     items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in sentences)
     return f'<ul class="hr-text">{items}</ul>'
 
 
 def row(advice: Advice, place: int) -> dict[str, object]:
-    """One setup of the front as a row; plain numbers, so that they can be sorted."""
+    """One setup of the front as a table row, with plain numbers for sorting."""
     found = advice.candidates
     setup, offer = found.setup(place), found.offer(place)
     price = offer.price(setup.num_gpus)
@@ -62,7 +62,7 @@ def _meets(advice: Advice, place: int) -> str:
 
 
 def picked_html(found: Candidates, place: int) -> str:
-    """A setup that was clicked, in words."""
+    """The clicked setup in words."""
     said = f"{plan_words.terms(found, place)}; {plan_words.free(found, place)} stay free."
     return (
         f'<p class="hr-picked"><b>{escape(plan_words.title(found, place))}</b><br>'

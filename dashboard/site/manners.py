@@ -1,4 +1,4 @@
-"""In the browser: the page scrolls to the verdict, closes the sidebar on a phone and keeps details open."""
+"""Browser script: scrolls to the verdict, closes the sidebar on a phone, and keeps details open."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ if (!window.headroomManners) {
   }).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
 }
 </script>"""
-"""A click on a proposal scrolls to the verdict, which it changes. On a phone the sidebar covers the page: a choice in
-it closes it, a slider or a number that is typed does not; a touch of the verdict below closes it too. Details that were
-opened stay open when their text is drawn anew."""
+"""A click on a proposal scrolls to the verdict, which it changes. On a phone the sidebar covers the page. A choice in
+the sidebar closes it; a slider or a typed number does not. A touch of the verdict below also closes it. Open details
+stay open when their text is redrawn."""

@@ -1,7 +1,7 @@
 """Navigation by plain links, each of which contains the whole document.
 
-Streamlit's own navigation leads to a URL without a query, which the next page must then restore: one entry in the
-browser's history for the bare URL and one per key. These links avoid that, and also open in another tab.
+Streamlit's own navigation leads to a URL without a query, which the next page must then restore. That adds an entry to
+the browser's history for the bare URL and one per key. These links avoid that, and also open in another tab.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Page(NamedTuple):
     title: str
     file: str
     path: str
-    """Its path in the URL. The start page's is unused; its link leads to the root."""
+    """Its path in the URL. The start page's path is unused; its link leads to the root."""
 
 
 ESTIMATE = Page("Estimate", "pages/estimate.py", "setup")
@@ -71,8 +71,8 @@ A click on a link navigates without reloading, like the browser's Back. If one c
 updates the URL once per key; updates within half a second of each other on one page are merged into one history entry.
 
 After a lost connection Streamlit does not rerun the page, although a restarted server ignores all widgets until the
-page has run once. So the page is requested again by its URL, which contains everything, and again if a widget has
-changed the URL in the meantime.
+page has run once. So the script requests the page again by its URL, which contains everything. It repeats the request
+if a widget has changed the URL in the meantime.
 """
 
 

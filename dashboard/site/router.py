@@ -1,7 +1,7 @@
-"""Whether a page is run by ``app.py``.
+"""Makes ``app.py`` run every page.
 
-With a folder pages/, Streamlit treats its files as pages of its own until ``app.py`` has run once, so the first visitor
-of a new server who follows a link to a page would get only that file.
+If there is a folder pages/, Streamlit treats its files as separate pages until ``app.py`` has run once. On a new
+server, the first visitor who follows a link to a page would get only that file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _routed = ContextVar("routed", default=False)
 
 @contextmanager
 def routing() -> Iterator[None]:
-    """Context manager for what ``app.py`` runs."""
+    """Context manager around the code that ``app.py`` runs."""
     before = _routed.set(True)
     try:
         yield
@@ -31,7 +31,7 @@ def routing() -> Iterator[None]:
 
 
 def route() -> None:
-    """At the top of a page: if Streamlit runs its file directly, runs ``app.py`` instead."""
+    """Runs ``app.py`` if Streamlit runs a page's file directly. Called at the top of each page."""
     if not _routed.get():
         runpy.run_path(str(APP), run_name="__main__")
         st.stop()

@@ -1,7 +1,8 @@
-"""Scripts and styles of the page, compressed once for everybody.
+"""Scripts and styles of the page, compressed once for all visitors.
 
-Streamlit compresses a component's file anew for each visitor, Plotly's 4.7 MB in half a second, and sends its own
-scripts as they are. Here the first request's answer is compressed and kept; a browser that has it is told so.
+Streamlit compresses a component's file again for each visitor (Plotly's 4.7 MB take half a second), and sends its own
+scripts uncompressed. This middleware compresses and caches the first response. A browser that has the current version
+gets a 304.
 
 Source: streamlit 1.67, ``st.App`` takes middleware; RFC 9110, sections 8.8.3 and 13.1.2 (ETag, If-None-Match).
 """
@@ -18,15 +19,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 32 * 2**20
-"""Bytes of compressed files that are kept: ours. All that four pages load are 4 MB."""
+"""Maximum bytes of cached compressed files. Our choice; all files of four pages take 4 MB."""
 KINDS = (".js", ".css", ".html", ".svg", ".json")
 PLOTLY = ("/component/dashboard.widgets.drawing.plotly/plotly.min.js", "plotly", "package_data")
-"""Plotly's script: its path, before a visitor's first run declares it, and where it lies."""
+"""Plotly's script: its URL path, then its package and folder. It is served before a visitor's first run declares it."""
 A_DAY = "public, max-age=86400"
 
 
 class CompressedAnswer(NamedTuple):
-    """A compressed answer."""
+    """A compressed response."""
 
     headers: list[tuple[bytes, bytes]]
     etag: str
@@ -34,7 +35,7 @@ class CompressedAnswer(NamedTuple):
 
 
 class Compressed:
-    """Answers for files of ``/static`` and ``/component``."""
+    """Middleware that compresses and caches files of ``/static`` and ``/component``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -42,7 +43,7 @@ class Compressed:
         self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from what is kept; else let the server answer, and keep that."""
+        """Responds from the cache, or passes the request on and caches the response."""
         path = scope.get("path", "")[len(scope.get("root_path", "")) :]
         if scope["type"] != "http" or scope["method"] != "GET" or not _is_script(path):
             await self.app(scope, receive, send)
@@ -90,7 +91,7 @@ def _is_script(path: str) -> bool:
 
 
 class _Whole:
-    """An answer, taken in whole."""
+    """Collects a whole response."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -98,14 +99,14 @@ class _Whole:
         self.body = b""
 
     async def take(self, message: Message) -> None:
-        """One message of the answer."""
+        """Takes one message of the response."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         else:
             self.body += message.get("body", b"")
 
     async def send_on(self, send: Send) -> None:
-        """Send it as it came."""
+        """Sends the response unchanged."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 

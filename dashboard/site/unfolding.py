@@ -1,7 +1,7 @@
-"""What a pasted link unfolds into: the title, the description and the picture of the setup that it names.
+"""Link previews: title, description and picture of the setup in a URL.
 
-Streamlit sends the same page for every address, and a program that unfolds links runs no script. So the server puts
-Open Graph's tags into that page, by the address alone: from the catalogue, without a question to the Hub.
+Streamlit sends the same page for every URL, and programs that preview links run no scripts. So the server adds Open
+Graph tags to the page. They depend only on the URL and the catalogue; the Hub is not asked.
 
 Source: https://ogp.me (og:title, og:description, og:image, og:url); streamlit 1.67, ``st.App`` takes routes and
 middleware.
@@ -30,7 +30,7 @@ from estimator import Estimate, contract, estimate
 PICTURE = "/share/card.png"
 PAGE_KEYS = ("section", "s", "setup", "v", "context", "within", "present")
 LONGEST = 8192
-"""Characters of an address that are read: ours, above what servers take."""
+"""Maximum characters of a URL that are read. Our choice, above what servers accept."""
 TITLE = "<title>Streamlit</title>"
 NAME = "Headroom: will this fine-tuning run fit?"
 SAID = "Memory, hours and dollars of a fine-tuning run, before it starts."
@@ -38,7 +38,7 @@ SAID = "Memory, hours and dollars of a fine-tuning run, before it starts."
 
 @lru_cache(maxsize=512)
 def setup_of(query: str) -> Estimate | None:
-    """The estimate that an address asks for; None where it is refused or names a model outside the catalogue."""
+    """Estimate of the setup in a URL; None if it is refused or its model is not in the catalogue."""
     if len(query) > LONGEST:
         return None
     given = {key: texts for key, texts in parse_qs(query).items() if key not in PAGE_KEYS}
@@ -54,7 +54,7 @@ def setup_of(query: str) -> Estimate | None:
 
 @lru_cache(maxsize=512)
 def comparison_of(query: str) -> tuple[str, str] | None:
-    """Title and description of a comparison; None where its address names no scenario.
+    """Title and description of a comparison; None if its URL names no scenario.
 
     >>> comparison_of("s=small~m.Qwen/Qwen3-0.6B~g.L4")
     ('1 setup compared', 'small: needs up to 8.0 GiB, fits.')
@@ -81,7 +81,7 @@ def _answer(asked: contract.Reading) -> str:
 
 
 def head(path: str, query: str, origin: str) -> str:
-    """The tags of an address, with the title of its page."""
+    """The tags for a URL, with the title of its page."""
     of = setup_of(query) if path in ("", "/", "/setup") else None
     title, said = (comparison_of(query) if path == "/compare" else None) or (NAME, SAID)
     if of:
@@ -104,7 +104,7 @@ def head(path: str, query: str, origin: str) -> str:
 
 
 async def picture(request: Request) -> Response:
-    """The picture of an address."""
+    """The picture of the setup in a URL."""
     of = setup_of(request.url.query)
     if of is None:
         return PlainTextResponse("This address names no setup that can be drawn.", status_code=404)
@@ -117,13 +117,13 @@ ROUTES = [Route(PICTURE, picture)]
 
 
 class OpenGraph:
-    """Puts the tags into the page that Streamlit sends."""
+    """Middleware that puts the tags into the page that Streamlit sends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on; of a page's address the text too, once its tags are in it."""
+        """Passes requests on, and adds the tags to the responses for pages."""
         if scope["type"] != "http" or scope["method"] != "GET" or _is_file(scope["path"]):
             await self.app(scope, receive, send)
             return
@@ -134,11 +134,11 @@ class OpenGraph:
 
 
 NOT_PASSED = (b"accept-encoding", b"if-none-match", b"if-modified-since", b"range")
-"""The text must come whole, unpacked and always."""
+"""Request headers to drop, so that Streamlit sends the page in full, uncompressed and every time."""
 
 
 def _is_file(path: str) -> bool:
-    """Whether an address is of a file or of Streamlit's own, not of a page."""
+    """Whether a path is a file or a path of Streamlit's own, not a page."""
     return (
         path.startswith(("/_stcore", "/static", "/component", "/media", "/share"))
         or "." in path.rpartition("/")[2]
@@ -146,7 +146,7 @@ def _is_file(path: str) -> bool:
 
 
 def _with(tags: str, send: Send) -> Callable[[Message], Awaitable[None]]:
-    """Hold the answer back until its text is there, and put the tags in the place of its title."""
+    """Buffers the response and replaces its title by the tags."""
     held: list[Message] = []
     pieces: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""What the first visitor would wait for is done as the server starts: imports, tables, the example's estimate."""
+"""Work done at server startup, so the first visitor does not wait for it: imports, tables, the example's estimate."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MODULES = (
 )
 NAME = "warm"
 LONGEST_WAIT = 30.0
-"""Seconds for the server to start."""
+"""Maximum seconds to wait for the server to start."""
 
 
 def warm() -> None:
-    """Import the pages' modules, read the catalogue and estimate the example, once the server is there."""
+    """Imports the pages' modules, reads the catalogue and estimates the example, once the server has started."""
     until = time.monotonic() + LONGEST_WAIT
     while not runtime.exists():
         if time.monotonic() > until:
@@ -30,14 +30,14 @@ def warm() -> None:
         time.sleep(0.02)
     for name in MODULES:
         import_module(name)
-    from dashboard.site import unfolding  # noqa: PLC0415  after the modules that it needs
+    from dashboard.site import unfolding  # noqa: PLC0415  must follow the modules that it needs
 
     unfolding.setup_of("")
 
 
 def start() -> None:
-    """Do so beside the server, which answers meanwhile."""
-    # a component that is declared outside a visitor's run is worth a warning to Streamlit, and nothing is wrong
+    """Runs ``warm`` in a thread while the server responds."""
+    # Streamlit warns about components declared outside a visitor's run; here that is intended
     log = logging.getLogger("streamlit.runtime.scriptrunner_utils.script_run_context")
     log.addFilter(lambda _: threading.current_thread().name != NAME)
     threading.Thread(target=warm, name=NAME, daemon=True).start()

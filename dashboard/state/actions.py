@@ -15,13 +15,13 @@ DEEPEST = 50
 
 
 def take(keys: Mapping[str, object]) -> None:
-    """Sets some keys and remembers their previous values; reruns the whole page, so its widgets follow."""
+    """Sets some keys, stores their previous values, and reruns the whole page so that its widgets follow."""
     put(keys)
     st.rerun()
 
 
 def put(keys: Mapping[str, object]) -> None:
-    """Set some keys and remember what they were, before any widget is drawn."""
+    """Sets some keys and stores their previous values. Call before any widget is drawn."""
     _remember(keys)
     session.put(keys)
 
@@ -41,7 +41,7 @@ def undo() -> None:
 
 
 def reset() -> None:
-    """Resets to the example; this can be undone."""
+    """Resets to the example. This can be undone."""
     state = st.session_state
     touched = {*session.BOUND, *session.unbound_values()}
     keys = {**{key: getattr(contract.DEFAULT, key, None) for key in touched}, **EXAMPLE}

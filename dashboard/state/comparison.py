@@ -1,7 +1,7 @@
 """The scenarios that a visitor compares, stored only in the URL and the session.
 
-The URL is the document. It is read at the start of a visit and when the visitor goes back, forward or follows a link.
-On pages whose URL lacks it, the session restores it.
+The URL is the document. It is read at the start of a visit and when the visitor goes back or forward or follows a link.
+If a page's URL lacks the comparison, the session restores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBERS: Mapping[str, contract.Kind] = {
     "present": contract.WholeNumber(contract.MOST_SCENARIOS, nullable=True),
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
-"""URL keys of a comparison: its scenarios, the setup of the estimate, the contract's version, and the page's options.
+"""URL keys of a comparison: its scenarios, the estimate's setup, the contract's version, and the page's options.
 """
 BASE = "Setup"
 Address = Mapping[str, tuple[str, ...]]
@@ -34,17 +34,17 @@ Address = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Everything in the URL about a comparison."""
+    """A comparison as stored in the URL."""
 
     scenarios: tuple[contract.Scenario, ...] = ()
     setup: contract.Scenario | None = None
     """The setup of the page Estimate, while another page is shown."""
     context: int | None = None
-    """A context for all scenarios instead of their own."""
+    """One context that replaces the context of all scenarios."""
     within: float | None = None
     """Hours within which a run must finish."""
     present: int | None = None
-    """In presentation mode, the current scenario, from 1; None: not in presentation mode."""
+    """Number of the current scenario in presentation mode, from 1; None: not in presentation mode."""
 
 
 def document() -> Document:
@@ -59,15 +59,15 @@ def scenarios() -> tuple[contract.Scenario, ...]:
 
 
 def problems() -> tuple[str, ...]:
-    """What was dropped from a link or file, one sentence each."""
+    """One sentence for each part of a link or file that was dropped."""
     said: tuple[str, ...] = st.session_state.get("compared problems", ())
     return said
 
 
 def follow(*, estimates: bool) -> None:
-    """Reads the URL if it has changed, and updates it; called before a page is drawn.
+    """Reads the URL if it has changed, and updates it. Call before a page is drawn.
 
-    ``estimates``: whether this is the page Estimate, whose setup is in the URL by its own keys.
+    ``estimates``: whether this is the page Estimate, which writes its setup to the URL under the contract's keys.
     """
     state = st.session_state
     state["on the estimate"] = estimates
@@ -122,7 +122,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _write() -> None:
-    """Updates the URL once, and only if it changes, since every update is an entry in the browser's history."""
+    """Updates the URL at most once, and only if it changes: every update adds an entry to the browser's history."""
     now = spelled()
     if now != _given():
         st.query_params.update({key: list(texts) for key, texts in now.items()})
@@ -160,7 +160,7 @@ def is_too_long(scenario: contract.Scenario) -> bool:
 
 
 def note(reading: contract.Reading) -> None:
-    """Remembers the setup of the page Estimate, for the URLs of other pages."""
+    """Stores the setup of the page Estimate for the URLs of other pages."""
     if reading.model is not None:
         setup = contract.Scenario(
             BASE, contract.write_fields(reading.model, reading.gpu, reading.setup)
@@ -169,7 +169,7 @@ def note(reading: contract.Reading) -> None:
 
 
 def put(now: Sequence[contract.Scenario]) -> None:
-    """Replaces the compared scenarios, and remembers the previous ones for undo."""
+    """Replaces the compared scenarios, and stores the previous ones for undo."""
     state = st.session_state
     state["compared before"] = [*state.get("compared before", []), scenarios()][-actions.DEEPEST :]
     _set(scenarios=tuple(now))
@@ -195,12 +195,12 @@ def turn(**keys: object) -> None:
 
 def _set(**keys: object) -> None:
     st.session_state["compared problems"] = ()
-    st.session_state["compared"] = replace(document(), **keys)  # type: ignore[arg-type]  # by name
+    st.session_state["compared"] = replace(document(), **keys)  # type: ignore[arg-type]  # keys are field names
     _write()
 
 
 def add(name: str, of: Estimate) -> str:
-    """Adds an estimate's setup under a name; returns a sentence if that fails, else an empty string."""
+    """Adds an estimate's setup under a name. Returns a sentence on failure, else an empty string."""
     if len(scenarios()) >= contract.MOST_SCENARIOS:
         return f"A comparison holds {contract.MOST_SCENARIOS} scenarios; remove one first."
     try:
@@ -211,7 +211,7 @@ def add(name: str, of: Estimate) -> str:
 
 
 def rename(at: int, name: str) -> str:
-    """Renames a scenario; returns a sentence if that fails, else an empty string."""
+    """Renames a scenario. Returns a sentence on failure, else an empty string."""
     try:
         now = list(scenarios())
         now[at] = replace(now[at], name=contract.sound_name(name))
@@ -243,7 +243,7 @@ def remove(at: int) -> None:
 
 
 def load(text: bytes) -> None:
-    """Loads the scenarios of a file; on an invalid file, reports one sentence and changes nothing."""
+    """Loads the scenarios of a file. An invalid file changes nothing and is reported in one sentence."""
     try:
         found: contract.ReadScenarios = contract.read_file(text, models.known())
     except ValueError as problem:
@@ -258,7 +258,7 @@ def load(text: bytes) -> None:
 
 
 def ask_for_models() -> tuple[bool, dict[str, str]]:
-    """Asks the Hub for unknown models; returns whether answers are pending, and the status of each."""
+    """Asks the Hub for unknown models. Returns whether answers are pending, and the status of each."""
     state = st.session_state
     asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}

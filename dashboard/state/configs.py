@@ -1,4 +1,4 @@
-"""The visitor's own config: files that were dropped or a text that was pasted, read as one run."""
+"""The visitor's own config: dropped files or pasted text, read as one run."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ KEPT = (
     "pace",
     "pace_from",
 )
-"""Keys that no config has: they stay as they are on the page."""
+"""Keys that no config contains; they keep their values on the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What was read, and out of which files."""
+    """An imported run and its files."""
 
     files: Mapping[str, str | bytes]
     found: Imported
     problems: tuple[str, ...]
-    """Why the page cannot show a part of it, in sentences."""
+    """Sentences on parts that the page cannot show."""
     waits_for: str = ""
-    """The model that the Hub is asked for; its adapters' modules follow from it."""
+    """The model requested from the Hub. The adapters' modules depend on it."""
 
 
 def current() -> OwnRun | None:
-    """The run that was read last."""
+    """The most recently imported run."""
     run: OwnRun | None = st.session_state.get("own run")
     return run
 
 
 def problem() -> str:
-    """Why the last files were not read; empty: they were."""
+    """Why the last import failed; empty if it succeeded."""
     said: str = st.session_state.get("own run problem", "")
     return said
 
 
 def take_pasted() -> None:
-    """Read the text that was pasted."""
+    """Imports the pasted text."""
     _take({PASTED: st.session_state.get("run text") or ""})
 
 
 def take_dropped() -> None:
-    """Read the files that were dropped."""
+    """Imports the dropped files."""
     dropped = st.session_state.get("run files")
     if dropped:
         _take({it.name: it.getvalue() for it in dropped})
 
 
 def forget() -> None:
-    """Show the lists no more; the setup stays."""
+    """Removes the lists from the page; the setup stays."""
     st.session_state["own run"] = None
     st.session_state["own run problem"] = ""
 
 
 def take_defaults_of(tool: str) -> None:
-    """Set every key that is not the question itself to what a tool sets it to."""
+    """Sets every key to a tool's default, except the keys of the question itself."""
     reading = question.reading()
     assert reading.model is not None
     given = contract.write_fields(reading.model, reading.gpu, reading.setup)
@@ -79,14 +79,14 @@ def take_defaults_of(tool: str) -> None:
 
 
 def follow() -> None:
-    """When the Hub has answered for the model of a config, read the config once more with it."""
+    """Imports a config again when the Hub has returned its model."""
     run = current()
     if run is not None and run.waits_for and run.waits_for == st.session_state.get("in use"):
         _take(run.files)
 
 
 def _take(files: Mapping[str, str | bytes]) -> None:
-    """Read the files and set the page to their run; the page keeps what it had where they cannot be read."""
+    """Imports the files and sets the page to their run. If they are invalid, the page does not change."""
     state = st.session_state
     try:
         found = read_files(files, models.known())
@@ -110,7 +110,7 @@ def _take(files: Mapping[str, str | bytes]) -> None:
 
 
 def _put(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """Set the page to an object of the contract; what it cannot be set to, in sentences."""
+    """Sets the page to a setup in the contract's format. Returns sentences on what could not be set."""
     state = st.session_state
     known = {**models.known(), **models.in_use()}
     whole = {"model": models.name(), "gpu": question.as_fact(state["gpu"]), **fields}

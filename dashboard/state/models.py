@@ -1,7 +1,7 @@
 """The models of a session: the one in use, those found or created, and pending requests to the Hub.
 
-The key ``in use`` holds the model in use in the URL's form: an id, or the JSON of a custom model. The Hub is asked in a
-thread. Until it answers, or if it has no such model, the page keeps its previous model.
+The key ``in use`` stores the model in use in the URL's form: an id, or the JSON of a custom model. A thread asks the
+Hub. Until the Hub answers, or if it lacks the model, the page keeps its previous model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LONGEST_IN_LINK = 1500
 MOST_KEPT = 100
 """Maximum custom models in a session. Our choice: more than undo can reach."""
 IN_USE = "the model in use"
-"""The name passed to the contract if the catalogue lacks the model."""
+"""Name passed to the contract for a model outside the catalogue."""
 UNLINKED = "own config"
-"""The URL's placeholder for a config that is too long for it."""
+"""Placeholder in the URL for a config that is too long."""
 LOST = (
     "The link was for a pasted config.json that is too long for a link; paste it again under “Own model”. The page "
     f"opened on {EXAMPLE['model']}."
@@ -51,7 +51,7 @@ class Asking:
 
     hub_id: str
     wanted: Mapping[str, object] | None
-    """The custom model based on it; None: the model itself."""
+    """Keys of the custom model based on it; None: the model itself."""
     answer: Future[HubModel]
 
 
@@ -71,12 +71,12 @@ def is_known(option: object) -> bool:
 
 
 def known() -> dict[str, Model]:
-    """The session's models outside the catalogue, by their form in the URL."""
+    """The session's models outside the catalogue, keyed by their form in the URL."""
     return {option: found.model for option, found in found_models().items() if found.model}
 
 
 def name() -> str:
-    """The name passed to the contract: a catalogued name, or ``IN_USE``."""
+    """The name passed to the contract: a name in the catalogue, or ``IN_USE``."""
     option: str = st.session_state["in use"]
     return option if option in catalog.models() else IN_USE
 
@@ -88,7 +88,7 @@ def in_use() -> Mapping[str, Model]:
 
 
 def follow() -> None:
-    """Updates the URL to the model in use; called before any widget is drawn."""
+    """Updates the URL to the model in use. Call before any widget is drawn."""
     if st.session_state.get("model") is not None:
         st.session_state["model"] = st.session_state["in use"]
 
@@ -107,9 +107,9 @@ def found_models() -> dict[str, HubModel]:
 
 
 def instead(asked: Mapping[str, Sequence[str]], problems: Sequence[str]) -> list[str]:
-    """Problems of a URL whose model is not available; asks the Hub if it may know the model.
+    """Asks the Hub for a URL's missing model if the Hub may know it. Returns the problems to report.
 
-    ``problems``: those reported by the contract.
+    ``problems``: the problems that the contract reported.
     """
     forget_question()
     named, wanted = _named_in("".join(asked.get("model", ())))
@@ -142,7 +142,7 @@ def _named_in(text: str) -> tuple[str, Mapping[str, object] | None]:
 
 
 def _may_be_id(text: str) -> bool:
-    """Whether it looks like ``owner/name`` and is not known here."""
+    """Whether a text has the form ``owner/name`` and is not a known model."""
     return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None and not is_known(text)
 
 
@@ -160,7 +160,7 @@ def ask(hub_id: str, wanted: Mapping[str, object] | None = None) -> None:
 
 
 def ask_again() -> None:
-    """Repeats the last request; reruns the whole page, so that it polls for the answer."""
+    """Repeats the last request and reruns the whole page, which then polls for the answer."""
     refusal: NoModel | None = st.session_state.get("trouble")
     if refusal is not None and refusal.trouble in ASK_AGAIN:
         ask(refusal.hub_id, refusal.wanted)
@@ -179,9 +179,9 @@ def pending() -> Asking | None:
 
 
 def settle() -> None:
-    """Receives the Hub's answer if it has arrived; called before any widget is drawn.
+    """Receives the Hub's answer if it has arrived. Call before any widget is drawn.
 
-    Not in the run that opens a URL, since a bound widget drawn for the first time takes the URL's value. A click may
+    Do not call it in the run that opens a URL: a bound widget takes the URL's value when first drawn. A click may
     interrupt a run, so the request stays pending until a run has shown its answer.
     """
     asking: Asking | None = st.session_state.get("asking")
@@ -227,7 +227,7 @@ def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]
 
 
 def _as_option(own: Mapping[str, object]) -> str:
-    """A model of one's own as the address carries it, or a name where it is too long for that."""
+    """A custom model in the URL's form, or a placeholder name if it is too long."""
     text = json.dumps(own, separators=(",", ":"))
     if len(quote(text)) <= LONGEST_IN_LINK:
         return text
@@ -237,19 +237,19 @@ def _as_option(own: Mapping[str, object]) -> str:
 
 
 def take_pasted() -> None:
-    """Use the config.json that was pasted."""
+    """Uses the pasted config.json."""
     take_text(st.session_state.get("config text") or "")
 
 
 def take_dropped() -> None:
-    """Use the config.json that was dropped."""
+    """Uses the dropped config.json."""
     dropped = st.session_state.get("config file")
     if dropped is not None:
         take_text(dropped.getvalue())
 
 
 def take_dimensions(model: Model, fields: Mapping[str, str]) -> None:
-    """Use a model with the dimensions that the fields hold."""
+    """Uses the model with the dimensions in the fields."""
     forget_question()
     state = st.session_state
     chosen = {key: state[field] for key, field in fields.items()}
@@ -259,7 +259,7 @@ def take_dimensions(model: Model, fields: Mapping[str, str]) -> None:
 
 
 def _own(option: str) -> dict[str, object]:
-    """A model in use as one of one's own, to which dimensions may be added."""
+    """The model in use as a custom model, to which dimensions can be added."""
     if not option.startswith("{"):
         return {"like": option}
     fact: dict[str, object] = json.loads(option)
@@ -267,13 +267,13 @@ def _own(option: str) -> dict[str, object]:
 
 
 def take_known(option: str) -> None:
-    """Use a model that is known here."""
+    """Uses a known model."""
     forget_question()
-    if option in catalog.models():  # what was said of it as an adapter's base is said no more
+    if option in catalog.models():  # drops the notes on it as an adapter's base
         found_models().pop(option, None)
     session.put({"model": option})
 
 
 def asked_of_the_hub(hub_id: str) -> Future[HubModel]:
-    """What the Hub says of a model, in a thread; with the visitor's token where one was given."""
+    """Asks the Hub for a model in a thread, with the visitor's token if there is one."""
     return _threads.submit(hub.fetch, hub_id, token=st.session_state.get("hub token") or None)

@@ -1,7 +1,7 @@
-"""Opening an address: the widgets are set to what it says.
+"""Opening a URL: sets the widgets to its values.
 
-Streamlit silently drops what it cannot read in an address, so the address is first read here through the
-contract, and what is invalid is reported. A bare address opens on ``EXAMPLE``, written out in the address.
+Streamlit silently drops invalid values in a URL. So the contract reads the URL first and reports them. A URL without a
+query opens ``EXAMPLE``, whose keys are then written to the URL.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dashboard.state import comparison, models, question, session, what_ifs
 from estimator import KEY_FACET, HubModel, catalog, contract
 
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
-"""The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
+"""The contract's keys stored by ``session``: those with widgets in expanders, and those without a widget."""
 PAGE_KEYS = ("section", *comparison.KEYS)
-"""Keys of an address that describe the page, not the setup."""
+"""URL keys that describe the page, not the setup."""
 STEPS: Mapping[str, tuple[int, ...]] = {
     key.name: key.widget.steps
     for key in contract.KEYS
     if isinstance(key.widget, contract.Widget) and key.widget.steps
 }
-"""What a slider offers; a sound value of an address that lies between is added to it."""
+"""Steps of each slider. A valid value in a URL between two steps is added to them."""
 
 
 def open_address() -> None:
-    """Once a visit: read the address, report what is invalid in it, set the widgets to the rest."""
+    """Reads the URL once per visit, reports invalid values, and sets the widgets to the others."""
     state = st.session_state
     if models.is_known(state.get("model")) and not unbound.moved(UNBOUND):
         return
@@ -61,17 +61,17 @@ def open_address() -> None:
     is_written = False
     if any(given.get(key) != texts for key, texts in spelled.items()):
         spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
-        # back to a bare address: the widgets stand and write it
+        # after Back to a URL without a query, the existing widgets write it
         with suppress(StreamlitAPIException):
-            st.query_params.update(spelled)  # all at once: one entry in the browser's history
+            st.query_params.update(spelled)  # one update: one entry in the browser's history
             is_written = True
     session.put(values)
     if is_written:
-        st.rerun()  # so that the widgets read the address as it is spelled now
+        st.rerun()  # makes the widgets read the updated URL
 
 
 def values_of(read: contract.Reading) -> dict[str, object]:
-    """What each widget shows of an address."""
+    """The value of each widget for a URL."""
     assert read.model is not None
     facts = contract.write_fields(read.model, read.gpu, contract.DEFAULT)
     return {

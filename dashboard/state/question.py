@@ -1,4 +1,4 @@
-"""The setup that the widgets ask about, read through the contract, and its estimate."""
+"""The setup in the widgets, as read by the contract, and its estimate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from estimator import Estimate, Model, contract, estimate
 
 
 def as_option(fact: object) -> str:
-    """A model or GPU as a select box offers it: by name, or one's own as its JSON."""
+    """A model or GPU as an option of a select box: its name, or the JSON of a custom one."""
     return fact if isinstance(fact, str) else json.dumps(fact, separators=(",", ":"))
 
 
 def as_fact(option: object) -> object:
-    """An option of a select box as the contract reads it."""
+    """An option of a select box in the contract's format."""
     return json.loads(option) if isinstance(option, str) and option.startswith("{") else option
 
 
@@ -33,9 +33,9 @@ def _asked() -> dict[str, object]:
 
 
 def reading() -> contract.Reading:
-    """What the widgets say, through the contract, with the problems of the address in front.
+    """The widgets' values as read by the contract. The URL's problems come first.
 
-    Every part of the page asks; it is read once, until a widget, the model or the address says something else.
+    Every part of the page calls this. The result is cached until a widget, the model or the URL changes.
     """
     asked, known = _asked(), models.in_use()
     said = list(st.session_state["address_problems"])
@@ -50,7 +50,7 @@ def reading() -> contract.Reading:
 
 
 class _Read(NamedTuple):
-    """What was asked when it was read last, and what it said."""
+    """The inputs and the result of the last reading."""
 
     asked: Mapping[str, object]
     known: Mapping[str, Model]
@@ -60,24 +60,24 @@ class _Read(NamedTuple):
     def still_holds(
         self, asked: Mapping[str, object], known: Mapping[str, Model], said: list[str]
     ) -> bool:
-        """Whether the same is asked; of equal models one may have been written otherwise."""
+        """Whether the inputs are unchanged. Equal models may be written differently."""
         return (asked, said) == (self.asked, self.said) and {
             name: id(model) for name, model in known.items()
         } == {name: id(model) for name, model in self.known.items()}
 
 
 def answer() -> Estimate | str:
-    """The estimate of what the widgets say, or the sentence that refuses it."""
+    """The estimate of the setup in the widgets, or the sentence that refuses it."""
     return _answer(reading())
 
 
 def answer_at(key: str, value: object) -> Estimate | str:
-    """The same, were one key at another value."""
+    """The answer with one key at another value."""
     return _answer(contract.read_setup({**_asked(), key: value}, models.in_use()))
 
 
 def all_but(key: str) -> tuple[object, ...]:
-    """What is asked but for one key; hashable, and equal for as long as only that key changes."""
+    """All inputs except one key, hashable. Equal as long as only that key changes."""
     asked = _asked()
     return reading().model, *((name, repr(asked[name])) for name in sorted(asked) if name != key)
 

@@ -1,7 +1,7 @@
-"""The setup as a session holds it, key by key, in the terms of the contract.
+"""The setup in the session, by the contract's keys.
 
-A key whose widget is always drawn is held by that widget. The others are plain values; their widgets, where they
-have one, are drawn only while their expander is open: a closed expander costs the browser nothing when a slider moves.
+A key whose widget is always drawn is stored in that widget. The other keys are plain values. Their widgets, if any, are
+drawn only while their expander is open, so a closed expander costs the browser nothing when a slider moves.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ BOUND = (
     "gpu",
     *(key.name for key in contract.KEYS if key.section is contract.Section.ALWAYS),
 )
-"""Keys whose widget is always drawn, under the key itself, bound to the address."""
+"""Keys whose widget is always drawn, stored under the same name and bound to the URL."""
 
 
 def unbound_values() -> dict[str, object]:
-    """Values of the keys that no bound widget holds, where they differ from the contract's defaults."""
+    """Values of the keys without a bound widget, if they differ from the contract's defaults."""
     values: dict[str, object] = st.session_state["unbound"]
     return values
 
 
 def value(key: str) -> object:
-    """The current value of a key; a choice as its text."""
+    """The current value of a key; an enum member as its text."""
     if key in BOUND:
         return st.session_state[key]
     return unbound_values().get(key, _plain(getattr(contract.DEFAULT, key)))
 
 
 def put(keys: Mapping[str, object]) -> None:
-    """Set some keys, here and in the address. A slider gains a step for a value that it lacked."""
+    """Sets some keys in the session and the URL. Adds a step to a slider for a new value."""
     state = st.session_state
     for key, given in keys.items():
         if key in BOUND:
@@ -53,7 +53,7 @@ def put(keys: Mapping[str, object]) -> None:
 
 
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
-    """The keys that no widget writes, as the address spells them; a default has no text."""
+    """URL strings of the keys that no widget writes; none for a default."""
     return {
         key: [] if given == getattr(contract.DEFAULT, key) else unbound.spelled(_plain(given))
         for key, given in keys.items()

@@ -1,4 +1,4 @@
-"""A what-if holds for the model and the method that it was set for; with another it ends, and the page says so."""
+"""A what-if applies to one model and method. With another it ends, and the page says so."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dashboard.words import terms
 from estimator import Method, contract
 
 KEY = "optim_state_dtype"
-"""The one key that says what no tool runs."""
+"""The only key whose value no tool can run."""
 NOW, ENDED = "what-if", "what-if ended"
 
 
 class WhatIf(NamedTuple):
-    """The dtype of the optimizer's states, and what it was set for."""
+    """The dtype of the optimizer's states, and the method and model it was set for."""
 
     dtype: str
     of: str
@@ -24,7 +24,7 @@ class WhatIf(NamedTuple):
 
 
 def follow(now: contract.Reading) -> None:
-    """End a what-if that was set for another model or method; before the page reads the setup."""
+    """Ends a what-if that was set for another model or method. Call before the page reads the setup."""
     if now.model is None:
         return
     state = st.session_state
@@ -41,13 +41,13 @@ def follow(now: contract.Reading) -> None:
 
 
 def forget() -> None:
-    """A new address says what it means."""
+    """Forgets the what-if when a new URL is opened."""
     st.session_state.pop(NOW, None)
     st.session_state.pop(ENDED, None)
 
 
 def ended() -> str:
-    """That a what-if ended, in one sentence; empty if none did."""
+    """A sentence that a what-if has ended; empty if none has."""
     if ENDED not in st.session_state:
         return ""
     before, _ = st.session_state[ENDED]

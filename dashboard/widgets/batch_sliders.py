@@ -1,4 +1,4 @@
-"""The notes under the sliders of micro-batch and context: how far they can go."""
+"""The notes under the sliders for micro-batch and context: the largest values that fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _limit(
     search: Callable[[Model, Gpu, TrainingSetup], int],
     say: Callable[[int, bool, Model, TrainingSetup], str],
 ) -> str:
-    """How far one slider can go, as text; empty without a GPU or if the setup cannot be trained."""
+    """Text with one slider's limit; empty without a GPU or if the setup cannot be trained."""
     if now.model is None or now.gpu is None:
         return ""
     try:
@@ -54,7 +54,7 @@ def _limit(
 
 
 def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup], str]:
-    """The limit, and how far lossless changes would raise it."""
+    """Wording of the context's limit, and of the limit after lossless changes."""
 
     def say(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
         said = slider_limits.context_limit(limit, evaluating, model, setup)

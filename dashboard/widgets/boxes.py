@@ -1,7 +1,7 @@
-"""The widget of each key: what it shows, and where it stores its value.
+"""The widget of each key, and where its value is stored.
 
-Every widget belongs to a key of the contract and has the contract's default; the key's declaration gives its section
-and shape. Widgets that are always visible are bound to the URL; those in an expander show the session's value.
+Every widget belongs to a key of the contract and has the contract's default. The key's declaration gives its section
+and shape. Widgets that are always visible are bound to the URL. Those in an expander show the session's value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dashboard.widgets import rerun
 from estimator import TrainingSetup, contract
 
 BEHIND_PRECISION = ("dtype", "mixed_precision")
-"""Keys set by the precision box, which must be redrawn when one of them changes."""
+"""Keys that the precision box sets. It must be redrawn when one of them changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +26,17 @@ class Unusual:
     """Behaviour of a key's widget beyond its declaration."""
 
     draw: Callable[[contract.Key], None] | None = None
-    """Draws it instead of ``widget``."""
+    """Replaces ``widget`` to draw it."""
     then: Callable[[], None] | None = None
-    """Draws what follows it."""
+    """Draws further elements below it."""
     take: Callable[[], None] | None = None
-    """Handles a change that also sets other keys."""
+    """Change handler that also sets other keys."""
     where: Callable[[TrainingSetup], bool] | None = None
-    """Whether it applies to a setup; otherwise it is not drawn."""
+    """Whether the widget applies to a setup and is drawn."""
 
 
 def draw(section: contract.Section, unusual: Mapping[str, Unusual]) -> None:
-    """The widgets of a section, in the order of the table."""
+    """Draws the widgets of a section, in the contract's order."""
     for key in contract.KEYS:
         own = unusual.get(key.name, USUAL)
         if key.section is not section or (own.where and not own.where(question.reading().setup)):
@@ -55,7 +55,7 @@ USUAL = Unusual()
 
 
 def widget(key: contract.Key, **others: Any) -> None:
-    """The widget of one key, with its declared shape; ``others`` are passed to Streamlit."""
+    """Draws the widget of one key with its declared shape; ``others``: arguments for Streamlit."""
     if shape(key).shape == "slider" and key.name in session.BOUND:
         _moving_slider(key)
     else:
@@ -97,13 +97,13 @@ def _widget(key: contract.Key, **others: Any) -> None:
 
 
 def shape(key: contract.Key) -> contract.Widget:
-    """The widget of a key that has one."""
+    """The declared widget of a key; the key must have one."""
     assert isinstance(key.widget, contract.Widget), key.widget
     return key.widget
 
 
 def options(key: contract.Key) -> list[Any]:
-    """The options of a key: its words, or its few allowed numbers."""
+    """The options of a key: its words, or its allowed numbers."""
     match key.kind:
         case contract.Choice(words=words):
             return [str(word) for word in words]
@@ -134,7 +134,7 @@ def _shown(key: contract.Key, default: str, options: Sequence[str] | None = None
     value = str(value) if isinstance(key.kind, contract.Choice) else value
     shown = value if options is None else options.index(value)
     bound = {"key": key.name, default: shown, "bind": "query-params", **listed}
-    if isinstance(key.kind, contract.Choice):  # reruns the whole page
+    if isinstance(key.kind, contract.Choice):  # a choice reruns the whole page
         return bound
     return {**bound, "on_change": rerun.redraw, "args": _also(key)}
 
@@ -144,11 +144,11 @@ def _also(key: contract.Key) -> tuple[str, ...]:
 
 
 def box(key: contract.Key, default: str, options: Sequence[str] | None = None) -> dict[str, Any]:
-    """The same for a widget in an expander.
+    """Arguments for a widget in an expander.
 
-    A browser shows and sends back the default until it receives another value. That message is sent once and may be
-    overtaken by the next run, so the key's value itself is passed as the default. A widget with a default other than
-    None cannot be emptied, so widgets that can be null receive their value in every run instead.
+    A browser shows and returns the default until it receives another value. That message is sent once, and the next
+    run may overtake it. So the key's value is passed as the default. A widget with a default other than None cannot be
+    emptied, so widgets that can be null receive their value in every run instead.
     """
     name, now = f"{key.name} box", session.value(key.name)
     is_nullable = key.kind.nullable
@@ -168,14 +168,14 @@ def _take_box(name: str, *also: str) -> None:
 
 
 def with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
-    """The catalogue's names, preceded by values from the URL that are not among them."""
+    """The catalogue's names, preceded by a value from the URL that is not among them."""
     names = list(catalogued)
     return names if own is None or own in names else [own, *names]
 
 
 @contextmanager
 def expander(label: str) -> Iterator[bool]:
-    """An expander whose widgets exist only while it is open; yields whether it is open."""
+    """Yields whether the expander is open; draw its widgets only then."""
     expander = st.expander(label, key=f"{label} open", on_change="rerun")
     with expander:
         yield bool(expander.open)

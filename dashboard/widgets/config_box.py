@@ -1,4 +1,4 @@
-"""The config box next to the model box: drop or paste a config, or choose a tool's defaults."""
+"""The config box next to the model box: drop or paste a config, or apply a tool's defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POPOVER_PIXELS = 380
 
 
 def draw() -> None:
-    """The box: a description, a text field, file upload, and tools' defaults."""
+    """Draws the box: a description, a text field, file upload, and tools' defaults."""
     with (
         st.popover("Your config", key="your config", width="stretch"),
         st.container(width=POPOVER_PIXELS),

@@ -1,4 +1,4 @@
-// Plotly draws a figure, and updates it in place.
+// Plotly draws a figure and updates it in place.
 const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
   const script = document.createElement("script");
   Object.assign(script, { src: url, onload: () => done(window.Plotly), onerror: fail });
@@ -9,16 +9,16 @@ const camera = (Plotly, format, name) => ({
   icon: format === "png" ? Plotly.Icons.camera : Plotly.Icons.disk,
   click: (plot) => Plotly.downloadImage(plot, { format, scale: 2, filename: `headroom-${name}` }),
 });
-const REST = 120;  // ms: ours, longer than from one pressed key to the next
+const REST = 120;  // ms; our choice: longer than the interval between repeated key presses
 
-// Two figures with one frame differ in their bars, in what is written on them and in which of them is marked.
+// Figures with the same frame differ only in their bars, the bars' texts, and which bar is highlighted.
 const frameOf = ({ data: [bars, totals], layout: { yaxis, ...layout } }) => {
   const { x, y, base, text, hovertext, marker, insidetextfont, ...bar } = bars;
   const { x: at, text: words, textposition, ...total } = totals;
   return JSON.stringify([layout, { ...yaxis, ticktext: yaxis.ticktext.length }, bar, total, at.length]);
 };
 
-// The style Plotly gave each kind of part, by what the figure says of it.
+// Plotly's style for each kind of part, keyed by the part's colours and line width in the figure.
 const kindAt = ({ marker: { color, line } }, place) => [color[place], line.color[place], line.width[place]].join();
 const stylesOf = ({ data: [bars] }, points) =>
   points.map((point, place) => [kindAt(bars, place), point.querySelector("path").getAttribute("style")]);
@@ -35,7 +35,7 @@ const write = (text, words) => {
   }));
 };
 
-// Plotly takes 15 ms to draw them, and moving them where they stand 1. So it draws them when they rest.
+// Plotly takes 15 ms to redraw the bars; moving them takes 1 ms. So Plotly redraws only when the slider rests.
 const slide = (box, { data: [bars, totals], layout }) => {
   const { xaxis, yaxis } = box._fullLayout;
   const at = (axis, value) => Math.round(100 * axis.l2p(value)) / 100;
@@ -98,7 +98,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
   const react = (Plotly) => {
     const { name, menu, picks } = box.wanted, { ground } = box;
-    const figure = JSON.parse(box.drawn);  // Plotly writes into what it is given
+    const figure = JSON.parse(box.drawn);  // Plotly modifies its input
     const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#7F8A94", activecolor: "#0072B2" };
     const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
     const font = { family: getComputedStyle(box).fontFamily };

@@ -1,6 +1,6 @@
 """The only place that calls Plotly, whose JavaScript draws a figure and updates it in place.
 
-``st.plotly_chart`` creates a new chart, and draws it twice, whenever a figure changes; its menu only allows JSON.
+Whenever a figure changes, ``st.plotly_chart`` creates a new chart and draws it twice. Its menu only allows JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dashboard.figures.memory_bars import Figure
 
 
 def is_dark() -> bool:
-    """Whether the page is dark."""
+    """Whether the page has a dark theme."""
     return bool(st.context.theme.type == "dark")
 
 
@@ -31,7 +31,7 @@ if (!document.querySelector('link[href="{SCRIPT}"]'))
   document.head.append(
     Object.assign(document.createElement("link"), {{ rel: "preload", as: "script", href: "{SCRIPT}" }}));
 </script>"""
-"""Lets the browser fetch the script while it draws the text; it runs with the first figure."""
+"""Lets the browser fetch the script while it draws the text. The script runs with the first figure."""
 # If the script cannot be loaded, the figure's text is shown instead.
 _draw = component(
     "figure",
@@ -52,9 +52,9 @@ def plot(
 ) -> None:
     """Draws a figure that has a height.
 
-    ``alt``: the figure as text. ``menu``: whether its two camera buttons are always visible, or on hover. ``on_pick``
-    is called with the ``customdata`` of a clicked point. ``follows``: what ``slider_rows`` needs to redraw it while a
-    slider moves.
+    ``alt``: the figure as text. ``menu``: whether its two camera buttons are always visible or only on hover.
+    ``on_pick``: called with the ``customdata`` of a clicked point. ``follows``: data with which ``slider_rows`` redraws
+    it while a slider moves.
     """
     data = {
         "figure": figure,

@@ -1,7 +1,7 @@
 """The GPU box: a GPU of the catalogue by any of its names, or a custom one.
 
 The choice is stored under the key ``gpu`` in the URL's form: a name, or the JSON of a custom GPU. A hidden field is
-bound to the URL, and the visible box shows a readable name.
+bound to the URL; the visible box shows a readable name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, Strategy, catalog, c
 POPOVER_PIXELS = 380
 """Width in pixels. Our choice: fits a phone, as for the model box."""
 MOST_MEANT = 12
-"""Maximum cards proposed for a few words. Our choice: enough for all cards with the same number in their names."""
+"""Maximum cards proposed for a search. Our choice: enough for all cards with the same number in their names."""
 
 
 def draw(gpu: Gpu | None) -> None:
-    """The box, matches for a few words, and the custom GPU."""
+    """Draws the box, search matches, and the fields of a custom GPU."""
     state = st.session_state
-    st.text_input("GPU in the address", None, key="gpu", bind="query-params")  # not seen
+    st.text_input("GPU in the address", None, key="gpu", bind="query-params")  # hidden
     state["gpu box"] = state["gpu"]
     st.selectbox(
         "GPU",
@@ -59,14 +59,14 @@ def _label(option: str) -> str:
 
 
 def take(name: str, typed: str = "") -> None:
-    """Chooses a catalogued card or slice, as a click does; ``typed`` may give their number."""
+    """Chooses a card or slice of the catalogue, as a click does; ``typed`` may give their number."""
     st.session_state["gpu meant"] = None
     st.session_state["own"]["gpu"] = name
     actions.take({"gpu": name, **_number(typed)})
 
 
 def _number(typed: str) -> dict[str, object]:
-    """The keys that typed words set in addition to the GPU; a chosen strategy stays."""
+    """Keys that typed words set in addition to the GPU. A chosen strategy stays."""
     keys = contract.gpu_keys(typed)
     if session.value("strategy") != Strategy.NONE:
         keys.pop("strategy", None)
@@ -74,7 +74,7 @@ def _number(typed: str) -> dict[str, object]:
 
 
 def _choose() -> None:
-    """Accepts a name from the list; other words must match one GPU, or their matches are offered."""
+    """Accepts a name from the list, or words that match a single GPU. Offers the matches if there are several."""
     state = st.session_state
     typed, state["gpu meant"] = state["gpu box"], None
     if typed is None or typed in _options():
@@ -89,7 +89,7 @@ def _choose() -> None:
 
 
 def _meant() -> None:
-    """The GPUs that match the typed words, or a note that none does."""
+    """Shows the GPUs that match the typed words, or a note that none does."""
     asked = st.session_state.get("gpu meant")
     if asked is None:
         return
@@ -107,7 +107,7 @@ def _meant() -> None:
 
 
 def _own(gpu: Gpu | None) -> None:
-    """Memory, the card it is as fast as, and its price."""
+    """Fields of a custom GPU: memory, the card it is as fast as, and its price."""
     price = session.value("usd_per_gpu_hour")
     keys = (f"own GiB {hash(gpu)}", f"own like {hash(gpu)}", f"own price {hash(gpu)} {price}")
     st.number_input(
@@ -143,7 +143,7 @@ def _own(gpu: Gpu | None) -> None:
 
 
 def _take_own(memory: str, like: str, price: str) -> None:
-    """Uses the card described by the three fields."""
+    """Uses the custom card in the three fields."""
     state = st.session_state
     card = {"like": state[like], "memory_bytes": round(state[memory] * units.GIB)}
     if state[like] is None:

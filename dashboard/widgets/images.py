@@ -1,4 +1,4 @@
-"""The image settings: size presets, and the tokens that each tool makes of an image."""
+"""Image settings: size presets, and the tokens of an image with each tool."""
 
 from __future__ import annotations
 

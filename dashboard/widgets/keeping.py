@@ -1,4 +1,4 @@
-"""Keeping a setup for comparison, copying its link, presenting it."""
+"""Buttons that add a setup to the comparison, copy its link, or present it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from estimator import Estimate, contract
 
 
 def draw(answer: Callable[[], Estimate | str]) -> None:
-    """Keep this setup, copy its link, present it."""
+    """Draws buttons that add this setup to the comparison, copy its link, and present it."""
     with st.container(horizontal=True, key="keeping", gap="small"):
         if st.button("Keep for comparison", key="keep"):
             _ask_for_name(answer())
@@ -26,7 +26,7 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
 
 
 def _picture(answer: Callable[[], Estimate | str]) -> None:
-    """A self-contained picture of this setup."""
+    """Offers a self-contained picture of this setup."""
     with st.popover(
         "Picture", key="picture", help="One picture to share: verdict, bars, hours and dollars."
     ):
@@ -51,7 +51,7 @@ def _drawn(answer: Callable[[], Estimate | str], kind: str) -> bytes | str:
 
 
 def say_problems() -> None:
-    """Report what was dropped from a link or a file."""
+    """Reports the parts of a link or file that were dropped."""
     for problem in comparison.problems():
         st.warning(markup.plain(problem), icon=":material/link_off:")
 
@@ -102,7 +102,7 @@ COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</butt
   };
 })();
 </script>"""
-"""Copies the browser's own URL, which contains everything. No text from visitors is inserted here."""
+"""Copies the browser's own URL, which contains everything. No visitor's text is inserted into the script."""
 
 
 def copy_button() -> None:

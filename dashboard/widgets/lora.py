@@ -11,7 +11,7 @@ from dashboard.widgets import boxes, rerun
 from estimator import ALL_LINEAR, contract, linear_names, outer_names
 
 EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
-"""Which linear layers get an adapter, by name."""
+"""Presets of the linear layers that get an adapter."""
 
 
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ def _take_modules() -> None:
 
 
 def _targets() -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
-    """The modules that get an adapter, the names of all linears, and those of attention."""
+    """Names of the adapted modules, of all linears, and of the attention's linears."""
     now = question.reading()
     linears, attention = linear_names(now.model) if now.model else ((), ())
     targets = session.value("lora_target_modules")
@@ -38,7 +38,7 @@ def _targets() -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
 
 
 def _modules(key: contract.Key) -> None:
-    """Which linears get an adapter: a preset, and names."""
+    """Widgets for the linears that get an adapter: a preset, and names."""
     chosen, linears, attention = _targets()
     st.session_state[f"{key.name} box"] = chosen
     st.session_state["adapter_choice"] = (

@@ -1,4 +1,4 @@
-"""The precision box next to the method, which sets two keys, and when the model class can be chosen."""
+"""The precision box, which sets two keys, and the condition for showing the model class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _apply_precision() -> None:
 
 
 def _precision() -> None:
-    """Sets dtype and autocast by the name of the pair."""
+    """Sets dtype and autocast together, by the pair's name."""
     names = list(terms.PRECISIONS)
     current = terms.precision(question.reading().setup)
     st.session_state["precision"] = current
@@ -32,7 +32,7 @@ def _precision() -> None:
 
 
 def _has_towers(_: TrainingSetup) -> bool:
-    """Whether the checkpoint is multimodal, so that two classes can load it."""
+    """Whether the checkpoint is multimodal: then two classes can load it."""
     model = question.reading().model
     return model is not None and (model.towers is not None or model.vision is not None)
 

@@ -1,6 +1,6 @@
 """The model box: search, the Hub, a config.json, other dimensions, and the token.
 
-A select box writes its options' labels to the URL, not their values, so the widget bound to the URL, ``model``, is
+A select box writes its options' labels to the URL, not their values. So the widget bound to the URL, ``model``, is
 hidden. It follows the model in use, because a busy browser may send its old value again.
 """
 
@@ -20,9 +20,9 @@ from dashboard.words import units
 from estimator import Model, catalog, hub
 
 MOST_PROPOSED = 6
-"""Maximum models proposed for a few words. Our choice: what a phone can show."""
+"""Maximum models proposed for a search. Our choice: as many as a phone can show."""
 POLL_SECONDS = 0.3
-"""Seconds between checks whether the Hub has answered. Our choice."""
+"""Seconds between polls for the Hub's answer. Our choice."""
 POPOVER_PIXELS = 380
 """Width in pixels. Our choice: fits a phone."""
 SHOWN = (
@@ -33,13 +33,13 @@ SHOWN = (
     ("num_key_value_heads", "Key-value heads"),
     ("vocab_size", "Vocabulary"),
 )
-"""The dimensions that have a field, and their labels."""
+"""Dimensions with an input field, and their labels."""
 
 
 def draw(model: Model | None) -> None:
-    """The model box, proposals for a few words, custom models, and the token."""
+    """Draws the model box, search proposals, custom models, and the token."""
     state = st.session_state
-    st.text_input("Model in the address", None, key="model", bind="query-params")  # not seen
+    st.text_input("Model in the address", None, key="model", bind="query-params")  # hidden
     state["model drawn"] = True
     state["model box"] = state["in use"]
     names = labels()
@@ -108,7 +108,7 @@ def _choose() -> None:
     if typed in {
         "",
         st.session_state["in use"],
-    }:  # browsers also send this when the box was reset
+    }:  # browsers also send this after the box was reset
         return
     models.forget_question()
     spelled = {option.casefold(): option for option in [*catalog.models(), *models.found_models()]}
@@ -125,7 +125,7 @@ def _choose() -> None:
 
 
 def _proposals() -> None:
-    """Models of the catalogue that match a few words."""
+    """Shows models of the catalogue that match the search."""
     typed: str | None = st.session_state.get("proposed")
     if typed is None:
         return
@@ -145,7 +145,7 @@ def _proposals() -> None:
 
 
 def _own_model(model: Model | None) -> None:
-    """A config.json, or other dimensions."""
+    """Fields of a custom model: a config.json, or other dimensions."""
     st.text_area(
         "Paste a config.json",
         key="config text",
@@ -199,7 +199,7 @@ def _token() -> None:
 
 
 def status() -> None:
-    """Status on the page: a pending request, why a model is unavailable, and notes on the one in use."""
+    """Status on the page: a pending request, why a model is unavailable, and notes on the model in use."""
     poll = POLL_SECONDS if models.pending() else None
     st.session_state["polling"] = False
     st.fragment(_status, run_every=poll, key="model status")()
@@ -230,7 +230,7 @@ def _status() -> None:
 
 
 def _aside() -> None:
-    """The status next to the box, since on a phone the controls cover the page."""
+    """Repeats the status next to the box, because on a phone the controls cover the page."""
     with st.container(key="model aside"):
         _said()
 

@@ -1,4 +1,4 @@
-"""Widgets of a single objective, drawn if that objective is chosen."""
+"""Widgets of single objectives, drawn only for the chosen objective."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from estimator import Objective, Strategy, TrainingSetup
 
 
 def generates() -> bool:
-    """Whether the objective trains on what the model writes."""
+    """Whether the objective trains on text that the model generates."""
     return question.reading().setup.objective.generates
 
 

@@ -21,11 +21,11 @@ class Proposal(NamedTuple):
 
 
 def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
-    """Cards that set their keys on click; the card of the current setup is inactive.
+    """Cards that set their keys on click. The card of the current setup is inactive.
 
-    Each is a text with a button over it in the same grid cell. The browser redraws every element at each move, so the
-    button's label stays constant while numbers change: labels are Markdown, which is slower to parse than the card is
-    to draw.
+    Each is a text with a button over it in the same grid cell. Labels are Markdown, which takes longer to parse than
+    the card takes to draw. The browser redraws every element at each move, so the label stays constant while numbers
+    change.
     """
     with st.container(key=f"cards {name}"):
         for it in proposals:

@@ -18,10 +18,10 @@ VERDICT, BARS, CARDS, BATCH, CONTEXT, MORE = PARTS = (
     "longest context",
     "more",
 )
-"""Fragments that rerun when a number changes, in this order. The browser redraws the figure only if it had no row of
-answers for the slider, or a wrong one."""
+"""Fragments that rerun when a number changes, in this order. The browser redraws the figure only if its row of
+answers for the slider was missing or wrong."""
 REST_SECONDS = 0.05
-"""Seconds of rest before the remaining page follows a slider. Our choice: about the browser's drawing time."""
+"""Seconds without movement before the remaining page follows a slider. Our choice: about the browser's drawing time."""
 ROW = "row"
 """The fragment that reruns when the pointer or focus enters a slider."""
 EXPANDERS = "expanders"
@@ -29,16 +29,16 @@ EXPANDERS = "expanders"
 
 
 def redraw(*also: str) -> None:
-    """Reruns only the parts that show a changed number."""
+    """Reruns only the parts that show changed numbers."""
     if models.is_asking():
         return
     st.session_state["moving"] = True
-    with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
+    with suppress(StreamlitAPIException):  # a page without these parts reruns in full
         st.rerun((*PARTS, *also))
 
 
 def let_figure_draw() -> None:
-    """Pauses, so that the browser draws verdict and figure before the rest of the page.
+    """Pauses while the browser draws verdict and figure, before the rest of the page.
 
     A further move interrupts this run, so a visitor who keeps moving a slider never waits for the rest.
     """

@@ -1,4 +1,4 @@
-"""Special widgets for several GPUs: a strategy also sets other keys, and the network belongs to the GPU."""
+"""Special widgets for several GPUs. A strategy also sets other keys, and the network is a property of the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from estimator import (
 
 
 def _network() -> None:
-    """The network between machines, if the job has several."""
+    """Draws the network between machines, if the job has several machines."""
     now = question.reading()
     if now.gpu is None or now.setup.num_gpus <= now.setup.gpus_per_node:
         return
@@ -45,7 +45,7 @@ def _network() -> None:
 
 
 def _take_network() -> None:
-    """The network is a property of the GPU, so setting it makes the GPU a custom one, and clearing it undoes that."""
+    """Sets the network, which makes the GPU a custom one. Clearing it undoes that."""
     fact = question.as_fact(session.value("gpu"))
     card = {"like": fact} if isinstance(fact, str) else dict(cast("Mapping[str, object]", fact))
     card.pop(NETWORK, None)
@@ -57,12 +57,12 @@ def _take_network() -> None:
 
 
 def _has_checkpoints_to_move(setup: TrainingSetup) -> bool:
-    """Whether the older FSDP's checkpointing can wrap its modules."""
+    """Whether checkpointing can wrap FSDP modules, which only FSDP 1 allows."""
     return setup.uses_fsdp1 and setup.gradient_checkpointing and setup.use_reentrant
 
 
 def _take_fsdp_version() -> None:
-    """FSDP 2 has no wrapper modules that checkpointing could wrap."""
+    """Sets the FSDP version. FSDP 2 has no modules that checkpointing could wrap."""
     version = st.session_state["fsdp_version box"]
     around = {} if version == 1 else {"checkpoint_around_fsdp": False}
     session.put({"fsdp_version": version, **around})
@@ -70,7 +70,7 @@ def _take_fsdp_version() -> None:
 
 
 def _offload(key: contract.Key) -> None:
-    """The offload targets that the strategy allows."""
+    """Draws the offload targets that the strategy allows."""
     strategy = Strategy(str(session.value("strategy")))
     places = dict(zip(OFFLOADS, offload_targets(strategy), strict=True))[key.name]
     offered = boxes.with_own(map(str, places), str(session.value(key.name)))
@@ -78,7 +78,7 @@ def _offload(key: contract.Key) -> None:
 
 
 def _take_offload(key: str, *_: str) -> None:
-    """FSDP offloads both or neither."""
+    """Sets offload. FSDP offloads both weights and states or neither."""
     chosen = Offload(st.session_state[f"{key} box"])
     both = Strategy(str(session.value("strategy"))).is_fsdp
     session.put(dict.fromkeys(OFFLOADS, chosen) if both else {key: chosen})
@@ -86,7 +86,7 @@ def _take_offload(key: str, *_: str) -> None:
 
 
 def _take_number() -> None:
-    """One GPU has no strategy; several use FSDP by default."""
+    """Sets the number of GPUs. One GPU has no strategy; several use FSDP by default."""
     number, strategy = st.session_state["num_gpus box"], session.value("strategy")
     if number == 1:
         _share(1, Strategy.NONE)
@@ -95,7 +95,7 @@ def _take_number() -> None:
 
 
 def _take_strategy() -> None:
-    """Strategy none needs one GPU, any other at least two, and hsdp at least four."""
+    """Sets the strategy. None needs one GPU, hsdp at least four, and any other at least two."""
     strategy = Strategy(st.session_state["strategy box"])
     least = {Strategy.NONE: 1, Strategy.HSDP: 4}.get(strategy, 2)
     number = cast("int", session.value("num_gpus"))
@@ -103,7 +103,7 @@ def _take_strategy() -> None:
 
 
 def _share(number: int, strategy: Strategy) -> None:
-    """Sets both; hsdp falls back to two groups if the chosen number does not divide the GPUs."""
+    """Sets number and strategy. hsdp uses two groups if the chosen number of groups does not divide the GPUs."""
     groups = cast("int", session.value("dp_replicate_size"))
     if strategy is not Strategy.HSDP:
         groups = 1
@@ -114,7 +114,7 @@ def _share(number: int, strategy: Strategy) -> None:
 
 
 def _shared_now() -> TrainingSetup:
-    """The strategy and GPUs as shown by the widgets, valid or not."""
+    """The strategy and GPUs in the widgets, even if they are invalid."""
     rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
     own = {key: session.value(key) for key in ("fsdp_version", "checkpoint_around_fsdp")}
     return replace(contract.DEFAULT, **cast("dict[str, Any]", rests | own))

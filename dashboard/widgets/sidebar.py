@@ -1,4 +1,4 @@
-"""The sidebar: all controls, always in the same places."""
+"""The sidebar, with all controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from estimator import Method, contract
 
 
 def _undo_and_reset() -> None:
-    """Undo and reset, always in the same place."""
+    """Draws undo and reset, always in the same place."""
     with st.container(horizontal=True, key="actions", gap="small"):
         st.button(
             "Undo",
@@ -81,7 +81,7 @@ def _open_what_applies(method: Method) -> None:
 
 
 def draw() -> None:
-    """All controls in the sidebar, always in the same places. Controls that do not apply keep their value."""
+    """Draws all controls, always in the same places. Controls that do not apply keep their value."""
     models.settle()
     configs.follow()
     models.follow()
@@ -95,5 +95,5 @@ def draw() -> None:
         gpu_box.draw(now.gpu)
         boxes.draw(contract.Section.ALWAYS, UNUSUAL)
         _expanders()
-    if st.session_state["model"] is None:  # back to a URL without a query
+    if st.session_state["model"] is None:  # after Back to a URL without a query
         st.rerun()

@@ -1,7 +1,7 @@
-// Verdict and figure follow a slider while it is moved.
+// Updates verdict and figure while a slider moves.
 //
-// The server sends the row of a slider that the pointer or the focus comes to: what the page shows at each of its steps
-// while all else stays. A row holds as long as the server's answers name the same base for its slider.
+// When the pointer or focus enters a slider, the server sends its row: what the page shows at each step if nothing else
+// changes. A row is valid as long as the server's answers have the same base for its slider.
 const start = () => {
   const rows = {};
   const now = { moved: null, wanted: null, asked: null, send: null };
@@ -23,7 +23,7 @@ const start = () => {
     return made;
   };
 
-  // Text by text where the elements are the same, so that what is open stays open and nothing is read out twice.
+  // Updates only texts if the elements are the same: open details stay open, and screen readers repeat nothing.
   const write = (from, to) => {
     if (from.isEqualNode(to)) return;
     if (from.nodeName !== to.nodeName || from.childNodes.length !== to.childNodes.length) {
@@ -88,12 +88,12 @@ const start = () => {
   return {
     rows,
     documentAt,
-    // The server answered: its own figure is drawn, unless the slider has gone on.
+    // The server answered. Draws its figure, unless the slider has moved on.
     answered() {
       ask();
       return now.moved !== null && draw(now.moved);
     },
-    // The server sent a row.
+    // Receives a row from the server.
     take(row, send) {
       now.send = send;
       if (row) rows[row.slider] = row;

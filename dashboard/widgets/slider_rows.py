@@ -1,7 +1,7 @@
 """Rows of answers along a slider, from which the browser redraws while the slider moves.
 
-Streamlit's slider sends its value to the server only on release. ``slider_rows.js`` follows the slider and shows what
-the server would answer; the server's own answer follows and is identical.
+Streamlit's slider sends its value to the server only on release. ``slider_rows.js`` follows the slider and shows the
+answer from the row. The server's own answer follows and is identical.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dashboard.state import question, session
 from estimator import Estimate, contract
 
 Show = Callable[[Estimate | str], Document]
-"""What the page shows for an answer, or for a refusal."""
+"""Builds the document that the page shows for an answer or a refusal."""
 SLIDERS: Mapping[str, str] = {
     (key.name if key.name in session.BOUND else f"{key.name}-box"): key.name
     for key in contract.KEYS
     if isinstance(key.widget, contract.Widget) and key.widget.shape == "slider"
 }
-"""Keys with a slider, by the name in Streamlit's CSS classes."""
+"""Keys with a slider, by their name in Streamlit's CSS classes."""
 _component = component(
     "slider_rows",
     html="",
@@ -34,7 +34,7 @@ _component = component(
 
 
 def bases(look: object) -> dict[str, str]:
-    """For each slider, a hash of all other widgets; ``look``: whatever else affects the page."""
+    """For each slider, a hash of all other inputs; ``look``: anything else that affects the page."""
     return {slider: _base(key, look) for slider, key in SLIDERS.items()}
 
 
@@ -43,12 +43,12 @@ def _base(key: str, look: object) -> str:
 
 
 def positions() -> dict[str, str]:
-    """For each slider the step at which the answer was given, as the slider says it."""
+    """For each slider, the step of the current answer, in the slider's own text."""
     return {slider: str(session.value(key)) for slider, key in SLIDERS.items()}
 
 
 def draw(show: Show, look: object) -> None:
-    """Send the row that is asked for, or the last one while it holds; no other is worked out."""
+    """Sends the requested row, or the last one while it is valid. Computes no other."""
     state = st.session_state
     if (slider := state.pop("row asked", None)) is not None:
         base = _base(SLIDERS[slider], look)

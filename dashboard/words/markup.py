@@ -36,7 +36,7 @@ _DOLLARS = re.compile(r"\$[\d,.]*\d( to [\d,.]*\d)?")
 
 
 def details(key: str, summary: str, html: str) -> str:
-    """Collapsible details with a summary; ``key`` identifies them, so that they stay open."""
+    """Collapsible details with a summary; ``key`` identifies them, so they stay open after a redraw."""
     return f'<details class="hr-more" data-hr="{key}"><summary>{escape(summary)}</summary>{html}</details>'
 
 

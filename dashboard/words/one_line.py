@@ -7,7 +7,7 @@ from estimator import Estimate, Verdict, offloads
 
 
 def run(estimate: Estimate) -> str:
-    """Time and money of the run in a few words: ``3.1 to 6.9 hours, $8 to 19``; empty where unknown or never run."""
+    """Time and cost of the run: ``3.1 to 6.9 hours, $8 to 19``; empty if unknown or if it cannot run."""
     if estimate.time is None or not estimate.can_run:
         return ""
     words = units.duration(estimate.time.total_hours_low, estimate.time.total_hours_high)
@@ -41,7 +41,7 @@ def run_sentence(estimate: Estimate) -> str:
 
 
 def setup_line(estimate: Estimate) -> str:
-    """The setup in one line, for a reader who does not see the controls."""
+    """The setup in one line, for readers who do not see the controls."""
     setup = estimate.setup
     states = f", {setup.optim_state_dtype} states" if setup.optim_state_dtype else ""
     extras = " · checkpointing" if setup.gradient_checkpointing else ""
@@ -53,7 +53,7 @@ def setup_line(estimate: Estimate) -> str:
 
 
 def elsewhere(estimate: Estimate) -> str:
-    """CPU memory and NVMe used by offload on each machine, with a leading space; empty without offload."""
+    """CPU memory and NVMe space that offload uses on each machine, with a leading space; empty without offload."""
     if not offloads(estimate.setup.mesh):
         return ""
     nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""

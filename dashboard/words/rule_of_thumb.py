@@ -1,4 +1,4 @@
-"""Our figure compared with the rule of thumb."""
+"""Comparison of our figure with the rule of thumb."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method, Str
 
 
 def sentence(estimate: Estimate) -> str:
-    """Our figure compared with the rule of thumb, in the rule's own GB, both from the same parameter count."""
+    """Compares our figure with the rule of thumb, in the rule's GB and from the same parameter count."""
     setup, peak = estimate.setup, estimate.peak
     if setup.method is not Method.FULL:
         trained = units.count(estimate.trainable_parameters)

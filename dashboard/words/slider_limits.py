@@ -1,4 +1,4 @@
-"""The sentences under the sliders: the effective batch, and how far a slider can go."""
+"""The sentences under the sliders: the effective batch, and each slider's limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _are(number: int) -> str:
 
 
 def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetup) -> str:
-    """The largest micro-batch that fits at this length; ends in a space, since another sentence follows."""
+    """The largest micro-batch that fits at this length. Ends in a space because another sentence follows."""
     tokens = f"{setup.max_length:,} tokens"
     if limit == 0 and evaluating:
         return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup.run)}. "
@@ -55,7 +55,7 @@ def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSet
 
 
 def further(limit: int, reach: Reach) -> str:
-    """How much longer a context may be with lossless changes; empty if they gain little.
+    """The longer context that lossless changes allow; empty if they gain little.
 
     >>> further(686, Reach({}, ("Gradient checkpointing",), 17658, 9))
     ' Up to 17,658 with checkpointing: see “Best way”.'
@@ -66,7 +66,7 @@ def further(limit: int, reach: Reach) -> str:
 
 
 def changes(titles: Sequence[str]) -> str:
-    """Short titles of changes for use in a sentence.
+    """Short titles of changes, for use within a sentence.
 
     >>> changes(["FSDP", "Liger's fused kernels and loss", "Gradient checkpointing"])
     'FSDP, Liger and checkpointing'
@@ -83,4 +83,4 @@ SHORT = {
     "Attention by SDPA": "SDPA",
 }
 MUCH = 1.1
-"""Minimum gain in context that is worth a sentence. Our choice."""
+"""Minimum gain in context that gets a sentence. Our choice."""

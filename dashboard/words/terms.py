@@ -28,7 +28,7 @@ def proposed_name(of: Estimate) -> str:
 
 
 def card(gpu: Gpu) -> str:
-    """The label of a card: a catalogued one's name, or a custom one's name and memory.
+    """Label of a card: its name, and its memory if it is a custom card.
 
     >>> card(Gpu(name="own GPU", memory_bytes=24 * units.GIB))
     'own GPU, 24.0 GiB'
@@ -87,10 +87,10 @@ def precision(setup: TrainingSetup) -> str:
 
 
 def moment(m: Moment) -> str:
-    """The time of a moment: ``backward (gradients of layer 3)``."""
+    """A moment in words: ``backward (gradients of layer 3)``."""
     return f"{PHASES[m.phase].lower()} ({m.name})"
 
 
 def sign(verdict: Verdict) -> str:
-    """The verdict's sign and word: ``✓ fits``."""
+    """The verdict's symbol and word: ``✓ fits``."""
     return f"{SIGNS[verdict]} {theme.VERDICTS[verdict].label.lower()}"

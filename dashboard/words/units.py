@@ -1,4 +1,4 @@
-"""Numbers with their units. GiB and GB exist here only; everything else counts in bytes."""
+"""Numbers with their units. Only this module knows GiB and GB; everything else counts in bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ GB = 10**9
 
 
 def in_gib(size: int) -> float:
-    """Bytes as GiB, for an axis; to the thousandth, so that equal setups draw equal figures."""
+    """Bytes as GiB for an axis, rounded to thousandths, so equal setups give equal figures."""
     return round(size / GIB, 3)
 
 
@@ -35,12 +35,12 @@ def gb(size: int) -> str:
 
 
 def between(low: int, high: int) -> str:
-    """A bracket: ``81.4 to 83.5 GiB``, or one number where both ends read the same."""
+    """A range: ``81.4 to 83.5 GiB``, or one number if both ends read the same."""
     return gib(high) if number(low) == number(high) else f"{number(low)} to {gib(high)}"
 
 
 def duration(low_hours: float, high_hours: float) -> str:
-    """A bracket of time in the unit that its high end calls for: minutes, hours or days.
+    """A range of time, in the unit that suits its high end: minutes, hours or days.
 
     >>> duration(0.2, 0.5), duration(3.14, 6.9), duration(60, 100), duration(2, 2)
     ('12 to 30 minutes', '3.1 to 6.9 hours', '2.5 to 4.2 days', '2.0 hours')
@@ -62,7 +62,7 @@ def duration(low_hours: float, high_hours: float) -> str:
 
 
 def dollars(low: float, high: float) -> str:
-    """A bracket of US dollars: ``$8 to 19``; cents below ten dollars.
+    """A range of US dollars: ``$8 to 19``; with cents below ten dollars.
 
     >>> dollars(8.4, 19.2), dollars(0.844, 1.9), dollars(3, 3)
     ('$8 to 19', '$0.84 to 1.90', '$3.00')
@@ -114,7 +114,7 @@ def ratio(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Tokens a second: whole, two figures below ten.
+    """Tokens per second: whole, with two figures below ten.
 
     >>> rate(1234.5), rate(12.3), rate(3.21), rate(0.41)
     ('1,234', '12', '3.2', '0.41')

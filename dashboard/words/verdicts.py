@@ -1,4 +1,4 @@
-"""The verdict in words: does it fit, what it needs, what there is."""
+"""The verdict in words: whether it fits, its need, and the capacity."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Saying(NamedTuple):
     """The verdict in words."""
 
     word: str
-    """Sign, word and room: ``✕ Does not fit: 2.0 to 5.0 GiB short``."""
+    """Symbol, word and headroom: ``✕ Does not fit: 2.0 to 5.0 GiB short``."""
     sentence: str
     stops: str
     """Where the run stops; empty if it does not."""
     when: str
-    """When memory is highest."""
+    """The moment of the peak."""
     capacity: str
 
 
@@ -35,7 +35,7 @@ def capacity_note(gpu: Gpu) -> str:
 
 
 def verdict(estimate: Estimate) -> Saying:
-    """Whether it fits, what it needs, what the GPU has, and what is left or short."""
+    """Whether it fits, its need, the GPU's memory, and the amount free or short."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
     need = units.between(low, high)
     subject = (
