@@ -1,6 +1,6 @@
-"""Which layers have adapters of which rank, and which biases are trained: PEFT's patterns.
+"""PEFT's patterns: which layers get adapters, at which rank, and which biases are trained.
 
-Counts are held against PEFT in tests/verify, whole steps against traced ones in tests/test_reference.py.
+tests/verify compares the counts with PEFT; tests/test_reference.py compares whole steps with traced ones.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ def trained(**keys: object) -> int:
     return trainable_parameters(TINY_LLAMA, replace(LORA, **keys))
 
 
-def test_listed_layers_alone_have_adapters() -> None:
+def test_only_listed_layers_get_adapters() -> None:
     assert trained() == 2 * 2 * (Q + UP)
     assert trained(layers_to_transform=(1,)) == 2 * (Q + UP)
     assert trained(layers_to_transform=1) == 2 * (Q + UP)
 
 
-def test_backward_ends_at_the_lowest_layer_with_an_adapter() -> None:
+def test_backward_stops_at_the_lowest_adapted_layer() -> None:
     assert lowest_trained(TINY_LLAMA, replace(LORA, layers_to_transform=(1,))) == 1
     assert lowest_trained(LLAMA, replace(LORA, exclude_modules=("layers.0",))) == 0
     zeroth = ("layers.0.self_attn.q_proj", "layers.0.mlp.up_proj")
     assert lowest_trained(LLAMA, replace(LORA, exclude_modules=zeroth)) == 1
 
 
-def test_a_left_out_module_is_named_by_the_end_of_its_name() -> None:
+def test_exclude_modules_matches_the_end_of_a_name() -> None:
     assert trained(exclude_modules=("q_proj",)) == 2 * 2 * UP
     assert trained(exclude_modules=("layers.1.self_attn.q_proj",)) == 2 * (Q + 2 * UP)
     assert trained(exclude_modules=("proj",)) == trained()
 
 
-def test_the_first_pattern_that_fits_gives_the_rank() -> None:
+def test_the_first_matching_pattern_gives_the_rank() -> None:
     assert trained(rank_pattern={"q_proj": 5}) == 2 * (5 * Q + 2 * UP)
     by_layer = {"layers.0.self_attn.q_proj": 7, "q_proj": 5}
     assert trained(rank_pattern=by_layer) == (7 + 5) * Q + 2 * 2 * UP
 
 
-def test_a_bias_in_the_adapter_is_as_long_as_the_output() -> None:
+def test_an_adapter_bias_has_one_element_per_output() -> None:
     assert trained(lora_bias=True) == trained() + 2 * (8 + 16)
 
 
-def test_biases_of_the_base_are_trained_but_not_added() -> None:
-    """attention_bias: q and, of all, k and v of 4 each; the norms of a Llama have none."""
+def test_base_biases_are_trained_but_not_added() -> None:
+    """ "lora_only" trains the bias of q; "all" also those of k, v and o. Llama's norms have no bias."""
     biased = replace(TINY_LLAMA, attention_bias=True, attention_output_bias=True)
     only, every = replace(LORA, bias="lora_only"), replace(LORA, bias="all")
     added = adapter_parameters(biased, LORA)
@@ -66,7 +66,7 @@ def test_biases_of_the_base_are_trained_but_not_added() -> None:
     assert trainable_parameters(biased, every) == added + 2 * (8 + 4 + 4 + 8)
 
 
-def test_layers_that_differ_are_played_apart() -> None:
+def test_layers_with_different_adapters_are_simulated_separately() -> None:
     setup = replace(LORA, layers_to_transform=(0, 5, 6))
     kinds = kinds_of(LLAMA, setup, 512)
     assert len({kind.modules for kind in kinds}) == 2
@@ -79,8 +79,8 @@ def test_operations_follow_the_rank_of_each_module() -> None:
     assert matrices(TINY_LLAMA, setup.adapters).adapter_inputs == 2 * (8 + 2 * 8)
 
 
-def test_stacked_experts_are_adapted_at_the_rank_itself() -> None:
-    """By the parameter's name r for each expert; by its two former names 2 r, as PEFT converts them."""
+def test_stacked_experts_get_adapters_of_the_configured_rank() -> None:
+    """Named by the parameter: r per expert. Named by its two former modules: 2 r, as PEFT converts them."""
     moe = catalog.model("Qwen/Qwen3-30B-A3B")
     named = replace(
         LORA,
@@ -113,6 +113,6 @@ def test_stacked_experts_are_adapted_at_the_rank_itself() -> None:
         ),
     ],
 )
-def test_what_peft_refuses_is_refused(keys: dict[str, object], says: str) -> None:
+def test_refuses_what_peft_refuses(keys: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         estimate(LLAMA, GPU, replace(LORA, **keys))

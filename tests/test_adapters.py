@@ -1,7 +1,7 @@
-"""Where adapters are and are not: layers beneath the first, targets that PEFT takes, embeddings and heads.
+"""Where adapters go: layers below the first adapter, targets that PEFT accepts, embeddings and heads.
 
-Heights marked as traced are those of peft 0.21.2, transformers 5.23 and torch 2.13 themselves, in bytes as allocated,
-run on a stand-in device that counts every allocation; they leave out cuBLAS's workspace.
+Traced heights come from peft 0.21.2, transformers 5.23 and torch 2.13 themselves, in bytes as allocated,
+on a stand-in device that counts every allocation; they exclude cuBLAS's workspace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from estimator.values.specs import Method
 IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
 """One model of every family in the catalogue."""
 
-# --- layers beneath the first adapter ------------------------------------------------------------
+# --- layers below the first adapter --------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
     "hidden_size": 256,
@@ -156,7 +156,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize(("model", "keys", "heights"), TRACED.values(), ids=TRACED)
-def test_heights_are_those_of_the_traced_run(
+def test_heights_match_the_traced_run(
     model: dict[str, Any], keys: dict[str, Any], heights: tuple[int, ...]
 ) -> None:
     of = estimate(*parse({"model": model} | STEP | keys))
@@ -167,7 +167,7 @@ def test_heights_are_those_of_the_traced_run(
 
 
 def lists_of_targets(model: Model) -> list[list[str]]:
-    """What people name: everything by name, the attention, the MLP, one linear that not every layer has."""
+    """Typical targets: every linear by name, attention, the MLP, a linear that only some layers have."""
     linears = linears_peft_takes(model)
     short = [
         {
@@ -189,7 +189,7 @@ def lists_of_targets(model: Model) -> list[list[str]]:
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("hub_id", IDS.values(), ids=IDS)
-def test_every_list_of_targets_is_answered_or_refused_in_a_sentence(
+def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(
     hub_id: str, checkpointing: bool
 ) -> None:
     answered = 0
@@ -227,7 +227,7 @@ PARTLY = {
 
 @pytest.mark.parametrize("strategy", [{}, {"strategy": "ddp", "num_gpus": 2}], ids=["one", "ddp"])
 @pytest.mark.parametrize("family", PARTLY)
-def test_playing_some_layers_is_playing_all_where_few_have_adapters(
+def test_simulating_some_layers_equals_simulating_all_when_few_are_adapted(
     family: str, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"lora_target_modules": PARTLY[family]} | strategy
@@ -237,7 +237,7 @@ def test_playing_some_layers_is_playing_all_where_few_have_adapters(
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5_text", "granitemoehybrid"])
-def test_under_fsdp_2_a_layer_is_played_beside_the_kinds_that_it_really_has_beside_it(
+def test_fsdp_2_layers_are_simulated_next_to_their_real_neighbours(
     family: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"strategy": "fsdp", "num_gpus": 2, "gradient_checkpointing": checkpointing}
@@ -248,7 +248,7 @@ def test_under_fsdp_2_a_layer_is_played_beside_the_kinds_that_it_really_has_besi
 def some_and_all(
     hub_id: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[Phase, int]], list[tuple[Phase, int]]]:
-    """The moments of a LoRA step with a few layers played, and with all of them."""
+    """The moments of a LoRA step, with a few layers simulated and with all of them."""
     step = {"model": hub_id, "method": "lora", "lora_dropout": 0.0, "max_length": 256}
     step |= {"model_class": "text"}  # PEFT refuses names of linears that the towers of Gemma 4 wrap
     asked = parse(step | given)
@@ -260,7 +260,7 @@ def some_and_all(
     return found[0], found[1]
 
 
-def test_beneath_the_first_adapter_nothing_is_kept() -> None:
+def test_layers_below_the_first_adapter_keep_no_activations() -> None:
     of = estimate(*parse({"model": QWEN3_5, "lora_target_modules": ATTENTION} | STEP))
     forward = [m for m in of.moments if m.phase is Phase.FORWARD and "layer" in m.name]
     before = [m.resident.get(Component.ACTIVATIONS, 0) for m in forward]
@@ -270,11 +270,11 @@ def test_beneath_the_first_adapter_nothing_is_kept() -> None:
     assert [m.name.split(":")[0] for m in backward] == [f"layer {n} of 6" for n in (6, 5, 4)]
 
 
-# --- what gets an adapter where nobody says ------------------------------------------------------
+# --- default targets -------------------------------------------------------------------------------
 
 
 def advice(refusal: str) -> dict[str, Any]:
-    """The keys that a refusal says to set."""
+    """The keys that a refusal advises to set."""
     if re.search("(use|take) method lora", refusal):
         return {"method": "lora"}
     if named := re.search(r"name others, such as ([\w, ]+)\.", refusal):
@@ -285,7 +285,7 @@ def advice(refusal: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("hub_id", catalog.models())
-def test_adapters_at_the_defaults_are_answered_or_refused_with_advice_that_works(
+def test_default_adapters_get_an_estimate_or_advice_that_works(
     hub_id: str,
 ) -> None:
     for asked in ({}, {"lora_target_modules": "all-linear"}):
@@ -303,7 +303,7 @@ def test_adapters_at_the_defaults_are_answered_or_refused_with_advice_that_works
 
 
 def refused(given: dict[str, Any]) -> str:
-    """Why a setup is refused, before anything is played; empty: it is not."""
+    """Why a setup is refused before the simulation starts; empty if it is not refused."""
     try:
         model, _, setup = parse(given)
         engine.per_structure(model, moments_module.structure(as_loaded(model, setup)), 0)
@@ -319,12 +319,12 @@ def refused(given: dict[str, Any]) -> str:
         ("mistralai/Mixtral-8x7B-v0.1", ("q_proj", "v_proj")),
         ("meta-llama/Llama-4-Scout-17B-16E", ("q_proj", "v_proj")),
         ("nvidia/Nemotron-H-8B-Base-8K", ("q_proj", "k_proj", "v_proj", "o_proj")),
-        # which that table lacks: the linears of attention, whose names no expert had
+        # not in that table: the linears of attention, whose names no expert had
         ("Qwen/Qwen3-30B-A3B", ("q_proj", "k_proj", "v_proj", "o_proj")),
         ("mistralai/Mistral-7B-v0.1", "all-linear"),
     ],
 )
-def test_where_peft_refuses_all_linears_the_default_is_what_it_takes(
+def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(
     hub_id: str, targets: str | tuple[str, ...]
 ) -> None:
     model, gpu, setup = parse({"model": hub_id, "method": "lora"})
@@ -335,7 +335,7 @@ def test_where_peft_refuses_all_linears_the_default_is_what_it_takes(
     assert parse(written)[2] == setup
 
 
-def test_without_dropout_the_default_of_mixtral_is_all_its_linears_again() -> None:
+def test_without_dropout_mixtral_defaults_to_all_linears() -> None:
     given = {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "lora_dropout": 0.0}
     assert parse(given)[2].lora_target_modules == "all-linear"
 
@@ -344,7 +344,7 @@ def test_without_dropout_the_default_of_mixtral_is_all_its_linears_again() -> No
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_of_embedding_and_head_are_counted_in_parts_and_in_bytes(tied: bool) -> None:
+def test_adapters_of_embedding_and_head_are_counted_in_parameters_and_bytes(tied: bool) -> None:
     model = LLAMA | (TIED if tied else UNTIED)
     asked = {"lora_target_modules": ["embed_tokens", "lm_head"], "lora_r": 8}
     of = estimate(*parse({"model": model} | STEP | asked))
@@ -361,19 +361,21 @@ def test_adapters_of_embedding_and_head_are_counted_in_parts_and_in_bytes(tied: 
         ({"use_dora": True, "lora_target_modules": ["embed_tokens"]}, "with use_dora"),
     ],
 )
-def test_what_is_not_known_of_adapted_heads_is_said(keys: dict[str, Any], said: str) -> None:
+def test_unsupported_options_with_an_adapted_head_are_refused(
+    keys: dict[str, Any], said: str
+) -> None:
     given = {"model": LLAMA, "lora_target_modules": ["lm_head"]} | STEP
     with pytest.raises(ValueError, match=f"not modelled yet with {said}|{said}"):
         estimate(*parse(given | keys))
 
 
-def test_all_linear_leaves_head_and_embedding_alone() -> None:
+def test_all_linear_excludes_head_and_embedding() -> None:
     at_default = estimate(*parse({"model": LLAMA} | STEP)).trainable_parameters
     # r 16 of q, o: 256 to 256, k, v: 256 to 128, gate, up, down: 256 and 512; six layers
     assert at_default == 6 * 16 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512))
 
 
-# --- names that match nothing ---------------------------------------------------------------------
+# --- targets without a match ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -381,10 +383,10 @@ def test_all_linear_leaves_head_and_embedding_alone() -> None:
     [
         ("openai-community/gpt2", ["c_attn", "q_proj", "k_proj"], ("q_proj", "k_proj")),
         ("facebook/opt-1.3b", ["qkv_proj", "fc1"], ("qkv_proj",)),
-        ("EleutherAI/pythia-1.4b", ["query_key_value", "proj"], ("proj",)),  # no whole name
+        ("EleutherAI/pythia-1.4b", ["query_key_value", "proj"], ("proj",)),  # not a whole name
     ],
 )
-def test_a_target_that_names_nothing_is_passed_over_and_said(
+def test_an_unmatched_target_is_ignored_and_reported(
     hub_id: str, targets: list[str], lacking: tuple[str, ...]
 ) -> None:
     given = {"model": hub_id, "method": "lora", "per_device_train_batch_size": 1, "max_length": 64}
@@ -412,7 +414,7 @@ def test_a_target_that_names_nothing_is_passed_over_and_said(
         ("mistralai/Mistral-7B-v0.1", "self_attn", "so PEFT refuses it"),
     ],
 )
-def test_a_target_that_names_what_has_no_adapter_here_is_refused_beside_others_too(
+def test_a_target_without_a_modelled_adapter_is_refused_even_beside_valid_ones(
     hub_id: str, target: str, said: str
 ) -> None:
     model = catalog.model(hub_id)

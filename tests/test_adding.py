@@ -47,15 +47,15 @@ SETUP = TrainingSetup(method=Method.LORA, mixed_precision=MixedPrecision.NO, num
 
 
 def a_model_of_its_own(name: str) -> Model:
-    """What the caches remember of other tests is none of its business."""
+    """Clears the caches that other tests have filled."""
     return replace(MODEL, hub_id=name)
 
 
-# --- a strategy: every GPU keeps half of the frozen weights, and a layer's are brought while it works -------------
+# --- a strategy: every GPU keeps half of the frozen weights and gathers a layer's while it runs ------------------
 
 
 class Brought:
-    """The weights of one layer, whole from its call to its return."""
+    """One layer's weights, unsharded from its call to its return."""
 
     def __init__(self, tape: Tape, block: Block) -> None:
         self.tape = tape
@@ -86,7 +86,7 @@ def halves(model: Model, structure: TrainingSetup) -> Resident:
     return replace(whole, weights=whole.weights // 2)
 
 
-def test_a_strategy_is_its_hooks_what_a_gpu_keeps_and_a_row(monkeypatch):
+def test_a_strategy_needs_hooks_a_shard_and_a_row(monkeypatch):
     model = a_model_of_its_own("halves")
     alone = estimate(model, None, replace(SETUP, num_gpus=1))
     monkeypatch.setitem(strategies.RULES, Strategy.DDP, StrategyRule(HalvesHooks, halves))
@@ -102,10 +102,10 @@ def test_a_strategy_is_its_hooks_what_a_gpu_keeps_and_a_row(monkeypatch):
     assert weights["shared"] == weights["alone"] // 2 + layer
 
 
-# --- an optimizer: one state of a byte an element, and a copy of everything at its step ----------------------------
+# --- an optimizer: one state of a byte an element, and a copy of every tensor during its step ----------------------
 
 
-def test_an_optimizer_is_a_row(monkeypatch):
+def test_an_optimizer_needs_one_row(monkeypatch):
     model = a_model_of_its_own("signs")
     rule = OptimizerRule(lambda tensor, width: States(tensor.shape[0], 0), step_copies=1)
     monkeypatch.setitem(optimizer.RULES, Optimizer.ADAGRAD, rule)
@@ -148,7 +148,7 @@ MIXED = Family(
 )
 
 
-def test_a_family_is_one_record(monkeypatch):
+def test_a_family_needs_one_record(monkeypatch):
     monkeypatch.setitem(registry.FAMILIES, "mixed", MIXED)
     hidden, width, layers, words = 512, 1536, 3, 1000
     config = {
@@ -182,7 +182,7 @@ def test_a_family_is_one_record(monkeypatch):
         for count in (layers, layers + 1)
     }
     assert forward[layers][Component.WEIGHTS] == 2 * parameters
-    # a layer more keeps, of 512 tokens in bfloat16: the norm's float32 copy of its input and a number a token, both
+    # for 512 tokens in bfloat16 another layer keeps: the norm's float32 copy of its input and a number a token, both
     # factors of its product with the weight, the activation's input and what the second matrix reads
     kept = 512 * (4 * hidden + 4 + 2 * hidden + 2 * hidden + 2 * width + 2 * width)
     more = forward[layers + 1][Component.ACTIVATIONS] - forward[layers][Component.ACTIVATIONS]

@@ -67,7 +67,7 @@ def test_exported_members_are_sorted_and_complete() -> None:
 
 
 @pytest.mark.parametrize("page", FACE, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_page_imports_public_names_only(page: Path) -> None:
+def test_page_imports_only_public_names(page: Path) -> None:
     for module, name in _imports(page):
         assert not module.startswith("estimator."), f"{page.name} reaches into {module}"
         if module == "estimator" and name:
@@ -79,12 +79,12 @@ def test_page_imports_public_names_only(page: Path) -> None:
     [path for path in sorted((ROOT / "estimator").rglob("*.py")) if path.name not in DOORS],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
-def test_nothing_but_the_doors_reaches_the_world(path: Path) -> None:
+def test_only_listed_modules_import_files_network_or_clock(path: Path) -> None:
     reached = {module.split(".")[0] for module, _ in _imports(path)} & INDOORS
     assert not reached, f"{path.name} imports {sorted(reached)}; only {sorted(DOORS)} may"
 
 
-def test_one_estimate_needs_nothing_but_the_standard_library() -> None:
+def test_one_estimate_imports_only_the_standard_library() -> None:
     blocked = ("streamlit", "plotly", "pandas", "numpy", "huggingface_hub")
     script = (
         f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\n"
@@ -97,7 +97,7 @@ def test_one_estimate_needs_nothing_but_the_standard_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_class_name_stands_for_one_thing_in_the_whole_project() -> None:
+def test_a_class_name_means_one_thing_across_the_project() -> None:
     found: dict[str, set[str]] = {}
     for path in sorted(
         it

@@ -1,4 +1,4 @@
-"""The best way on a card fits, is the gentlest, and goes exactly as far as it says."""
+"""The best way on a card fits, changes quality least, and reaches exactly the limits it states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def card(name: str):
 
 @pytest.mark.parametrize("name", ["L4", "RTX 4090", "A100-SXM4-80GB"])
 @pytest.mark.parametrize("number", COUNTS)
-def test_the_best_way_fits_and_its_keys_lead_to_it(name: str, number: int) -> None:
+def test_the_best_way_fits_and_its_keys_reproduce_it(name: str, number: int) -> None:
     model, gpu = catalog.model(LLAMA), card(name)
     way = best_way(model, gpu, number, LORA)
     assert way.answer is not None
@@ -44,8 +44,8 @@ def test_the_best_way_fits_and_its_keys_lead_to_it(name: str, number: int) -> No
     assert way.answer.setup.num_gpus == number
 
 
-def test_no_gentler_method_fits_even_with_every_lossless_change() -> None:
-    # 8.03e9 parameters in bfloat16 with gradients and bfloat16 AdamW states are 8 bytes each, 60 GiB: not on 22
+def test_full_fine_tuning_does_not_fit_even_with_every_lossless_change() -> None:
+    # 8.03e9 parameters in bfloat16, gradients and bfloat16 AdamW states take 8 bytes each: 60 GiB, on a card of 22
     model, gpu = catalog.model(LLAMA), card("L4")
     way = best_way(model, gpu, 1, LORA)
     assert way.answer is not None
@@ -54,7 +54,7 @@ def test_no_gentler_method_fits_even_with_every_lossless_change() -> None:
     assert not holds(model, gpu, full)
 
 
-def test_eight_cards_train_all_weights_where_one_trains_adapters() -> None:
+def test_eight_cards_allow_full_fine_tuning_where_one_does_not() -> None:
     model, gpu = catalog.model(LLAMA), card("RTX 4090")
     one, *_, eight = ways_on(model, gpu, LORA)
     assert one.answer is not None
@@ -65,7 +65,7 @@ def test_eight_cards_train_all_weights_where_one_trains_adapters() -> None:
 
 
 @pytest.mark.parametrize("method", Method)
-def test_the_reach_is_exact_and_no_shorter_than_the_limit_of_the_setup_itself(method) -> None:
+def test_reach_is_exact_and_at_least_the_limit_of_the_setup(method) -> None:
     model, gpu, setup = catalog.model(MISTRAL), card("L4"), TrainingSetup(method=method)
     far = reach(model, gpu, setup)
     changed = replace(setup, **far.keys)
@@ -77,7 +77,7 @@ def test_the_reach_is_exact_and_no_shorter_than_the_limit_of_the_setup_itself(me
     assert not fits(model, gpu, more)
 
 
-def test_the_reach_changes_nothing_but_what_costs_no_quality() -> None:
+def test_reach_changes_only_keys_that_cost_no_quality() -> None:
     allowed = {"attn_implementation", "use_liger_kernel", "loss", "gradient_checkpointing"}
     far = reach(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA)
     assert set(far.keys) <= allowed
@@ -85,7 +85,7 @@ def test_the_reach_changes_nothing_but_what_costs_no_quality() -> None:
 
 
 def test_offload_is_the_last_resort() -> None:
-    # 70.6e9 weights in 4 bits are 35 GiB and more: no method fits 22 GiB but with weights on the host
+    # 70.6e9 weights in 4 bits exceed 35 GiB: only methods with weights on the host fit 22 GiB
     model, gpu = catalog.model("meta-llama/Llama-3.1-70B"), card("L4")
     way = best_way(model, gpu, 1, LORA)
     if way.answer is not None:
@@ -96,7 +96,7 @@ def test_offload_is_the_last_resort() -> None:
         assert not holds(model, gpu, replace(LORA, method=method, gradient_checkpointing=True))
 
 
-def test_what_fits_comes_first_and_of_it_the_cheapest() -> None:
+def test_fitting_ways_come_first_cheapest_on_top() -> None:
     cards = [card("L4"), card("A100-SXM4-80GB"), card("T4")]
     ways = best_ways(catalog.model(LLAMA), cards, LORA)
     assert len(ways) == len(cards) * len(COUNTS)
@@ -107,7 +107,7 @@ def test_what_fits_comes_first_and_of_it_the_cheapest() -> None:
     assert all(row["Hours, up to"] is None for row in rows if row["Method"] is None)
 
 
-def test_the_sidebar_says_how_much_longer_a_context_may_be() -> None:
+def test_sidebar_shows_the_longest_context() -> None:
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     limit, far = longest_context(model, gpu, LORA), reach(model, gpu, LORA)
     said = slider_limits.further(limit, far)
@@ -115,7 +115,7 @@ def test_the_sidebar_says_how_much_longer_a_context_may_be() -> None:
     assert slider_limits.further(far.longest_context, far) == "", "nothing is gained"
 
 
-def test_what_fits_is_offered_a_longer_context_and_a_gentler_method() -> None:
+def test_a_fitting_setup_is_offered_a_longer_context_and_full_fine_tuning() -> None:
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     answer = estimate(model, gpu, LORA)
     offered = shown.could_also(answer, best_way(model, gpu, 1, LORA), reach(model, gpu, LORA))
@@ -126,8 +126,8 @@ def test_what_fits_is_offered_a_longer_context_and_a_gentler_method() -> None:
         assert estimate(model, gpu, replace(LORA, **keys)).verdict is Verdict.FITS
 
 
-def test_memory_that_is_left_over_buys_layers_without_checkpoints() -> None:
-    """Fewest checkpoints that fit: with twice as long a context fewer layers go without."""
+def test_spare_memory_allows_fewer_checkpoints() -> None:
+    """Fewest checkpoints that fit; at twice the context more layers need one."""
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     for length, some in ((512, True), (4096, True), (1_000_000, False)):
         setup = replace(LORA, gradient_checkpointing=True, max_length=length)
@@ -144,7 +144,7 @@ def test_memory_that_is_left_over_buys_layers_without_checkpoints() -> None:
         assert "the same result with less computed again" in offered[-1][1]
 
 
-def test_the_most_layers_that_fit_go_without() -> None:
+def test_as_few_layers_as_possible_are_checkpointed() -> None:
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     setup = replace(LORA, gradient_checkpointing=True)
     longest = longest_context(model, gpu, setup)
@@ -157,5 +157,5 @@ def test_the_most_layers_that_fit_go_without() -> None:
     assert not holds(model, gpu, replace(barely, gradient_checkpointing=False))
 
 
-def test_nothing_is_left_over_where_nothing_is_checkpointed() -> None:
+def test_without_checkpointing_there_is_nothing_to_reduce() -> None:
     assert fewer_checkpoints(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA) == {}

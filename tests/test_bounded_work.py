@@ -1,4 +1,4 @@
-"""No input within the bounds costs much more than another: work is counted, in events and trials, not in seconds."""
+"""No valid input costs much more than another. Work is counted in events and trials, not in seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = [
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Requests that the allocator has answered."""
+    """Number of requests to the allocator."""
     requests = [0]
     take = Allocator.take
 
@@ -43,7 +43,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("keys", KINDS, ids=str)
-def test_a_thousand_layers_are_counted_and_not_all_played(keys, counted) -> None:
+def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys, counted) -> None:
     model, _, setup = parse({"model": DEEPEST, **keys})
     found = reserved_bytes(model, None, setup)
     assert 0 < counted[0] <= MOST_EVENTS
@@ -51,7 +51,7 @@ def test_a_thousand_layers_are_counted_and_not_all_played(keys, counted) -> None
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3.6-27B", "meta-llama/Llama-3.1-405B"])
-def test_every_layer_of_the_deepest_catalogued_models_is_played(name, monkeypatch) -> None:
+def test_every_layer_of_the_deepest_catalogued_models_is_simulated(name, monkeypatch) -> None:
     # the two of 261 with the most events and the most layers
     model, _, setup = parse({"model": name, "objective": "dpo", "method": "lora"})
     shares = []
@@ -65,8 +65,8 @@ def test_every_layer_of_the_deepest_catalogued_models_is_played(name, monkeypatc
 @pytest.mark.parametrize(
     ("keys", "apart"), [(KINDS[0], 0.02), (KINDS[1], 0.04), (KINDS[3], 0.01), (KINDS[4], 0.04)]
 )
-def test_a_share_of_the_layers_reserves_nearly_what_all_do(keys, apart, monkeypatch) -> None:
-    # gemma-3-4b's 34 layers as a fifth of them; what is left out fragments nothing, at most 4% here
+def test_a_subset_of_layers_reserves_nearly_as_much_as_all(keys, apart, monkeypatch) -> None:
+    # a fifth of gemma-3-4b's 34 layers; the layers left out add no fragmentation, at most 4% here
     model, _, setup = parse({"model": "google/gemma-3-4b-it", **keys})
     reserved_bytes.cache_clear()
     whole = reserved_bytes(model, None, setup)
@@ -78,7 +78,7 @@ def test_a_share_of_the_layers_reserves_nearly_what_all_do(keys, apart, monkeypa
     assert part == pytest.approx(whole, rel=apart)
 
 
-def test_ten_thousand_unknown_keys_are_answered_for_a_hundred(monkeypatch) -> None:
+def test_only_a_hundred_unknown_keys_are_looked_up(monkeypatch) -> None:
     looked_up = []
     near = setups.near
     monkeypatch.setattr(
@@ -107,7 +107,7 @@ def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None
     assert len(tried) == max(1, search.MOST_WORK // MOST_LAYERS**2)
 
 
-def test_one_layer_more_is_refused_in_a_sentence() -> None:
+def test_one_layer_above_the_limit_is_refused() -> None:
     deeper = {**DEEPEST, "num_hidden_layers": MOST_LAYERS + 1}
     answer = _answer(
         json.dumps({"model": deeper}).encode(), None, with_remedies=False, with_shares=False

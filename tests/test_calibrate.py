@@ -1,4 +1,4 @@
-"""The script that finds a machine's pace, without a GPU: rows in, two keys of the contract out."""
+"""The calibration script without a GPU: measured rows in, two keys of the contract out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 
 
 def row(share: float, case: dict[str, object] = calibrate.CASES[0]) -> dict[str, str]:
-    """A measured step so far between the ends of its estimate."""
+    """A step measured at this fraction of the range of its estimate."""
     of = read_case(case)
     time = estimate(of.model, A100, of.setup).time
     assert time is not None
@@ -28,7 +28,7 @@ def row(share: float, case: dict[str, object] = calibrate.CASES[0]) -> dict[str,
     }
 
 
-def test_the_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) -> None:
+def test_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) -> None:
     rows = [row(0.2), row(0.3, calibrate.CASES[1]), row(0.7, calibrate.CASES[2])]
     rows.append(row(0.9) | {"step_seconds": ""})  # out of memory
     assert calibrate.report(rows, None, tmp_path / "pace.json") == 0
@@ -36,24 +36,24 @@ def test_the_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) ->
     assert keys["pace"] == pytest.approx(0.3, abs=1e-4)
     assert keys["pace_from"] == "calibrate.py, median of 3 steps, A100-SXM4-80GB"
     assert "--pace=0.3" in capsys.readouterr().out
-    # and the contract takes what was written
+    # and the contract accepts what was written
     _, _, setup = contract.parse({"model": "openai-community/gpt2", **keys})
     assert setup.run.pace == keys["pace"]
 
 
-def test_a_card_that_the_catalogue_lacks_must_be_named(tmp_path: Path, capsys) -> None:
+def test_an_uncatalogued_card_must_be_named(tmp_path: Path, capsys) -> None:
     rows = [row(0.5) | {"gpu": "NVIDIA Wings"}]
     assert calibrate.report(rows, None, tmp_path / "pace.json") == 2
     assert "NVIDIA Wings is not in the catalogue; name the card" in capsys.readouterr().err
     assert calibrate.report(rows, A100.name, tmp_path / "pace.json") == 0
 
 
-def test_nothing_measured_writes_nothing(tmp_path: Path, capsys) -> None:
+def test_no_measurement_writes_nothing(tmp_path: Path, capsys) -> None:
     assert calibrate.report([], None, tmp_path / "pace.json") == 2
     assert calibrate.report([row(0.5) | {"step_seconds": ""}], None, tmp_path / "pace.json") == 2
     assert not (tmp_path / "pace.json").exists()
     assert "No measured step has seconds." in capsys.readouterr().err
 
 
-def test_every_case_can_be_run() -> None:
+def test_every_case_is_a_valid_setup() -> None:
     assert [read_case(case).id for case in calibrate.CASES]

@@ -32,7 +32,7 @@ def test_every_row_has_a_source_and_a_date(table: str) -> None:
 
 
 @pytest.mark.parametrize(("table", "key"), [("gpus.csv", "name"), ("models.csv", "hub_id")])
-def test_names_are_unique_whatever_their_case(table: str, key: str) -> None:
+def test_names_are_unique_ignoring_case(table: str, key: str) -> None:
     names = [row[key].casefold() for row in rows(table)]
     assert len(names) == len(set(names))
 
@@ -43,7 +43,7 @@ def test_catalogue_is_large_enough_to_be_useful() -> None:
 
 
 @pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
-def test_usable_memory_is_a_little_less_than_the_nameplate(gpu: catalog.Gpu) -> None:
+def test_usable_memory_is_slightly_below_the_nameplate(gpu: catalog.Gpu) -> None:
     share = gpu.memory_bytes / (gpu.nameplate_gb * GIB)
     if gpu.vendor == "Apple":
         assert share == SHARE_OF_UNIFIED_MEMORY or (
@@ -54,14 +54,14 @@ def test_usable_memory_is_a_little_less_than_the_nameplate(gpu: catalog.Gpu) -> 
 
 
 @pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
-def test_derived_memory_is_the_reported_less_the_stated_reserve(row: dict[str, str]) -> None:
+def test_derived_memory_is_reported_memory_minus_the_reserve(row: dict[str, str]) -> None:
     assert (row["memory_is_derived"] == "true") == bool(row["memory_reserve_mib"])
     if row["memory_reserve_mib"] and row["memory_reported_mib"]:
         mib = int(row["memory_reported_mib"]) - int(row["memory_reserve_mib"])
         assert int(row["memory_bytes"]) == mib * 2**20
 
 
-def test_reserve_is_never_less_than_what_a_reading_shows() -> None:
+def test_reserve_is_at_least_what_readings_show() -> None:
     """The rule of data/README.md, against the cards that have both."""
     for row in rows("gpus.csv"):
         if row["memory_is_derived"] == "false" and row["memory_reported_mib"]:
@@ -73,7 +73,7 @@ def test_reserve_is_never_less_than_what_a_reading_shows() -> None:
 
 
 @pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
-def test_every_card_has_a_source_to_open_and_its_memory_a_reading_or_a_mark(
+def test_every_card_has_a_source_and_its_memory_a_reading_or_a_mark(
     row: dict[str, str],
 ) -> None:
     assert row["source"].startswith("https://")
@@ -105,7 +105,7 @@ def test_rates_are_plausible(row: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
-def test_every_model_is_of_a_modelled_architecture(entry: catalog.CatalogModel) -> None:
+def test_every_model_has_a_modelled_architecture(entry: catalog.CatalogModel) -> None:
     assert entry.model.model_type in MODELLED
     assert entry.gated in {"yes", "no", "unknown"}
     assert entry.license
@@ -115,7 +115,7 @@ def test_every_model_is_of_a_modelled_architecture(entry: catalog.CatalogModel) 
 
 @pytest.mark.parametrize("row", rows("models.csv"), ids=lambda row: row["hub_id"])
 def test_dimensions_are_plausible(row: dict[str, str]) -> None:
-    """The smallest and largest that the published decoders have, with room on both sides."""
+    """Bounds from the smallest and largest published decoders, with margin on both sides."""
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", row["hub_id"])
     assert 10**7 <= catalog.models()[row["hub_id"]].parameters <= 2 * 10**12
     for column, low, high in [
@@ -136,7 +136,7 @@ def test_dimensions_are_plausible(row: dict[str, str]) -> None:
     assert "s" not in row["layer_types"] or int(row["sliding_window"]) > 0
 
 
-def test_names_are_found_in_any_case() -> None:
+def test_names_match_in_any_case() -> None:
     assert catalog.model("META-LLAMA/llama-3.1-8b") is catalog.model("meta-llama/Llama-3.1-8B")
     assert catalog.gpu("geforce rtx 4090").name == "GeForce RTX 4090"
 
@@ -149,23 +149,23 @@ def test_names_are_found_in_any_case() -> None:
         ("lama-3.1-8b-instuct", "meta-llama/Llama-3.1-8B-Instruct"),
     ],
 )
-def test_unknown_model_is_refused_with_near_names(name: str, near: str) -> None:
+def test_unknown_model_is_refused_with_similar_names(name: str, near: str) -> None:
     with pytest.raises(ValueError, match="is not in the catalogue") as refused:
         catalog.model(name)
     assert near in str(refused.value)
 
 
-def test_unknown_gpu_is_refused_with_near_names() -> None:
+def test_unknown_gpu_is_refused_with_similar_names() -> None:
     with pytest.raises(ValueError, match=r"GPU 'RTX 4O90'.*GeForce RTX 4090"):
         catalog.gpu("RTX 4O90")
 
 
-def test_nothing_near_still_says_what_to_do() -> None:
+def test_refusal_without_similar_names_still_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"the catalogue has \d+; choose"):
         catalog.gpu("@@@@@@")
 
 
-# --- names as people have them --------------------------------------------------------------------
+# --- names that people use ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_nothing_near_still_says_what_to_do() -> None:
     [
         ("4090", ["GeForce RTX 4090"]),
         ("rtx4090", ["GeForce RTX 4090"]),
-        ("RTX 3090", ["GeForce RTX 3090"]),  # not the Ti, whose name says more
+        ("RTX 3090", ["GeForce RTX 3090"]),  # not the Ti, which has a longer name
         ("3090 ti", ["GeForce RTX 3090 Ti"]),
         ("5090 32 GB", ["GeForce RTX 5090"]),
         ("7900xtx", ["Radeon RX 7900 XTX"]),
@@ -186,10 +186,10 @@ def test_nothing_near_still_says_what_to_do() -> None:
         ("H100 SXM", ["H100-SXM5-80GB"]),
         ("3080", ["GeForce RTX 3080 10GB", "GeForce RTX 3080 12GB"]),
         ("NVIDIA GeForce RTX 3080", ["GeForce RTX 3080 10GB", "GeForce RTX 3080 12GB"]),
-        ("NVIDIA A100-SXM4-80GB", ["A100-SXM4-80GB"]),  # what torch prints
+        ("NVIDIA A100-SXM4-80GB", ["A100-SXM4-80GB"]),  # torch's name
         ("NVIDIA H100 80GB HBM3", ["H100-SXM5-80GB"]),
         ("Tesla T4", ["T4"]),
-        ("a2-ultragpu-8g", ["A100-SXM4-80GB"]),  # what clouds call a machine
+        ("a2-ultragpu-8g", ["A100-SXM4-80GB"]),  # a cloud's name for a machine
         ("P4D.24xlarge", ["A100-SXM4-40GB"]),
         ("p5.48xlarge", ["H100-SXM5-80GB"]),
         ("p5en.48xlarge", ["H200-SXM-141GB"]),
@@ -202,7 +202,7 @@ def test_nothing_near_still_says_what_to_do() -> None:
         ("x" * 10**6, []),
     ],
 )
-def test_cards_are_found_by_the_names_that_people_have(text: str, meant: list[str]) -> None:
+def test_cards_are_found_by_common_names(text: str, meant: list[str]) -> None:
     assert list(catalog.find_gpus(text)) == meant
     if len(meant) == 1:
         assert catalog.gpu(text).name == meant[0]
@@ -212,13 +212,13 @@ def test_cards_are_found_by_the_names_that_people_have(text: str, meant: list[st
             catalog.gpu(text)
 
 
-def test_every_card_and_slice_is_found_by_its_own_names() -> None:
+def test_every_card_and_slice_is_found_by_each_of_its_names() -> None:
     for card in [*catalog.gpus().values(), *catalog.slices().values()]:
         assert catalog.gpu(card.name.upper()) == card
         assert card.name in catalog.find_gpus(card.device_name or card.name)
 
 
-# --- how many -------------------------------------------------------------------------------------
+# --- number of GPUs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,21 +237,23 @@ def test_every_card_and_slice_is_found_by_its_own_names() -> None:
         ("Standard_NC48ads_A100_v4", ["A100-PCIe-80GB"], 2),  # Microsoft's page of the series
         ("ND96isr H100 v5", ["H100-SXM5-80GB"], 8),
         ("2x p4d.24xlarge", ["A100-SXM4-40GB"], 16),  # by hand: two machines of eight
-        ("3090 Ti", ["GeForce RTX 3090 Ti"], None),  # no 3,090 of anything
+        ("3090 Ti", ["GeForce RTX 3090 Ti"], None),  # not 3,090 GPUs
         ("4090", ["GeForce RTX 4090"], None),
         ("A10", ["A10"], None),
         ("RTX A6000", ["RTX A6000"], None),
         ("0x A10", [], None),
     ],
 )
-def test_name_says_how_many(text: str, names: list[str], number: int | None) -> None:
+def test_name_may_contain_the_number_of_gpus(
+    text: str, names: list[str], number: int | None
+) -> None:
     assert list(catalog.find_gpus(text)) == names
     meant = catalog.gpus_meant(text)
     assert (meant and meant.number) == number
 
 
 @pytest.mark.parametrize("row", rows("instances.csv"), ids=lambda row: row["instance"])
-def test_every_instance_is_its_card_and_their_number(row: dict[str, str]) -> None:
+def test_every_instance_gives_its_card_and_count(row: dict[str, str]) -> None:
     assert catalog.find_gpus(row["instance"]) == (row["gpu"],)
     meant = catalog.gpus_meant(row["instance"])
     assert meant is not None
@@ -268,7 +270,7 @@ def test_machines_and_instances_agree() -> None:
         assert (row["gpu"], row["gpus"]) == (other["gpu"], other["gpus"])
 
 
-def test_unknown_instance_lists_near_ones() -> None:
+def test_unknown_instance_lists_similar_ones() -> None:
     with pytest.raises(
         ValueError, match=r"'p4d\.24xlarg' is not in the catalogue; similar names: p4d"
     ):
@@ -285,7 +287,7 @@ def test_unknown_instance_lists_near_ones() -> None:
         " Qwen/Qwen2.5-7B ",
     ],
 )
-def test_address_of_the_hub_is_its_model(address: str) -> None:
+def test_hub_url_names_its_model(address: str) -> None:
     assert catalog.model(address).hub_id == "Qwen/Qwen2.5-7B"
 
 
@@ -293,7 +295,7 @@ def test_address_of_the_hub_is_its_model(address: str) -> None:
 
 
 def test_slice_has_its_share_of_the_card() -> None:
-    """By hand: 42 of an A100's 108 SMs, four eighths of its bandwidth, half of its price as two slices fill it."""
+    """By hand: 42 of an A100's 108 SMs, half of its bandwidth, and half of its price since two slices fill it."""
     card, part = catalog.gpu("A100-SXM4-40GB"), catalog.gpu("A100-SXM4-40GB MIG 3g.20gb")
     assert part.bf16_dense_tflops == pytest.approx(312 * 42 / 108, abs=0.01)
     assert part.memory_bandwidth_gb_per_s == 1555 / 2
@@ -317,7 +319,7 @@ def test_slices_fit_into_their_card(row: dict[str, str]) -> None:
     assert "https://" in row["source"]
 
 
-def test_several_slices_have_no_time_and_say_why() -> None:
+def test_several_slices_get_no_time_and_a_reason() -> None:
     part = catalog.gpu("A100-SXM4-80GB MIG 3g.40gb")
     setup = TrainingSetup(num_gpus=2, strategy=Strategy.DDP)
     answer = estimate(catalog.model("openai-community/gpt2"), part, setup)
@@ -340,18 +342,18 @@ def test_several_slices_have_no_time_and_say_why() -> None:
         ("coder", "Qwen/Qwen2.5-Coder-7B-Instruct", "bigcode/starcoder2-7b"),
     ],
 )
-def test_search_finds_by_name_family_and_size(text: str, first: str, among: str | None) -> None:
+def test_search_matches_name_family_and_size(text: str, first: str, among: str | None) -> None:
     found = [entry.hub_id for entry in catalog.search(text)]
     assert found[0] == first
     assert among is None or among in found
 
 
-def test_search_with_no_fit_finds_names_that_are_spelled_alike() -> None:
+def test_search_without_a_match_finds_similar_spellings() -> None:
     found = [entry.hub_id for entry in catalog.search("mistrl nemoo")]
     assert "mistralai/Mistral-Nemo-Base-2407" in found
 
 
-def test_search_says_what_one_chooses_by() -> None:
+def test_search_results_show_size_license_and_gate() -> None:
     (entry,) = catalog.search("llama 3.1 405b")
     assert entry.hub_id == "meta-llama/Llama-3.1-405B"
     assert entry.parameters == entry.published_parameters == 405_853_388_800  # the Hub's count
@@ -359,12 +361,12 @@ def test_search_says_what_one_chooses_by() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "   ", "///"])
-def test_empty_search_shows_the_first_of_the_file(text: str) -> None:
+def test_empty_search_shows_the_first_rows(text: str) -> None:
     assert catalog.search(text, 3) == tuple(catalog.models().values())[:3]
 
 
 @pytest.mark.parametrize("text", ["zzzzzz", "x" * 10**6, "qwen 7b llama", "\0\n"])
-def test_search_that_finds_nothing_is_no_error(text: str) -> None:
+def test_search_without_results_is_no_error(text: str) -> None:
     assert isinstance(catalog.search(text), tuple)
 
 
@@ -373,7 +375,7 @@ def test_every_model_is_found_by_its_own_id() -> None:
         assert catalog.search(hub_id)[0].hub_id.casefold() == hub_id.casefold()
 
 
-def test_nearest_model_is_the_one_whose_dimensions_these_are() -> None:
+def test_nearest_model_has_the_given_dimensions() -> None:
     llama = catalog.model("meta-llama/Llama-3.1-8B")
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     near = catalog.nearest({name: getattr(llama, name) for name in names}).model

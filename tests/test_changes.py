@@ -1,4 +1,4 @@
-"""A user's own files with other values: only what must change does, and the change is read as it was meant."""
+"""Changes to a user's own files: minimal, and read back with the intended meaning."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DEEPSPEED = """\
 
 
 def lines(diff: str) -> list[str]:
-    """What goes and what comes, without the places."""
+    """Removed and added lines, without their positions."""
     return [it for it in diff.splitlines() if it[:1] in "+-" and it[:3] not in ("+++", "---")]
 
 
@@ -69,7 +69,7 @@ def read_as(files: dict[str, str], changes: dict[str, Any]) -> Any:
     return after
 
 
-def test_yaml_keeps_its_comments_its_order_and_every_other_character() -> None:
+def test_yaml_keeps_comments_order_and_every_other_character() -> None:
     after = read_as({"sft.yaml": YAML}, {"per_device_train_batch_size": 2})
     assert lines(after.diff) == [
         "-per_device_train_batch_size: 8  # tried 16",
@@ -77,28 +77,28 @@ def test_yaml_keeps_its_comments_its_order_and_every_other_character() -> None:
     ]
 
 
-def test_key_that_was_not_there_is_added_at_the_end() -> None:
+def test_missing_key_is_appended() -> None:
     after = read_as({"sft.yaml": YAML}, {"gradient_accumulation_steps": 4})
     assert lines(after.diff) == ["+gradient_accumulation_steps: 4"]
     assert after.files["sft.yaml"] == f"{YAML}gradient_accumulation_steps: 4\n"
 
 
-def test_file_without_an_end_of_line_gains_only_its_key() -> None:
+def test_file_without_a_final_newline_gains_only_the_key() -> None:
     after = read_as({"sft.yaml": YAML.rstrip("\n")}, {"gradient_accumulation_steps": 4})
     assert after.files["sft.yaml"] == f"{YAML}gradient_accumulation_steps: 4"
 
 
-def test_list_of_several_lines_becomes_one() -> None:
+def test_multiline_list_becomes_one_line() -> None:
     after = read_as({"sft.yaml": YAML}, {"lora_target_modules": ["o_proj"]})
     assert "lora_target_modules:\n  [o_proj]\n\nper_device" in after.files["sft.yaml"]
 
 
-def test_method_brings_the_keys_that_it_needs_and_no_more() -> None:
+def test_method_adds_only_the_keys_it_needs() -> None:
     after = read_as({"sft.yaml": YAML}, {"method": "qlora", "dtype": "bfloat16"})
     assert lines(after.diff) == ["+load_in_4bit: true", "+dtype: bfloat16"]
 
 
-def test_script_is_changed_where_its_constant_stands() -> None:
+def test_script_is_changed_at_its_constant() -> None:
     after = read_as({"train.py": SCRIPT}, {"per_device_train_batch_size": 2, "max_length": 1024})
     assert lines(after.diff) == [
         "-BATCH = 8  # tried 16",
@@ -128,7 +128,7 @@ def test_command_is_changed_in_place() -> None:
     )
 
 
-def test_json_of_deepspeed_is_changed_beside_its_script() -> None:
+def test_deepspeed_json_is_changed_together_with_its_script() -> None:
     files = {"train.py": SCRIPT, "accelerate.yaml": ACCELERATE, "ds.json": DEEPSPEED}
     after = read_as(files, {"strategy": "zero3", "offload_optimizer": "cpu"})
     assert set(after.files) == {"ds.json"}
@@ -136,27 +136,27 @@ def test_json_of_deepspeed_is_changed_beside_its_script() -> None:
     assert lines(after.diff)[0] == '-    "stage": 2'
 
 
-def test_what_a_script_has_no_place_for_is_left_to_its_writer() -> None:
+def test_a_change_that_cannot_be_applied_to_a_script_is_left_to_the_user() -> None:
     with pytest.raises(ValueError, match=r"train\.py has no call that takes use_peft; write it by"):
         changed_files({"train.py": SCRIPT}, {"method": "qlora"})
 
 
 @pytest.mark.parametrize("files", [{"sft.yaml": YAML}, {"train.py": SCRIPT}], ids=["yaml", "py"])
-def test_change_that_mends_a_run_mends_its_file(files: dict[str, str]) -> None:
-    """These lines make it fit: the remedy goes into the file, and the file is read and estimated anew."""
+def test_remedy_is_written_to_the_file(files: dict[str, str]) -> None:
+    """ "These lines make it fit": writes the remedy to the file, reads the file again and estimates it."""
     keys = {**read_files(files).setup, "gpu": "A100-SXM4-40GB"}
     before = estimate(*parse(keys))
     assert before.verdict == "does_not_fit"
     remedy = cheapest_change(before)
     if "method" in (remedy.keys if remedy else {}) and "train.py" in files:
-        return  # a script without adapters gets none
+        return  # no adapters are added to a script without them
     assert remedy is not None
     after = changed_files(files, plain_keys(remedy.keys))
     mended = read_files({**files, **after.files}).setup
     assert estimate(*parse({**mended, "gpu": "A100-SXM4-40GB"})).verdict == "fits"
 
 
-def test_nothing_to_change_is_no_diff() -> None:
+def test_no_change_gives_no_diff() -> None:
     after = changed_files({"sft.yaml": YAML}, {"per_device_train_batch_size": 8})
     assert after.diff == ""
     assert after.files == {}
@@ -166,8 +166,8 @@ FIXTURES = Path(__file__).resolve().parent / "tools" / "fixtures"
 
 
 @pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "ms_swift", "torchtune"])
-def test_real_configs_take_a_change_in_a_line_or_two(tool: str) -> None:
-    """Every third of the tools' own examples: checkpointing turned over, in at most two lines more and two less."""
+def test_real_configs_change_by_at_most_two_lines(tool: str) -> None:
+    """Every third example of the tools: toggling checkpointing adds and removes at most two lines."""
     taken = refused = 0
     for path in sorted((FIXTURES / tool).iterdir())[::3]:
         text = path.read_text(encoding="utf-8")

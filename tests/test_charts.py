@@ -1,4 +1,4 @@
-"""The figures below the hero: their numbers are the estimate's, and Plotly takes them as they are."""
+"""The charts below the hero figure: their numbers are the estimate's, and Plotly accepts them unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def around():
     return answer, headroom_map.around(answer)
 
 
-def test_every_cell_of_the_map_is_the_headroom_of_that_setup(around):
+def test_every_cell_of_the_map_shows_the_headroom_of_its_setup(around):
     answer, grid = around
     for row, batch in enumerate(grid.batches):
         for column, length in enumerate(grid.lengths):
@@ -34,7 +34,7 @@ def test_every_cell_of_the_map_is_the_headroom_of_that_setup(around):
             assert grid.headroom[row][column] == cell.headroom_bytes
 
 
-def test_the_map_holds_the_setup_and_shows_both_sides_of_the_limit(around):
+def test_map_contains_the_setup_and_both_sides_of_the_limit(around):
     _, grid = around
     assert 3 in grid.batches
     assert 1500 in grid.lengths
@@ -42,7 +42,7 @@ def test_the_map_holds_the_setup_and_shows_both_sides_of_the_limit(around):
     assert min(sizes) < 0 < max(sizes)
 
 
-def test_the_border_of_the_map_stands_above_the_last_batch_that_fits(around):
+def test_border_of_the_map_is_above_the_largest_batch_that_fits(around):
     _, grid = around
     figure = headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
     line = next(trace for trace in figure["data"] if trace.get("mode") == "lines")
@@ -51,7 +51,7 @@ def test_the_border_of_the_map_stands_above_the_last_batch_that_fits(around):
         assert line["y"][2 * column] == fitting - 0.5
 
 
-def test_a_click_on_a_cell_carries_its_batch_and_length(around):
+def test_click_on_a_cell_passes_its_batch_and_length(around):
     _, grid = around
     figure = headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
     clicks = figure["data"][-1]
@@ -59,13 +59,13 @@ def test_a_click_on_a_cell_carries_its_batch_and_length(around):
         assert (grid.batches[y], grid.lengths[x]) == (batch, length)
 
 
-def test_a_setup_with_learned_positions_has_no_longer_column():
+def test_learned_positions_bound_the_columns_of_the_map():
     gpt2 = catalog.model("openai-community/gpt2")
     grid = headroom_map.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
     assert max(grid.lengths) == 1024
 
 
-def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak():
+def test_first_step_has_no_optimizer_states_and_second_reaches_the_peak():
     answer = estimate(MISTRAL, A100, WHAT_IF)
     figure = two_steps.through_the_step(answer)
     moments = [m for m in answer.moments if m.phase in STEP_PHASES]
@@ -80,7 +80,7 @@ def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak
     assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
 
 
-def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_and_a_later_one():
+def test_accumulation_shows_a_first_micro_step_without_gradients_and_a_later_one():
     accumulated = replace(WHAT_IF, gradient_accumulation_steps=4)
     figure = two_steps.through_the_step(estimate(MISTRAL, A100, accumulated))
     ticks = figure["layout"]["xaxis"]["ticktext"]
@@ -88,11 +88,11 @@ def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_an
     gradients = next(t["y"] for t in figure["data"] if t["name"] == "Gradients")
     at = [int(x) for x in figure["layout"]["xaxis"]["tickvals"]]
     assert gradients[0] == 0
-    # from the second micro-step's beginning on 2 bytes for each of 7.24e9 parameters lie there
+    # from the start of the second micro-step, gradients take 2 bytes for each of 7.24e9 parameters
     assert gradients[at[1]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
 
 
-def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
+def test_cost_chart_connects_the_pareto_front():
     rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, LORA))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
@@ -105,7 +105,7 @@ def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_plotly_takes_every_figure(around, dark):
+def test_plotly_accepts_every_figure(around, dark):
     answer, grid = around
     rows, _ = which_gpu.every_gpu(answer)
     fitting = [row for row in rows if row.verdict is Verdict.FITS]

@@ -20,14 +20,14 @@ LARGE = {"model": "mistralai/Mistral-7B-v0.1", "method": "lora", "max_length": 4
 
 
 def write(folder: Path, **setups: object) -> list[str]:
-    """A file a setup; their paths in order."""
+    """Writes one file per setup; returns their paths in order."""
     paths = [folder / f"{name}.json" for name in setups]
     for path, setup in zip(paths, setups.values(), strict=True):
         path.write_text(setup if isinstance(setup, str) else json.dumps(setup), encoding="utf-8")
     return [str(path) for path in paths]
 
 
-def test_status_is_0_where_it_fits_1_where_not_2_where_it_was_not_read(
+def test_exit_status_is_0_if_it_fits_1_if_not_2_if_unreadable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fits, too_large, broken = write(tmp_path, fits=GPT2, large=LARGE, broken="{")
@@ -42,7 +42,7 @@ def test_status_is_0_where_it_fits_1_where_not_2_where_it_was_not_read(
     assert main(["check", fits, too_large, broken, *card]) == 2
 
 
-def test_tight_is_1_and_says_what_tight_is(
+def test_tight_exits_1_and_explains_tight(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = write(tmp_path, run=LARGE | {"gradient_checkpointing": True})
@@ -55,14 +55,14 @@ def test_tight_is_1_and_says_what_tight_is(
     assert "Tight: between the low end and the high end" in said
 
 
-def test_keys_beside_the_file_stand_above_it(tmp_path: Path) -> None:
+def test_command_line_keys_override_the_file(tmp_path: Path) -> None:
     (path,) = write(tmp_path, run=LARGE)
     assert main(["check", path, "--gpu", "RTX 4090"]) == 1
     less = ("--max-length", "512", "--gradient-checkpointing")
     assert main(["check", "--gpu", "RTX 4090", path, *less]) == 0
 
 
-def test_change_that_is_shown_mends_the_run(
+def test_suggested_change_makes_the_run_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = write(tmp_path, run=LARGE | {"per_device_train_batch_size": 4})
@@ -79,13 +79,13 @@ def test_change_that_is_shown_mends_the_run(
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-def test_cheapest_change_is_the_first_remedy(batch: int) -> None:
+def test_suggested_change_is_the_first_remedy(batch: int) -> None:
     setup = LARGE | {"per_device_train_batch_size": batch, "gpu": "RTX 4090"}
     answer = estimate(*parse(setup))
     assert cheapest_change(answer) == remedies(answer, catalog.gpus_like(answer.gpu))[0]
 
 
-def test_folder_is_a_table_of_all_its_runs(
+def test_folder_gives_a_table_of_all_its_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "deep").mkdir()
@@ -102,11 +102,11 @@ def test_folder_is_a_table_of_all_its_runs(
     ]
     assert "Of 3 runs on GeForce RTX 4090: 1 fit, 1 do not fit, 1 without an estimate." in said
     assert "notes.txt" not in said
-    assert said.splitlines()[-1].endswith("rows.json.")  # left out: data, not a broken config
+    assert said.splitlines()[-1].endswith("rows.json.")  # ignored: data, not a broken config
 
 
 def test_sweep_of_200_files_takes_seconds(tmp_path: Path) -> None:
-    """A sweep is one structure at many sizes: 5 seconds with the machine to itself, at most 60 beside others."""
+    """A sweep is one structure at many sizes: 5 seconds on an idle machine, at most 60 on a busy one."""
     runs = {
         f"run_{batch}_{length}": LARGE
         | {"per_device_train_batch_size": batch, "max_length": length}
@@ -132,7 +132,7 @@ def test_sweep_of_200_files_takes_seconds(tmp_path: Path) -> None:
         (["a.json", "--lora-r", "8", "--lora-r", "9"], "lora_r is given 2 times; give it once."),
     ],
 )
-def test_what_is_wrong_with_the_command_is_one_sentence(
+def test_wrong_command_gets_one_sentence(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_the_command_is_one_sentence(
     assert "Traceback" not in said
 
 
-def test_card_must_be_named_and_several_are_listed(
+def test_gpu_is_required_and_ambiguous_names_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = write(tmp_path, run=GPT2)
@@ -160,7 +160,7 @@ def test_card_must_be_named_and_several_are_listed(
     assert said.err.count("may be A100-PCIe-40GB, A100-SXM4-40GB") == 1
 
 
-def test_processes_that_a_launcher_starts_are_data_parallel(
+def test_launched_processes_are_data_parallel(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Several processes without FSDP or DeepSpeed, and no key that names a strategy."""
@@ -172,16 +172,14 @@ def test_processes_that_a_launcher_starts_are_data_parallel(
     assert "needs a strategy" not in capsys.readouterr().out
 
 
-def test_file_that_is_too_large_is_no_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGEST_FILE", 100)
     (tmp_path / "large.json").write_bytes(b" " * 101)
     with pytest.raises(ValueError, match="is larger than"):
         files.found([str(tmp_path / "large.json")])
 
 
-def test_help_says_what_the_status_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     said = capsys.readouterr().out
@@ -209,7 +207,7 @@ FSDP = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processe
 
 
 def put(folder: Path, **files: str) -> dict[str, str]:
-    """Files by their names, of which the last underscore is the point."""
+    """Writes files by keyword; the last underscore of a keyword becomes the dot."""
     paths = {name: folder / ".".join(name.rsplit("_", 1)) for name in files}
     for name, path in paths.items():
         path.write_text(files[name], encoding="utf-8")
@@ -221,7 +219,7 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str,
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_config_of_a_tool_is_read_with_the_tool_s_defaults(
+def test_tool_config_is_read_with_the_tools_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = put(tmp_path, sft_yaml=SFT)["sft_yaml"]
@@ -232,7 +230,7 @@ def test_config_of_a_tool_is_read_with_the_tool_s_defaults(
     assert "bnb_4bit" not in said  # nothing is packed
 
 
-def test_keys_that_are_not_modelled_and_unknown_ones_are_said_with_their_line(
+def test_unmodelled_and_unknown_keys_are_reported_with_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = put(tmp_path, sft_yaml=SFT + "neftune_noise_alpha: 5\nwarp_drive: on\n")["sft_yaml"]
@@ -243,7 +241,7 @@ def test_keys_that_are_not_modelled_and_unknown_ones_are_said_with_their_line(
     assert "Unknown: warp_drive, sft.yaml line 7: " in said
 
 
-def test_accelerate_s_file_named_beside_a_script_belongs_to_it(
+def test_accelerate_file_named_with_a_script_applies_to_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
@@ -258,10 +256,10 @@ def test_accelerate_s_file_named_beside_a_script_belongs_to_it(
     assert together["setup"] == setup
 
 
-def test_folder_knows_which_file_belongs_to_which_run(
+def test_files_in_a_folder_are_matched_to_their_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script is run by run.sh under fsdp.yaml; sft.yaml is a run of its own; util.py is none."""
+    """run.sh runs a script under fsdp.yaml; sft.yaml is a separate run; util.py is not a run."""
     launch = "accelerate launch --config_file fsdp.yaml train.py\n"
     put(tmp_path, sft_yaml=SFT, fsdp_yaml=FSDP, train_py=SCRIPT, run_sh=launch, util_py="x = 1\n")
     runs = asked(capsys, str(tmp_path), "--gpu", "L4")
@@ -272,7 +270,7 @@ def test_folder_knows_which_file_belongs_to_which_run(
     assert "util.py" in said.splitlines()[-1]
 
 
-def test_number_in_the_gpu_s_name_counts_unless_the_files_say_their_own(
+def test_gpu_count_in_the_name_applies_unless_the_files_set_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
@@ -293,7 +291,7 @@ def test_number_in_the_gpu_s_name_counts_unless_the_files_say_their_own(
         (b"x: !!python/object/apply:os.system [ls]\n", ""),
     ],
 )
-def test_file_that_cannot_be_read_says_why_in_one_sentence(
+def test_unreadable_file_gets_one_sentence(
     content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.yaml").write_bytes(content)
@@ -304,7 +302,7 @@ def test_file_that_cannot_be_read_says_why_in_one_sentence(
     assert len(said.splitlines()) == 1
 
 
-def test_change_is_shown_as_a_diff_of_the_file_and_mends_it(
+def test_change_is_shown_as_a_diff_that_makes_the_file_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = SFT.replace("batch_size: 1", "batch_size: 16  # ours").replace("1024", "4096")
@@ -320,7 +318,7 @@ def test_change_is_shown_as_a_diff_of_the_file_and_mends_it(
     assert main(["check", path, "--gpu", "RTX 4090"]) == 0
 
 
-def test_model_in_a_folder_is_read_from_its_config(
+def test_local_model_is_read_from_its_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -344,7 +342,7 @@ def test_model_in_a_folder_is_read_from_its_config(
         (SFT + "fsdp: full_shard\n", 'Or say how many there are: --gpu "8x A100-SXM4-80GB".'),
     ],
 )
-def test_what_the_command_can_do_about_it_is_said(
+def test_refusal_of_a_file_gives_a_hint(
     text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = put(tmp_path, sft_yaml=text)["sft_yaml"]
@@ -352,7 +350,9 @@ def test_what_the_command_can_do_about_it_is_said(
     assert hint in capsys.readouterr().out
 
 
-def test_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_run_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(tmp_path, util_py="x = 1\n")
     assert main(["check", str(tmp_path), "--gpu", "L4"]) == 2
     assert "none of 1 files says what is trained" in capsys.readouterr().err

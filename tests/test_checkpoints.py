@@ -1,6 +1,6 @@
-"""Checkpoints of some layers, on the host or selective, and TRL's activation offloading.
+"""Partial, offloaded and selective checkpointing, and TRL's activation offloading.
 
-Whole steps are held against traced ones in tests/test_reference.py ("trl sft").
+tests/test_reference.py compares whole steps with traced ones ("trl sft").
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def loss_height(**keys: object) -> int:
     return result(**keys).phases[Phase.LOSS].bytes
 
 
-def test_every_second_layer_is_checkpointed_from_the_first() -> None:
+def test_every_second_layer_is_checkpointed_starting_with_the_first() -> None:
     setup = replace(FULL, checkpoint_every_n_layers=2)
     found = [is_checkpointed(LLAMA, setup, index) for index in range(4)]
     assert found == [True, False, True, False]
 
 
-def test_layers_are_counted_from_the_first_of_the_tower_of_images() -> None:
-    """27 layers of SigLIP come before Gemma 3's text: 27 % 4 is 3, so that the text's second layer is the 28th."""
+def test_layer_count_starts_at_the_vision_tower() -> None:
+    """SigLIP's 27 layers precede Gemma 3's text layers: 27 % 4 is 3, so the text's second layer is index 28."""
     gemma = catalog.model("google/gemma-3-4b-it")
     setup = replace(FULL, checkpoint_every_n_layers=4)
     found = [is_checkpointed(gemma, setup, index) for index in range(6)]
@@ -52,8 +52,8 @@ def test_layers_are_counted_from_the_first_of_the_tower_of_images() -> None:
     assert [is_checkpointed(gemma, alone, index) for index in range(2)] == [True, False]
 
 
-def test_a_kept_layer_holds_what_it_holds_without_checkpointing() -> None:
-    """Eight of sixteen are kept, so the rise is half of that from all to none; the embedding's leaf is no part."""
+def test_a_layer_without_a_checkpoint_keeps_all_its_activations() -> None:
+    """Eight of sixteen layers keep theirs: half the increase from all checkpoints to none."""
     every, second, none = (
         loss_height(),
         loss_height(checkpoint_every_n_layers=2),
@@ -63,17 +63,17 @@ def test_a_kept_layer_holds_what_it_holds_without_checkpointing() -> None:
     assert none > every
 
 
-def test_offloaded_checkpoints_leave_nothing_of_the_layers_on_the_gpu() -> None:
+def test_offloaded_checkpoints_leave_no_layer_activations_on_the_gpu() -> None:
     """A checkpoint in bfloat16 is 2 · T · h bytes; the last layer's output is the final norm's input."""
     assert loss_height() - loss_height(offload_checkpoints=True) == LAYERS * 2 * TOKENS * HIDDEN
 
 
-def test_host_memory_holds_the_checkpoints_and_the_link_carries_them_twice() -> None:
+def test_host_holds_the_checkpoints_and_each_crosses_the_link_twice() -> None:
     setup = replace(FULL, offload_checkpoints=True, gradient_accumulation_steps=3)
     size = LAYERS * 2 * TOKENS * HIDDEN
     assert host_copies(LLAMA, setup) == (size, size)
     parts = {part.name: part for part in estimate(LLAMA, GPU, setup).time.parts}
-    # two ways, three micro-steps, PCIe 4 x16 at 31.5 GB/s and at 0.35 of it
+    # both directions, three micro-steps, PCIe 4 x16 at 31.5 GB/s and at 0.35 of that
     part = parts["saved tensors to the host and back"]
     assert part.low_seconds == pytest.approx(2 * 3 * size / 31.5e9)
     assert part.high_seconds == pytest.approx(2 * 3 * size / (0.35 * 31.5e9))
@@ -81,31 +81,31 @@ def test_host_memory_holds_the_checkpoints_and_the_link_carries_them_twice() -> 
     assert without.host_bytes >= size
 
 
-def test_page_locked_blocks_are_powers_of_two() -> None:
-    """1,000 tokens: 4,096,000 bytes a checkpoint lie in 4 MiB."""
+def test_page_locked_blocks_are_rounded_up_to_powers_of_two() -> None:
+    """1,000 tokens: a checkpoint of 4,096,000 bytes takes 4 MiB."""
     setup = replace(FULL, offload_checkpoints=True, per_device_train_batch_size=1, max_length=1000)
     assert host_copies(LLAMA, setup).pinned == LAYERS * 2**22
 
 
-def test_every_rank_of_a_machine_has_its_own_copies() -> None:
+def test_every_rank_on_a_host_has_its_own_copies() -> None:
     keys = {"num_gpus": 4, "strategy": "ddp", "save_strategy": "no", "offload_checkpoints": True}
-    large = replace(FULL, per_device_train_batch_size=64)  # more than what loading needs
+    large = replace(FULL, per_device_train_batch_size=64)  # more than loading needs
     size = LAYERS * 2 * 32 * TOKENS * HIDDEN
     assert estimate(LLAMA, GPU, replace(large, **keys)).host_bytes == 4 * size
 
 
-def test_selective_checkpoints_hold_attentions_output_and_its_log_sum() -> None:
-    """2 bytes an element of the output, 4 a head, and the kernel's seed and offset, a block of 512 bytes each."""
+def test_selective_checkpoints_keep_attention_output_and_log_sum() -> None:
+    """2 bytes per element of the output, 4 per head, and one 512-byte block each for the kernel's seed and offset."""
     more = LAYERS * (2 * QUERIES * TOKENS + 4 * HEADS * TOKENS + 2 * 512)
     assert loss_height(selective_checkpointing=True) - loss_height() == more
 
 
-def test_selective_checkpoints_of_eager_attention_hold_nothing_more() -> None:
+def test_selective_checkpoints_of_eager_attention_keep_nothing_extra() -> None:
     eager = {"attn_implementation": AttnImplementation.EAGER}
     assert loss_height(selective_checkpointing=True, **eager) == loss_height(**eager)
 
 
-def test_what_is_computed_again_is_what_is_not_kept() -> None:
+def test_only_discarded_activations_are_recomputed() -> None:
     def again(**keys: object) -> tuple[float, float]:
         found = work(LLAMA, replace(FULL, **keys), 2048, pairs=1000)
         return found.products_again, found.attention_again
@@ -116,7 +116,7 @@ def test_what_is_computed_again_is_what_is_not_kept() -> None:
 
 
 def saved_one_after_another(elements: int, count: int) -> tuple[Tape, list[Tensor]]:
-    """So many tensors of two bytes an element that a product saves, each freed by its maker."""
+    """This many tensors of two bytes an element, each saved by a product and freed by its producer."""
     tape = Tape(autocast_width=None, saved_tensor_hooks=Offloading)
     weight = Parameter("w", 1, 2, trainable=True)
     held = []
@@ -126,14 +126,14 @@ def saved_one_after_another(elements: int, count: int) -> tuple[Tape, list[Tenso
     return tape, held
 
 
-def test_trl_keeps_the_last_five_saved_tensors_and_moves_those_before() -> None:
-    """Each product saves its input alone, of 2,048 bytes: ``max_fwd_stash_size``."""
+def test_trl_offloads_all_but_the_last_five_saved_tensors() -> None:
+    """Each product saves only its input, 2,048 bytes: ``max_fwd_stash_size``."""
     tape, _ = saved_one_after_another(1024, 8)
     assert len(tape.host_copies) == 8
     assert alive(tape)[ACTIVATIONS] == 5 * 2048
 
 
-def test_trl_leaves_tensors_below_1024_bytes() -> None:
+def test_trl_does_not_offload_tensors_below_1024_bytes() -> None:
     # trl 1.16, models/activation_offloading.py: num_bytes >= min_offload_size
     tape, _ = saved_one_after_another(511, 8)  # 1,022 bytes
     assert not tape.host_copies
@@ -142,8 +142,8 @@ def test_trl_leaves_tensors_below_1024_bytes() -> None:
     assert len(tape.host_copies) == 8
 
 
-def test_a_tensor_that_is_saved_again_at_once_stays() -> None:
-    """As the input of q, k and v: the first copy goes to the host in vain."""
+def test_a_tensor_saved_again_immediately_stays_on_the_gpu() -> None:
+    """The input of q, k and v: its first copy to the host saves nothing."""
     tape = Tape(autocast_width=None, saved_tensor_hooks=Offloading)
     weight = Parameter("w", 1, 2, trainable=True)
     x = tape.new(4096, 2)
@@ -158,15 +158,15 @@ def test_a_tensor_that_is_saved_again_at_once_stays() -> None:
     assert alive(tape)[ACTIVATIONS] == 2 * 4096 + 5 * 2048
 
 
-def test_activation_offloading_leaves_little_and_evaluation_alone() -> None:
+def test_activation_offloading_keeps_little_and_does_not_affect_evaluation() -> None:
     keys = {"loss": Loss.CHUNKED_TRL, "gradient_checkpointing": False, "eval_strategy": "epoch"}
     plain, moved = result(**keys), result(**keys, activation_offloading=True)
     assert moved.phases[Phase.LOSS].bytes < 0.7 * plain.phases[Phase.LOSS].bytes
     assert moved.phases[Phase.EVALUATION] == plain.phases[Phase.EVALUATION]
 
 
-def test_the_embeddings_leaf_and_its_gradient_outlive_the_step_under_adapters() -> None:
-    """TRL's hooks hold the last node: 2 bytes · T · h each, also while the optimizer steps (traced)."""
+def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step() -> None:
+    """TRL's hooks keep the last node alive: 2 · T · h bytes each, also during the optimizer step (traced)."""
     keys = {"method": Method.LORA, "loss": Loss.CHUNKED_TRL}
     plain, moved = result(**keys), result(**keys, activation_offloading=True)
     steps = [it.phases[Phase.OPTIMIZER_STEP].bytes for it in (plain, moved)]
@@ -209,14 +209,14 @@ def test_the_embeddings_leaf_and_its_gradient_outlive_the_step_under_adapters() 
         ),
     ],
 )
-def test_what_the_tools_refuse_or_nobody_has_traced_is_refused(
+def test_unsupported_or_untraced_combinations_are_refused(
     keys: dict[str, object], word: str
 ) -> None:
     with pytest.raises(ValueError, match=word):
         result(**keys)
 
 
-def test_checkpoints_on_the_host_are_offered_where_they_help() -> None:
+def test_offloaded_checkpoints_are_proposed_when_they_help() -> None:
     mistral = catalog.model("mistralai/Mistral-7B-v0.1")
     setup = TrainingSetup(
         method=Method.LORA,
@@ -233,7 +233,7 @@ def test_checkpoints_on_the_host_are_offered_where_they_help() -> None:
 
 
 @pytest.mark.parametrize("key", ["checkpoint_every_n_layers", "activation_offloading"])
-def test_layers_of_a_tower_that_sees_images_are_refused(key: str) -> None:
+def test_checkpointing_options_are_refused_for_models_that_see_images(key: str) -> None:
     gemma = catalog.model("google/gemma-3-4b-it")
     value = 2 if key == "checkpoint_every_n_layers" else True
     setup = replace(
