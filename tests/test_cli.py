@@ -1,4 +1,4 @@
-"""The command line as a process: every line answered, no traceback, one sentence for what is wrong."""
+"""The command line as a process: every line gets an answer, errors are one sentence, never a traceback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refuse_constant(name: str) -> object:
 
 
 def answers(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, object]]:
-    """One object a line, by the letter of JSON."""
+    """One object per line, as strict JSON."""
     lines = done.stdout.decode("ascii").splitlines()
     return [json.loads(line, parse_constant=refuse_constant) for line in lines]
 
@@ -62,14 +62,14 @@ def answers(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, object]]
 
 @dataclass(frozen=True)
 class Bad:
-    """A line that cannot be estimated, and the word that its error must have."""
+    """A line that cannot be estimated, and the word that its error must contain."""
 
     line: bytes
     names: str
 
 
 def setup(key: str, value: str) -> str:
-    """A line that is sound but for one key; the value as it stands in the line."""
+    """A line that is valid except for one key, whose value is raw JSON."""
     return f'{{"model": "{MISTRAL}", "{key}": {value}}}'
 
 
@@ -84,7 +84,7 @@ FROM_THE_TABLE = [
     for key in KEYS
     for value in WRONG_VALUES
     if (key.name, value)
-    not in (("rank_pattern", "{}"), ("pace_from", '"wings"'))  # no pattern; any text
+    not in (("rank_pattern", "{}"), ("pace_from", '"wings"'))  # not a pattern but any text
 ] + [bad(setup(key.name, "true"), key.name) for key in KEYS if not isinstance(key.kind, Flag)]
 
 BY_HAND = [
@@ -193,7 +193,7 @@ def bad_lines() -> list[Bad]:
 
 @pytest.fixture(scope="module")
 def conversation(bad_lines: list[Bad]) -> subprocess.CompletedProcess[bytes]:
-    """Every bad line in one run, each followed by a good one."""
+    """All bad lines in one run, each followed by a good one."""
     return run("--json", stdin=b"".join(it.line + b"\n" + GOOD + b"\n" for it in bad_lines))
 
 
@@ -201,7 +201,7 @@ def test_there_are_at_least_150_distinct_bad_lines(bad_lines: list[Bad]) -> None
     assert len({it.line for it in bad_lines}) == len(bad_lines) >= 150
 
 
-def test_every_bad_line_is_answered_in_its_place_by_a_sentence_that_names_the_field(
+def test_every_bad_line_gets_a_sentence_that_names_the_field(
     bad_lines: list[Bad], conversation: subprocess.CompletedProcess[bytes]
 ) -> None:
     said = answers(conversation)[::2]
@@ -215,7 +215,7 @@ def test_every_bad_line_is_answered_in_its_place_by_a_sentence_that_names_the_fi
         assert len(sentence) < 800, sentence
 
 
-def test_the_good_lines_between_them_are_answered_as_if_alone(
+def test_good_lines_between_bad_ones_get_the_same_answer_as_alone(
     conversation: subprocess.CompletedProcess[bytes],
 ) -> None:
     alone = answers(run("--json", stdin=GOOD))
@@ -223,7 +223,7 @@ def test_the_good_lines_between_them_are_answered_as_if_alone(
     assert all(answer == alone[0] for answer in answers(conversation)[1::2])
 
 
-def test_one_bad_line_makes_the_exit_status_one(
+def test_one_bad_line_sets_exit_status_1(
     conversation: subprocess.CompletedProcess[bytes],
 ) -> None:
     assert conversation.returncode == 1
@@ -231,18 +231,18 @@ def test_one_bad_line_makes_the_exit_status_one(
     assert run("--json", stdin=GOOD + b"\n" + GOOD).returncode == 0
 
 
-def test_nothing_in_is_nothing_out() -> None:
+def test_empty_input_gives_empty_output() -> None:
     done = run("--json")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_line_ends_and_byte_order_mark_of_windows_are_no_fault() -> None:
+def test_windows_line_endings_and_byte_order_mark_are_accepted() -> None:
     done = run("--json", stdin=b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD + b"\r\n")
     assert done.returncode == 0
     assert len(answers(done)) == 2
 
 
-def test_answers_come_line_by_line() -> None:
+def test_answers_are_written_line_by_line() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "estimator", "--json"],
         stdin=subprocess.PIPE,
@@ -258,18 +258,18 @@ def test_answers_come_line_by_line() -> None:
         process.stdin.close()
 
 
-def test_remedies_come_only_when_they_are_asked_for() -> None:
+def test_remedies_are_written_only_on_request() -> None:
     setup = json.dumps({"model": MISTRAL, "gpu": A100, "dtype": "float32"}).encode()
     (plain,) = answers(run("--json", stdin=setup))
     (said,) = answers(run("--json", "--remedies", stdin=setup))
     assert plain.pop("remedies") == []
     offered = cast(list[dict[str, object]], said.pop("remedies"))
     assert said == plain
-    # 16 bytes for each of 7.24 billion parameters are 108 GiB: a base that is frozen is what fits 79
+    # 16 bytes for each of 7.24 billion parameters are 108 GiB: only a frozen base fits 79
     assert {"method": "lora"} in [it["keys"] for it in offered]
 
 
-def test_reader_that_leaves_is_no_traceback() -> None:
+def test_closed_pipe_prints_no_traceback() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "estimator", "--json"],
         stdin=subprocess.PIPE,
@@ -284,7 +284,7 @@ def test_reader_that_leaves_is_no_traceback() -> None:
     assert said == b""
 
 
-def test_mistake_of_ours_costs_one_line_and_shows_no_traceback(
+def test_internal_error_affects_one_line_and_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail_on_lora(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
@@ -304,7 +304,7 @@ def test_mistake_of_ours_costs_one_line_and_shows_no_traceback(
     assert capsys.readouterr().err == sentence + "\n"
 
 
-# --- for people ---------------------------------------------------------------------------------
+# --- output for people --------------------------------------------------------------------------
 
 
 def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
@@ -327,7 +327,7 @@ def test_columns_of_the_table_add_up() -> None:
     assert sum(sizes) == pytest.approx(float(total), abs=0.005 * len(sizes))
 
 
-def test_flags_mean_what_the_keys_mean() -> None:
+def test_flags_equal_their_keys() -> None:
     flags = "--max-length 512 --gradient-checkpointing --method lora --lora-target-modules q_proj,v_proj"
     keys = {
         "model": MISTRAL,
@@ -379,7 +379,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],
 )
-def test_what_is_wrong_is_one_sentence_on_stderr(
+def test_errors_are_one_sentence_on_stderr(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -392,7 +392,7 @@ def test_what_is_wrong_is_one_sentence_on_stderr(
     assert shown.err.count("\n") == 1
 
 
-def test_terminal_without_unicode_is_no_traceback() -> None:
+def test_terminal_without_unicode_causes_no_traceback() -> None:
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     assert run(MISTRAL, environment=environment).returncode == 0
     assert run("\N{GREEK SMALL LETTER MU}", environment=environment).returncode == 2

@@ -39,7 +39,7 @@ def three():
 
 
 def open_compare(*scenarios: Scenario, **address: object) -> AppTest:
-    """The page at an address; the test's own browser cannot begin on a page that is not the first."""
+    """The page at an address; AppTest can only start on the first page."""
     page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
     page.run()
     page.switch_page("pages/compare.py").run()
@@ -64,16 +64,16 @@ def button(page: AppTest, key: str):
     return next(it for it in page.button if it.key == key)
 
 
-# --- what it says -------------------------------------------------------------------------------
+# --- its sentences ------------------------------------------------------------------------------
 
 
-def test_only_what_differs_is_in_the_table_of_differences():
+def test_differences_table_lists_only_differing_keys():
     rows = results_table.differences(three())
     assert [row.label for row in rows] == ["Method"]
     assert [cell.text for cell in rows[0].cells] == ["Full", "LoRA", "QLoRA"]
 
 
-def test_key_without_meaning_is_a_dash_and_no_difference():
+def test_inapplicable_key_is_a_dash_and_no_difference():
     shown = [
         ComparedEntry("full", of(method=Method.FULL, lora_r=16)),
         ComparedEntry("lora", of(lora_r=64)),
@@ -83,8 +83,8 @@ def test_key_without_meaning_is_a_dash_and_no_difference():
     assert results_table.differing(shown)["lora_r"] == ["–", "64", "8"]
 
 
-def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
-    """Full fine-tuning of Mistral-7B under autocast takes 16 bits of weights and states each and runs out of 80 GB."""
+def test_best_of_each_row_is_marked_and_unfit_setups_have_no_hours():
+    """Full fine-tuning of Mistral-7B does not fit an L4."""
     rows = {row.label: row.cells for row in results_table.results(three())}
     assert [cell.best for cell in rows["Need"]] == [False, False, True]
     assert [cell.best for cell in rows["Headroom"]] == [False, False, True]
@@ -96,8 +96,8 @@ def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
     assert entry.hours(short[0].estimate) is None
 
 
-def test_cheapest_that_meets_a_deadline_is_named():
-    """The slow end of the hours decides: only what is done by then at worst is surely done."""
+def test_cheapest_setup_that_meets_a_deadline_is_named():
+    """The upper bound of the hours decides: it must meet the deadline in the worst case."""
     shown = [
         ComparedEntry("slow and cheap", of("L40S", num_train_examples=100_000)),
         ComparedEntry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
@@ -112,7 +112,7 @@ def test_cheapest_that_meets_a_deadline_is_named():
     assert "No fitting scenario finishes within" in " ".join(findings.answers(shown, within=0.1))
 
 
-def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
+def test_qlora_loss_is_stated_next_to_lora_of_the_same_setup():
     said = findings.answers(three())[-1]
     lora, qlora = three()[1].estimate, three()[2].estimate
     saved = lora.need_high_bytes - qlora.need_high_bytes
@@ -121,7 +121,7 @@ def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
     assert "Dettmers et al. 2023" in said
 
 
-def test_what_if_at_another_context_changes_no_scenario():
+def test_what_if_at_another_context_leaves_scenarios_unchanged():
     kept = presets.three_methods(of())
     at_4k = entry.entries(kept, {}, 4096)
     assert {it.estimate.setup.max_length for it in at_4k} == {4096}
@@ -129,7 +129,7 @@ def test_what_if_at_another_context_changes_no_scenario():
     assert "4,096 tokens" in findings.answers(at_4k, context=4096)[0]
 
 
-def test_presets_vary_one_thing():
+def test_presets_vary_one_key():
     assert [it.setup.get("method", "full") for it in presets.three_methods(of())] == [
         "full",
         "lora",
@@ -142,7 +142,7 @@ def test_presets_vary_one_thing():
     assert lengths == [512, 1024, 2048, 4096, 8192]
 
 
-def test_refused_scenario_says_why_and_the_others_stay():
+def test_refused_scenario_shows_its_reason_and_the_others_stay():
     shown = entry.entries(
         [Scenario("gone", {"model": "someone/else"}), *presets.three_methods(of())], {}
     )
@@ -156,7 +156,7 @@ def test_refused_scenario_says_why_and_the_others_stay():
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_figure_is_one_that_plotly_draws_with_a_capacity_for_each_bar(large):
+def test_plotly_accepts_the_figure_with_a_capacity_for_each_bar(large):
     shown = entry.entries(presets.five_gpus(of()), {})
     drawn = peaks_figure.figure(shown, large=large, chosen=1 if large else None)
     go.Figure(drawn)
@@ -168,7 +168,7 @@ def test_figure_is_one_that_plotly_draws_with_a_capacity_for_each_bar(large):
         assert whole == pytest.approx(it.estimate.need_high_bytes / 2**30, abs=0.01)
 
 
-# --- what is taken away -------------------------------------------------------------------------
+# --- exported files -----------------------------------------------------------------------------
 
 
 def subject(name: str = "one") -> report.Subject:
@@ -179,7 +179,7 @@ def subject(name: str = "one") -> report.Subject:
 @pytest.mark.parametrize(
     "write", [report.write_html, report.write_csv, report.write_json, report.write_markdown]
 )
-def test_each_file_names_version_day_assumptions_and_range(write):
+def test_each_file_states_version_date_assumptions_and_range(write):
     written = write(subject())
     assert report.RELEASE in written
     assert "2026-11-21" in written
@@ -187,12 +187,12 @@ def test_each_file_names_version_day_assumptions_and_range(write):
     assert "nine of ten published runs" in written
 
 
-def test_release_is_that_of_the_project():
+def test_release_matches_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == report.RELEASE
 
 
-def test_name_from_a_link_is_no_html_no_formula_and_no_markdown():
+def test_name_from_a_link_is_escaped_in_html_csv_and_markdown():
     of_hostile = subject(HOSTILE[:60])
     page = report.write_html(of_hostile)
     assert "<img" not in page
@@ -209,13 +209,13 @@ def test_name_from_a_link_is_no_html_no_formula_and_no_markdown():
     assert "<img" not in drawn
 
 
-def test_json_has_the_estimate_of_the_contract():
+def test_json_contains_the_contract_s_estimate():
     written = json.loads(report.write_json(subject()))
     assert written["scenarios"][0]["estimate"]["need_high_bytes"] == of().need_high_bytes
     assert written["scenarios"][0]["setup"]["model"] == MISTRAL.hub_id
 
 
-def test_report_needs_no_other_file():
+def test_report_is_self_contained():
     page = report.write_html(subject())
     assert "src=" not in page
     assert "url(" not in page
@@ -225,20 +225,20 @@ def test_report_needs_no_other_file():
 # --- the page -----------------------------------------------------------------------------------
 
 
-def test_link_opens_on_the_page_with_its_scenarios():
+def test_link_opens_the_page_with_its_scenarios():
     page = open_compare(*presets.three_methods(of()))
     assert "✓ fits" in text(page)
     spec = json.loads(page.get("bidi_component")[0].proto.json)["figure"]
     assert "QLoRA" in json.dumps(spec["data"])
 
 
-def test_damaged_link_says_what_was_dropped_on_the_page():
+def test_page_says_what_a_damaged_link_lost():
     page = open_compare(Scenario("good", {"model": MISTRAL.hub_id, "gpu": "L4"}), within="soon")
     assert "within must be a number" in text(page)
     assert "good" in text(page)
 
 
-def test_preset_duplicate_remove_and_undo():
+def test_presets_duplicate_remove_and_undo_work():
     page = open_compare()
     button(page, "preset Full, LoRA, QLoRA").click().run()
     assert not page.exception
@@ -273,7 +273,7 @@ REFUSED = Scenario(
 
 @pytest.mark.parametrize("scenario", [NO_GPU, REFUSED], ids=["no GPU", "refused"])
 @pytest.mark.parametrize("present", [False, True])
-def test_comparison_without_an_answer_has_a_way_out(scenario, present):
+def test_comparison_without_an_answer_can_be_left(scenario, present):
     page = open_compare(scenario, **({"present": "1"} if present else {}))
     drawn = [it for it in page.get("bidi_component")]
     assert len(drawn) == (scenario is NO_GPU), "a need is a bar; a refusal is none"
@@ -291,7 +291,7 @@ def test_presentation_says_what_it_dropped():
     assert button(page, "leave")
 
 
-def test_presentation_of_nothing_can_be_left():
+def test_empty_presentation_can_be_left():
     page = open_compare(present="1", s="B~m.no/such/model")
     assert page.warning
     button(page, "leave").click().run()
@@ -299,7 +299,7 @@ def test_presentation_of_nothing_can_be_left():
 
 
 @pytest.mark.parametrize("number", [1, 1024, 100_000, 1_000_000, 1_048_576])
-def test_context_of_all_is_read_again_as_it_was_written(number):
+def test_shared_context_round_trips_through_the_address(number):
     page = open_compare(NO_GPU, context=str(number), within="24.5")
     assert page.query_params["context"] == str(number)
     assert page.query_params["within"] == "24.5"
@@ -311,7 +311,7 @@ def test_context_of_all_is_read_again_as_it_was_written(number):
     within=st.none() | st.floats(0, 1_000_000, exclude_min=True),
     present=st.none() | st.integers(1, MOST_SCENARIOS),
 )
-def test_every_number_of_an_address_is_read_again_as_it_was_written(context, within, present):
+def test_every_number_round_trips_through_the_address(context, within, present):
     written = comparison.written_numbers(comparison.Document((), None, context, within, present))
     read = {
         key: kind.read(kind.from_text(written[key][0])) if written[key] else None
@@ -327,7 +327,7 @@ def test_presentation_shows_one_verdict_and_three_keys():
     assert {it.key for it in page.button} == {"Left", "Right", "leave"}
 
 
-def test_old_links_open_on_the_page():
+def test_old_links_still_open():
     lines = (ROOT / "tests" / "reference" / "links.jsonl").read_text("utf-8").splitlines()
     old = json.loads(lines[1])
     page = open_compare(**{key: values for key, values in parse_qs(old["query"]).items()})

@@ -1,7 +1,7 @@
-"""What a config leaves out is what its own class says: every key of every family, one by one and all together.
+"""Keys missing from a config take their class's default: every key of every family, singly and together.
 
-tests/reference/config_defaults.jsonl holds the classes of transformers 5.23 with their defaults written out, as
-tests/verify/test_config_defaults_real.py writes them.
+tests/reference/config_defaults.jsonl lists the defaults of transformers 5.23's config classes, as written by
+tests/verify/test_config_defaults_real.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_every_family_is_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGS))
-def test_a_key_that_is_left_out_is_its_class_s_default(model_type: str) -> None:
+def test_a_missing_key_takes_its_class_s_default(model_type: str) -> None:
     config = CONFIGS[model_type]
     needed, whole = required(config), seen(config)
     for key in config.keys() - needed:
@@ -68,14 +68,14 @@ def test_a_key_that_is_left_out_is_its_class_s_default(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGS))
-def test_a_config_of_nothing_but_its_sizes_is_the_class_s_own(model_type: str) -> None:
+def test_a_config_with_only_sizes_takes_all_class_defaults(model_type: str) -> None:
     config = CONFIGS[model_type]
     kept = required(config) | {key for family, key in UNUSED if family == model_type}
     assert seen({key: config[key] for key in kept if key in config}) == seen(config)
 
 
 @pytest.mark.parametrize("name", ["5", "05", "0005"])
-def test_a_layer_s_own_keys_are_found_whatever_zeros_lead_its_number(name: str) -> None:
+def test_per_layer_keys_match_layer_numbers_with_leading_zeros(name: str) -> None:
     # transformers 5.23 saves "05" where a model has ten layers or more
     config = {key: value for key, value in CONFIGS["gemma4_text"].items() if key != "layer_types"}
     config |= {"num_hidden_layers": 6, "per_layer_config": {name: {"head_dim": 384}}}
@@ -96,7 +96,7 @@ def test_a_layer_s_own_keys_are_found_whatever_zeros_lead_its_number(name: str) 
         ({"moe_layer_interval": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 4}, {2}),
     ],
 )
-def test_ernie_has_experts_every_so_many_layers_between_two(
+def test_ernie_has_experts_at_an_interval_between_two_layers(
     keys: dict[str, int], sparse: set[int]
 ) -> None:
     # transformers 5.23, modeling_ernie4_5_moe.py: (layer_idx + 1) % interval == 0 and start <= layer_idx <= end
@@ -115,7 +115,7 @@ def test_ernie_has_experts_every_so_many_layers_between_two(
         ({"moe_layers": None, "interleave_moe_layer_step": 3}, {2, 5}),
     ],
 )
-def test_llama_4_has_experts_where_they_are_listed_or_last_of_every_so_many(
+def test_llama_4_has_experts_in_listed_layers_or_at_an_interval(
     keys: dict[str, Any], sparse: set[int]
 ) -> None:
     config = CONFIGS["llama4_text"] | {"num_hidden_layers": 6} | keys
@@ -126,7 +126,7 @@ def test_llama_4_has_experts_where_they_are_listed_or_last_of_every_so_many(
 
 
 @pytest.mark.parametrize("listed", [[1, "2"], [True], "12", 3])
-def test_llama_4_s_list_of_layers_must_be_of_whole_numbers(listed: object) -> None:
+def test_llama_4_s_moe_layers_must_be_integers(listed: object) -> None:
     config = CONFIGS["llama4_text"] | {"moe_layers": listed}
     with pytest.raises(ValueError, match="moe_layers must list whole numbers"):
         model_from_config(config)

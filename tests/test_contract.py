@@ -1,4 +1,4 @@
-"""The JSON contract: what is read, what is refused and why, and that nothing is lost on the way back."""
+"""The JSON contract: what it reads, what it refuses and why, and lossless round trips."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WRONG = [{}, [[]], -1, "x\n", float("nan"), float("inf"), 10**30, 10**5000, 0.1 
 """Values of no key at all."""
 EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
 
-# The table of the contract, typed again by hand: the defaults of Trainer, TRL and PEFT, and ours.
+# The contract's table, retyped by hand: the defaults of Trainer, TRL, PEFT and Headroom.
 DEFAULTS = """
 v 1 · tool "trainer" · tool_version null
 num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
@@ -109,7 +109,7 @@ vllm_tensor_parallel_size 1 · vllm_max_model_length null · ds3_gather_for_gene
 
 
 def problem(**given: object) -> str:
-    """The one sentence that these keys earn."""
+    """The one sentence that these keys produce."""
     (sentence,) = read_setup({"model": MISTRAL, **given}).problems
     return sentence
 
@@ -134,14 +134,14 @@ def test_every_field_of_a_gpu_is_a_key_of_its_object() -> None:
     assert sorted(GPU_KEYS) == sorted(facts), "those are the catalogue's, and like is a key itself"
 
 
-def test_no_key_stands_twice() -> None:
+def test_no_key_appears_twice() -> None:
     names = [name for key in KEYS for name in (key.name, *key.aliases)]
     assert len(names) == len(set(names)) == len(BY_NAME)
     assert sum(len(group) for group in GROUPS.values()) == len(KEYS)
 
 
 @EVERY_KEY
-def test_default_is_accepted_and_changes_nothing(key: Key) -> None:
+def test_default_value_is_accepted_and_changes_nothing(key: Key) -> None:
     reading = read_setup({"model": MISTRAL, key.name: key.default})
     assert reading.problems == ()
     assert reading.setup == DEFAULT
@@ -149,9 +149,7 @@ def test_default_is_accepted_and_changes_nothing(key: Key) -> None:
 
 @EVERY_KEY
 @pytest.mark.parametrize("wrong", WRONG, ids=show)
-def test_value_of_the_wrong_kind_is_one_short_sentence_that_begins_with_the_key(
-    key: Key, wrong: object
-) -> None:
+def test_wrong_type_gets_one_short_sentence_starting_with_the_key(key: Key, wrong: object) -> None:
     if isinstance(key.kind, Ranks) and wrong == {}:  # PEFT's own default
         assert read_setup({"model": MISTRAL, key.name: wrong}).setup == DEFAULT
         return
@@ -169,7 +167,7 @@ def test_true_is_not_one(key: Key) -> None:
 
 
 @EVERY_KEY
-def test_null_is_refused_where_it_means_nothing(key: Key) -> None:
+def test_null_is_refused_for_non_nullable_keys(key: Key) -> None:
     said = read_setup({"model": MISTRAL, key.name: None}).problems
     assert bool(said) is not key.kind.nullable
 
@@ -194,7 +192,7 @@ def some_other_value(key: Key) -> object:
 
 
 @EVERY_KEY
-def test_key_without_physics_says_so(key: Key) -> None:
+def test_unmodelled_value_of_a_key_is_refused(key: Key) -> None:
     if key.modelled and not isinstance(key.kind, Version):
         sentence = problem(**{key.name: some_other_value(key)})
         assert sentence.startswith(f"{key.name} 2 is not modelled yet: a run with ")
@@ -239,7 +237,7 @@ ASK_FOR_PARALLELISM = {
     [(asked, what) for what, them in ASK_FOR_PARALLELISM.items() for asked in them],
     ids=str,
 )
-def test_parallelism_without_physics_is_named_and_no_other_run_is_advised(
+def test_unmodelled_parallelism_is_named_without_advising_another_run(
     asked: dict[str, object], what: str
 ) -> None:
     said = f"is not modelled yet: a run with {what} cannot be estimated."
@@ -255,7 +253,7 @@ def test_parallelism_without_physics_is_named_and_no_other_run_is_advised(
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_a_key_without_physics_is_accepted_at_its_default_and_otherwise_not_modelled_yet(
+def test_an_unmodelled_key_is_accepted_only_at_its_default(
     name: str,
 ) -> None:
     base = read_setup({"model": MISTRAL})
@@ -270,7 +268,7 @@ def test_a_key_without_physics_is_accepted_at_its_default_and_otherwise_not_mode
         assert sentence.endswith(" is not modelled yet: a run with it cannot be estimated.")
     (sentence,) = read_link({"model": MISTRAL, name: "7"}).problems
     assert sentence.startswith(f"{name} 7.0 is not modelled yet")
-    # a key with a formula stands in the table of keys instead
+    # a key with a formula belongs in the table of keys
     assert name not in BY_NAME
 
 
@@ -281,7 +279,7 @@ def test_parallelism_of_one_rank_is_accepted(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", sorted(set(PARALLEL_WORDS) - set(BY_NAME)))
-def test_parallelism_that_a_link_turns_off_is_accepted_and_no_other(word: str) -> None:
+def test_link_may_only_turn_unmodelled_parallelism_off(word: str) -> None:
     for text in ("null", "false", "False", "true", "4", ""):
         problems = read_link({"model": MISTRAL, word: text}).problems
         assert bool(problems) is (text not in {"null", "false", "False"})
@@ -289,7 +287,7 @@ def test_parallelism_that_a_link_turns_off_is_accepted_and_no_other(word: str) -
 
 
 @pytest.mark.parametrize("word", sorted(UNMODELLED_STRATEGIES))
-def test_strategy_without_physics_is_not_answered_with_another(word: str) -> None:
+def test_unmodelled_strategy_is_not_replaced_by_another(word: str) -> None:
     (sentence,) = read_setup({"model": MISTRAL, "num_gpus": 8, "strategy": word}).problems
     assert sentence.endswith(f"with {UNMODELLED_STRATEGIES[word]} cannot be estimated.")
     assert not {"take", "leave"} & set(sentence.split())
@@ -298,7 +296,7 @@ def test_strategy_without_physics_is_not_answered_with_another(word: str) -> Non
 @pytest.mark.parametrize(
     "key", ["lora_rank", "monitoring_steps", "data_parallel_size", "eval_strategy_ep", "sp_token"]
 )
-def test_a_key_of_another_subject_asks_for_no_parallelism(key: str) -> None:
+def test_unrelated_unknown_keys_are_not_taken_for_parallelism(key: str) -> None:
     (sentence,) = read_setup({"model": MISTRAL, key: 4}).problems
     assert "is not a key of a setup" in sentence
 
@@ -400,14 +398,14 @@ def test_sentence(given: dict[str, object], begins: str) -> None:
     assert problem(**given).startswith(begins)
 
 
-def test_missing_model_is_said() -> None:
+def test_missing_model_is_reported() -> None:
     assert read_setup({}).problems[0].startswith("model is missing; give a Hub id such as ")
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_good_fields_survive_bad_ones() -> None:
+def test_valid_fields_survive_invalid_ones() -> None:
     reading = read_setup(
         {"model": MISTRAL, "gpu": "nope", "max_length": 2048, "lora_r": "x", "method": "qlora"}
     )
@@ -424,7 +422,7 @@ def test_every_bad_field_has_its_sentence_and_parse_raises_them_all() -> None:
         parse({"model": MISTRAL, "lora_r": 0, "max_length": 0, "gpu": ""})
 
 
-def test_clash_gives_up_one_field_only() -> None:
+def test_conflict_resets_only_one_field() -> None:
     reading = read_setup(
         {"model": MISTRAL, "max_length": 512, "dtype": "float16", "mixed_precision": "fp16"}
     )
@@ -440,12 +438,12 @@ def test_float16_base_may_have_float32_adapters_under_fp16_autocast_but_not_floa
         parse({**setup, "autocast_adapter_dtype": False})
 
 
-def test_length_falls_back_within_what_the_model_has_learned() -> None:
+def test_length_falls_back_to_the_learned_positions() -> None:
     reading = read_setup({"model": GPT2, "max_length": 4096})
     assert reading.setup.max_length == 1024
 
 
-def test_other_names_of_hugging_face_are_understood() -> None:
+def test_hugging_face_aliases_are_understood() -> None:
     setup = parse({"model": MISTRAL, "optim": "adamw_8bit", "activation_checkpointing": True})[2]
     assert setup.optim is Optimizer.ADAMW_BNB_8BIT
     assert setup.gradient_checkpointing is True
@@ -470,7 +468,7 @@ def test_adapter_keys_are_ignored_in_full_fine_tuning() -> None:
     )
 
 
-def test_gpu_of_ones_own_needs_its_memory_only() -> None:
+def test_custom_gpu_needs_only_its_memory() -> None:
     gpu = parse({"model": MISTRAL, "gpu": {"memory_bytes": 2**34}})[1]
     assert gpu == Gpu(name="own GPU", memory_bytes=2**34)
 
@@ -478,7 +476,7 @@ def test_gpu_of_ones_own_needs_its_memory_only() -> None:
 # --- a link -------------------------------------------------------------------------------------
 
 
-def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
+def test_link_values_are_parsed_by_the_kind_of_their_key() -> None:
     reading = read_link(
         {
             "model": MISTRAL,
@@ -526,11 +524,13 @@ def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
         ({"lora_target_modules": "q_proj,,v_proj"}, "lora_target_modules must list names"),
     ],
 )
-def test_damaged_link_says_what_was_damaged(texts: dict[str, str | list[str]], begins: str) -> None:
+def test_damaged_link_reports_what_was_damaged(
+    texts: dict[str, str | list[str]], begins: str
+) -> None:
     assert read_link({"model": MISTRAL, **texts}).problems[0].startswith(begins)
 
 
-# --- there and back -----------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------
 
 
 def _values(key: Key) -> st.SearchStrategy[object]:
@@ -608,14 +608,12 @@ MODELS = st.sampled_from([row.model for row in catalog.models().values()]) | st.
 
 @settings(deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=setups())
-def test_what_is_written_is_read_as_it_was(
-    model: Model, gpu: Gpu | None, setup: TrainingSetup
-) -> None:
+def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> None:
     if (
         model.num_experts and setup.uses_adapters
     ):  # PEFT adapts stacked experts without dropout only
         setup = replace(setup, lora_dropout=0.0, use_dora=False, lora_bias=False)
-    # PEFT's adapters stop at Llama 4's router, and it refuses them behind a scan
+    # PEFT fails on Llama 4's router and refuses adapters behind a scan
     linears = [it for it, _ in modules_with_counts(model) if isinstance(it, Linear)]
     if any(it.routes or it.unadaptable for it in linears):
         setup = replace(setup, lora_target_modules=("q_proj",))
@@ -633,9 +631,7 @@ def test_what_is_written_is_read_as_it_was(
     | st.lists(st.tuples(st.integers(56, 900), st.integers(56, 900)), min_size=1, max_size=3),
     frozen=st.booleans(),
 )
-def test_images_are_read_as_they_were_written(
-    count: int, sizes: list[tuple[int, int]] | None, frozen: bool
-) -> None:
+def test_images_round_trip(count: int, sizes: list[tuple[int, int]] | None, frozen: bool) -> None:
     given = {"model": "google/gemma-3-4b-it", "images_per_example": count, "freeze_vision": frozen}
     if sizes is not None:
         given["image_sizes"] = [list(size) for size in sizes]
@@ -646,24 +642,24 @@ def test_images_are_read_as_they_were_written(
 
 @settings(deadline=None)
 @given(setup=setups())
-def test_only_what_differs_is_written(setup: TrainingSetup) -> None:
+def test_only_non_default_keys_are_written(setup: TrainingSetup) -> None:
     written = write_fields(catalog.model(MISTRAL), None, setup)
     differing = {name for name in KEY_FACET if getattr(setup, name) != getattr(DEFAULT, name)}
     assert set(written) == {"model", *differing}
 
 
-def test_config_is_written_as_it_was_given() -> None:
+def test_config_is_written_unchanged() -> None:
     config = {**TINY_CONFIG, "rope_theta": 5e5, "architectures": ["LlamaForCausalLM"]}
     assert write_fields(*parse({"model": config}))["model"] == config
 
 
-def test_config_in_a_link_may_begin_with_a_line_break() -> None:
+def test_config_in_a_link_may_start_with_a_line_break() -> None:
     reading = read_link({"model": "\n " + json.dumps(TINY_CONFIG)})
     assert reading.problems == ()
     assert reading.model == parse({"model": TINY_CONFIG})[0]
 
 
-def test_model_built_by_hand_cannot_be_written() -> None:
+def test_hand_built_model_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="built in code"):
         write_fields(replace(catalog.model(GPT2), num_hidden_layers=13), None, DEFAULT)
 
@@ -715,7 +711,7 @@ OF_A_RUN = ("epoch_hours", "total_hours", "energy_kwh", "cost_usd")
 
 
 @pytest.mark.parametrize(("memory", "runs"), [(80 * 10**9, True), (2**28, False)])
-def test_hours_and_dollars_are_null_for_what_does_not_fit(memory: int, runs: bool) -> None:
+def test_hours_and_dollars_are_null_if_it_does_not_fit(memory: int, runs: bool) -> None:
     card = {"like": "A100-SXM4-80GB", "memory_bytes": memory}
     told = answer(gpu=card, usd_per_gpu_hour=2.0, per_device_train_batch_size=4096)
     assert told["verdict"] == ("fits" if runs else "does_not_fit")
@@ -730,7 +726,7 @@ def test_answer_has_every_key_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_answer_agrees_with_itself(method: str) -> None:
+def test_answer_is_consistent(method: str) -> None:
     said = answer(method=method)
     components = cast(dict[str, int], said["components"])
     phases = cast(dict[str, int], said["phases"])
@@ -746,7 +742,7 @@ def test_answer_agrees_with_itself(method: str) -> None:
     } in (moments)
 
 
-def test_fits_is_null_without_a_gpu_and_when_tight() -> None:
+def test_fits_is_null_without_a_gpu_or_when_tight() -> None:
     large = {"per_device_train_batch_size": 4096, "max_length": 64}
     model, _, setup = parse({"model": TINY_CONFIG, **large})
     low, high = (cast(int, answer(**large)[f"need_{end}_bytes"]) for end in ("low", "high"))
@@ -771,7 +767,7 @@ def test_fits_is_null_without_a_gpu_and_when_tight() -> None:
         {"model": "meta-llama/Llama-4-Scout-17B-16E", "gpu": "H100-SXM5-80GB"},
     ],
 )
-def test_each_remedy_set_in_the_object_does_what_it_says(given: dict[str, object]) -> None:
+def test_each_remedy_applied_to_the_object_does_what_it_says(given: dict[str, object]) -> None:
     before = estimate(*parse(given))
     said = write_estimate(before, remedies(before, catalog.gpus_like(before.gpu)))
     assert write_estimate(before)["remedies"] == [], "each is an estimate more: not unasked"
@@ -815,8 +811,8 @@ VARIED: list[dict[str, object]] = [
 ]
 
 
-def test_no_key_of_the_answer_has_the_same_value_for_every_setup() -> None:
-    """A value that no setup changes is written out, not computed."""
+def test_no_key_of_the_answer_is_constant() -> None:
+    """A key that never varies would be hard-coded, not computed."""
     estimates = [estimate(*parse(given)) for given in VARIED]
     answers = [write_estimate(it, remedies(it, catalog.gpus_like(it.gpu))) for it in estimates]
     constant = {key for key in answers[0] if len({json.dumps(said[key]) for said in answers}) == 1}
@@ -826,12 +822,12 @@ def test_no_key_of_the_answer_has_the_same_value_for_every_setup() -> None:
         assert {key for key in inner[0] if len({one[key] for one in inner}) == 1} == set(), nested
 
 
-def test_no_float_of_the_answer_depends_on_the_version_of_python(
+def test_floats_do_not_depend_on_the_python_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python 3.12 began to sum floats with compensation (whatsnew/3.12): ``sum`` is for whole numbers here.
 
-    ``math.fsum`` rounds once in every version. Lengths that no other test asks for, so that no answer is remembered.
+    ``math.fsum`` rounds once in every version. The lengths are unique to this test, so that no answer is cached.
     """
 
     def of_whole_numbers(items: Iterable[Any], start: int = 0) -> Any:
@@ -846,7 +842,7 @@ def test_no_float_of_the_answer_depends_on_the_version_of_python(
         assert write_estimate(answer, remedies(answer, catalog.gpus_like(answer.gpu)))
 
 
-# --- GPUs by names that say how many ---------------------------------------------------------------
+# --- GPU names with a count ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -860,7 +856,7 @@ def test_no_float_of_the_answer_depends_on_the_version_of_python(
         ({"gpu": "RTX 4090"}, 1, "none", 8),
     ],
 )
-def test_name_of_gpus_says_how_many(
+def test_gpu_name_may_contain_the_count(
     asked: dict[str, object], number: int, strategy: str, per_node: int
 ) -> None:
     reading = read_setup({"model": "openai-community/gpt2", **asked})
@@ -869,12 +865,12 @@ def test_name_of_gpus_says_how_many(
     assert (mesh.num_gpus, mesh.strategy, mesh.gpus_per_node) == (number, strategy, per_node)
 
 
-def test_two_numbers_of_gpus_that_disagree_are_refused() -> None:
+def test_conflicting_gpu_counts_are_refused() -> None:
     reading = read_setup({"model": "openai-community/gpt2", "gpu": "4x T4", "num_gpus": 2})
     assert "gpu '4x T4' means 4 GPUs, but num_gpus is 2; give only one of them." in reading.problems
 
 
-def test_address_of_the_hub_is_read_as_its_model() -> None:
+def test_hub_url_is_read_as_its_model() -> None:
     reading = read_setup({"model": "https://huggingface.co/openai-community/gpt2/tree/main"})
     assert reading.model is not None
     assert reading.model.hub_id == "openai-community/gpt2"

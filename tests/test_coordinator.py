@@ -1,4 +1,4 @@
-"""What ZeRO's stage 3 has gathered at each moment, against the real DeepSpeed; small scripts of it by hand."""
+"""What ZeRO stage 3 has gathered at each moment: against the real DeepSpeed, and by hand for small call sequences."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def heights(keys: dict[str, Any], **config: Any) -> list[int]:
     return [of[phase].bytes - workspace for phase in STEP_PHASES]
 
 
-# Three steps of the real DeepSpeed 0.19.6 (transformers 5.23, torch 2.13), of which the second is the first with a
-# recorded trace, on a stand-in CUDA device that counts allocations and a process group that sends nothing: heights of
+# Three steps of the real DeepSpeed 0.19.6 (transformers 5.23, torch 2.13); the second is the first step with a
+# recorded trace. A stand-in CUDA device counts allocations, and the process group sends nothing. Heights of
 # forward, loss, backward and step of one rank in bf16, with Trainer's "auto" buckets and torch's AdamW.
 FULL = [
     ({}, {}, (255_439_360, 254_907_392, 259_642_368, 272_673_792)),
@@ -88,14 +88,14 @@ FULL = [
 
 
 @pytest.mark.parametrize(("keys", "config", "traced"), FULL)
-def test_every_phase_is_as_high_as_the_real_stage_3(
+def test_every_phase_matches_the_real_stage_3(
     keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
 ) -> None:
     ours = heights(keys, **config)
     assert ours[:3] == pytest.approx(traced[:3], abs=8192)  # scalars, and a buffer of zeros
     assert ours[3] == pytest.approx(
         traced[3], abs=40_000
-    )  # small weights are not whole at the step
+    )  # small weights are sharded during the step
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_phase_is_as_high_as_the_real_stage_3(
         (CHECKPOINTS, 8, (318_954_496, 311_175_680, 315_320_320, 122_262_528)),
     ],
 )
-def test_adapters_stay_float32_as_peft_made_them(
+def test_adapters_stay_in_peft_s_float32(
     keys: dict[str, Any], layers: int, traced: tuple[int, ...]
 ) -> None:
     # the same, LoRA of rank 16 on all linears
@@ -129,22 +129,22 @@ def test_adapters_stay_float32_as_peft_made_them(
         ),
     ],
 )
-def test_a_model_beyond_the_limits_keeps_as_much_as_the_real_one(
+def test_a_model_beyond_the_limits_matches_the_real_stage_3(
     monkeypatch: pytest.MonkeyPatch,
     keys: dict[str, Any],
     live: int,
     reuse: int,
     traced: tuple[int, ...],
 ) -> None:
-    # the same on 8 layers, with stage3_max_live_parameters and stage3_max_reuse_distance lowered as much
+    # the same on 8 layers, with stage3_max_live_parameters and stage3_max_reuse_distance lowered to match
     monkeypatch.setattr(coordinator, "LIVE", live)
     monkeypatch.setattr(coordinator, "REUSE_DISTANCE", reuse)
-    longest = {"max_position_embeddings": 4097}  # a model that no other test has remembered
+    longest = {"max_position_embeddings": 4097}  # a model that no other test has cached
     ours = heights({**keys, "lora_target_modules": "all-linear"}, num_hidden_layers=8, **longest)
     assert ours[:3] == pytest.approx(traced, rel=0.003)
 
 
-def test_trainer_sets_the_buckets_by_the_hidden_size() -> None:
+def test_trainer_derives_buckets_from_the_hidden_size() -> None:
     # transformers 5.23, integrations/deepspeed.py, for "auto": int(0.9 * hidden_size * hidden_size), 10 * hidden_size
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
     rules = gathering(catalog.model("mistralai/Mistral-7B-v0.1"), setup)
@@ -152,9 +152,9 @@ def test_trainer_sets_the_buckets_by_the_hidden_size() -> None:
     assert (rules.prefetched, rules.persistent) == (15_099_494, 40_960)
 
 
-def test_gathering_ahead_fills_the_limit_of_live_weights() -> None:
-    # 7.2 billion weights, of which each of 64 ranks has a part; 10⁹ elements of 2 bytes are whole, and what was begun
-    # before the limit was reached: matrices of the MLP, 14,336 · 4,096
+def test_prefetch_fills_the_limit_of_live_weights() -> None:
+    # 7.2 billion weights over 64 ranks; 10⁹ elements of 2 bytes are gathered, and gathers that started
+    # before the limit may finish: matrices of the MLP, 14,336 · 4,096
     model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=64, gradient_checkpointing=True)
     of = estimate(model, gpu, setup)
@@ -169,7 +169,7 @@ def calls(name: str, size: int, *, begins: bool, is_forward: bool) -> CallMark:
 
 
 def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
-    """Bytes that are whole before, at and after each call of modules in forward and, in reverse, in backward."""
+    """Gathered bytes before, at and after each module call, in forward and then in reverse in backward."""
     both = [
         [
             calls(name, sizes[name], begins=begins, is_forward=is_forward)
@@ -184,9 +184,9 @@ def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
     return [*forward[0], *backward[0]]
 
 
-def test_weights_are_gathered_when_called_and_stay_until_backward() -> None:
-    # 1,024 elements of 2 bytes; the second comes when the first has begun, for it is next; both stay, as backward
-    # wants them within 10⁹ elements, and go one by one
+def test_weights_are_gathered_at_their_call_and_stay_until_backward() -> None:
+    # 1,024 elements of 2 bytes; the second is prefetched once the first has begun; both stay, because backward
+    # uses them within 10⁹ elements, and are released one by one
     rules = Rules(1024, 10, **HERE)
     seen = levels({"a": 1024, "b": 1024}, rules, 2)
     forward, backward = seen[:9], seen[9:]
@@ -195,27 +195,25 @@ def test_weights_are_gathered_when_called_and_stay_until_backward() -> None:
 
 
 @pytest.mark.parametrize(("size", "stays"), [(10**9 // 2 - 1, True), (10**9 // 2, False)])
-def test_a_weight_stays_if_its_next_use_is_within_a_billion_elements(
+def test_a_weight_stays_gathered_if_reused_within_a_billion_elements(
     size: int, stays: bool
 ) -> None:
-    # DeepSpeed 0.19.6, runtime/zero/config.py, max_reuse_distance 1e9: from a's end in forward to its begin in backward
-    # b is called twice, 2 · size elements, fewer than 10⁹ or not. Nothing is gathered ahead
+    # DeepSpeed 0.19.6, runtime/zero/config.py, max_reuse_distance 1e9: from the end of a's forward to its backward
+    # b is called twice, 2 · size elements, fewer than 10⁹ or not. Nothing is prefetched
     seen = levels({"a": 4096, "b": size}, Rules(0, 0, **HERE), 1)
     assert seen[:4] == [0, 8192, 8192, 8192]
     assert seen[4] == (8192 if stays else 0)
 
 
-def test_a_rank_brings_its_own_part_from_the_host_for_each_gather() -> None:
-    # 4,096 elements of 2 bytes on 4 ranks: all of it, and for a moment the quarter that this rank sends
+def test_a_rank_copies_its_shard_from_the_host_for_each_gather() -> None:
+    # 4,096 elements of 2 bytes on 4 ranks: all of them, and briefly the quarter that this rank sends
     rules = Rules(0, 0, is_offloaded=True, alone=False, is_wrapped=False)
     assert levels({"a": 4096}, rules, 4)[:3] == [0, 8192 + 2048, 8192]
 
 
 @pytest.mark.parametrize(("elements", "ranks"), [(1001, 8), (1_000_001, 1024), (4096, 8)])
-def test_what_is_gathered_is_padded_to_the_same_part_on_every_rank(
-    elements: int, ranks: int
-) -> None:
-    # partition_parameters.py: partition_size = ceil(numel / ranks); all ranks send as much
+def test_gathered_weights_are_padded_to_equal_shards(elements: int, ranks: int) -> None:
+    # partition_parameters.py: partition_size = ceil(numel / ranks); all ranks send the same amount
     part = -(-elements // ranks)
     amount = Amount(((elements, 2),), part=False, padded=True)
     assert amount.of(ranks) == -(-part * ranks * 2 // 512) * 512
@@ -223,15 +221,15 @@ def test_what_is_gathered_is_padded_to_the_same_part_on_every_rank(
     assert own.of(ranks) == -(-part * 2 // 512) * 512
 
 
-def test_what_comes_together_is_there_twice_until_the_last_has_had_its_turn() -> None:
-    # the model gathers ahead before its first module does: a and b in one buffer of 4,096 bytes, then c alone, 2,048;
-    # at a's turn both are copied out of the buffer, 4,096 more, and at b's it goes
+def test_weights_gathered_together_exist_twice_until_copied_out() -> None:
+    # before its first module runs, the model prefetches a and b into one buffer of 4,096 bytes, then c alone, 2,048;
+    # at a's call both are copied out of the buffer, 4,096 more, and at b's call the buffer is freed
     rules = Rules(2048, 10, **HERE)
     seen = levels({"a": 1024, "b": 1024, "c": 1024}, rules, 2)
     assert seen[:7] == [0, 10240, 10240, 10240, 10240, 10240, 6144]
 
 
-def test_small_weights_are_always_there() -> None:
+def test_small_weights_need_no_gather() -> None:
     rules = Rules(1024, 2048, **HERE)
     assert not any(levels({"a": 1024, "b": 1024}, rules, 2))
 
@@ -240,8 +238,8 @@ ONE_OF_EACH = {found.model.model_type: found.model for found in catalog.models()
 
 
 @pytest.mark.parametrize("family", sorted(ONE_OF_EACH))
-def test_every_weight_of_a_family_is_gathered_but_the_small_ones(family: str) -> None:
-    # by its table of modules; what no module's call named would never be there
+def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family: str) -> None:
+    # by its table of modules; a weight that no module call names would never be gathered
     model = ONE_OF_EACH[family]
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))

@@ -87,7 +87,7 @@ def test_prices_older_than_120_days_are_marked() -> None:
         assert row["is_old"] == str((newest - date(row["date"])).days > 120).lower(), row
 
 
-def test_marketplace_says_that_its_prices_start_there_and_an_old_listing_that_it_is_old() -> None:
+def test_marketplace_prices_say_from_and_old_listings_say_old() -> None:
     old = Price(
         provider="market",
         usd_per_gpu_hour=1.0,
@@ -105,14 +105,14 @@ def test_marketplace_says_that_its_prices_start_there_and_an_old_listing_that_it
     assert said.endswith("market, 2026-01-01.")
 
 
-def test_prices_hang_on_their_gpu_the_cheapest_first() -> None:
+def test_prices_are_attached_to_their_gpu_cheapest_first() -> None:
     for gpu in catalog.gpus().values():
         asked = [price.usd_per_gpu_hour for price in gpu.prices]
         assert asked == sorted(asked)
     assert catalog.prices()["A100-SXM4-80GB"] == A100.prices
 
 
-def test_card_that_is_rented_by_the_eight_has_no_price_for_one() -> None:
+def test_card_rented_only_in_eights_has_no_single_price() -> None:
     node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     single = Price(provider="singly", usd_per_gpu_hour=2.0, date="2026-11-21")
     card = replace(A100, prices=(node, single))
@@ -120,8 +120,8 @@ def test_card_that_is_rented_by_the_eight_has_no_price_for_one() -> None:
     assert cheapest(card, 8) == node
 
 
-def test_twelve_gpus_of_machines_of_eight_are_paid_as_sixteen() -> None:
-    """By hand: 16 GPU-hours at 1 dollar are dearer than 12 at 1.30, and cheaper than 12 at 1.40."""
+def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
+    """By hand: 16 GPU-hours at 1 dollar cost more than 12 at 1.30 and less than 12 at 1.40."""
     node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     singly = Price(provider="singly", usd_per_gpu_hour=1.3, date="2026-11-21")
     assert cheapest(replace(A100, prices=(node, singly)), 12) == singly
@@ -139,7 +139,7 @@ def test_twelve_gpus_of_machines_of_eight_are_paid_as_sixteen() -> None:
 
 
 def test_measured_rates_are_shares_of_a_dense_rate() -> None:
-    """A datasheet's rate "with sparsity" is twice the dense one: a measured share below 45 % would give it away."""
+    """A datasheet rate "with sparsity" is twice the dense one; a measured share below 45 % would reveal it."""
     for gpu in catalog.gpus().values():
         if gpu.sustained_tflops is not None:
             assert gpu.bf16_dense_tflops is not None
@@ -149,7 +149,7 @@ def test_measured_rates_are_shares_of_a_dense_rate() -> None:
 # --- one run ------------------------------------------------------------------------------------
 
 
-def test_cost_is_hours_times_the_cheapest_listing_which_is_named() -> None:
+def test_cost_is_hours_times_the_cheapest_listing_and_names_it() -> None:
     answer = priced()
     assert answer.time is not None
     assert answer.cost is not None
@@ -161,7 +161,7 @@ def test_cost_is_hours_times_the_cheapest_listing_which_is_named() -> None:
     assert any(price.provider in it and price.date in it for it in answer.assumptions)
 
 
-def test_price_of_ones_own_replaces_the_listing() -> None:
+def test_custom_price_replaces_the_listing() -> None:
     answer = priced(replace(SETUP, usd_per_gpu_hour=10.0))
     assert answer.time is not None
     assert answer.cost is not None
@@ -170,20 +170,20 @@ def test_price_of_ones_own_replaces_the_listing() -> None:
     assert not any("Priced at" in sentence for sentence in answer.assumptions)
 
 
-def test_gpu_of_ones_own_costs_nothing() -> None:
+def test_owned_gpu_costs_nothing() -> None:
     answer = priced(replace(SETUP, usd_per_gpu_hour=0.0))
     assert answer.cost is not None
     assert answer.cost.cost_usd_high == 0
 
 
-def test_gpu_that_nobody_lists_gives_no_cost_but_a_sentence() -> None:
+def test_unlisted_gpu_gets_a_sentence_and_no_cost() -> None:
     answer = estimate(MISTRAL, replace(A100, prices=()), SETUP)
     assert answer.time is not None
     assert answer.cost is None
     assert any("set usd_per_gpu_hour" in sentence for sentence in answer.assumptions)
 
 
-def test_energy_is_board_power_over_the_hours() -> None:
+def test_energy_is_board_power_times_hours() -> None:
     answer = priced()
     assert answer.time is not None
     assert answer.energy_kwh_high == pytest.approx(0.4 * answer.time.total_hours_high)
@@ -193,7 +193,7 @@ def test_energy_is_board_power_over_the_hours() -> None:
 # --- the contract -------------------------------------------------------------------------------
 
 
-def test_answer_holds_seconds_hours_and_dollars() -> None:
+def test_answer_contains_seconds_hours_and_dollars() -> None:
     answer = write_estimate(priced())
     for name in ("step_seconds", "total_hours", "cost_usd", "energy_kwh", "mfu"):
         low, high = answer[f"{name}_low"], answer[f"{name}_high"]
@@ -212,14 +212,14 @@ def test_answer_without_a_gpu_has_nulls() -> None:
     assert answer["step_parts"] == []
 
 
-def test_own_gpu_may_bring_its_rates() -> None:
+def test_custom_gpu_may_set_its_rates() -> None:
     card = {"memory_bytes": 2**35, "bf16_dense_tflops": 100, "memory_bandwidth_gb_per_s": 800}
     answer = write_estimate(estimate(*parse({"model": MISTRAL.hub_id, "gpu": card, "mfu": 0.5})))
     assert answer["step_seconds_low"] == answer["step_seconds_high"]
 
 
-def test_card_like_another_has_its_speed_its_own_memory_and_its_own_price() -> None:
-    """A 4090 with 48 GiB takes as long as a 4090, and half a dollar an hour is what it is said to cost."""
+def test_card_like_another_has_that_speed_with_its_own_memory_and_price() -> None:
+    """A 4090 with 48 GiB takes as long as a 4090 and costs the given half dollar an hour."""
     card = {"like": "4090", "memory_bytes": 48 * 2**30, "usd_per_gpu_hour": 0.5}
     asked = {"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}
     model, gpu, setup = parse(asked)
@@ -231,7 +231,7 @@ def test_card_like_another_has_its_speed_its_own_memory_and_its_own_price() -> N
     assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
 
 
-def test_card_of_one_s_own_has_no_listing_of_another_s() -> None:
+def test_custom_card_gets_no_other_card_s_listing() -> None:
     card = {"like": "A100-SXM4-80GB", "memory_bytes": 2**36}
     answer = estimate(*parse({"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}))
     assert answer.time is not None
@@ -239,20 +239,20 @@ def test_card_of_one_s_own_has_no_listing_of_another_s() -> None:
     assert any("set usd_per_gpu_hour" in said for said in answer.assumptions)
 
 
-def test_card_that_is_memory_alone_is_told_what_time_needs() -> None:
+def test_card_with_only_memory_is_told_how_to_get_a_time() -> None:
     answer = estimate(*parse({"model": MISTRAL.hub_id, "gpu": {"memory_bytes": 2**36}}))
     assert answer.time is None
     assert any("set like to a catalogued card" in said for said in answer.assumptions)
 
 
-def test_two_prices_of_one_card_are_one_too_many() -> None:
+def test_conflicting_prices_are_refused() -> None:
     card = {"memory_bytes": 2**36, "usd_per_gpu_hour": 1}
     with pytest.raises(ValueError, match="disagree; give one of them"):
         parse({"model": MISTRAL.hub_id, "gpu": card, "usd_per_gpu_hour": 2})
 
 
 @pytest.mark.parametrize("name", [*catalog.gpus(), *catalog.slices()])
-def test_card_like_any_other_is_written_as_it_was_read(name: str) -> None:
+def test_card_like_another_round_trips(name: str) -> None:
     for own in ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_per_s": 5}):
         model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})
         assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
@@ -270,7 +270,7 @@ def test_card_like_any_other_is_written_as_it_was_read(name: str) -> None:
         ),
     ],
 )
-def test_wrong_figure_of_ones_own_earns_one_sentence(name: str, value: object, said: str) -> None:
+def test_wrong_custom_value_gets_one_sentence(name: str, value: object, said: str) -> None:
     with pytest.raises(ValueError, match="must be") as problem:
         parse({"model": MISTRAL.hub_id, name: value})
     assert str(problem.value) == said
@@ -279,7 +279,7 @@ def test_wrong_figure_of_ones_own_earns_one_sentence(name: str, value: object, s
 # --- all GPUs -----------------------------------------------------------------------------------
 
 
-def test_ranking_holds_every_gpu_and_names_the_fastest_and_the_cheapest_that_fit() -> None:
+def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
     assert len(ranking.estimates) == len(catalog.gpus())
     fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS]
@@ -292,7 +292,7 @@ def test_ranking_holds_every_gpu_and_names_the_fastest_and_the_cheapest_that_fit
             assert dollars(ranking.cheapest) <= dollars(answer)
 
 
-def test_ranking_orders_by_verdict_then_hours_and_puts_the_unknown_last() -> None:
+def test_ranking_sorts_by_verdict_then_hours_with_unknown_last() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
     verdicts = [it.verdict for it in ranking.estimates]
     assert verdicts == sorted(verdicts, key=[*Verdict].index)
@@ -302,14 +302,14 @@ def test_ranking_orders_by_verdict_then_hours_and_puts_the_unknown_last() -> Non
     assert all(it.time is None for it in fitting[len(known) :])
 
 
-def test_what_fits_nowhere_has_no_fastest() -> None:
+def test_setup_that_fits_nowhere_has_no_fastest_gpu() -> None:
     giant = catalog.model("meta-llama/Llama-3.1-405B")
     ranking = rank_gpus(giant, TrainingSetup())
     assert ranking.fastest is None
     assert ranking.cheapest is None
 
 
-def test_pareto_front_leaves_out_what_another_beats_in_both() -> None:
+def test_pareto_front_excludes_dominated_gpus() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
     front = pareto(ranking.estimates)
     assert len(front) > 1

@@ -1,4 +1,4 @@
-"""A custom model starts from a known one; what its family derives follows, and the rest stays."""
+"""A custom model starts from a known one: derived dimensions follow its changes, the rest stays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
 
 
 @pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.hub_id)
-def test_naming_a_model_s_own_dimensions_changes_nothing(entry: catalog.CatalogModel) -> None:
+def test_repeating_a_model_s_own_dimensions_changes_nothing(entry: catalog.CatalogModel) -> None:
     own = {name: getattr(entry.model, name) for name in DIMENSIONS}
     if own["max_position_embeddings"] == 0:
         del own["max_position_embeddings"]
@@ -56,13 +56,13 @@ def test_gpt2_with_the_dimensions_of_gpt2_xl_is_gpt2_xl() -> None:
     assert (model.head_dim, model.num_key_value_heads) == (64, 25)
 
 
-def test_learned_positions_follow_the_context() -> None:
+def test_learned_position_table_follows_the_context() -> None:
     model = resized(catalog.model(OPT), {"max_position_embeddings": 4096})
     assert model.learned_positions == 4098  # OPT's table has two rows more
     assert model.position_limit == 4096
 
 
-def test_pattern_of_windows_is_repeated() -> None:
+def test_window_pattern_repeats() -> None:
     known = catalog.model("google/gemma-3-4b-it")
     model = resized(known, {"num_hidden_layers": 40})
     assert model.layer_types[:34] == known.layer_types
@@ -139,7 +139,7 @@ def test_impossible_dimension_is_named(
 # --- in the contract ----------------------------------------------------------------------------
 
 
-def test_contract_says_it_with_like() -> None:
+def test_contract_expresses_a_custom_model_with_like() -> None:
     given = {"like": LLAMA_8B, "num_hidden_layers": 16}
     model = parse({"model": given})[0]
     assert model.num_hidden_layers == 16
@@ -148,7 +148,7 @@ def test_contract_says_it_with_like() -> None:
     assert parse(written)[0] == model
 
 
-def test_like_may_be_a_config_or_a_model_that_was_asked_for() -> None:
+def test_like_may_be_a_config_or_a_fetched_model() -> None:
     of_config = parse({"model": {"like": LLAMA, "num_hidden_layers": 16}})[0]
     assert of_config.hidden_size == LLAMA["hidden_size"]
     known = {"me/llama": catalog.model(LLAMA_8B)}
@@ -169,11 +169,11 @@ def test_like_may_be_a_config_or_a_model_that_was_asked_for() -> None:
         ({"like": LLAMA_8B, "hidden_size": [1]}, "model: hidden_size must be a whole number "),
     ],
 )
-def test_what_is_wrong_with_it_is_said(model: object, problem: str) -> None:
+def test_invalid_like_is_reported(model: object, problem: str) -> None:
     assert read_setup({"model": model}).problems[0].startswith(problem)
 
 
-def test_catalogue_comes_before_what_was_asked_for() -> None:
+def test_catalogue_takes_precedence_over_fetched_models() -> None:
     stranger = catalog.model(OPT)
     assert parse({"model": LLAMA_8B}, {LLAMA_8B: stranger})[0] == catalog.model(LLAMA_8B)
     assert parse({"model": "me/opt"}, {"me/opt": stranger})[0] is stranger

@@ -1,6 +1,6 @@
-"""Links that mail programs, chats and hands have damaged: every page says what it dropped, and never stops.
+"""Links damaged by mail programs, chats and typing: every page says what it dropped and never crashes.
 
-A sound link is cut, garbled, doubled and mixed with others, from a fixed seed. ``DAMAGED_LINKS=2000`` tries as many.
+Valid links are cut, garbled, doubled and mixed, from a fixed seed. ``DAMAGED_LINKS=2000`` tries that many.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ GARBAGE = (
 
 
 def damaged(link: str, others: Sequence[str], chance: random.Random) -> str:
-    """The link after one to four accidents."""
+    """The link with one to four kinds of damage."""
     for _ in range(chance.randint(1, 4)):
         at, to = sorted(chance.randrange(len(link) + 1) for _ in range(2))
         parts = link.split("&")
         one = chance.randrange(len(parts))
         name = parts[one].partition("=")[0]
         match chance.randrange(8):
-            case 0:  # cut off, as at a line's end
+            case 0:  # cut off, as at the end of a line
                 link = link[:to]
             case 1:  # a piece is lost
                 link = link[:at] + link[min(to, at + 12) :]
@@ -98,7 +98,7 @@ def damaged(link: str, others: Sequence[str], chance: random.Random) -> str:
             case 5:  # a piece of another link
                 other = chance.choice(others).split("&")
                 link += "&" + chance.choice(other)
-            case 6:  # any key, with a value that is its own or not
+            case 6:  # any key, with a valid or invalid value
                 key = chance.choice(KEYS)
                 link += f"&{key.name}={chance.choice([*GARBAGE, str(key.default), '3', '0.5'])}"
             case 7:
@@ -108,7 +108,7 @@ def damaged(link: str, others: Sequence[str], chance: random.Random) -> str:
 
 
 def links(seed: int, kinds: Sequence[str], count: int) -> Iterator[str]:
-    """Links of some kinds, each damaged in its own way."""
+    """Links of several kinds, each damaged differently."""
     chance = random.Random(seed)
     every = (*ESTIMATES, *COMPARISONS)
     for _ in range(count):
@@ -116,14 +116,14 @@ def links(seed: int, kinds: Sequence[str], count: int) -> Iterator[str]:
 
 
 def no_such_model(asked: str, **_: object) -> HubModel:
-    """What the Hub says of everything."""
+    """The Hub's answer to every id."""
     return HubModel(
         about=About(hub_id=asked), trouble=Trouble.NOT_FOUND, problem="It is not there."
     )
 
 
 def follow(page: AppTest, link: str) -> None:
-    """Go to an address; a visitor who comes by it sees no traceback and no empty page."""
+    """Opens an address; the visitor must see neither a traceback nor an empty page."""
     page.query_params = parse_qs(link, keep_blank_values=True, errors="replace")
     with patch("dashboard.address.unbound.has_been_gone_to", return_value=True):
         page.run()
@@ -140,7 +140,7 @@ def follow(page: AppTest, link: str) -> None:
         ("pages/proof.py", (*ESTIMATES, *COMPARISONS), 3, 0),
     ],
 )
-def test_damaged_links_never_stop_a_page(file, kinds, share, seed, monkeypatch):
+def test_damaged_links_never_crash_a_page(file, kinds, share, seed, monkeypatch):
     monkeypatch.setattr(hub, "fetch", no_such_model)
     page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
     page.run()

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5. Counts and sentences; the bytes of real steps are in tests/reference/traced.jsonl."""
+"""Qwen3-Next and Qwen3.5: counts and messages. The bytes of real steps are in tests/reference/traced.jsonl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QWEN3_5 = {
 }
 
 
-def test_three_of_four_layers_of_qwen3_5_hold_a_delta_net() -> None:
+def test_three_of_four_qwen3_5_layers_have_a_delta_net() -> None:
     model = model_from_config(QWEN3_5)
     assert model.layer_types == ("linear_attention",) * 3 + ("full_attention",)
     every = 2 * 8 + 3 * 8 * 16  # two norms, and an MLP
@@ -38,17 +38,17 @@ def test_three_of_four_layers_of_qwen3_5_hold_a_delta_net() -> None:
     delta = 8 * (2 * keys + values + values + 4 + 4) + values * 8 + 4 * (2 * keys + values) + 8 + 5
     attention = 8 * (2 * 8 + 4 + 4) + 8 * 8 + 2 * 4  # q with its gate, k, v; o; two norms of a head
     assert total_parameters(model) == 4 * every + 3 * delta + attention + 2 * 100 * 8 + 8
-    assert attended_pairs(model, 4, skips=True) == 10  # one layer of four attends
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer in four has attention
 
 
-def test_the_text_part_of_qwen3_5_is_taken() -> None:
+def test_qwen3_5_wrapper_is_read_as_its_text_model() -> None:
     inside = {key: value for key, value in QWEN3_5.items() if key != "model_type"}
     wrapped = {"model_type": "qwen3_5", "text_config": inside, "vision_config": {"depth": 2}}
     assert model_from_config(wrapped) == model_from_config(QWEN3_5)
 
 
-def test_every_two_chunks_of_64_tokens_more_add_the_same_to_a_delta_net() -> None:
-    """Played with two, three or four rounds one by one, and with more that one round stands for; to the byte."""
+def test_every_two_more_chunks_add_the_same_bytes_to_a_delta_net() -> None:
+    """To the byte, whether each round is simulated or one round stands for several."""
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, optim=Optimizer.SGD)
     # multiples of 512 bytes
     even = {
@@ -73,12 +73,12 @@ def test_every_two_chunks_of_64_tokens_more_add_the_same_to_a_delta_net() -> Non
         ({"layer_types": ["mamba"] * 4}, "layer_types must only contain"),
     ],
 )
-def test_other_configs_of_qwen3_5_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_qwen3_5_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(QWEN3_5 | keys)
 
 
-def test_what_runs_in_place_of_the_kernels_is_said() -> None:
+def test_assumptions_name_the_pytorch_fallback_of_the_kernels() -> None:
     said = " ".join(estimate(model_from_config(QWEN3_5), None, TrainingSetup()).assumptions)
     assert "gated delta-nets are counted as PyTorch runs them" in said
     assert "flash-linear-attention and causal-conv1d" in said
@@ -89,13 +89,13 @@ def test_liger_in_qwen3_5_is_refused() -> None:
         estimate(model_from_config(QWEN3_5), None, TrainingSetup(use_liger_kernel=True))
 
 
-def test_products_of_a_delta_net_by_hand() -> None:
+def test_delta_net_products_match_a_hand_count() -> None:
     # three layers, four heads, 65 tokens in two chunks of 64; keys of 3, values of 5
     row = 64 * (3 + 3 + 5) + 64 * (3 + 5) // 2 + 3 * 3 * 5
     assert delta_products(model_from_config(QWEN3_5), 65) == 3 * 4 * 128 * row
 
 
-def test_the_loop_over_chunks_takes_time_by_the_square_of_the_length() -> None:
+def test_loop_over_chunks_takes_time_quadratic_in_length() -> None:
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_value_heads": 32}
     model, gpu = model_from_config(QWEN3_5 | wide), catalog.gpu("A100-SXM4-80GB")
     setups = [TrainingSetup(max_length=length) for length in (16_384, 32_768, 65_536)]

@@ -1,4 +1,4 @@
-"""What puts the page somewhere names what there is: files, packages, hashes, ports."""
+"""The deployment files name existing files, packages, hashes and ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_every_required_package_is_locked_at_its_version_and_every_lock_has_a_hash() -> None:
+def test_every_requirement_is_locked_with_version_and_hash() -> None:
     required = dict(re.findall(r"^([a-z0-9_.-]+)==(\S+)", text("requirements.txt"), re.M))
     assert {
         name.replace("_", "-").replace(".", "-"): it for name, it in required.items()
@@ -28,7 +28,7 @@ def test_every_required_package_is_locked_at_its_version_and_every_lock_has_a_ha
     assert all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_the_image_copies_what_there_is_and_all_that_the_page_is() -> None:
+def test_image_copies_existing_files_and_the_whole_package() -> None:
     image, ignored = text("Dockerfile"), text(".dockerignore")
     copied = {
         name
@@ -45,7 +45,7 @@ def test_the_image_copies_what_there_is_and_all_that_the_page_is() -> None:
     assert "/_stcore/health" in image
 
 
-def test_compose_runs_two_replicas_that_the_proxy_knows() -> None:
+def test_compose_runs_the_two_replicas_of_the_proxy() -> None:
     from ruamel.yaml import YAML
 
     services = YAML(typ="safe").load(text("compose.yaml"))["services"]
@@ -55,14 +55,14 @@ def test_compose_runs_two_replicas_that_the_proxy_knows() -> None:
     assert all(services[name]["read_only"] for name in replicas)
 
 
-def test_a_space_and_a_unit_name_the_port_of_the_image() -> None:
+def test_space_and_systemd_unit_use_the_image_port() -> None:
     (port,) = re.findall(r"^EXPOSE (\d+)$", text("Dockerfile"), re.M)
     assert f"\napp_port: {port}\n" in text("deploy/space.md")
     assert f"--server.port {port}" in text("deploy/headroom.service")
 
 
 @pytest.mark.parametrize("name", ["deploy/slim.py", "deploy/audit.py"])
-def test_a_script_of_the_image_needs_nothing_but_python(name: str) -> None:
+def test_image_scripts_import_only_the_standard_library(name: str) -> None:
     import sys
 
     for node in ast.walk(ast.parse(text(name))):
@@ -73,7 +73,7 @@ def test_a_script_of_the_image_needs_nothing_but_python(name: str) -> None:
             assert node.module.split(".")[0] in sys.stdlib_module_names
 
 
-def test_nothing_is_told_about_visitors() -> None:
+def test_telemetry_and_error_details_are_off() -> None:
     config = tomllib.loads(text(".streamlit/config.toml"))
     assert config["browser"]["gatherUsageStats"] is False
     assert config["client"]["showErrorDetails"] == "none"

@@ -1,4 +1,4 @@
-"""Training over a device map: what each GPU holds, against real steps, against one GPU, and by hand."""
+"""Training over a device map: each GPU's memory against real steps, against one GPU, and by hand."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PHASE_ERROR = 0.001
 
 
 @pytest.mark.parametrize("case", TRACED, ids=lambda case: case["name"])
-def test_every_gpu_is_the_traced_step_to_a_thousandth(case):
+def test_every_gpu_matches_the_traced_step_to_a_thousandth(case):
     # tests/reference/README.md: real steps of transformers under accelerate's hooks, on stand-in GPUs without workspace
     model, gpu, setup = contract.parse({**case["setup"], "strategy": "device_map"})
     at = module_devices(model, gpu, setup)
@@ -76,14 +76,14 @@ def test_every_gpu_is_the_traced_step_to_a_thousandth(case):
 class TestAgainstOneGpu:
     @pytest.mark.parametrize("model", [LLAMA, GPT2, catalog.model("google/gemma-2-2b")])
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_a_map_with_everything_on_one_gpu_is_that_gpus_step(self, model, checkpointing):
+    def test_a_map_with_everything_on_one_gpu_equals_a_single_gpu_step(self, model, checkpointing):
         one = replace(
             PLAIN, gradient_checkpointing=checkpointing, mixed_precision=MixedPrecision.BF16
         )
         all_on_it = ModuleDevices((0,) * model.num_hidden_layers, (), 1)
         placed = timeline_on(model, one, all_on_it, 0, 0)
         alone = on_one(model, one)
-        # but for the ids of positions, 8 bytes each, which a tape of several GPUs keeps to copy them
+        # except for the position ids, 8 bytes each, which a tape over several GPUs keeps to copy them
         assert [it.name for it in placed.moments] == [it.name for it in alone.moments]
         both = zip(placed.moments, alone.moments, strict=True)
         assert {ours.bytes - its.bytes for ours, its in both} <= {0, 64 * 8}
@@ -98,10 +98,10 @@ class TestAgainstOneGpu:
         optim=st.sampled_from(Optimizer),
         copies=st.sampled_from([None, ("lm_head",)]),
     )
-    def test_what_lies_on_all_gpus_is_what_would_lie_on_one(
+    def test_resident_memory_summed_over_gpus_equals_one_gpu(
         self, name, gpus, method, optim, copies
     ):
-        # nothing is held twice: weights, adapters, gradients and states go with their module
+        # nothing is duplicated: weights, adapters, gradients and states are on their module's GPU
         model = catalog.model(name)
         setup = TrainingSetup(
             method=method,
@@ -119,9 +119,9 @@ class TestAgainstOneGpu:
         assert sum(part.states.resident_bytes for part in parts) == alone.states.resident_bytes
         assert sum(part.states.paged_bytes for part in parts) == alone.states.paged_bytes
 
-    def test_what_the_forward_pass_keeps_is_what_one_gpu_keeps_and_the_copied_tables(self):
+    def test_forward_keeps_what_one_gpu_keeps_plus_copied_tables(self):
         # by hand: each layer away from the rotary tables keeps its own cosine and sine, s · d elements of 2 bytes each;
-        # hidden states that cross are read by a cast and kept by nobody
+        # hidden states that cross GPUs are read by a cast and not kept
         at = module_devices(LLAMA, None, THREE)
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
         kept = sum(kept_by_forward(timeline_on(LLAMA, THREE, at, gpu, 0)) for gpu in at.used)
@@ -129,9 +129,9 @@ class TestAgainstOneGpu:
         assert 0 < away < 8
         assert kept == kept_by_forward(on_one(LLAMA, PLAIN)) + copies
 
-    def test_a_checkpoint_keeps_the_copies_of_all_arguments(self):
-        # the hook runs before the checkpoint: tables for layers away from theirs, positions (8 bytes each) for layers
-        # away from the embedding; the copied hidden state takes the place of the first
+    def test_a_checkpoint_keeps_copies_of_all_arguments(self):
+        # the hook runs before the checkpoint: rotary tables for layers on other GPUs, positions (8 bytes each) for those
+        # not on the embedding's GPU; the copied hidden state replaces the original
         checkpointed = replace(THREE, gradient_checkpointing=True)
         at = module_devices(LLAMA, None, checkpointed)
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
@@ -147,7 +147,7 @@ def on_one(model: Model, setup: TrainingSetup) -> StepTimeline:
 
 
 def kept_by_forward(line: StepTimeline) -> int:
-    """Bytes that the layers' forward leave for backward: all that they make, less all that they free."""
+    """Bytes that the layers' forward keeps for backward: allocated less freed."""
     forward = [
         (line._sized.segments[run.segment], run.length)
         for run in line._schedule.runs
@@ -157,7 +157,7 @@ def kept_by_forward(line: StepTimeline) -> int:
 
 
 class TestOutputs:
-    def test_all_logits_come_back_to_the_first_gpu_and_become_float32_there(self):
+    def test_logits_return_to_the_first_gpu_and_become_float32_there(self):
         # tokens · words · (2 for the copy + 4 in float32)
         setup = replace(THREE, mixed_precision=MixedPrecision.BF16)
         first, *_, last = shares(LLAMA, setup, module_devices(LLAMA, None, setup), 0)
@@ -165,7 +165,7 @@ class TestOutputs:
         assert loss[Component.LOGITS] == 64 * 1024 * (2 + 4)
         assert last.timeline.heights()[Phase.BACKWARD].resident[Component.LOGITS] >= 64 * 1024 * 4
 
-    def test_a_tied_head_lies_with_the_embedding_so_that_no_logits_cross(self):
+    def test_a_tied_head_shares_the_embedding_s_gpu_so_no_logits_cross(self):
         tied = replace(LLAMA, tie_word_embeddings=True)
         at = module_devices(tied, None, THREE)
         assert at.of("lm_head") == at.of("embed_tokens") == 0
@@ -177,7 +177,7 @@ class TestOutputs:
 class TestEstimate:
     SETUP = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
 
-    def test_the_first_layer_on_each_gpu_but_the_first_takes_its_input_from_another(self):
+    def test_each_later_gpu_receives_the_input_of_its_first_layer(self):
         at = SimpleNamespace(layers=(0, 1, 1, 2))
         assert [it.is_entered for it in placed_kinds(["layer"] * 4, at)] == [
             False,
@@ -195,7 +195,7 @@ class TestEstimate:
         assert len(result.devices) == 4
         assert sorted(sum((it.layers for it in result.devices), ())) == list(range(32))
 
-    def test_each_gpu_has_workspaces_of_its_own_and_no_buffers_of_nccl(self):
+    def test_each_gpu_has_its_own_workspaces_and_no_nccl_buffers(self):
         result = estimate(MISTRAL, A100, self.SETUP)
         workspaces = {it.peak.resident[Component.WORKSPACE] for it in result.devices}
         assert workspaces == {
@@ -203,7 +203,7 @@ class TestEstimate:
         }
         assert all(it.peak.resident.get(Component.COMMUNICATION, 0) == 0 for it in result.devices)
 
-    def test_the_batch_is_one_process_and_the_bill_all_gpus(self):
+    def test_batch_is_one_process_and_cost_counts_all_gpus(self):
         result = estimate(MISTRAL, A100, self.SETUP)
         alone = estimate(MISTRAL, A100, TrainingSetup())
         assert result.time is not None
@@ -215,11 +215,11 @@ class TestEstimate:
             4 * result.time.total_hours_low * result.cost.usd_per_gpu_hour
         )
 
-    def test_what_crosses_by_hand(self):
+    def test_transferred_bytes_match_a_hand_count(self):
         # 1,024 tokens: 3 hops of 4,096 numbers there and back, and 32,000 logits to the first; 2 bytes each
         assert crossing_bytes(MISTRAL, self.SETUP) == 1024 * (2 * 3 * 4096 + 32_000) * 2
 
-    def test_what_does_not_fit_is_told_in_one_sentence_and_does_not_fit(self):
+    def test_a_map_that_does_not_fit_gets_one_sentence(self):
         small = Gpu(name="small", memory_bytes=3 * 2**30)
         assert why_left_on_the_cpu(MISTRAL, A100, self.SETUP) is None
         sentence = why_left_on_the_cpu(MISTRAL, small, self.SETUP)
@@ -229,7 +229,7 @@ class TestEstimate:
 
     @pytest.mark.parametrize("method", [Method.FULL, Method.QLORA])
     @pytest.mark.parametrize("gpus", [2, 5])
-    def test_a_larger_card_has_the_same_map_once_it_is_large_enough(self, method, gpus):
+    def test_once_the_card_is_large_enough_the_map_stays_the_same(self, method, gpus):
         packing = Packing.FOUR_BIT if method is Method.QLORA else None
         enough = needed_bytes(MISTRAL, gpus, packing=packing)
         maps = [
@@ -258,6 +258,6 @@ class TestEstimate:
         assert "wte" in first["modules"]
         assert first["layers"] + second["layers"] == list(range(12))
 
-    def test_more_gpus_than_the_model_has_parts_leave_some_empty(self):
+    def test_with_more_gpus_than_parts_some_stay_empty(self):
         result = estimate(LLAMA, None, replace(self.SETUP, num_gpus=8, dtype=Dtype.FLOAT32))
         assert 1 < len(result.devices) <= 8

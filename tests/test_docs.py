@@ -1,4 +1,4 @@
-"""What the documents say is so: formulas, data columns, commands, units."""
+"""The documents agree with the code: formulas, data columns, commands, units."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORMULAS = [
 ]
 
 
-def test_formulas_page_says_what_the_docstrings_say() -> None:
+def test_formulas_page_matches_the_docstrings() -> None:
     written = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
     assert written == GENERATOR.render(), "docs/formulas.md is behind the code; run `make docs`"
 
@@ -82,7 +82,7 @@ def test_readme_commands_are_targets_of_the_makefile() -> None:
     assert named <= targets
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_resolve() -> None:
     broken = []
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
@@ -91,7 +91,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
-def test_gib_exists_at_the_edges_alone() -> None:
+def test_gib_appears_only_at_the_edges() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("estimator", "dashboard", "pages")
@@ -102,13 +102,13 @@ def test_gib_exists_at_the_edges_alone() -> None:
 
 
 def _commands(page: Path) -> str:
-    """What stands in code on a Markdown page."""
+    """The code spans and blocks of a Markdown page."""
     text = page.read_text(encoding="utf-8")
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL))
 
 
 def _code(path: Path) -> Iterator[str]:
-    """A file's tokens without comments and strings."""
+    """A file's tokens except comments and strings."""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         if token.type not in {tokenize.COMMENT, tokenize.STRING}:
             yield token.string
