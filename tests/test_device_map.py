@@ -130,7 +130,7 @@ class TestAgainstOneGpu:
         assert kept == kept_by_forward(on_one(LLAMA, PLAIN)) + copies
 
     def test_a_checkpoint_keeps_copies_of_all_arguments(self):
-        # the hook runs before the checkpoint: rotary tables for layers on other GPUs, positions (8 bytes each) for those
+        # the hook runs before the checkpoint: tables for layers on other GPUs, positions (8 bytes each) for those
         # not on the embedding's GPU; the copied hidden state replaces the original
         checkpointed = replace(THREE, gradient_checkpointing=True)
         at = module_devices(LLAMA, None, checkpointed)

@@ -1,4 +1,4 @@
-"""Properties that every estimate must have, and the example that everybody tries first."""
+"""Properties of every estimate, and the example that everybody tries first."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_peak_is_the_highest_moment_and_its_ledger_sums_to_it(setup):
 
 @settings(max_examples=40, deadline=None)
 @given(SETUPS, st.sampled_from(["per_device_train_batch_size", "max_length"]))
-def test_more_batch_or_length_never_needs_less(setup, key):
+def test_a_larger_batch_or_length_never_needs_less(setup, key):
     longer = replace(setup, **{key: getattr(setup, key) + 1})
     assert estimate(SMALL, None, longer).peak.bytes >= estimate(SMALL, None, setup).peak.bytes
 
@@ -90,8 +90,8 @@ def test_more_batch_or_length_never_needs_less(setup, key):
 @settings(max_examples=30, deadline=None)
 @given(SETUPS)
 def test_adapters_have_smaller_gradients_and_states_than_full_fine_tuning(setup):
-    # rank 16 at most: beyond it two adapters of this small model outgrow the matrices they stand beside; Adafactor's
-    # states are rows and columns, of which adapters have more
+    # rank 16 at most: beyond it, the adapters of this small model outgrow the matrices that they adapt; Adafactor's
+    # states are one row and one column per matrix, and adapters have more of both
     setup = replace(
         setup,
         lora_r=min(setup.lora_r, 16),
@@ -121,7 +121,7 @@ def the_example(**changes: object) -> TrainingSetup:
     return replace(setup, **changes)
 
 
-def test_mistral_with_float32_adamw_states_does_not_fit_an_a100_and_qlora_does():
+def test_mistral_with_float32_adamw_states_exceeds_an_a100_and_qlora_fits():
     # by hand, 7,241,732,096 parameters: weights 2 + gradients 2 + states 8 bytes each = 86.9 GB = 80.9 GiB,
     # above the card's 79.1 GiB before any activation
     model, gpu = catalog.model(MISTRAL), catalog.gpu(A100)
@@ -134,7 +134,7 @@ def test_mistral_with_float32_adamw_states_does_not_fit_an_a100_and_qlora_does()
     assert qlora.headroom_bytes > 60 * 10**9
 
 
-def test_the_example_s_two_real_neighbours_lie_on_either_side():
+def test_bfloat16_states_fit_the_example_and_float32_weights_do_not():
     model, gpu = catalog.model(MISTRAL), catalog.gpu(A100)
     bfloat16 = estimate(model, gpu, the_example(optim_state_dtype=None))
     assert bfloat16.verdict is Verdict.FITS
@@ -150,8 +150,10 @@ def test_the_example_s_two_real_neighbours_lie_on_either_side():
     assert float32.verdict is Verdict.DOES_NOT_FIT
 
 
-def test_verdict_is_tight_between_the_low_and_the_high_end_of_the_need():
-    setup = TrainingSetup(per_device_train_batch_size=64)  # more than the 256 MiB of the least card
+def test_verdict_is_tight_between_the_ends_of_the_need():
+    setup = TrainingSetup(
+        per_device_train_batch_size=64
+    )  # more than the 256 MiB of the smallest card
     need = estimate(SMALL, None, setup)
     assert need.verdict is None
     for capacity, verdict in (
@@ -164,7 +166,7 @@ def test_verdict_is_tight_between_the_low_and_the_high_end_of_the_need():
         assert estimate(SMALL, gpu, setup).verdict is verdict
 
 
-def test_a_learned_position_table_limits_the_length():
+def test_learned_positions_limit_the_length():
     gpt2 = catalog.model("openai-community/gpt2")
     with pytest.raises(ValueError, match="max_length 2048 exceeds the 1024 positions that gpt2"):
         estimate(gpt2, None, TrainingSetup(max_length=2048))
@@ -180,7 +182,7 @@ def test_flash_attention_refuses_float32_without_autocast():
         estimate(SMALL, None, setup)
 
 
-def test_checkpointing_lowers_a_long_text_s_peak_and_paged_states_lie_outside_the_counter():
+def test_checkpointing_lowers_the_peak_and_paged_states_are_not_in_the_counter():
     model = replace(SMALL, num_hidden_layers=24)
     long = TrainingSetup(max_length=4096, mixed_precision=MixedPrecision.NO)
     checkpointed = replace(long, gradient_checkpointing=True)
@@ -199,7 +201,7 @@ def test_checkpointing_lowers_a_long_text_s_peak_and_paged_states_lie_outside_th
     checkpointing=st.booleans(),
     accumulation=st.integers(1, 3),
 )
-def test_the_short_way_to_the_need_gives_the_need_of_the_estimate(
+def test_need_equals_the_need_of_the_full_estimate(
     model, method, batch, length, checkpointing, accumulation
 ):
     setup = TrainingSetup(
@@ -208,10 +210,10 @@ def test_the_short_way_to_the_need_gives_the_need_of_the_estimate(
         max_length=length,
         gradient_checkpointing=checkpointing,
         gradient_accumulation_steps=accumulation,
-        lora_dropout=0.0,  # which adapted experts want
+        lora_dropout=0.0,  # required by adapted experts
     )
     try:
         whole = estimate(catalog.model(model), None, setup)
-    except ValueError:  # Llama 4's router wants other targets, and its experts no packing
+    except ValueError:  # Llama 4's router needs other targets, and its experts cannot be packed
         reject()
     assert need(catalog.model(model), None, setup) == (whole.need_low_bytes, whole.need_high_bytes)

@@ -1,4 +1,4 @@
-"""Evaluation: Trainer's loop as it is run, without gradients.
+"""Evaluation: Trainer's loop without gradients.
 
 TRACED are heights in bytes of a real ``model.eval()`` and ``torch.no_grad()`` forward call with labels, after two
 training steps: transformers 5.23, peft 0.21, accelerate 1.15 (its autocast and ``convert_outputs_to_fp32``), torch
@@ -41,9 +41,9 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 TRACED = [
-    # the logits decide: 10 bytes for each of 2,048 x 32,000
+    # the logits dominate: 10 bytes for each of 2,048 x 32,000
     ({"model": LLAMA, "max_length": 512, "per_device_eval_batch_size": 4}, 799123968, 1323446272),
-    # float32 weights under autocast with a small vocabulary: their 16-bit copies pile up until the last layer
+    # float32 weights under autocast with a small vocabulary: their 16-bit copies accumulate until the last layer
     (
         {
             "model": {**LLAMA, "vocab_size": 1000},
@@ -60,14 +60,14 @@ MANY = TrainingSetup(eval_strategy="epoch", per_device_eval_batch_size=64)
 
 
 @pytest.mark.parametrize(("given", "forward", "loss"), TRACED)
-def test_an_evaluation_is_as_high_as_the_real_one(given, forward, loss):
+def test_evaluation_matches_the_real_height(given, forward, loss):
     model, _, setup = parse(given)
     heights = evaluation_walk(model, setup, 0).heights()
     assert heights[Phase.FORWARD].bytes == pytest.approx(forward, rel=5e-5)
     assert heights[Phase.LOSS].bytes == pytest.approx(loss, rel=5e-5)
 
 
-def test_nothing_is_kept_from_layer_to_layer():
+def test_evaluation_keeps_nothing_between_layers():
     model, _, setup = parse(TRACED[0][0])
     shallow = evaluation_walk(replace(model, num_hidden_layers=2), setup, 0)
     deep = evaluation_walk(model, setup, 0)
@@ -76,7 +76,7 @@ def test_nothing_is_kept_from_layer_to_layer():
 
 
 @pytest.mark.parametrize("key", ["gradient_checkpointing", "hold_outputs"])
-def test_what_only_training_does_changes_no_evaluation(key):
+def test_training_only_options_do_not_affect_evaluation(key):
     setup = TrainingSetup(method=Method.LORA, eval_strategy="steps")
     heights = [
         estimate(MODEL, None, replace(setup, **{key: flag})).phases[Phase.EVALUATION].bytes
@@ -92,7 +92,7 @@ def test_without_a_strategy_there_is_no_evaluation():
     )
 
 
-def test_a_large_evaluation_decides_the_need_and_leaves_the_peak_of_the_step():
+def test_a_large_evaluation_raises_the_need_but_not_the_training_peak():
     plain, many = estimate(MODEL, None, TrainingSetup()), estimate(MODEL, None, MANY)
     assert many.peak == plain.peak
     assert many.decisive.phase is Phase.EVALUATION
@@ -101,7 +101,7 @@ def test_a_large_evaluation_decides_the_need_and_leaves_the_peak_of_the_step():
     assert need(MODEL, None, MANY) == (many.need_low_bytes, many.need_high_bytes)
 
 
-def test_a_run_that_dies_in_evaluation_is_mended_by_a_smaller_evaluation_batch():
+def test_a_smaller_evaluation_batch_fixes_an_evaluation_that_does_not_fit():
     plain = estimate(MODEL, None, TrainingSetup())
     card = Gpu(name="one", memory_bytes=plain.need_high_bytes + 2**30)
     dying = estimate(MODEL, card, MANY)
@@ -112,14 +112,14 @@ def test_a_run_that_dies_in_evaluation_is_mended_by_a_smaller_evaluation_batch()
 
 
 def test_logits_are_kept_for_metrics_in_float32_under_autocast():
-    # by hand: 2 batches of 8 x 1,024 tokens, 32,000 words, 4 bytes; 2 bytes where nothing converts the outputs
+    # by hand: 2 batches of 8 x 1,024 tokens, 32,000 words, 4 bytes; 2 bytes if nothing converts the outputs
     setup = TrainingSetup()
     assert kept_logits_bytes(MODEL, setup, 2) == 2 * 8 * 1024 * 32000 * 4
     plain = replace(setup, mixed_precision=MixedPrecision.NO, dtype=Dtype.BFLOAT16)
     assert kept_logits_bytes(MODEL, plain, 2) == 2 * 8 * 1024 * 32000 * 2
 
 
-def test_dropout_takes_nothing_in_evaluation():
+def test_dropout_takes_no_memory_in_evaluation():
     gpt2 = catalog.model("openai-community/gpt2")
     assert gpt2.resid_pdrop
     setup = TrainingSetup(eval_strategy="epoch")
@@ -146,22 +146,22 @@ def _evaluation(**keys: object) -> Moment:
     ]
 
 
-def test_logits_of_the_batches_before_lie_there_and_are_joined_by_copying():
-    """``nested_concat``: what was kept and the new batch, 4 together, and the 4 joined."""
+def test_logits_of_earlier_batches_stay_and_are_concatenated_by_copying():
+    """``nested_concat``: the earlier and new batches, 4 in total, and their concatenated copy."""
     joined = _evaluation(eval_accumulation_steps=4)
     assert joined.name == "logits of the evaluation's batches"
     assert joined.resident[Component.LOGITS] == 2 * 4 * A_BATCH
 
 
-def test_logits_that_go_to_the_host_at_once_cost_a_batch_what_it_costs_anyway():
+def test_logits_moved_to_the_host_immediately_cost_nothing_extra():
     without, with_it = (
         _evaluation(compute_metrics=asks, eval_accumulation_steps=1) for asks in (False, True)
     )
     assert with_it == without
 
 
-def test_a_second_batch_finds_the_first_ones_logits():
-    """The batch itself needs more than the join where only one is kept before it."""
+def test_a_second_batch_runs_beside_the_first_one_s_logits():
+    """With one earlier batch, the batch itself needs more than the concatenation."""
     first, second = (_evaluation(eval_accumulation_steps=steps) for steps in (1, 2))
     assert second.resident[Component.LOGITS] in (
         first.resident[Component.LOGITS] + A_BATCH,
@@ -170,18 +170,18 @@ def test_a_second_batch_finds_the_first_ones_logits():
 
 
 def test_the_fused_head_makes_no_logits_so_the_model_is_called_again():
-    """TRL 1.16: an extra forward pass, whose logits have 2 bytes a word, and 4 as float32, instead of a tile."""
+    """TRL 1.16: an extra forward pass, whose logits take 2 bytes a word plus 4 as float32, instead of a tile."""
     fused = {"loss": "chunked_trl", "eval_accumulation_steps": 1}
     with_it, without = (_evaluation(compute_metrics=asks, **fused) for asks in (True, False))
     assert with_it.bytes - without.bytes > A_BATCH
 
 
-def test_every_gpu_gathers_the_logits_of_all():
+def test_every_gpu_gathers_all_logits():
     shared = _evaluation(eval_accumulation_steps=4, strategy="ddp", num_gpus=2)
     assert shared.resident[Component.LOGITS] == 2 * 2 * 4 * A_BATCH
 
 
-def test_metrics_count_in_what_is_needed_and_in_a_grid():
+def test_need_and_grid_include_metrics():
     model, card = catalog.model("HuggingFaceTB/SmolLM2-135M"), catalog.gpu("A100-SXM4-80GB")
     setup = replace(METRICS, eval_accumulation_steps=16)
     high = need(model, card, setup)[1]
@@ -200,6 +200,6 @@ def test_metrics_count_in_what_is_needed_and_in_a_grid():
         ),
     ],
 )
-def test_what_metrics_do_not_go_with_is_said(keys: dict[str, object], sentence: str):
+def test_options_incompatible_with_metrics_are_refused(keys: dict[str, object], sentence: str):
     with pytest.raises(ValueError, match=sentence):
         _evaluation(**keys)

@@ -1,6 +1,6 @@
-"""A key is one row: what stands in the table can be said in JSON, a link, a flag and by a widget, and means one thing.
+"""A key is one row of the table; JSON, link, flag and widget all set it to the same value.
 
-No test here names a key to look at it: a row that is added is tested with the others.
+No test here names a key, so that a new row is tested with the others.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
 
 
 def another(key: Key) -> Any:
-    """A value in JSON that the key's default is not; of what has one value, that."""
+    """A JSON value other than the key's default; the default if only that is modelled."""
     if key.modelled:
         return key.default
     if isinstance(key.widget, Widget) and key.widget.steps:
@@ -140,22 +140,22 @@ def another(key: Key) -> Any:
 
 
 def asked(key: Key) -> dict[str, object]:
-    """A sound object in which the key is not at its default."""
+    """A valid object with the key set to another value than its default."""
     return {"model": MODEL, **BESIDE.get(key.name, {}), key.name: another(key)}
 
 
 def said(key: Key) -> Reading:
-    """What the contract reads in that object."""
+    """What the contract reads from that object."""
     reading = read_setup(asked(key))
     assert reading.problems == ()
     return reading
 
 
 @EVERY_KEY
-def test_a_row_says_whose_its_default_is_and_what_null_means(key: Key) -> None:
+def test_a_row_states_the_origin_of_its_default_and_the_meaning_of_null(key: Key) -> None:
     assert (key.null != "") is key.kind.nullable
     assert key.default_sentence.startswith(f"{key.default_from} default: ")
-    is_whole = key.default in {0.0, 1.0}  # said without its point
+    is_whole = key.default in {0.0, 1.0}  # written without its decimal point
     points = 0 if is_whole else str(key.default).count(".")
     assert key.default_sentence.count(".") == 1 + points
     assert key.help
@@ -163,7 +163,7 @@ def test_a_row_says_whose_its_default_is_and_what_null_means(key: Key) -> None:
 
 
 @EVERY_KEY
-def test_the_object_is_read_written_and_read_again(key: Key) -> None:
+def test_json_round_trips(key: Key) -> None:
     setup = said(key).setup
     if key.in_setup and not key.modelled:
         assert getattr(setup, key.name) != key.default
@@ -173,7 +173,7 @@ def test_the_object_is_read_written_and_read_again(key: Key) -> None:
 
 
 @EVERY_KEY
-def test_a_link_says_the_same_by_its_name_and_by_its_code(key: Key) -> None:
+def test_a_link_sets_the_same_value_by_name_and_by_code(key: Key) -> None:
     texts = {
         name: [it]
         if isinstance(it, str)
@@ -189,13 +189,13 @@ def test_a_link_says_the_same_by_its_name_and_by_its_code(key: Key) -> None:
     assert parse(found.setup)[2] == said(key).setup
 
 
-def test_no_code_is_given_twice() -> None:
+def test_link_codes_are_unique() -> None:
     assert len(set(CODES.values())) == len(CODES)
     assert not set(CODES.values()) & {name for key in KEYS for name in (key.name, *key.aliases)}
 
 
 @EVERY_KEY
-def test_a_flag_says_the_same(key: Key) -> None:
+def test_a_flag_sets_the_same_value(key: Key) -> None:
     model = asked(key)["model"]
     arguments = [model if isinstance(model, str) else json.dumps(model)]
     for name, value in asked(key).items():
@@ -235,14 +235,14 @@ SHAPES = {
 
 
 def sidebar(key: Key) -> AppTest:
-    """The sidebar with everything open, on a setup in which the key can be set."""
+    """The fully expanded sidebar, for a setup that allows the key."""
     page = AppTest.from_string(PAGE, default_timeout=60)
     page.query_params["model"] = MODEL
     for name, value in BESIDE.get(key.name, {}).items():
         page.query_params[name] = json.dumps(value).strip('"')
     page.session_state["method drawn"] = (
         DEFAULT.method
-    )  # else it closes what a method does not need
+    )  # otherwise it collapses what a method does not need
     for section in Section:
         if section is not Section.ALWAYS:
             page.session_state[f"{section} open"] = True
@@ -261,7 +261,9 @@ def its_widget(page: AppTest, key: Key) -> Any:
 @pytest.mark.parametrize(
     "key", [key for key in KEYS if key.section is not None], ids=lambda key: str(key.name)
 )
-def test_its_widget_says_the_same_and_its_default_and_stands_in_the_address(key: Key) -> None:
+def test_its_widget_sets_the_same_value_states_the_default_and_updates_the_address(
+    key: Key,
+) -> None:
     page = sidebar(key)
     drawn = its_widget(page, key)
     assert isinstance(key.widget, Widget)
@@ -277,7 +279,7 @@ def test_its_widget_says_the_same_and_its_default_and_stands_in_the_address(key:
         assert getattr(read_link(page.query_params).setup, key.name) == value
 
 
-def test_a_setup_is_read_once_until_something_moves() -> None:
+def test_a_setup_is_read_again_only_after_a_change() -> None:
     key = next(key for key in KEYS if isinstance(key.kind, Flag) and key.section is Section.ALWAYS)
     with patch.object(contract, "read_setup", wraps=contract.read_setup) as read:
         page = sidebar(key)

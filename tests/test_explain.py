@@ -1,4 +1,4 @@
-"""How it was computed: the terms add up to the figure they explain, and the code is the one that ran."""
+""" "How it was computed": terms add up to the figure that they explain, and the code shown is the code that ran."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRATEGIES = [it for it in Strategy if it is not Strategy.NONE]
 
 
 def add_up(answer):
-    """Every component's terms are its figure in the ledger, and what lies outside is the rest of the need."""
+    """Terms add up to their component in the ledger; terms outside the peak add up to the rest of the need."""
     for part in Component:
         told = explain(answer, part)
         if size := answer.peak.resident.get(part, 0):
@@ -57,7 +57,7 @@ def test_the_terms_of_every_component_add_up_to_it(model, name):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [2, 3, 4, 8])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_they_do_under_every_strategy_and_number_of_gpus(strategy, number, method):
+def test_terms_add_up_under_every_strategy_and_number_of_gpus(strategy, number, method):
     setup = TrainingSetup(method=method, strategy=strategy, num_gpus=number)
     if strategy is Strategy.HSDP:
         if number % 4:
@@ -68,13 +68,13 @@ def test_they_do_under_every_strategy_and_number_of_gpus(strategy, number, metho
 
 @settings(max_examples=60, deadline=None)
 @given(model=GENERAL_MODELS, setup=st.one_of(GENERAL, SEVERAL, SEVERAL))
-def test_they_do_for_any_setup(model, setup):
+def test_terms_add_up_for_any_setup(model, setup):
     assume(can_be_trained(model, setup))
     add_up(estimate(model, None, setup))
 
 
-def test_under_fsdp_the_weights_are_one_gpu_s_share_and_what_is_gathered():
-    # 7,241,732,096 parameters in bfloat16, LoRA: 2 bytes each among 4 GPUs; the page used to show all 13.49 GiB
+def test_fsdp_weights_are_one_gpu_s_shard_plus_gathered_weights():
+    # 7,241,732,096 parameters in bfloat16, LoRA: 2 bytes each over 4 GPUs; the page used to show all 13.49 GiB
     setup = TrainingSetup(method=Method.LORA, strategy=Strategy.FSDP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
     share, *rest = explain(answer, Component.WEIGHTS).terms
@@ -83,7 +83,7 @@ def test_under_fsdp_the_weights_are_one_gpu_s_share_and_what_is_gathered():
     assert any("all-gather" in term.what for term in rest)
 
 
-def test_of_a_device_map_the_fullest_gpu_s_modules_are_shown():
+def test_a_device_map_shows_the_fullest_gpu_s_modules():
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
     fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
@@ -92,7 +92,7 @@ def test_of_a_device_map_the_fullest_gpu_s_modules_are_shown():
     assert down.bytes == len(fullest.layers) * 2 * 14336 * 4096
 
 
-def test_they_do_where_a_later_gpu_of_the_map_is_the_fullest():
+def test_terms_add_up_when_a_later_gpu_of_the_map_is_the_fullest():
     setup = TrainingSetup(
         strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=16, optim=Optimizer.ADAMW_TORCH
     )
@@ -102,7 +102,7 @@ def test_they_do_where_a_later_gpu_of_the_map_is_the_fullest():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_communication_has_lines_and_code_of_its_own(strategy):
+def test_communication_has_its_own_terms(strategy):
     groups = 2 if strategy is Strategy.HSDP else 1
     setup = TrainingSetup(strategy=strategy, num_gpus=8, dp_replicate_size=groups)
     answer = estimate(catalog.model(MODELS[0]), None, setup)
@@ -112,7 +112,7 @@ def test_communication_has_lines_and_code_of_its_own(strategy):
     assert "exchange" in told.lead
 
 
-def test_the_rule_of_thumb_is_not_held_against_one_gpu_s_share():
+def test_the_rule_of_thumb_is_not_compared_with_one_gpu_s_shard():
     for strategy in STRATEGIES:
         groups = 2 if strategy is Strategy.HSDP else 1
         setup = TrainingSetup(strategy=strategy, num_gpus=4, dp_replicate_size=groups)
@@ -132,7 +132,7 @@ def test_the_code_shown_is_the_code_that_runs():
 
 @pytest.mark.parametrize("part", [*Component, None])
 @pytest.mark.parametrize("name", SETUPS)
-def test_every_part_leads_to_code_and_a_docstring(part, name):
+def test_every_component_links_to_code_with_a_docstring(part, name):
     answer = estimate(catalog.model(MODELS[0]), None, SETUPS[name])
     told = explain(answer, part)
     assert told.lead
@@ -141,7 +141,7 @@ def test_every_part_leads_to_code_and_a_docstring(part, name):
     assert explanation.docstring(told.functions[0])
 
 
-def test_one_layer_times_layers_is_nearly_all_that_forward_keeps():
+def test_one_layer_times_the_layer_count_is_nearly_all_that_forward_keeps():
     answer = estimate(catalog.model(MODELS[0]), None, SETUPS["lora"])
     kept = sum(term.bytes for term in kept_terms(answer))
     loss = answer.phases[next(p for p in answer.phases if p == "loss")]

@@ -1,7 +1,7 @@
-"""What is peculiar to a family: its experts, its attention, what it refuses.
+"""What is specific to a family: its experts, its attention, its refusals.
 
-The bytes of their steps are held against traced ones in test_reference.py, their modules against the real classes in
-tests/verify.
+test_reference.py compares their steps with traced ones in bytes; tests/verify compares their modules with the real
+classes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ WITHOUT_A_TABLE = {
 
 
 @pytest.mark.parametrize(("model_type", "reason"), WITHOUT_A_TABLE.items())
-def test_a_hybrid_is_refused_by_name_with_the_reason(model_type: str, reason: str) -> None:
+def test_an_unsupported_hybrid_is_refused_with_its_name_and_reason(
+    model_type: str, reason: str
+) -> None:
     sizes = {"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     whole = {"model_type": model_type, **sizes}
     inside = {"model_type": "some_wrapper", "text_config": whole}
@@ -83,7 +85,7 @@ def test_no_family_is_both_modelled_and_refused() -> None:
 # --- GPT-OSS --------------------------------------------------------------------------------------
 
 
-def test_gpt_oss_has_the_parameters_of_its_card() -> None:
+def test_gpt_oss_has_the_parameters_of_its_model_card() -> None:
     # gpt-oss model card, arXiv:2508.10925, table 1: 20.91 B in all; 3.61 B active, without the embedding
     embedding = GPT_OSS.vocab_size * GPT_OSS.hidden_size
     assert round(total_parameters(GPT_OSS) / 10**9, 2) == 20.91
@@ -96,19 +98,19 @@ def test_gpt_oss_files_in_mxfp4_are_as_large_as_their_index_says() -> None:
     assert stored_bytes(GPT_OSS, mxfp4) == 13_761_264_768
 
 
-def test_all_linear_leaves_the_experts_of_gpt_oss_alone() -> None:
-    # PEFT knows no former linears in them: 24 layers, r 16, four projections of 2880 to 4096, 512, 512 and back
+def test_all_linear_excludes_the_experts_of_gpt_oss() -> None:
+    # PEFT lists no former linears for them: 24 layers, r 16, four projections of 2880 to 4096, 512, 512 and back
     per_layer = 16 * (2 * (2880 + 4096) + 2 * (2880 + 512))
     assert adapter_parameters(GPT_OSS, LORA) == 24 * per_layer
 
 
 @pytest.mark.parametrize("name", ["gate_up_proj", "experts", "router"])
-def test_a_name_that_is_no_linear_of_gpt_oss_is_refused(name: str) -> None:
+def test_a_target_that_is_no_linear_of_gpt_oss_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"lora_target_modules names '{name}'"):
         estimate(GPT_OSS, None, replace(LORA, lora_target_modules=(name,)))
 
 
-def test_attention_sinks_run_eagerly_or_not_at_all() -> None:
+def test_attention_sinks_need_eager_attention() -> None:
     said = " ".join(estimate(GPT_OSS, None, LORA).assumptions)
     assert "transformers runs gpt_oss with eager attention" in said
     flash = replace(LORA, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
@@ -122,13 +124,13 @@ V3 = catalog.model("deepseek-ai/DeepSeek-V3")
 
 
 def test_deepseek_v3_has_the_parameters_of_its_report() -> None:
-    # DeepSeek-V3 technical report, arXiv:2412.19437: 671 B in all, 37 B active, counted with one embedding of the two
+    # DeepSeek-V3 technical report, arXiv:2412.19437: 671 B in all, 37 B active, counting one of embedding and head
     embedding = V3.vocab_size * V3.hidden_size
     assert round(total_parameters(V3) / 10**9) == 671
     assert round((active_parameters(V3) - embedding) / 10**9) == 37
 
 
-def test_the_first_layers_of_deepseek_v3_have_one_mlp() -> None:
+def test_the_first_layers_of_deepseek_v3_are_dense() -> None:
     assert layer_groups(V3) == ((0, 3), (3, 58))
     dense = {module.name for module in layer_modules(V3, 2)}
     sparse = {module.name for module in layer_modules(V3, 3)}
@@ -136,19 +138,19 @@ def test_the_first_layers_of_deepseek_v3_have_one_mlp() -> None:
     assert {"mlp.gate", "mlp.experts.down_proj", "mlp.shared_experts.up_proj"} <= sparse - dense
 
 
-def test_peft_takes_the_names_of_the_experts_and_leaves_other_mlps_alone() -> None:
-    # PEFT turns the name down_proj into the experts' stack, so that shared experts and dense layers go without
+def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3() -> None:
+    # PEFT maps the name down_proj to the expert stack, so that shared experts and dense layers get no adapter
     named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
     adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named)}
     assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
-def test_loading_merges_the_experts_of_the_sparse_layers_alone() -> None:
+def test_loading_merges_only_the_experts_of_sparse_layers() -> None:
     # 58 of 61 layers, 256 experts, gate and up of 2048 x 7168 each
     assert gate_up_stacks(V3) == [(256, 2 * 2048, 7168)] * 58
 
 
-def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is() -> None:
+def test_kimi_k2_is_read_as_deepseek_v3() -> None:
     kimi = catalog.model("moonshotai/Kimi-K2-Instruct")
     assert kimi.model_type == "deepseek_v3"
     assert kimi.num_experts == 384
@@ -169,7 +171,7 @@ MICRO = {
 }
 
 
-def test_granite_4_of_attention_alone_has_one_mlp_of_the_shared_width() -> None:
+def test_attention_only_granite_4_has_one_mlp_of_the_shared_width() -> None:
     model = model_from_config(MICRO)
     # two norms, four projections of 8 x 8, an MLP of 3 x 8 x 16; embedding, head and last norm
     assert total_parameters(model) == 2 * (2 * 8 + 4 * 64 + 3 * 8 * 16) + 2 * 100 * 8 + 8
@@ -185,35 +187,37 @@ HYBRID = MICRO | {
 }
 
 
-def test_granite_4_has_mixers_where_it_does_not_attend() -> None:
+def test_granite_4_has_mixers_in_layers_without_attention() -> None:
     model = model_from_config(HYBRID)
     every = 2 * 8 + 3 * 8 * 16  # two norms and the MLP
     channels = 16 + 2 * 2 * 6  # twice the hidden size; B and C of two groups of 6
-    mixer = 8 * (16 + channels + 4) + 16 * 8  # to gate, channels and a step a head; back
+    mixer = 8 * (16 + channels + 4) + 16 * 8  # in to gate, channels and one step a head; out
     mixer += (
         channels * 4 + channels + 3 * 4 + 16
     )  # filters of 4 with biases; A, D, a bias a step; the norm
     assert total_parameters(model) == 2 * every + mixer + 4 * 64 + 2 * 100 * 8 + 8
-    assert attended_pairs(model, 4, skips=True) == 10  # one layer of two attends
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer of two has attention
     assert all(model.no_rope_layers)
 
 
-def test_experts_of_granite_4_lie_beside_its_mlp() -> None:
+def test_granite_4_has_experts_beside_its_mlp() -> None:
     keys = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 5}
     more = total_parameters(model_from_config(HYBRID | keys)) - total_parameters(
         model_from_config(HYBRID)
     )
-    assert more == 2 * (3 * 8 + 3 * 3 * 8 * 5)  # in both layers a router, and of each expert three
+    assert more == 2 * (
+        3 * 8 + 3 * 3 * 8 * 5
+    )  # in both layers a router and three matrices per expert
 
 
-def test_state_spaces_are_said_to_run_as_pytorch_runs_them() -> None:
+def test_assumptions_say_that_state_spaces_run_in_pytorch() -> None:
     sentence = "The state-space layers are counted as PyTorch runs them"
     assert sentence in " ".join(estimate(model_from_config(HYBRID), None, LORA).assumptions)
     assert sentence not in " ".join(estimate(model_from_config(MICRO), None, LORA).assumptions)
 
 
-def test_the_scan_grows_with_whole_chunks() -> None:
-    # 65 tokens are filled up to 128: two chunks, as 128 tokens are
+def test_the_scan_grows_by_whole_chunks() -> None:
+    # 65 tokens are padded to 128: two chunks, as for 128 tokens
     model = model_from_config(HYBRID | {"mamba_chunk_size": 64})
     setups = [TrainingSetup(max_length=length) for length in (64, 65, 128, 129)]
     one, just_two, two, just_three = (estimate(model, None, it).peak.bytes for it in setups)
@@ -233,7 +237,7 @@ def test_the_scan_grows_with_whole_chunks() -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled for granitemoehybrid"),
     ],
 )
-def test_other_configs_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_granite_4_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(HYBRID | keys)
 
@@ -244,7 +248,7 @@ def test_the_products_of_a_scan_are_counted_by_whole_chunks() -> None:
     assert scan_products(model_from_config(MICRO), 5) == 0
 
 
-def test_a_scan_takes_longer_by_pytorch_than_by_a_kernel() -> None:
+def test_a_scan_in_pytorch_is_slower_than_a_kernel() -> None:
     card = catalog.gpu("A100-SXM4-80GB")
     time = estimate(model_from_config(HYBRID), card, TrainingSetup()).time
     assert time is not None
@@ -289,16 +293,14 @@ NEMOTRON_H = {
 def test_falcon_h1_has_a_mixer_and_attention_in_every_layer() -> None:
     model = model_from_config(FALCON_H1)
     channels = 12 + 2 * 6
-    mixer = (
-        8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4
-    )  # no norm at the gate
+    mixer = 8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4  # no gated norm
     attention = 2 * 64 + 2 * 32  # q and o of 8 x 8, k and v of 8 x 4
     layer = mixer + attention + 3 * 8 * 16 + 2 * 8
     assert total_parameters(model) == 2 * layer + 2 * 100 * 8 + 8
     assert attended_pairs(model, 4, skips=True) == 20
 
 
-def test_nemotron_h_has_one_mixer_a_layer() -> None:
+def test_nemotron_h_has_one_mixer_per_layer() -> None:
     model = model_from_config(NEMOTRON_H)
     channels = 12 + 2 * 2 * 6
     mixer = 8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4 + 12
@@ -306,7 +308,7 @@ def test_nemotron_h_has_one_mixer_a_layer() -> None:
         4 * 8 + 4 * 2 * 8 * 5 + 2 * 8 * 7
     )  # a router, four experts and the shared one of two matrices
     layers = mixer + 2 * 8 * 16 + 2 * 64 + 2 * 32 + experts
-    assert model.num_hidden_layers == 4  # a letter a layer
+    assert model.num_hidden_layers == 4  # one letter per layer
     assert total_parameters(model) == layers + 4 * 8 + 2 * 100 * 8 + 8
     assert attended_pairs(model, 4, skips=True) == 10
     assert gate_up_stacks(model) == [(4, 5, 8)]
@@ -330,7 +332,7 @@ def test_peft_refuses_an_adapter_behind_the_scan(config: dict[str, object]) -> N
         ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not modelled"),
     ],
 )
-def test_other_configs_of_nemotron_h_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_nemotron_h_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(NEMOTRON_H | keys)
 
@@ -338,7 +340,7 @@ def test_other_configs_of_nemotron_h_are_refused(keys: dict[str, object], senten
 # --- Ministral 3 ----------------------------------------------------------------------------------
 
 
-def test_ministral_3_is_the_text_part_of_its_wrapper() -> None:
+def test_ministral_3_is_read_from_the_text_part_of_its_wrapper() -> None:
     text = {"model_type": "ministral3", "vocab_size": 100, "hidden_size": 8, "head_dim": 4}
     text |= {"intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = model_from_config(
@@ -357,8 +359,8 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @pytest.mark.parametrize("model", [SCOUT, MAVERICK])
-def test_llama_4_is_active_in_17_billion(model: Model) -> None:
-    # the models' names: one expert of 16 or 128 a token, and the shared one
+def test_llama_4_has_17_billion_active_parameters(model: Model) -> None:
+    # by the models' names: one of 16 or 128 experts a token, and the shared one
     assert round(active_parameters(model) / 10**9) == 17
 
 
@@ -371,21 +373,21 @@ def test_maverick_has_experts_in_every_second_layer() -> None:
     assert "feed_forward.shared_expert.gate_proj" in sparse - dense
 
 
-def test_llama_4_multiplies_every_token_by_all_experts() -> None:
+def test_llama_4_multiplies_every_token_by_every_expert() -> None:
     # four projections, router, shared expert, and 16 times three matrices of 5120 x 8192
     h, f, experts = 5120, 8192, 16
     layer = 2 * h * h + 2 * h * 1024 + h * experts + 3 * h * f * (1 + experts)
     assert matrices(SCOUT, TrainingSetup()).layers == 48 * layer
 
 
-def test_a_chunk_sees_itself_alone() -> None:
+def test_a_chunk_attends_only_to_itself() -> None:
     # 36 layers of one full chunk of 8192 and one of 8, 12 layers of 8200 tokens, each causal
     chunked = 8192 * 8193 // 2 + 8 * 9 // 2
     whole = 8200 * 8201 // 2
     assert attended_pairs(SCOUT, 8200, skips=True) == 36 * chunked + 12 * whole
 
 
-def test_all_linear_takes_the_router_of_llama_4_and_peft_stops_at_it() -> None:
+def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> None:
     # peft 0.21.2 run on the real class: AttributeError: 'tuple' object has no attribute 'dtype'
     with pytest.raises(
         ValueError,
@@ -397,7 +399,7 @@ def test_all_linear_takes_the_router_of_llama_4_and_peft_stops_at_it() -> None:
     assert adapter_parameters(SCOUT, named) == 48 * 16 * (2 * (5120 + 5120) + 2 * (5120 + 1024))
 
 
-def test_the_mlps_names_reach_the_shared_expert_and_no_stack() -> None:
+def test_mlp_target_names_match_the_shared_expert_but_not_the_stack() -> None:
     named = replace(LORA, lora_target_modules=("down_proj",))
     adapted = {it.name for it, _ in modules_with_counts(MAVERICK) if is_adapted(it, named)}
     assert adapted == {"feed_forward.down_proj", "feed_forward.shared_expert.down_proj"}
@@ -415,7 +417,7 @@ def test_the_mlps_names_reach_the_shared_expert_and_no_stack() -> None:
         ({"use_liger_kernel": True}, "use_liger_kernel is not modelled yet for llama4_text"),
     ],
 )
-def test_what_llama_4_cannot_do_is_said(changes: dict[str, Any], sentence: str) -> None:
+def test_unsupported_llama_4_setups_are_refused(changes: dict[str, Any], sentence: str) -> None:
     named = replace(LORA, lora_target_modules=ATTENTION)
     with pytest.raises(ValueError, match=sentence):
         estimate(SCOUT, None, replace(named, **changes))
@@ -436,8 +438,8 @@ TEXT_OF_SCOUT = {
 }
 
 
-def test_llama_4_is_read_from_its_wrapper_with_the_defaults_of_its_class() -> None:
-    # Llama4TextConfig: every fourth layer without positions, the others in chunks of 8192
+def test_llama_4_wrapper_is_read_with_its_class_defaults() -> None:
+    # Llama4TextConfig: every fourth layer has no positions, the others attend in chunks of 8192
     model = model_from_config({"model_type": "llama4", "text_config": TEXT_OF_SCOUT})
     assert model.sliding_window == 8192
     assert model.layer_types == ("sliding_attention",) * 3 + ("full_attention",)
@@ -455,7 +457,7 @@ def test_llama_4_is_read_from_its_wrapper_with_the_defaults_of_its_class() -> No
         ({"layer_types": ["mamba"] * 4}, "layer_types must only contain"),
     ],
 )
-def test_other_configs_of_llama_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_llama_4_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(TEXT_OF_SCOUT | keys)
 
@@ -463,7 +465,7 @@ def test_other_configs_of_llama_4_are_refused(keys: dict[str, object], sentence:
 # --- GLM-4.7 Flash, ERNIE 4.5 ---------------------------------------------------------------------
 
 
-def test_glm_4_7_flash_is_active_in_about_3_billion() -> None:
+def test_glm_4_7_flash_has_about_3_billion_active_parameters() -> None:
     # "30B-A3B", by its card; counted without the embedding
     flash = catalog.model("zai-org/GLM-4.7-Flash")
     embedding = flash.vocab_size * flash.hidden_size
@@ -499,7 +501,9 @@ ERNIE = {
         ({"moe_layer_interval": 2, "moe_layer_end_index": 2}, {1}),
     ],
 )
-def test_ernie_has_experts_where_its_config_says(keys: dict[str, object], sparse: set[int]) -> None:
+def test_ernie_has_experts_in_the_layers_its_config_names(
+    keys: dict[str, object], sparse: set[int]
+) -> None:
     model = model_from_config(ERNIE | keys)
     having = {i for i in range(4) if any(m.name == "mlp.gate" for m in layer_modules(model, i))}
     assert having == sparse
@@ -516,7 +520,7 @@ def test_ernie_has_experts_where_its_config_says(keys: dict[str, object], sparse
         ),
     ],
 )
-def test_layers_of_no_known_kind_are_refused(config: dict[str, object], sentence: str) -> None:
+def test_unknown_layer_types_are_refused(config: dict[str, object], sentence: str) -> None:
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(ValueError, match=sentence):
         model_from_config(config | sizes)
@@ -553,17 +557,17 @@ LFM2 = {
 }
 
 
-def test_lfm2_has_convolutions_where_it_does_not_attend() -> None:
+def test_lfm2_has_convolutions_in_layers_without_attention() -> None:
     model = model_from_config(LFM2)
     # two thirds of 24 is 16, the next multiple of 10 is 20; two norms and an MLP of 3 x 8 x 20 in every layer
     every = 2 * 8 + 3 * 8 * 20
     convolution = 8 * 3 + 8 * 24 + 8 * 8  # filters of three, in_proj, out_proj
     attention = 2 * 64 + 2 * 32 + 2 * 4  # q and o of 8 x 8, k and v of 8 x 4, two norms of a head
     assert total_parameters(model) == 3 * every + 2 * convolution + attention + 100 * 8 + 8
-    assert attended_pairs(model, 4, skips=True) == 10  # one layer of three attends
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer of three has attention
 
 
-def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
+def test_all_linear_excludes_the_filters_of_lfm2() -> None:
     adapted = {
         it.name
         for it, _ in modules_with_counts(model_from_config(LFM2))
@@ -582,7 +586,7 @@ def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
         ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must only contain"),
     ],
 )
-def test_other_configs_of_lfm2_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_lfm2_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(LFM2 | keys)
 
@@ -638,8 +642,8 @@ def test_liger_replaces_norms_mlps_experts_and_loss_of_deepseek(
         assert answer.phases[phase].bytes - workspace == pytest.approx(height, rel=0.002), phase
 
 
-def test_liger_stops_at_adapted_experts_of_deepseek() -> None:
-    # its first layers have none
+def test_liger_refuses_adapted_experts_of_deepseek() -> None:
+    # its first layers have no experts
     with pytest.raises(ValueError, match="Liger's kernel fails on experts that PEFT has wrapped"):
         estimate(V3, None, replace(LORA, use_liger_kernel=True))
 
@@ -655,7 +659,7 @@ def names(model: Model, index: int) -> set[str]:
     return {module.name for module in layer_modules(model, index)}
 
 
-def test_layers_without_a_window_have_wider_heads() -> None:
+def test_gemma_4_layers_without_a_window_have_wider_heads() -> None:
     # 31B: heads of 256 and 16 for keys in layer 0, of 512 and 4 in layer 5, whose values are its keys
     first, sixth = layer_modules(GEMMA_31B, 0), layer_modules(GEMMA_31B, 5)
     widths = [
@@ -669,31 +673,31 @@ def test_layers_without_a_window_have_wider_heads() -> None:
     assert "self_attn.v_proj" not in widths[1]
 
 
-def test_the_last_layers_take_keys_and_values_from_those_before() -> None:
-    # E2B: 20 of 35 layers, every fifth without a window: layers 13 and 14 are the last of their kinds before
+def test_the_last_layers_reuse_earlier_keys_and_values() -> None:
+    # E2B: the last 20 of 35 layers reuse keys, every fifth has no window; 13 and 14 are the last of each kind before
     modes = sharing_of_keys(E2B)
     assert [index for index, mode in enumerate(modes) if mode == KEEPING] == [13, 14]
     assert modes[15:33] == (REUSING,) * 18
     own = {"self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"}
     assert names(E2B, 0) - names(E2B, 15) == own
-    # and their MLPs are twice as wide
+    # their MLPs are also twice as wide
     up = [it for it in layer_modules(E2B, 20) if it.name == "mlp.up_proj"]
     assert [it.out_features for it in up if isinstance(it, Linear)] == [2 * 6144]
 
 
-def test_every_layer_has_a_row_of_the_second_table() -> None:
+def test_every_layer_has_its_part_of_the_second_embedding_table() -> None:
     table = next(it for it in outer_modules(E2B) if it.name == "embed_tokens_per_layer")
     assert weight_shapes(table) == ((262_144, 35 * 256),)
 
 
-def test_gemma_4_26b_is_active_in_about_4_billion() -> None:
+def test_gemma_4_26b_has_about_4_billion_active_parameters() -> None:
     # "A4B", by its name: 3.8 billion
     assert active_parameters(GEMMA_26B) / 10**9 == pytest.approx(3.82, abs=0.01)
 
 
-def test_all_linear_takes_what_brings_the_layers_embeddings_in() -> None:
+def test_all_linear_includes_the_linears_of_per_layer_embeddings() -> None:
     assert {"per_layer_model_projection", "per_layer_input_gate"} <= adapted_by_all_linear(E2B)
-    # PEFT 0.21 knows no former names of Gemma 4's experts
+    # PEFT 0.21 lists no former names for Gemma 4's experts
     beside_experts = adapted_by_all_linear(GEMMA_26B)
     assert "router.proj" in beside_experts
     assert not any(name.startswith("experts") for name in beside_experts)
@@ -704,7 +708,7 @@ def adapted_by_all_linear(model: Model) -> set[str]:
     return {it.name for it in adaptable if is_adapted(it, LORA)}
 
 
-def test_pairs_of_wider_heads_count_more() -> None:
+def test_wider_heads_add_more_attention_operations() -> None:
     # 31B at 2,048 tokens: 50 layers with windows of 1,024; 10 without, whose heads are twice as wide
     windowed = 1024 * 2048 - 1024 * 1023 // 2
     causal = 2048 * 2049 // 2
@@ -724,7 +728,7 @@ TEXT_OF_GEMMA_4 = {
 }
 
 
-def test_gemma_4_is_read_with_the_defaults_of_its_class() -> None:
+def test_gemma_4_is_read_with_its_class_defaults() -> None:
     # Gemma4TextConfig: a head tied to the embedding, windows of 512 in five of six layers, embeddings of 256 a layer
     model = model_from_config({"model_type": "gemma4", "text_config": TEXT_OF_GEMMA_4})
     assert model.tie_word_embeddings
@@ -733,8 +737,8 @@ def test_gemma_4_is_read_with_the_defaults_of_its_class() -> None:
     assert (model.hidden_size_per_layer_input, model.vocab_size_per_layer_input) == (256, 262_144)
 
 
-def test_heads_may_be_named_layer_by_layer() -> None:
-    # as transformers 5.23 saves what it has read
+def test_head_sizes_may_be_given_per_layer() -> None:
+    # the form in which transformers 5.23 saves a config
     saved = TEXT_OF_GEMMA_4 | {"per_layer_config": {"5": {"head_dim": 8, "num_key_value_heads": 1}}}
     model = model_from_config(saved)
     assert (model.global_head_dim, model.num_global_key_value_heads) == (8, 1)
@@ -764,7 +768,7 @@ def test_heads_may_be_named_layer_by_layer() -> None:
         ),
     ],
 )
-def test_other_configs_of_gemma_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_gemma_4_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(TEXT_OF_GEMMA_4 | keys)
 
@@ -784,27 +788,27 @@ def test_other_configs_of_gemma_4_are_refused(keys: dict[str, object], sentence:
         ),
     ],
 )
-def test_what_gemma_4_cannot_do_is_said(
+def test_unsupported_gemma_4_setups_are_refused(
     model: Model, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         estimate(model, None, TrainingSetup(**changes))
 
 
-def test_what_shares_nothing_is_divided() -> None:
+def test_gemma_4_without_shared_keys_is_sharded() -> None:
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, model_class=ModelClass.TEXT)
     one = estimate(GEMMA_31B, None, setup)
     two = estimate(GEMMA_31B, None, replace(setup, strategy=Strategy.FSDP, num_gpus=2))
     assert two.peak.bytes < 0.6 * one.peak.bytes
 
 
-def test_too_few_layers_of_one_s_own_leave_nobody_to_share_with() -> None:
+def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
     assert resized(E2B, {"num_hidden_layers": 26}).layer_types[-1] == "full_attention"
     with pytest.raises(ValueError, match="num_hidden_layers 22 is too few for gemma4_text"):
         resized(E2B, {"num_hidden_layers": 22})
 
 
-def test_liger_leaves_the_mlp_beside_experts_and_norms_that_it_does_not_know() -> None:
+def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts() -> None:
     # liger-kernel 0.8.5, monkey_patch.py, apply_liger_kernel_to_gemma4_text
     setup = TrainingSetup(use_liger_kernel=True)
     assert kernels(GEMMA_31B, setup).mlp
@@ -816,7 +820,7 @@ def test_liger_leaves_the_mlp_beside_experts_and_norms_that_it_does_not_know() -
 
 # --- PhiMoE ---------------------------------------------------------------------------------------
 
-PHI_MOE = {  # microsoft/Phi-3.5-MoE-instruct, by its class's defaults and its published count
+PHI_MOE = {  # microsoft/Phi-3.5-MoE-instruct, from its class's defaults and its published count
     "model_type": "phimoe",
     "vocab_size": 32_064,
     "hidden_size": 4096,
@@ -831,14 +835,14 @@ PHI_MOE = {  # microsoft/Phi-3.5-MoE-instruct, by its class's defaults and its p
 }
 
 
-def test_phi_3_5_moe_has_as_many_parameters_as_published() -> None:
+def test_phi_3_5_moe_has_its_published_parameter_count() -> None:
     # the Hub's safetensors.total, by llmfit 1.1.17, hf_models.json
     model = model_from_config(PHI_MOE)
     assert total_parameters(model) == 41_873_153_344
     assert active_parameters(model) / 10**9 == pytest.approx(6.6, abs=0.05)  # "6.6B", by its card
 
 
-def test_noise_on_the_experts_input_is_kept_twice_a_layer() -> None:
+def test_noise_on_the_expert_input_is_kept_twice_per_layer() -> None:
     quiet = model_from_config(PHI_MOE | {"num_hidden_layers": 4})
     noisy = model_from_config(PHI_MOE | {"num_hidden_layers": 4, "input_jitter_noise": 0.01})
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=512)
@@ -849,7 +853,7 @@ def test_noise_on_the_experts_input_is_kept_twice_a_layer() -> None:
     assert kept[1] - kept[0] == 4 * 2 * 512 * 4096 * 2
 
 
-def test_all_linear_takes_the_router_of_phimoe_and_peft_stops_at_it() -> None:
+def test_all_linear_includes_the_router_of_phimoe_which_peft_cannot_train() -> None:
     # peft 0.21.2 run on the real class: AttributeError: 'tuple' object has no attribute 'dtype'
     with pytest.raises(
         ValueError,
@@ -869,7 +873,7 @@ def test_all_linear_takes_the_router_of_phimoe_and_peft_stops_at_it() -> None:
         ),
     ],
 )
-def test_other_configs_of_phimoe_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_phimoe_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(PHI_MOE | keys)
 
@@ -879,8 +883,8 @@ def test_other_configs_of_phimoe_are_refused(keys: dict[str, object], sentence: 
 GEMMA_3N = catalog.model("google/gemma-3n-E2B-it")
 
 
-def test_gemma_3n_is_read_with_the_defaults_of_its_class() -> None:
-    # Gemma3nTextConfig: four streams, rank 64, ten layers with cut gates, every fifth layer without a window
+def test_gemma_3n_is_read_with_its_class_defaults() -> None:
+    # Gemma3nTextConfig: four streams, rank 64, ten layers with sparse gates, every fifth layer without a window
     text = {"model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 8}
     text |= {"num_hidden_layers": 35, "num_attention_heads": 8}
     model = model_from_config({"model_type": "gemma3n", "text_config": text})
@@ -902,22 +906,22 @@ def test_gemma_3n_is_read_with_the_defaults_of_its_class() -> None:
         ({"num_kv_shared_layers": 9}, "leaves no layer of each type"),
     ],
 )
-def test_other_configs_of_gemma_3n_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_unsupported_gemma_3n_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
     text = {"model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 8}
     text |= {"num_hidden_layers": 10, "num_attention_heads": 8, "num_kv_shared_layers": 5}
     with pytest.raises(ValueError, match=sentence):
         model_from_config(text | keys)
 
 
-def test_a_packed_gemma_3n_stops() -> None:
+def test_a_packed_gemma_3n_is_refused() -> None:
     # transformers 5.23 run on a packed base: a and b must have same reduction dim, but got [512, 4] X [1, 8]
     for packed in ({"method": Method.QLORA}, {"method": Method.LORA, "load_in_8bit": True}):
         with pytest.raises(ValueError, match=r"fails in gemma3n_text, .* altup.correction_coefs"):
             estimate(GEMMA_3N, None, TrainingSetup(**packed))
 
 
-def test_nothing_but_the_registry_asks_which_family_a_model_has():
-    """A comparison with ``model_type`` is a peculiarity that belongs into the family's own record."""
+def test_only_the_registry_compares_model_types():
+    """A comparison with ``model_type`` is family-specific and belongs in that family's record."""
     asking = []
     for folder in ("estimator", "dashboard"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The hero figure: what is drawn is what was estimated, on one scale."""
+"""The hero figure draws the estimates on one scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **
 
 
 def stacked(figure, place) -> float:
-    """The length of the bar at a place, in GiB."""
+    """The length of the bar at a position, in GiB."""
     end = 0.0
     for piece in pieces(figure):
         if piece.place == hero_figure.PLACES[place]:
@@ -62,7 +62,7 @@ def pieces(figure) -> list[Piece]:
 
 
 @pytest.mark.parametrize("method", Method)
-def test_the_bar_of_the_peak_is_as_long_as_the_high_end_of_the_need(method):
+def test_the_peak_bar_reaches_the_high_end_of_the_need(method):
     answer = by_method()[method]
     drawn = hero(method)
     need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
@@ -78,7 +78,7 @@ def test_each_phase_is_drawn_at_its_height_plus_the_reserve(phase):
     assert stacked(hero(), phase) == pytest.approx(expected, abs=0.01)
 
 
-def test_an_evaluation_that_takes_more_than_all_else_stands_in_savings_place():
+def test_evaluation_replaces_saving_when_it_is_the_largest_phase():
     setup = replace(SETUP, eval_strategy="epoch", per_device_eval_batch_size=64)
     answer, drawn = by_method(setup)[Method.FULL], hero(setup=setup)
     need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
@@ -86,7 +86,7 @@ def test_an_evaluation_that_takes_more_than_all_else_stands_in_savings_place():
     assert "<b>▸ Evaluation</b>" in drawn["layout"]["yaxis"]["ticktext"]
 
 
-def test_only_the_highest_phase_and_the_chosen_method_are_marked():
+def test_only_the_highest_phase_and_the_selected_method_are_marked():
     ticks = hero(Method.LORA)["layout"]["yaxis"]["ticktext"]
     answer = by_method()[Method.LORA]
     marked = [tick for tick in ticks if "▸" in tick]
@@ -101,13 +101,13 @@ def test_the_capacity_is_a_line_through_all_bars():
         assert sum(line["y0"] < place < line["y1"] for line in lines) == 1
 
 
-def test_the_capacity_does_not_run_through_a_heading():
+def test_the_capacity_line_does_not_cross_a_heading():
     lines = [shape for shape in hero()["layout"]["shapes"] if shape.get("name") == "capacity"]
     for heading in hero_figure.HEADINGS:
         assert not any(line["y0"] < heading + 0.3 and heading - 0.3 < line["y1"] for line in lines)
 
 
-def test_the_scale_is_that_of_the_chosen_setup_and_its_card_and_longer_bars_are_cut_with_their_number():
+def test_scale_follows_the_selected_setup_and_longer_bars_are_cut_and_labelled():
     small = hero(Method.QLORA, gpu=catalog.gpu("L4"))
     end = small["layout"]["xaxis"]["range"][1]
     full = by_method(gpu=catalog.gpu("L4"))[Method.FULL]
@@ -119,7 +119,7 @@ def test_the_scale_is_that_of_the_chosen_setup_and_its_card_and_longer_bars_are_
     assert (totals["x"][at], totals["textposition"][at]) == (end, "middle left")
 
 
-def test_a_total_of_what_fits_stands_where_it_fits():
+def test_a_total_is_drawn_inside_the_bar_if_there_is_no_room_beside_it():
     needed = by_method()[Method.LORA].need_high_bytes
     card = replace(GPU, memory_bytes=needed + units.GIB // 2)
     drawn = hero(Method.LORA, gpu=card)
@@ -130,7 +130,7 @@ def test_a_total_of_what_fits_stands_where_it_fits():
     assert totals["textfont"]["shadow"], "on top of a bar it needs a ground"
 
 
-def test_every_part_that_is_drawn_can_be_switched_and_so_has_a_name():
+def test_every_drawn_component_has_a_switch():
     several = replace(SETUP, strategy="fsdp", num_gpus=4)
     assert {it.label for it in pieces(hero(setup=several))} <= set(hero_figure.SWITCHES)
     assert "Communication" in {it.label for it in pieces(hero(setup=several))}
@@ -141,7 +141,7 @@ def test_without_a_gpu_there_is_no_line():
 
 
 @pytest.mark.parametrize("off", hero_figure.SWITCHES)
-def test_switching_a_part_off_leaves_scale_height_and_places(off):
+def test_switching_a_component_off_keeps_scale_height_and_positions(off):
     whole = hero()
     rest = hero(shown=[label for label in hero_figure.SWITCHES if label != off])
     assert {it.label for it in pieces(rest)} == {it.label for it in pieces(whole)} - {off}
@@ -149,7 +149,7 @@ def test_switching_a_part_off_leaves_scale_height_and_places(off):
         assert rest["layout"][key] == whole["layout"][key]
 
 
-def test_a_small_move_keeps_the_scale():
+def test_a_small_change_keeps_the_scale():
     longer = replace(SETUP, max_length=1536)
     assert hero(setup=longer)["layout"]["xaxis"] == hero()["layout"]["xaxis"]
 
@@ -158,7 +158,7 @@ def test_the_same_setup_draws_the_same_figure():
     assert hero() == hero()
 
 
-def test_colours_are_fixed_and_differ():
+def test_colours_are_fixed_and_distinct():
     colours = [part.colour for part in theme.COMPONENTS.values()]
     assert len(set(colours)) == len(colours) == len(Component)
     fills = {part.label: part.fill for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
@@ -167,8 +167,8 @@ def test_colours_are_fixed_and_differ():
     assert all(it.colour == fills[it.label] for it in drawn)
 
 
-def test_a_pass_without_gradients_that_takes_more_than_the_loss_stands_in_its_place():
-    """LoRA without checkpointing holds the policy's graph while the reference is asked: that is the peak."""
+def test_a_reference_pass_higher_than_the_loss_replaces_it():
+    """LoRA without checkpointing holds the policy's graph during the reference pass, which is the peak."""
     setup = replace(SETUP, objective="dpo", per_device_train_batch_size=2)
     answer, drawn = by_method(setup)[Method.LORA], hero(Method.LORA, setup)
     assert answer.peak.phase is Phase.REFERENCE

@@ -1,4 +1,4 @@
-"""FSDP1: flat parameters, what they hold, and what a reentrant checkpoint around them keeps."""
+"""FSDP 1: flat parameters, their memory, and what a reentrant checkpoint around them keeps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OLD = {"use_reentrant": True, "checkpoint_around_fsdp": True}
 
 # Two steps of the real torch 2.13 FullyShardedDataParallel with accelerate 1.15's settings and PEFT 0.21's wrap policy
 # on transformers 5.23's Llama, rank 0 of a fake process group, on a stand-in CUDA device that counts every allocation,
-# rounded to 512 bytes: heights of loss, backward and optimizer step. (The forward call begins with the gradients of the
-# step before, which go at once: no higher than the step was.)
+# rounded to 512 bytes: heights of loss, backward and optimizer step. (The forward call starts with the gradients of the
+# step before, which are freed at once: no higher than the step.)
 TRACED = {
     "full": ({}, {}, (126_779_904, 206_664_192, 139_399_680)),
     "full, checkpointed": (CHECKPOINTED, {}, (110_621_696, 206_664_192, 139_399_680)),
@@ -91,16 +91,16 @@ TRACED = {
 
 
 @pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
-def test_heights_are_those_of_the_real_fsdp1(
+def test_heights_match_the_real_fsdp1(
     keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
 ) -> None:
     assert heights(told({**ON_8, **keys}, **config))[1:] == pytest.approx(traced, abs=10_240)
 
 
 def test_a_reentrant_checkpoint_around_fsdp1_keeps_inputs_and_gradients_of_frozen_layers() -> None:
-    # the same trace, with the checkpoint outside of FSDP's modules: 195,185,152 bytes in the lowest layer, where inside
-    # it is 177,099,264 in the highest. By hand: gradients of the inputs of 9 layers lie there, 1024 x 1024 x 2 bytes
-    # each, of which one comes in anyway, as one does at the top; and what the adapters of 9 layers have left
+    # the same trace, with the checkpoint outside FSDP's modules: 195,185,152 bytes, in the lowest layer; inside
+    # they take 177,099,264, in the highest. By hand: gradients of the inputs of 9 layers, 1024 x 1024 x 2 bytes
+    # each, less the one that exists in either case; and what the adapters of 9 layers keep
     inside = told({**ON_8, **LONG, "use_reentrant": True}, num_hidden_layers=10)
     outside = told({**ON_8, **LONG, **OLD}, num_hidden_layers=10)
     hidden, adapters = 1024 * 1024 * 2, 9 * 145_408 + 5_120
@@ -112,7 +112,7 @@ def test_a_reentrant_checkpoint_around_fsdp1_keeps_inputs_and_gradients_of_froze
 
 
 @pytest.mark.parametrize("changed", [{"method": "full"}, {"use_reentrant": False}])
-def test_nothing_is_held_where_layers_are_trained_or_checkpoints_are_not_reentrant(
+def test_trained_layers_and_non_reentrant_checkpoints_keep_nothing_extra(
     changed: dict[str, Any],
 ) -> None:
     keys = {**ON_8, **LONG, **OLD, **changed}
@@ -121,7 +121,7 @@ def test_nothing_is_held_where_layers_are_trained_or_checkpoints_are_not_reentra
     assert heights(outside) == heights(inside)
 
 
-def test_what_is_held_goes_when_backward_ends_however_many_layers_there_are() -> None:
+def test_kept_tensors_are_freed_at_the_end_of_backward_for_any_layer_count() -> None:
     # the ledger of the last moment before the step: weights, adapters, their gradients and states, and nothing else
     for layers in (2, 5, 9):
         moments = told({**ON_8, **LONG, **OLD}, num_hidden_layers=layers).moments
@@ -129,8 +129,8 @@ def test_what_is_held_goes_when_backward_ends_however_many_layers_there_are() ->
         assert last.resident.get(Component.ACTIVATIONS, 0) < 1024 * 1024 * 2 * 2 * layers
 
 
-def test_a_rank_steps_its_share_of_every_unit() -> None:
-    # by hand: all divides by 8 here, so that the pieces of the first rank are an eighth of what is trained
+def test_a_rank_updates_its_shard_of_every_unit() -> None:
+    # by hand: every size here is divisible by 8, so the first rank's shards are an eighth of the trained elements
     model, _, setup = parse({"model": LLAMA, **ON_8})
     assert isinstance(setup, TrainingSetup)
     trained = sum(sum(unit.sizes) * unit.alike for unit in flat_parameters(model, setup))
@@ -168,7 +168,7 @@ def test_a_rank_steps_its_share_of_every_unit() -> None:
         ({"fsdp_version": 3}, "from 1 to 2"),
     ],
 )
-def test_what_fsdp1_cannot_do_is_refused_in_one_sentence(
+def test_unsupported_fsdp1_setups_are_refused_in_one_sentence(
     keys: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -197,7 +197,7 @@ def test_adapters_of_stacked_experts_are_refused() -> None:
         )
 
 
-def test_another_strategy_and_one_gpu_forget_the_version_of_fsdp() -> None:
+def test_another_strategy_or_one_gpu_resets_the_fsdp_version() -> None:
     setup = TrainingSetup(
         num_gpus=4,
         strategy=Strategy.FSDP,
@@ -211,8 +211,8 @@ def test_another_strategy_and_one_gpu_forget_the_version_of_fsdp() -> None:
         assert (changed.fsdp_version, changed.checkpoint_around_fsdp) == (2, False)
 
 
-def test_all_ranks_of_fsdp1_are_alike_but_for_the_one_that_saves() -> None:
-    # three ranks, whose rows FSDP2 could not divide evenly
+def test_all_fsdp1_ranks_are_equal_except_the_one_that_saves() -> None:
+    # three ranks, over which FSDP 2 could not divide rows evenly
     keys = {**ON_8, "num_gpus": 3, "save_strategy": "no"}
     assert ranks(told(keys)) == ()
     assert len(ranks(told({**keys, "fsdp_version": 2}))) > 1
@@ -225,11 +225,11 @@ ROOT = 2 * 1000 * 1024 + 1024
 @pytest.mark.parametrize(
     ("keys", "gathered"),
     [
-        # by hand: a trained layer's states go after its weights, the whole unit and the rank's eighth of it in float32
+        # by hand: a trained layer's states follow its weights: the whole unit and the rank's eighth of it in float32
         ({}, 4 * (LAYER + LAYER // 8)),
         # by hand: a frozen layer's weights, in bfloat16
         (LORA, 2 * LAYER),
-        # by hand: of a sharded state dict the root is whole around each layer
+        # by hand: with a sharded state dict the root is gathered while each layer is
         ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, 4 * (ROOT + LAYER)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fused kernels and losses: sums by hand from the kernels' source, and heights of the real library's own step.
+"""Fused kernels and losses: sums by hand from the kernels' source, and heights of the real libraries' steps.
 
 ``TRACED``: transformers 5.23, peft 0.21 and torch 2.13 with liger-kernel 0.8.5 run one training step on a device that
 counts allocations and computes nothing (the kernels' launches do nothing; all that they write, Python allocates).
@@ -47,11 +47,11 @@ LLAMA = Model(
     max_position_embeddings=4096,
 )
 BF16 = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=T, use_liger_kernel=True)
-FLASH_RNG = 2 * 512  # the kernel's seed and offset, two tensors, whatever the length
+FLASH_RNG = 2 * 512  # the kernel's seed and offset: two tensors at any length
 
 
 def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
-    """What one more layer adds to the height of the loss, beside its weights and states."""
+    """What one more layer adds to the height of the loss, excluding its weights and states."""
     heights = []
     for layers in (LAYERS, LAYERS + 1):
         loss = estimate(replace(model, num_hidden_layers=layers), None, setup).phases[Phase.LOSS]
@@ -69,7 +69,7 @@ def test_a_liger_layer_keeps_8h_6f_4q_4kv_4heads_8_bytes_a_token():
     assert kept_per_layer(BF16) == T * expected + FLASH_RNG
 
 
-def test_fused_halves_are_copied_for_the_kernel_and_the_whole_is_let_go():
+def test_fused_halves_are_copied_for_the_kernel_and_the_fused_output_is_freed():
     # Phi-3: gate and up are copies, 4f, the product 2f; q and k are copies too, 2q + 2kv, while v holds the fused
     # q + 2kv whole; out: 2q
     phi3 = replace(LLAMA, model_type="phi3")
@@ -77,7 +77,7 @@ def test_fused_halves_are_copied_for_the_kernel_and_the_whole_is_let_go():
     assert kept_per_layer(BF16, phi3) == T * (8 * H + 6 * F + attention + 8) + FLASH_RNG
 
 
-def test_liger_leaves_the_head_norms_of_hunyuan_and_takes_those_of_qwen3():
+def test_liger_replaces_the_head_norms_of_qwen3_but_not_of_hunyuan():
     # Qwen3's norms of queries and keys keep input 2 and output 2 an element and 4 a head; Llama's of transformers keep
     # 4 float32, 2 normalised and 2 of output; Hunyuan's follow the rotation, so that nothing else keeps their input
     qwen3, hunyuan = (
@@ -90,18 +90,18 @@ def test_liger_leaves_the_head_norms_of_hunyuan_and_takes_those_of_qwen3():
 
 
 def test_flash_attention_keeps_the_unpadded_output_too_and_the_indices():
-    # beside what a packed layer keeps: the kernel's output without padding, 2q, and an int64 index a token
+    # in addition to what a packed layer keeps: the kernel's output without padding, 2q, and an int64 index a token
     packed = replace(BF16, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
     padded = replace(packed, padded=True)
     assert kept_per_layer(padded) - kept_per_layer(packed) == T * (2 * Q + 8)
 
 
 @pytest.mark.parametrize("kernel", [AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2])
-def test_flash_attention_keeps_heads_padded_to_8_numbers_and_its_output_cut_back(
+def test_flash_attention_keeps_heads_padded_to_a_multiple_of_8_and_its_sliced_output(
     kernel: AttnImplementation,
 ) -> None:
-    # heads of 36 are kept as heads of 40 are, 2 (q + k + v + out); what is cut back of the output is a copy, 2q, that
-    # the next product keeps
+    # heads of 36 are kept as heads of 40, 2 (q + k + v + out); the slice of the output is a copy, 2q, which
+    # the next product saves
     setup = replace(BF16, attn_implementation=kernel, use_liger_kernel=False)
     whole, cut = (kept_per_layer(setup, replace(LLAMA, head_dim=width)) for width in (40, 36))
     assert cut - whole == T * 2 * HEADS * 36
@@ -124,13 +124,13 @@ def head_on_a_tape(*, trained: bool, autocast: int | None = None, width: int = 2
     return tape
 
 
-def test_logits_exist_for_one_chunk_and_the_head_s_gradient_is_made_in_forward():
+def test_logits_exist_for_one_chunk_and_forward_computes_the_head_s_gradient():
     # ⌈32000 / 512⌉ = 63 chunks' worth, ⌈512 / 63⌉ = 9 tokens, the next power of two: 16
     segments = [it for it in played(head_on_a_tape(trained=True)) if it.mark.phase is Phase.LOSS]
     (loss,) = segments
     assert loss.rise[LOGITS] == 16 * V * 2
     assert loss.rise[GRADIENTS] == V * H * 2
-    # kept until backward: both gradients and the loss, in place of the hidden states
+    # kept until backward: both gradients and the loss, instead of the hidden states
     assert sum(loss.net) == V * H * 2 + T * H * 2 + 512 - T * H * 2
 
 
@@ -139,14 +139,14 @@ def test_a_frozen_head_has_no_gradient():
     assert loss.rise[GRADIENTS] == 0
 
 
-def test_backward_of_the_fused_loss_allocates_nothing_but_the_loss_s_own_gradient():
+def test_backward_of_the_fused_loss_allocates_only_the_gradient_of_the_loss():
     segments = played(head_on_a_tape(trained=True))
     backward = [it for it in segments if it.mark.phase is Phase.BACKWARD]
     assert sum(sum(it.rise) for it in backward) <= 512
 
 
-def test_under_autocast_a_float32_head_is_cast_twice_and_one_cast_stays():
-    # the second chunk: the cast that stays, another for the product, 16 rows of each of hidden states and logits
+def test_under_autocast_a_float32_head_is_cast_twice_and_one_cast_is_kept():
+    # the second chunk: the kept cast, another for the product, and 16 rows each of hidden states and logits
     (loss,) = [
         it
         for it in played(head_on_a_tape(trained=True, autocast=2, width=4))
@@ -157,8 +157,8 @@ def test_under_autocast_a_float32_head_is_cast_twice_and_one_cast_stays():
     assert sum(loss.rise) == casts + rows + V * H * 4 + T * H * 4 + labels + sums
 
 
-def test_a_tied_head_s_gradient_takes_the_embedding_s_in_place():
-    # without Liger three of V · h meet (the head's is a view): see test_tape; here the two, and no third
+def test_a_tied_head_s_gradient_accumulates_the_embedding_s_in_place():
+    # without Liger three tensors of V · h coexist (the head's is a view, see test_tape); here only two
     tied = replace(LLAMA, tie_word_embeddings=True)
     end = estimate(tied, None, BF16).phases[Phase.BACKWARD]
     gradients = (
@@ -178,8 +178,8 @@ def stretch(setup: TrainingSetup, phase: Phase, component: Component, model: Mod
     return estimate(model, None, setup).phases[phase].resident.get(component, 0)
 
 
-def test_trl_has_one_tile_of_logits_whatever_the_vocabulary():
-    # 511 tokens have a label; the tile is 32,768 words wide even where the vocabulary is smaller
+def test_trl_has_one_tile_of_logits_for_any_vocabulary():
+    # 511 tokens have a label; the tile is 32,768 words wide even for a smaller vocabulary
     setup = replace(BF16, loss=Loss.CHUNKED_TRL)
     tile = (T - 1) * 32768 * 2
     assert stretch(setup, Phase.LOSS, Component.LOGITS) == tile
@@ -187,7 +187,7 @@ def test_trl_has_one_tile_of_logits_whatever_the_vocabulary():
     assert stretch(setup, Phase.LOSS, Component.LOGITS, larger) == tile
 
 
-def test_trl_sums_the_head_s_gradient_in_float32_beside_its_cast():
+def test_trl_accumulates_the_head_s_gradient_in_float32_beside_its_cast():
     # the tile, T - 1 hidden states' gradients and the head's, in float32 and in bfloat16
     setup = replace(BF16, loss=Loss.CHUNKED_TRL)
     longer = replace(LLAMA, vocab_size=2 * V)
@@ -268,7 +268,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_loss_and_backward_are_as_high_as_the_real_step_to_a_part_in_three_thousand(name: str):
+def test_loss_and_backward_match_the_real_step_to_one_part_in_three_thousand(name: str):
     model, setup, loss, backward = TRACED[name]
     phases = estimate(model, None, setup).phases
     for phase, height in ((Phase.LOSS, loss), (Phase.BACKWARD, backward)):
@@ -277,12 +277,12 @@ def test_loss_and_backward_are_as_high_as_the_real_step_to_a_part_in_three_thous
         assert abs(estimated - height) < height / 3000
 
 
-# --- what Liger refuses and leaves --------------------------------------------------------------
+# --- what Liger refuses and what it does not replace --------------------------------------------
 
 GPT2 = catalog.model("openai-community/gpt2")
 
 
-def test_a_family_that_liger_does_not_know_trains_as_before_and_is_told_so():
+def test_a_family_unknown_to_liger_is_unchanged_and_reported():
     without = estimate(GPT2, None, replace(BF16, use_liger_kernel=False))
     told = estimate(GPT2, None, BF16)
     assert told.phases == without.phases
@@ -293,21 +293,21 @@ def test_a_family_that_liger_does_not_know_trains_as_before_and_is_told_so():
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_a_loss_that_is_not_the_standard_one_is_said(loss: Loss):
+def test_a_non_standard_loss_is_reported(loss: Loss):
     of_preferences = loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL)
     objective = Objective.DPO if of_preferences else Objective.SFT
     setup = replace(BF16, use_liger_kernel=False, loss=loss, objective=objective)
     assert LOSSES[loss] in estimate(LLAMA, None, setup).assumptions
 
 
-def test_liger_s_loss_is_refused_where_it_does_not_exist():
+def test_liger_s_loss_is_refused_for_families_without_it():
     with pytest.raises(ValueError, match="no fused loss for gpt2; take chunked_trl"):
         estimate(GPT2, None, replace(BF16, loss=Loss.LIGER))
 
 
-def test_granite_s_logits_stay_whole_and_take_their_own_gradient():
-    # bfloat16 twice (they are divided by a number) and float32, over which the gradient is written; without Liger the
-    # log-softmax of 4 bytes an element comes to that
+def test_granite_s_logits_are_not_chunked_and_hold_their_own_gradient():
+    # bfloat16 twice (they are divided by a scalar) and float32, overwritten by the gradient; without Liger the
+    # log-softmax adds 4 bytes an element
     granite = replace(LLAMA, model_type="granite")
     assert stretch(BF16, Phase.LOSS, Component.LOGITS, granite) == T * V * (2 + 4)
     assert stretch(
@@ -315,7 +315,7 @@ def test_granite_s_logits_stay_whole_and_take_their_own_gradient():
     ) == T * V * (2 + 4 + 4)
 
 
-def test_adapters_on_liger_s_experts_are_refused_as_the_kernel_stops_there():
+def test_adapters_on_liger_s_experts_are_refused_because_the_kernel_fails():
     # seen with peft 0.21: 'ParamWrapper' object has no attribute 'hidden_dim'
     with pytest.raises(ValueError, match=r"^lora_target_modules: Liger's kernel fails on experts"):
         estimate(MIXTRAL, None, replace(LORA, lora_dropout=0.0))
@@ -325,7 +325,7 @@ def test_adapters_on_liger_s_experts_are_refused_as_the_kernel_stops_there():
     ("model", "keys"),
     [(LLAMA, {"use_liger_kernel": True}), (GPT2, {"loss": Loss.CHUNKED_TRL})],
 )
-def test_a_fused_loss_is_a_remedy_where_the_logits_are_too_much(model: Model, keys: object):
+def test_a_fused_loss_is_proposed_when_the_logits_do_not_fit(model: Model, keys: object):
     setup = replace(BF16, use_liger_kernel=False, per_device_train_batch_size=64)
     card = Gpu(
         name="one's own", memory_bytes=estimate(model, None, setup).need_high_bytes * 9 // 10

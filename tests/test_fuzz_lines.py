@@ -1,7 +1,7 @@
-"""Any line gets one answer: never a traceback, and what an answer says of itself agrees.
+"""Any line gets one consistent answer, never a traceback.
 
 Lines are made from every key, objective, method, strategy and family there is, so a new one is tried with the others.
-The seed is fixed; ``FUZZ_LINES=20000`` tries as many.
+The seed is fixed; ``FUZZ_LINES=20000`` tries that many.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FITS = {Verdict.FITS: True, Verdict.TIGHT: None, Verdict.DOES_NOT_FIT: False}
 
 
 def value_of(key: Any, chance: random.Random) -> object:
-    """A value at an end of what the key takes, or between."""
+    """A value at a bound of the key or between its bounds."""
     match key.kind:
         case WholeNumber(low=low, high=high):
             return chance.choice([low, high, chance.randint(low, min(high, low + 64))])
@@ -66,7 +66,7 @@ def value_of(key: Any, chance: random.Random) -> object:
 
 
 def sound(chance: random.Random) -> dict[str, object]:
-    """A model and a card, and a few keys with what they need beside them."""
+    """A model, a card, and a few keys with the keys that they require."""
     given: dict[str, object] = {
         "model": SMALL[chance.choice(sorted(SMALL))],
         "gpu": chance.choice(CARDS),
@@ -90,7 +90,7 @@ def line(chance: random.Random) -> bytes:
 
 
 def agrees(answer: dict[str, Any]) -> None:
-    """What an answer says of itself."""
+    """Checks that an answer is consistent."""
     assert sum(answer["components"].values()) == answer["peak_bytes"]
     assert answer["phases"][answer["peak_phase"]] == answer["peak_bytes"]
     assert 0 < answer["need_low_bytes"] <= answer["need_high_bytes"]
@@ -110,7 +110,7 @@ def agrees(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(LINES // AT_ONCE))
-def test_every_line_gets_an_answer_that_agrees_with_itself_or_a_sentence(seed: int) -> None:
+def test_every_line_gets_a_consistent_answer_or_one_sentence(seed: int) -> None:
     chance = random.Random(seed)
     lines = [line(chance) for _ in range(AT_ONCE)]
     said = io.StringIO()
@@ -142,7 +142,7 @@ GROWING: dict[str, Callable[[int], int]] = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_more_of_it_never_needs_less(name: str) -> None:
+def test_a_larger_value_never_needs_less(name: str) -> None:
     tried = 0
     for seed in range(40):
         chance = random.Random(seed)
@@ -157,7 +157,7 @@ def test_more_of_it_never_needs_less(name: str) -> None:
         try:
             before = need(reading.model, reading.gpu, setup)
             after = need(reading.model, reading.gpu, replace(setup, **{name: larger}))
-        except ValueError:  # a setup that is refused, in its sentence
+        except ValueError:  # a refused setup
             continue
         tried += 1
         assert after[0] >= before[0], given
@@ -165,7 +165,7 @@ def test_more_of_it_never_needs_less(name: str) -> None:
     assert tried >= 10
 
 
-def test_a_hostile_name_is_quoted_short_and_runs_nothing() -> None:
+def test_a_hostile_name_gets_a_short_sentence_without_control_characters() -> None:
     for name in HOSTILE:
         if not isinstance(name, str):
             continue

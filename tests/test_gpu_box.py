@@ -1,4 +1,4 @@
-"""The GPU box: names as people have them, and a card of one's own."""
+"""The GPU box: common names of cards, and custom cards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.test_page_remedies_and_cards import click, open_page, text
 
 
 def type_card(page: AppTest, typed: str) -> None:
-    """Type what the list has not, as a browser sends it."""
+    """Types text that is not in the list, as a browser sends it."""
     box = page.selectbox(key="gpu box")
     box.options.append(typed)
     box.set_value(typed).run()
@@ -24,14 +24,14 @@ def type_card(page: AppTest, typed: str) -> None:
 
 
 def own(page: AppTest, memory: float, like: str | None, price: float | None) -> None:
-    """Describe a card of one's own and take it."""
+    """Describes a custom card and selects it."""
     next(it for it in page.number_input if it.label == "Usable memory, GiB").set_value(memory)
     next(it for it in page.selectbox if it.label == "As fast as").set_value(like)
     next(it for it in page.number_input if it.label == "US dollars per hour").set_value(price)
     click(page, "take own card")
 
 
-def test_card_of_one_s_own_is_held_against_like_any_other() -> None:
+def test_custom_card_is_compared_like_any_other() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     own(page, 9.75, None, None)
     assert "own GPU has 9.8 GiB usable" in text(page)
@@ -39,7 +39,7 @@ def test_card_of_one_s_own_is_held_against_like_any_other() -> None:
     assert page.selectbox(key="gpu box").options[0] == "own GPU, 9.8 GiB"
 
 
-def test_card_like_another_has_hours_and_dollars_and_its_link_leads_back() -> None:
+def test_card_like_another_has_hours_dollars_and_a_working_link() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     own(page, 47.5, "GeForce RTX 4090", 0.25)
     card = json.loads(page.session_state["gpu"])
@@ -60,14 +60,14 @@ def test_card_like_another_has_hours_and_dollars_and_its_link_leads_back() -> No
     ("typed", "name"),
     [("4090", "GeForce RTX 4090"), ("H100 NVL MIG 1g.12gb", "H100-NVL-94GB MIG 1g.12gb")],
 )
-def test_words_that_mean_one_card_choose_it(typed: str, name: str) -> None:
+def test_unambiguous_words_select_their_card(typed: str, name: str) -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     type_card(page, typed)
     assert page.session_state["gpu"] == name
     assert name in text(page)
 
 
-def test_words_that_mean_several_ask_back() -> None:
+def test_ambiguous_words_offer_a_choice() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
     type_card(page, "A100 40GB")
     assert page.session_state["gpu"] == "L4"
@@ -77,21 +77,21 @@ def test_words_that_mean_several_ask_back() -> None:
     assert "may be:" not in text(page)
 
 
-def test_words_that_mean_none_leave_the_card_and_say_so() -> None:
+def test_unknown_words_keep_the_card_and_say_so() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
     type_card(page, "<b>no card</b>")
     assert page.session_state["gpu"] == "L4"
     assert "No GPU in the catalogue is called “&lt;b&gt;no card&lt;/b&gt;”" in text(page)
 
 
-def test_slice_of_a_link_is_offered_beside_the_cards() -> None:
+def test_slice_from_a_link_is_an_option() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB MIG 3g.40gb")
     options = page.selectbox(key="gpu box").options
     assert options == ["A100-SXM4-80GB MIG 3g.40gb", *catalog.gpus()]
 
 
-def test_verdict_says_of_a_marketplace_that_its_prices_start_there() -> None:
-    """The cheapest A10 is a marketplace's, the cheapest A100 80GB is not."""
+def test_verdict_says_that_marketplace_prices_start_there() -> None:
+    """The cheapest A10 is on a marketplace, the cheapest A100 80GB is not."""
     assert "(starting at $0.24 per GPU-hour at Vast.ai, 2026-10-02)" in text(
         open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A10")
     )
@@ -100,7 +100,7 @@ def test_verdict_says_of_a_marketplace_that_its_prices_start_there() -> None:
     )
 
 
-def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
+def test_custom_cards_are_distinguished_wherever_they_are_named() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     read = []
     for memory in (10.0, 12.0):
@@ -119,7 +119,7 @@ def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
     assert differing(shown)["gpu"] == [f"own GPU, {size}.0 GiB like L4" for size in (20, 22)]
 
 
-def test_words_that_say_how_many_set_the_number_too() -> None:
+def test_typed_count_sets_the_number_of_gpus() -> None:
     page = open_page(model="openai-community/gpt2", method="lora")
     type_card(page, "2x RTX 4090")
     assert page.session_state["gpu"] == "GeForce RTX 4090"
@@ -127,7 +127,7 @@ def test_words_that_say_how_many_set_the_number_too() -> None:
     assert page.query_params["strategy"] == "ddp"
 
 
-def test_card_taken_from_several_keeps_the_number_that_was_typed() -> None:
+def test_card_chosen_from_several_keeps_the_typed_count() -> None:
     page = open_page(model="openai-community/gpt2", method="lora")
     type_card(page, "4x A100-80GB")
     click(page, "take A100-SXM4-80GB")

@@ -1,4 +1,4 @@
-"""Needs in arrays are to the byte those of the reader of one setup, which is the oracle here."""
+"""Needs computed in arrays equal those of single setups to the byte; ``need`` is the oracle."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 
 @pytest.fixture(autouse=True)
 def in_arrays(monkeypatch):
-    """Few runs are otherwise computed one by one."""
+    """Forces arrays; small inputs would be computed one by one."""
     monkeypatch.setattr("estimator.grid.runs.FEW", 0)
 
 
 def one_by_one(model, setup, asked):
-    """What ``need`` says of each; zeros where it refuses."""
+    """``need`` of each cell; zeros if it is refused."""
     said = []
     for cell in zip(*(values.tolist() for values in asked.values()), strict=True):
         try:
@@ -70,7 +70,7 @@ def same(model, setup, asked):
 
 @pytest.mark.parametrize("method", Method)
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_every_cell_is_the_answer_of_one_setup(method, checkpointing):
+def test_every_cell_equals_the_answer_for_its_setup(method, checkpointing):
     setup = TrainingSetup(
         method=method, gradient_checkpointing=checkpointing, eval_strategy="epoch"
     )
@@ -79,7 +79,7 @@ def test_every_cell_is_the_answer_of_one_setup(method, checkpointing):
 
 @pytest.mark.parametrize("strategy", [it for it in Strategy if it is not Strategy.NONE])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_every_strategy_is_read(strategy, method):
+def test_every_strategy_equals_single_setups(strategy, method):
     parts = 2 if strategy is Strategy.HSDP else 1
     setup = TrainingSetup(
         method=method, strategy=strategy, num_gpus=2 * parts, dp_replicate_size=parts
@@ -97,12 +97,12 @@ def test_every_strategy_is_read(strategy, method):
         "ibm-granite/granite-4.0-h-tiny",
     ],
 )
-def test_other_families_are_read(name):
+def test_other_families_equal_single_setups(name):
     """Windows, experts, state spaces: their comparisons split the cells between several records."""
     same(catalog.model(name), TrainingSetup(method="lora"), random_cells(3, 30, lora_r=[8, 16]))
 
 
-def test_what_is_refused_is_marked():
+def test_refused_cells_are_marked():
     gpt2 = catalog.model("openai-community/gpt2")
     many = same(
         gpt2,
@@ -114,7 +114,7 @@ def test_what_is_refused_is_marked():
     assert alone.refused.tolist() == [False, True]
 
 
-def test_arrays_are_broadcast_and_verdicts_are_those_of_the_estimate():
+def test_arrays_broadcast_and_verdicts_match_the_estimate():
     setup = TrainingSetup(method="lora")
     lengths, batches = np.array([256, 4096, 32_768]), np.array([[1], [16]])
     many = needs(MISTRAL, CARD, setup, max_length=lengths, per_device_train_batch_size=batches)
@@ -127,13 +127,13 @@ def test_arrays_are_broadcast_and_verdicts_are_those_of_the_estimate():
             assert [it for it in Verdict if verdicts[it][row, column]] == [said]
 
 
-def test_only_some_keys_are_arrays():
+def test_only_some_keys_accept_arrays():
     with pytest.raises(ValueError, match=r"optim: arrays are taken for per_device"):
         needs(TINY_LLAMA, CARD, TrainingSetup(), optim=[1])
 
 
 def alike(model, setup, asked):
-    """Hours and dollars of each are those of its estimate, but for the last digits."""
+    """Hours and dollars of each cell match its estimate up to rounding."""
     many = runs(model, CARD, setup, **asked)
     for place, cell in enumerate(zip(*(values.tolist() for values in asked.values()), strict=True)):
         one = estimate(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True))))
@@ -155,12 +155,12 @@ def alike(model, setup, asked):
     ],
     ids=str,
 )
-def test_hours_and_dollars_are_those_of_each_run(method, keys):
+def test_hours_and_dollars_match_each_run(method, keys):
     alike(MISTRAL, TrainingSetup(method=method, **keys), random_cells(4, 25, lora_r=[4, 64]))
 
 
 @pytest.mark.parametrize("keys", [{}, {"padded": True, "mean_tokens_per_example": 700}], ids=str)
-def test_hours_and_dollars_of_a_whole_grid_are_those_of_each_run(keys, monkeypatch):
+def test_hours_and_dollars_of_a_whole_grid_match_each_run(keys, monkeypatch):
     axes = [1, 3, 200], [128, 2048, 4097, 40_000], [1, 2, 7]
     meshed = (it.ravel() for it in np.meshgrid(*axes, indexing="ij"))
     names = "per_device_train_batch_size", "max_length", "gradient_accumulation_steps"
@@ -181,27 +181,27 @@ def test_hours_and_dollars_of_a_whole_grid_are_those_of_each_run(keys, monkeypat
     ],
     ids=str,
 )
-def test_hours_of_several_gpus_are_those_of_each_run(keys):
+def test_hours_of_several_gpus_match_each_run(keys):
     setup = TrainingSetup(num_gpus=4, **keys)
     alike(MISTRAL, setup, random_cells(5, 12, num_gpus=[2, 4, 8]))
 
 
-def test_hours_are_unknown_where_nothing_is_known_of_the_card():
+def test_hours_are_unknown_for_a_card_without_rates():
     many = runs(MISTRAL, replace(CARD, memory_bandwidth_gb_per_s=None), TrainingSetup())
     assert np.isnan([many.hours_low, many.dollars_high]).all()
 
 
-def test_what_is_no_count_is_said():
+def test_invalid_counts_are_refused():
     with pytest.raises(ValueError, match="max_length holds 0; a count is at least 1"):
         needs(TINY_LLAMA, CARD, TrainingSetup(), max_length=[0, 5])
 
 
-def test_setups_that_are_asked_twice_are_answered_twice():
+def test_duplicate_setups_get_duplicate_answers():
     many = needs(TINY_LLAMA, CARD, TrainingSetup(), gradient_accumulation_steps=[1, 2, 9, 1])
     assert many.high_bytes[0] == many.high_bytes[3] < many.high_bytes[1] == many.high_bytes[2]
 
 
-def test_a_recording_in_arrays_is_the_recording_of_each():
+def test_a_recording_evaluated_in_arrays_matches_each_evaluation():
     recording = Recording()
     number, other = recording.symbol(6), recording.symbol(4)
     total = (number * 7 - other) // 3 + next_power_of_2(number)
@@ -215,7 +215,7 @@ def test_a_recording_in_arrays_is_the_recording_of_each():
     assert holds(recording, table, 5).tolist() == [recording.holds(one) for one in each]
 
 
-def test_rows_that_another_covers_fall_away():
+def test_dominated_rows_are_dropped():
     chance = np.random.default_rng(0)
     moments = chance.integers(-2, 5, (200, 4))
     sizes = chance.integers(0, 10**6, (4, 50))
@@ -224,8 +224,8 @@ def test_rows_that_another_covers_fall_away():
     assert ((kept @ sizes).max(axis=0) == (moments @ sizes).max(axis=0)).all()
 
 
-def test_sums_beyond_the_mantissa_are_whole_numbers():
-    """2⁵³ + 1 has no float64; the row that holds it must still win by one byte."""
+def test_sums_beyond_the_mantissa_stay_exact():
+    """float64 cannot represent 2⁵³ + 1; the row that holds it must still win by one byte."""
     rows = grid_rows.Rows(np.array([[2, 0], [0, 1]]), np.array([1, 0]))
     assert peaks(rows, [np.array([2**52, 1]), np.array([2**53, 2])], 2).tolist() == [2**53 + 1, 3]
 
@@ -236,7 +236,7 @@ def test_one_estimate_does_not_import_numpy():
 
 
 @pytest.mark.parametrize("objective", list(Objective))
-def test_cells_of_every_objective_are_those_of_one_setup(objective):
+def test_cells_of_every_objective_equal_single_setups(objective):
     model = catalog.model("HuggingFaceTB/SmolLM2-135M")
     setup = TrainingSetup(
         objective=objective, method=Method.LORA, num_generations=2, max_completion_length=32

@@ -1,6 +1,6 @@
-"""A ``config.json`` becomes the right ``Model``, and a bad one a sentence that names the key.
+"""A ``config.json`` becomes the right ``Model``; an invalid one gets a sentence that names the key.
 
-Expected values are transformers 5.23's (models/*/configuration_*.py) or the Hub's own configs.
+Expected values are from transformers 5.23 (models/*/configuration_*.py) or the Hub's configs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_llama_2_7b() -> None:
     assert not model.tie_word_embeddings
 
 
-def test_gpt2_by_its_own_key_names() -> None:
+def test_gpt2_is_read_by_its_key_names() -> None:
     model = model_from_config(GPT2)
     assert total_parameters(model) == 124_439_808
     assert (model.learned_positions, model.intermediate_size) == (1024, 3072)
@@ -75,7 +75,7 @@ def test_gpt2_by_its_own_key_names() -> None:
 
 
 @pytest.mark.parametrize(("multi_query", "heads"), [({}, 1), ({"multi_query": False}, 12)])
-def test_gpt_bigcode_has_one_key_value_head_unless_told(
+def test_gpt_bigcode_has_one_key_value_head_by_default(
     multi_query: dict[str, bool], heads: int
 ) -> None:
     model = model_from_config({**GPT2, "model_type": "gpt_bigcode", **multi_query})
@@ -110,7 +110,7 @@ def test_falcon_with_alibi_has_no_rotary_layers() -> None:
     assert all(model_from_config({**FALCON, "alibi": True}).no_rope_layers)
 
 
-def test_mpt_by_its_own_key_names() -> None:
+def test_mpt_is_read_by_its_key_names() -> None:
     config = {
         "model_type": "mpt",
         "vocab_size": 50432,
@@ -125,7 +125,7 @@ def test_mpt_by_its_own_key_names() -> None:
     assert (model.attn_pdrop, model.max_position_embeddings) == (0.2, 2048)
 
 
-def test_bloom_by_its_own_key_names() -> None:
+def test_bloom_is_read_by_its_key_names() -> None:
     config = {"model_type": "bloom", "vocab_size": 250880, "n_embed": 1024, "n_layer": 24,
               "num_attention_heads": 16}  # fmt: skip
     assert total_parameters(model_from_config(config)) == 559_214_592  # bigscience/bloom-560m
@@ -138,7 +138,7 @@ def test_opt_350m_projects_its_embedding() -> None:
     assert model_from_config({**OPT, "word_embed_proj_dim": 4096}).word_embed_proj_dim == 0
 
 
-def test_head_dim_of_its_own() -> None:
+def test_explicit_head_dim_is_read() -> None:
     assert model_from_config(family("mistral", head_dim=64)).head_dim == 64
     assert model_from_config(family("gemma", num_key_value_heads=16)).head_dim == 256
     assert model_from_config(family("qwen3", head_dim=None)).head_dim == 128
@@ -149,7 +149,7 @@ def test_head_dim_of_its_own() -> None:
     ("model_type", "tied"),
     [("llama", False), ("gemma2", True), ("cohere", True), ("qwen2", False), ("smollm3", True)],
 )
-def test_tied_head_by_family(model_type: str, *, tied: bool) -> None:
+def test_tied_head_defaults_by_family(model_type: str, *, tied: bool) -> None:
     keys = {"num_key_value_heads": 8}
     assert model_from_config(family(model_type, **keys)).tie_word_embeddings is tied
     other = family(model_type, **keys, tie_word_embeddings=not tied)
@@ -199,24 +199,24 @@ def test_windows(model_type: str, keys: dict[str, Any], window: int, windowed: i
     assert kinds.count("sliding_attention") == windowed
 
 
-def test_smollm3_lists_the_layers_that_do_have_rotary_embeddings() -> None:
+def test_smollm3_lists_the_layers_with_rotary_embeddings() -> None:
     listed = [1, 1, 1, 0] * 8
     model = model_from_config(family("smollm3", num_key_value_heads=4, no_rope_layers=listed))
     assert model.no_rope_layers == (False, False, False, True) * 8
     assert model == model_from_config(family("smollm3", num_key_value_heads=4))
 
 
-def test_cohere2_rotates_in_windowed_layers_only() -> None:
+def test_cohere2_applies_rotary_only_in_windowed_layers() -> None:
     assert model_from_config(family("cohere2")).no_rope_layers == (False, False, False, True) * 8
 
 
-def test_gemma3_wrapper_gives_its_text_part() -> None:
-    """google/gemma-3-4b-it leaves heads, vocabulary and head_dim to the class."""
+def test_gemma3_wrapper_is_read_as_its_text_part() -> None:
+    """google/gemma-3-4b-it takes heads, vocabulary and head_dim from the class."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
             "num_hidden_layers": 34, "sliding_window": 1024}  # fmt: skip
     model = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})
     assert model.model_type == "gemma3_text"
-    assert total_parameters(model) == 4_300_079_472 - 419_816_304  # less the vision tower
+    assert total_parameters(model) == 4_300_079_472 - 419_816_304  # without the vision tower
 
 
 def test_softcaps_of_gemma2_can_be_turned_off() -> None:
@@ -226,7 +226,7 @@ def test_softcaps_of_gemma2_can_be_turned_off() -> None:
     assert (off.attn_logit_softcapping, off.final_logit_softcapping) == (False, True)
 
 
-def test_biases_by_family() -> None:
+def test_biases_follow_the_family() -> None:
     qwen = model_from_config(family("qwen2", num_key_value_heads=8))
     assert (qwen.attention_bias, qwen.attention_output_bias, qwen.mlp_bias) == (True, False, False)
     seed = model_from_config(family("seed_oss", num_key_value_heads=8))
@@ -234,7 +234,7 @@ def test_biases_by_family() -> None:
     assert model_from_config(family("phi")).lm_head_bias
 
 
-def test_partial_rotary_old_and_new_spelling() -> None:
+def test_partial_rotary_is_read_in_old_and_new_spelling() -> None:
     new = family("phi", rope_parameters={"partial_rotary_factor": 0.4})
     assert model_from_config(new).partial_rotary_factor == 0.4
     assert model_from_config(family("phi", partial_rotary_factor=0.4)).partial_rotary_factor == 0.4
@@ -242,7 +242,7 @@ def test_partial_rotary_old_and_new_spelling() -> None:
     assert model_from_config(family("stablelm")).partial_rotary_factor == 0.25
 
 
-def test_experts_by_the_key_names_of_each_family() -> None:
+def test_experts_are_read_by_each_family_s_key_names() -> None:
     mixtral = model_from_config(family("mixtral", num_local_experts=8, num_experts_per_tok=2))
     assert (mixtral.num_experts, mixtral.num_experts_per_tok) == (8, 2)
     assert mixtral.moe_intermediate_size == LLAMA["intermediate_size"]
@@ -283,7 +283,7 @@ def test_experts_by_the_key_names_of_each_family() -> None:
         ("max_position_embeddings", "4k"),
     ],
 )
-def test_bad_value_is_refused_naming_the_key(key: str, value: object) -> None:
+def test_invalid_value_is_refused_naming_the_key(key: str, value: object) -> None:
     with pytest.raises(
         ValueError, match=rf"^{key} must be .* not .*; correct it in the config\.$"
     ) as bad:
@@ -292,7 +292,7 @@ def test_bad_value_is_refused_naming_the_key(key: str, value: object) -> None:
     assert not re.search(r"\b(True|False|None|nan|inf)\b", str(bad.value)), "Python's, not JSON's"
 
 
-def test_what_a_config_may_not_say_is_repeated_as_json_writes_it() -> None:
+def test_refused_values_are_quoted_as_json() -> None:
     lfm2 = family("lfm2", num_key_value_heads=8, layer_types=["conv"] * 32, conv_bias=True)
     with pytest.raises(
         ValueError, match=r"^conv_bias true is not modelled for lfm2; set it to false"
@@ -407,7 +407,7 @@ def test_config_without_a_model_type_is_refused(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", [None, [], "llama", 3])
-def test_what_is_no_object_is_refused(config: Any) -> None:
+def test_non_object_is_refused(config: Any) -> None:
     with pytest.raises(ValueError, match="a config must be an object"):
         model_from_config(config)
 
@@ -427,13 +427,13 @@ KEYS = {
 """As configs on the Hub have them."""
 
 
-def test_keys_that_are_read_or_known_are_not_named() -> None:
+def test_known_keys_are_not_reported() -> None:
     for config in (LLAMA, GPT2, OPT, family("gemma2", num_key_value_heads=8)):
         assert ignored_keys({**config, **KEYS}) == ()
     assert ignored_keys({**LLAMA, "shiny_new_attention": None}) == (), "null says nothing"
 
 
-def test_a_key_that_nobody_knows_is_named() -> None:
+def test_unknown_key_is_reported() -> None:
     said = ignored_keys({**LLAMA, **KEYS, "shiny_new_attention": 4, "two words": 1})
     assert said == (
         "The config's key shiny_new_attention is not known here and was ignored.",
@@ -454,14 +454,12 @@ def test_a_key_that_nobody_knows_is_named() -> None:
         ({**LLAMA, "clip_qkv": 8.0}, "key clip_qkv is not known here and was ignored"),
     ],
 )
-def test_a_key_that_matters_and_is_not_modelled_is_named(
-    config: dict[str, object], sentence: str
-) -> None:
+def test_relevant_unmodelled_key_is_reported(config: dict[str, object], sentence: str) -> None:
     (said,) = ignored_keys(config)
     assert said.startswith(f"The config's {sentence}")
 
 
-def test_what_is_ignored_stands_among_the_assumptions() -> None:
+def test_ignored_keys_are_listed_in_the_assumptions() -> None:
     model, gpu, setup = parse({"model": {**LLAMA, "shiny": 1}})
     said = "The config's key shiny is not known here and was ignored."
     assert said in estimate(model, gpu, setup).assumptions
@@ -469,7 +467,7 @@ def test_what_is_ignored_stands_among_the_assumptions() -> None:
     assert many.notes[-1] == "22 more of its keys are not known here."
 
 
-def test_internlm3_and_glm_4_7_flash_go_by_both_names_of_a_key() -> None:
+def test_both_names_of_a_key_are_read() -> None:
     by_file = family("internlm3", num_key_value_heads=8)
     both = [{"bias": True, "qkv_bias": True}, {"mlp_bias": True, "attention_bias": True}]
     first, second = (model_from_config({**by_file, **keys}) for keys in both)
@@ -478,7 +476,7 @@ def test_internlm3_and_glm_4_7_flash_go_by_both_names_of_a_key() -> None:
     assert first.attention_bias
 
 
-def test_gemma_3_that_sees_both_ways_has_half_the_window_on_either_side() -> None:
+def test_bidirectional_gemma_3_has_half_the_window_on_each_side() -> None:
     # Gemma3TextConfig.__post_init__: 4096 // 2 + 1
     keys = {"num_key_value_heads": 8, "sliding_window": 4096}
     assert model_from_config(family("gemma3_text", **keys)).sliding_window == 4096
