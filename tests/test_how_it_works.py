@@ -1,4 +1,4 @@
-"""How it works tells no number that the estimator would not."""
+"""Every number on "How it works" is the estimator's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dashboard.words import units
 from estimator import Component, Phase, estimate
 
 
-def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
+def test_every_chapter_has_text_and_the_walkthrough_has_the_example_s_numbers():
     told = content.example({**EXAMPLE, **ARTICLE})
     chapters = {chapter.heading: chapter.text for chapter in content.chapters(told)}
     assert all(len(text) > 100 for text in chapters.values())
@@ -22,7 +22,7 @@ def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
     assert "13.5 GiB" in walk, "7,241,732,096 parameters x 2 bytes"
 
 
-def test_the_chapter_on_objectives_counts_the_reference_as_the_weights_once_more():
+def test_chapter_on_objectives_counts_the_reference_as_a_second_copy_of_the_weights():
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (it.text for it in content.chapters(told) if "preferences" in it.heading)
     assert "13.5 GiB here" in text, "7,241,732,096 parameters x 2 bytes"
@@ -30,8 +30,8 @@ def test_the_chapter_on_objectives_counts_the_reference_as_the_weights_once_more
     assert f"{units.gib(logits)} here" in text, "20 bytes x 1 example x 1,024 tokens x 32,000 words"
 
 
-def test_the_chapter_on_backward_has_the_checkpoints_and_half_the_layers() -> None:
-    """32 layers of 2 bytes x 4,096 a token; with half of them kept more, and on the host none of them."""
+def test_chapter_on_backward_covers_checkpoints_and_half_the_layers() -> None:
+    """32 layers of 2 bytes x 4,096 a token; more if only half are checkpointed, none if offloaded to the host."""
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (it.text for it in content.chapters(told) if "stays for backward" in it.heading)
     setup = replace(
@@ -51,13 +51,13 @@ def test_the_chapter_on_backward_has_the_checkpoints_and_half_the_layers() -> No
     assert f"{units.gib(host)} stay" in text
 
 
-def test_the_sum_of_all_largest_parts_is_more_than_the_peak():
+def test_first_chapter_states_the_peak():
     told = content.example({**EXAMPLE, **ARTICLE})
     idea = content.chapters(told)[0].text
     assert units.gib(told.peak.bytes) in idea
 
 
-def test_the_chapter_on_vllm_adds_the_share_to_the_step() -> None:
+def test_chapter_on_vllm_adds_the_share_to_the_step() -> None:
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (it.text for it in content.chapters(told) if "vLLM" in it.heading)
     assert "All 32 rows" in text

@@ -1,6 +1,6 @@
-"""The real huggingface_hub client against a small Hub on loopback: every failure has its own sentence, in time.
+"""The real huggingface_hub client against a fake Hub on loopback: every failure gets its own sentence in time.
 
-Counts that are cited are the Hub's ``safetensors.total`` (rows of data/models.csv, and llmfit 1.1.17, hf_models.json).
+Cited counts are the Hub's ``safetensors.total`` (rows of data/models.csv, and llmfit 1.1.17, hf_models.json).
 """
 
 from __future__ import annotations
@@ -68,12 +68,10 @@ def ask(server: FakeHub) -> Callable[..., HubModel]:
 Ask = Callable[..., HubModel]
 
 
-# --- found --------------------------------------------------------------------------------------
+# --- found models -------------------------------------------------------------------------------
 
 
-def test_model_is_found_by_two_requests_with_its_counts_licence_and_gate(
-    server: FakeHub, ask: Ask
-) -> None:
+def test_two_requests_return_config_count_licence_and_gate(server: FakeHub, ask: Ask) -> None:
     tags = ["license:llama3.1", "text-generation"]
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=tags)
     found = ask("me/llama")
@@ -87,7 +85,7 @@ def test_model_is_found_by_two_requests_with_its_counts_licence_and_gate(
     assert server.asked == ["/api/models/me/llama", f"/me/llama/resolve/{'c' * 40}/config.json"]
 
 
-def test_hub_model_estimates_as_the_catalogue_s_own(server: FakeHub, ask: Ask) -> None:
+def test_hub_model_estimates_like_the_catalogued_one(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     model = ask("me/llama").model
     ours = catalog.model("meta-llama/Llama-3.1-8B")
@@ -108,7 +106,7 @@ def test_hub_model_estimates_as_the_catalogue_s_own(server: FakeHub, ask: Ask) -
         "https://hf.co/me/llama/blob/main/config.json?download=true#L1",
     ],
 )
-def test_address_of_a_browser_is_an_id(server: FakeHub, ask: Ask, typed: str) -> None:
+def test_browser_url_is_read_as_an_id(server: FakeHub, ask: Ask, typed: str) -> None:
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     assert ask(typed).about.hub_id == "me/llama"
 
@@ -123,13 +121,13 @@ def test_renamed_repository_is_found_under_its_new_name(server: FakeHub, ask: As
     assert found.model.notes == found.notes
 
 
-def test_name_in_other_case_is_not_worth_a_sentence(server: FakeHub, ask: Ask) -> None:
+def test_name_in_another_case_gets_no_note(server: FakeHub, ask: Ask) -> None:
     server.has("Us/New", LLAMA, parameters=LLAMA_PARAMETERS)
     server.has("us/new").moved_to = "Us/New"
     assert ask("us/new").sentences == ()
 
 
-def test_adapter_leads_to_its_base(server: FakeHub, ask: Ask) -> None:
+def test_adapter_resolves_to_its_base(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "me/llama"}
     server.has("me/adapter", files={"adapter_config.json": adapter})
@@ -139,7 +137,7 @@ def test_adapter_leads_to_its_base(server: FakeHub, ask: Ask) -> None:
     assert len(server.asked) == 4
 
 
-def test_base_that_the_catalogue_has_is_not_asked_for(server: FakeHub, ask: Ask) -> None:
+def test_catalogued_base_is_not_fetched(server: FakeHub, ask: Ask) -> None:
     base = "meta-llama/Llama-3.1-8B"
     server.has("me/adapter", files={"adapter_config.json": {"base_model_name_or_path": base}})
     found = ask("me/adapter")
@@ -150,7 +148,7 @@ def test_base_that_the_catalogue_has_is_not_asked_for(server: FakeHub, ask: Ask)
     assert write_fields(found.model, None, TrainingSetup()) == {"model": base}
 
 
-def test_what_was_found_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
+def test_found_model_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA, parameters=8_100_000_000)
     model = ask("me/llama").model
     assert model is not None
@@ -159,13 +157,13 @@ def test_what_was_found_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
     assert parse(written, {"me/llama": model})[0] is model
 
 
-def test_revision_that_is_none_is_not_put_into_an_address(server: FakeHub, ask: Ask) -> None:
+def test_invalid_revision_is_not_put_into_a_url(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA, sha="../../../evil")
     assert ask("me/llama").model is not None
     assert server.asked[1] == "/me/llama/resolve/main/config.json"
 
 
-def test_adapter_of_a_gated_base_says_both(server: FakeHub, ask: Ask) -> None:
+def test_adapter_of_a_gated_base_reports_both(server: FakeHub, ask: Ask) -> None:
     server.has("them/gated", LLAMA, gated="auto")
     server.has(
         "me/adapter", files={"adapter_config.json": {"base_model_name_or_path": "them/gated"}}
@@ -179,7 +177,7 @@ def test_adapter_of_a_gated_base_says_both(server: FakeHub, ask: Ask) -> None:
 # --- counts -------------------------------------------------------------------------------------
 
 
-def test_counts_that_differ_by_more_than_a_thousandth_are_both_given(
+def test_counts_that_differ_by_more_than_a_thousandth_are_both_reported(
     server: FakeHub, ask: Ask
 ) -> None:
     server.has("me/llama", LLAMA, parameters=8_100_000_000)
@@ -195,8 +193,8 @@ def test_counts_within_a_thousandth_agree(server: FakeHub, ask: Ask, thousandths
     assert ask("me/llama").sentences == ()
 
 
-def test_tied_head_that_is_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
-    """The Hub's own count of Qwen3-0.6B: 151936·1024 more than is trained."""
+def test_tied_head_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
+    """The Hub's count of Qwen3-0.6B exceeds the trained parameters by 151936·1024."""
     config = {
         "model_type": "qwen3",
         "vocab_size": 151936,
@@ -215,18 +213,18 @@ def test_tied_head_that_is_stored_twice_is_explained(server: FakeHub, ask: Ask) 
     )
 
 
-def test_files_that_the_hub_has_not_counted_leave_ours_unchecked(server: FakeHub, ask: Ask) -> None:
+def test_without_a_hub_count_ours_is_unchecked(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA)
     assert ask("me/llama").sentences == (
         "The Hub has no count of me/llama, which has no safetensors files; ours, 8,030,261,248, is unchecked.",
     )
 
 
-# --- more than text, or stored otherwise --------------------------------------------------------
+# --- multimodal or quantised checkpoints --------------------------------------------------------
 
 
-def test_of_a_vision_language_model_the_text_part_is_taken(server: FakeHub, ask: Ask) -> None:
-    """llava-1.5-7b-hf saves only what differs from LlamaConfig; its text part is Llama-2-7B with 64 more words."""
+def test_vision_language_model_gives_its_text_part(server: FakeHub, ask: Ask) -> None:
+    """llava-1.5-7b-hf saves only differences from LlamaConfig; its text part is Llama-2-7B with 64 more words."""
     config = {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
@@ -252,7 +250,7 @@ def test_quantised_checkpoint_is_recognised_and_names_its_original(
 ) -> None:
     quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     tags = ["base_model:me/llama", "base_model:quantized:me/llama"]
-    # hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4: as many, and a zero bias for every linear
+    # hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4: the same count plus a zero bias for every linear
     server.has("me/llama-gptq", quantized, parameters=8_031_637_504, tags=tags)
     found = ask("me/llama-gptq")
     assert found.model is not None
@@ -261,7 +259,7 @@ def test_quantised_checkpoint_is_recognised_and_names_its_original(
     assert found.sentences == ("The weights are stored as GPTQ 4-bit, made from me/llama.",)
 
 
-# --- not found, not open ------------------------------------------------------------------------
+# --- not found or not accessible ----------------------------------------------------------------
 
 
 def said(found: HubModel, trouble: Trouble) -> str:
@@ -272,7 +270,7 @@ def said(found: HubModel, trouble: Trouble) -> str:
     return found.problem
 
 
-def test_unknown_or_private_repository(server: FakeHub, ask: Ask) -> None:
+def test_unknown_or_private_repository_is_reported(server: FakeHub, ask: Ask) -> None:
     server.has("me/private", LLAMA).private = True
     for hub_id in ("me/nothing", "me/private"):
         assert said(ask(hub_id), Trouble.NOT_FOUND) == (
@@ -285,9 +283,7 @@ def test_unknown_or_private_repository(server: FakeHub, ask: Ask) -> None:
     assert ask("me/private", token=MEMBER).model is not None
 
 
-def test_gated_repository_without_a_token_with_a_stranger_s_and_with_a_member_s(
-    server: FakeHub, ask: Ask
-) -> None:
+def test_gated_repository_needs_a_token_with_access(server: FakeHub, ask: Ask) -> None:
     server.has("them/gated", LLAMA, gated="manual", parameters=LLAMA_PARAMETERS)
     closed = ask("them/gated")
     assert said(closed, Trouble.GATED) == (
@@ -304,14 +300,14 @@ def test_gated_repository_without_a_token_with_a_stranger_s_and_with_a_member_s(
 
 
 @pytest.mark.parametrize("token", ["hf_expired", "hf_ü", "two words", "line\nbreak", "x" * 501])
-def test_token_that_is_none(server: FakeHub, ask: Ask, token: str) -> None:
+def test_invalid_token_is_reported(server: FakeHub, ask: Ask, token: str) -> None:
     server.has("me/llama", LLAMA)
     problem = said(ask("me/llama", token=token), Trouble.BAD_TOKEN)
     begins = "The Hub does not know this token; " if token == "hf_expired" else "This is no token; "
     assert problem == f"{begins}copy it anew from {server.url}/settings/tokens, or leave it out."
 
 
-def test_without_a_token_none_is_called_unknown(server: FakeHub, ask: Ask) -> None:
+def test_missing_token_is_not_reported_as_unknown(server: FakeHub, ask: Ask) -> None:
     hub_id = server.answers("me/closed", fake_hub.wants_a_token)
     assert said(ask(hub_id), Trouble.GATED) == (
         "me/closed is private or gated: the Hub wants a token; give one that may see it, or paste its config.json."
@@ -321,7 +317,7 @@ def test_without_a_token_none_is_called_unknown(server: FakeHub, ask: Ask) -> No
     )
 
 
-def test_disabled_repository(server: FakeHub, ask: Ask) -> None:
+def test_disabled_repository_is_reported(server: FakeHub, ask: Ask) -> None:
     server.has("me/disabled", LLAMA).disabled = True
     assert said(ask("me/disabled"), Trouble.DISABLED) == (
         "The Hub has disabled me/disabled; choose another model."
@@ -331,7 +327,7 @@ def test_disabled_repository(server: FakeHub, ask: Ask) -> None:
 @pytest.mark.parametrize(
     "typed", ["", "a/b/c", "a b", "../../etc/passwd", "a--b/c", "x" * 200, "ä/ö", "a/b.git"]
 )
-def test_what_cannot_be_an_id_costs_no_request(server: FakeHub, ask: Ask, typed: str) -> None:
+def test_invalid_id_causes_no_request(server: FakeHub, ask: Ask, typed: str) -> None:
     problem = said(ask(typed), Trouble.BAD_ID)
     assert problem.endswith(
         " is no id on the Hub; give owner/name, such as mistralai/Mistral-7B-v0.1."
@@ -339,10 +335,10 @@ def test_what_cannot_be_an_id_costs_no_request(server: FakeHub, ask: Ask, typed:
     assert server.asked == []
 
 
-# --- no config that could be used ---------------------------------------------------------------
+# --- no usable config ---------------------------------------------------------------------------
 
 
-def test_gguf_alone_names_where_it_came_from(server: FakeHub, ask: Ask) -> None:
+def test_gguf_only_repository_names_its_source(server: FakeHub, ask: Ask) -> None:
     server.has("me/gguf", files={"q4.gguf": b"GGUF"}, tags=["base_model:quantized:me/llama"])
     assert said(ask("me/gguf"), Trouble.NO_CONFIG) == (
         "me/gguf holds GGUF files for llama.cpp and no config.json; ask for the repository that they were made from, "
@@ -351,7 +347,9 @@ def test_gguf_alone_names_where_it_came_from(server: FakeHub, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("base", ["/home/me/checkpoints/7b", "", None, 7, "a/b/c"])
-def test_adapter_without_a_base_on_the_hub(server: FakeHub, ask: Ask, base: object) -> None:
+def test_adapter_without_a_base_on_the_hub_is_reported(
+    server: FakeHub, ask: Ask, base: object
+) -> None:
     adapter = {"base_model_name_or_path": base}
     server.has("me/adapter", files={"adapter_config.json": adapter})
     problem = said(ask("me/adapter"), Trouble.NO_CONFIG)
@@ -361,7 +359,7 @@ def test_adapter_without_a_base_on_the_hub(server: FakeHub, ask: Ask, base: obje
     )
 
 
-def test_adapter_on_itself_ends(server: FakeHub, ask: Ask) -> None:
+def test_adapter_based_on_itself_does_not_loop(server: FakeHub, ask: Ask) -> None:
     server.has("me/loop", files={"adapter_config.json": {"base_model_name_or_path": "me/loop"}})
     found = ask("me/loop")
     assert found.trouble is Trouble.NO_CONFIG
@@ -370,21 +368,21 @@ def test_adapter_on_itself_ends(server: FakeHub, ask: Ask) -> None:
     )
 
 
-def test_repository_without_a_config(server: FakeHub, ask: Ask) -> None:
+def test_repository_without_a_config_is_reported(server: FakeHub, ask: Ask) -> None:
     server.has("me/empty", files={"README.md": b"#"})
     assert said(ask("me/empty"), Trouble.NO_CONFIG) == (
         "me/empty has no config.json; ask for a repository in the format of transformers, or paste its config.json."
     )
 
 
-def test_config_that_is_listed_and_not_given_out(server: FakeHub, ask: Ask) -> None:
+def test_listed_config_that_cannot_be_downloaded_is_reported(server: FakeHub, ask: Ask) -> None:
     server.has("me/odd", siblings=[{"rfilename": "config.json"}])
     assert said(ask("me/odd"), Trouble.NO_CONFIG) == (
         "me/odd lists a config that the Hub does not give out; try again, or paste its config.json."
     )
 
 
-def test_config_of_ten_megabytes_is_not_read_to_its_end(server: FakeHub, ask: Ask) -> None:
+def test_download_of_a_ten_megabyte_config_stops_early(server: FakeHub, ask: Ask) -> None:
     server.has("me/big", b'{"model_type": "llama", "x": "' + b"x" * 10_000_000 + b'"}')
     assert said(ask("me/big"), Trouble.UNREADABLE) == (
         "The config.json of me/big is longer than 1000000 bytes and is not read; choose another model, or paste the "
@@ -406,7 +404,9 @@ def test_config_of_ten_megabytes_is_not_read_to_its_end(server: FakeHub, ask: As
         (b'{"a":' * 65 + b"1" + b"}" * 65, "is nested too deeply; "),
     ],
 )
-def test_config_that_is_no_json(server: FakeHub, ask: Ask, config: bytes, what: str) -> None:
+def test_config_that_is_not_json_is_reported(
+    server: FakeHub, ask: Ask, config: bytes, what: str
+) -> None:
     server.has("me/bad", config)
     problem = said(ask("me/bad"), Trouble.UNREADABLE)
     assert problem.startswith(f"The config.json of me/bad {what}")
@@ -453,7 +453,7 @@ def test_config_that_is_no_json(server: FakeHub, ask: Ask, config: bytes, what: 
         ),
     ],
 )
-def test_config_with_an_impossible_value(
+def test_config_with_an_impossible_value_is_reported(
     server: FakeHub, ask: Ask, key: str, value: object, problem: str
 ) -> None:
     server.has("me/bad", {**LLAMA, key: value})
@@ -462,7 +462,7 @@ def test_config_with_an_impossible_value(
     )
 
 
-# --- no decoder, or none that is modelled -------------------------------------------------------
+# --- not a decoder, or not a modelled one --------------------------------------------------------
 
 CHOOSE = "only decoders, which write text token by token, are estimated. Choose one of those."
 
@@ -494,15 +494,15 @@ CHOOSE = "only decoders, which write text token by token, are estimated. Choose 
         ),
     ],
 )
-def test_what_is_no_decoder_says_what_it_is(
+def test_non_decoder_is_reported_by_its_kind(
     server: FakeHub, ask: Ask, config: object, problem: str
 ) -> None:
     server.has("me/it", config, tags=["base_model:finetune:me/base"])
     assert said(ask("me/it"), Trouble.NOT_A_DECODER) == problem
 
 
-def test_embedding_model_is_known_by_its_task(server: FakeHub, ask: Ask) -> None:
-    """Qwen3-Embedding's config is that of a language model."""
+def test_embedding_model_is_recognised_by_its_task(server: FakeHub, ask: Ask) -> None:
+    """Qwen3-Embedding's config looks like a language model's."""
     server.has("me/it", LLAMA, pipeline_tag="feature-extraction")
     assert said(ask("me/it"), Trouble.NOT_A_DECODER) == (
         "me/it is an embedding model (LlamaForCausalLM); only training with a language-model head is modelled, not on "
@@ -510,7 +510,7 @@ def test_embedding_model_is_known_by_its_task(server: FakeHub, ask: Ask) -> None
     )
 
 
-def test_diffusion_pipeline(server: FakeHub, ask: Ask) -> None:
+def test_diffusion_pipeline_is_reported(server: FakeHub, ask: Ask) -> None:
     server.has("me/images", files={"model_index.json": {}}, library_name="diffusers")
     assert said(ask("me/images"), Trouble.NOT_A_DECODER) == (
         f"me/images is a diffusion pipeline; {CHOOSE}"
@@ -531,7 +531,7 @@ def test_diffusion_pipeline(server: FakeHub, ask: Ask) -> None:
         ),
     ],
 )
-def test_architecture_that_is_not_modelled(
+def test_unmodelled_architecture_is_reported(
     server: FakeHub, ask: Ask, config: object, problem: str
 ) -> None:
     server.has("me/it", config)
@@ -547,16 +547,14 @@ NO_ANSWER = f"The Hub has not answered within 0.4 s; try again, {OTHERWISE}."
 
 
 @pytest.mark.parametrize("answer", [fake_hub.silence, fake_hub.drip])
-def test_hub_that_hangs_is_left_behind_in_time(
-    server: FakeHub, ask: Ask, answer: Callable[[Any], None]
-) -> None:
+def test_hanging_hub_times_out(server: FakeHub, ask: Ask, answer: Callable[[Any], None]) -> None:
     hub_id = server.answers("me/slow", answer)
     began = time.monotonic()
     assert said(ask(hub_id, seconds=0.4), Trouble.SLOW) == NO_ANSWER
     assert time.monotonic() - began < 0.6
 
 
-def test_config_that_hangs_is_left_behind_in_time(server: FakeHub, ask: Ask) -> None:
+def test_hanging_config_download_times_out(server: FakeHub, ask: Ask) -> None:
     def config_alone(handler: Any) -> None:
         if "/api/" in handler.path:
             repository = fake_hub.Repository(files={"config.json": b""})
@@ -571,7 +569,7 @@ def test_config_that_hangs_is_left_behind_in_time(server: FakeHub, ask: Ask) -> 
     assert len(server.asked) == 2
 
 
-def test_endless_answer_is_not_kept_in_memory(server: FakeHub, ask: Ask) -> None:
+def test_endless_response_is_not_held_in_memory(server: FakeHub, ask: Ask) -> None:
     found = ask(server.answers("me/endless", fake_hub.endless))
     assert said(found, Trouble.UNREADABLE) == (
         f"{server.url} says more than {hub.LONGEST_ANSWER} bytes of me/endless, which are not read; paste its "
@@ -579,10 +577,8 @@ def test_endless_answer_is_not_kept_in_memory(server: FakeHub, ask: Ask) -> None
     )
 
 
-def test_repository_with_a_long_list_of_files_is_read_as_any_other(
-    server: FakeHub, ask: Ask
-) -> None:
-    """Thirty thousand checkpoints of a training run, some 2 MB of names."""
+def test_repository_with_many_files_is_read_like_any_other(server: FakeHub, ask: Ask) -> None:
+    """Thirty thousand checkpoints of a training run: about 2 MB of names."""
     files = {f"checkpoint-{step}/optimizer-{'x' * 40}.pt": b"" for step in range(30_000)}
     server.has("me/long", LLAMA, files=files, parameters=LLAMA_PARAMETERS)
     found = ask("me/long")
@@ -590,7 +586,7 @@ def test_repository_with_a_long_list_of_files_is_read_as_any_other(
     assert found.parameters == LLAMA_PARAMETERS
 
 
-def test_socket_that_accepts_and_says_nothing() -> None:
+def test_silent_socket_times_out() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -598,48 +594,50 @@ def test_socket_that_accepts_and_says_nothing() -> None:
         assert said(fetch("me/it", endpoint=address, seconds=0.4), Trouble.SLOW) == NO_ANSWER
 
 
-def test_hub_that_is_down() -> None:
+def test_unreachable_hub_is_reported() -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
         assert said(fetch("me/it", endpoint=address), Trouble.DOWN) == (
             f"The Hub cannot be reached at {address}; try again later, {OTHERWISE}."
         )
 
 
-def test_connection_that_breaks(server: FakeHub, ask: Ask) -> None:
+def test_broken_connection_is_reported(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/broken", fake_hub.hang_up)), Trouble.DOWN) == (
         f"The Hub cannot be reached at {server.url}; try again later, {OTHERWISE}."
     )
 
 
-def test_fault_of_the_hub_s_own(server: FakeHub, ask: Ask) -> None:
+def test_server_error_of_the_hub_is_reported(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/fault", fake_hub.fault)), Trouble.DOWN) == (
         f"The Hub has a server error (status 503); try again later, {OTHERWISE}."
     )
 
 
-def test_web_page_in_the_hub_s_place(server: FakeHub, ask: Ask) -> None:
+def test_web_page_instead_of_the_hub_is_reported(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/page", fake_hub.web_page)), Trouble.DOWN) == (
         f"{server.url} answers with something else than the Hub would; look whether it is the right address, "
         f"{OTHERWISE}."
     )
 
 
-def test_rate_limit_says_for_how_long(server: FakeHub, ask: Ask) -> None:
+def test_rate_limit_states_its_duration(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/many", fake_hub.too_many)), Trouble.RATE_LIMITED) == (
         f"The Hub takes no more questions from here for 55 s; try again then, {OTHERWISE}."
     )
 
 
-def test_other_refusal_is_said_with_its_status(server: FakeHub, ask: Ask) -> None:
+def test_other_errors_are_reported_with_their_status(server: FakeHub, ask: Ask) -> None:
     hub_id = server.answers("me/teapot", lambda handler: handler.refuse(418, "", "teapot"))
     assert said(ask(hub_id), Trouble.NOT_FOUND) == (
         f"The Hub refuses me/teapot (status 418); look at {server.url}/me/teapot, {OTHERWISE}."
     )
 
 
-def test_offline_mode(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_reported(
+    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert said(ask("me/llama"), Trouble.OFFLINE) == (
         f"HF_HUB_OFFLINE is set, so the Hub is not asked for me/llama; unset it, {OTHERWISE}."
@@ -647,22 +645,22 @@ def test_offline_mode(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
     assert server.asked == []
 
 
-def test_more_questions_than_may_be_asked_at_once_wait_in_time(
+def test_requests_beyond_the_concurrency_limit_wait_for_their_turn(
     server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "_free", hub.threading.BoundedSemaphore(1))
     slow = server.answers("me/slow", fake_hub.silence)
     assert (
         ask(slow, seconds=0.2).trouble is Trouble.SLOW
-    )  # its thread still waits for the client's timeout
+    )  # its thread waits on for the client's timeout
     server.has("me/llama", LLAMA)
     assert ask("me/llama").model is not None
 
 
-# --- whose token --------------------------------------------------------------------------------
+# --- tokens -------------------------------------------------------------------------------------
 
 
-def test_server_s_own_token_never_serves_strangers(
+def test_server_token_is_never_used_for_visitors(
     server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(MEMBER)
@@ -677,7 +675,7 @@ def test_server_s_own_token_never_serves_strangers(
         assert set(server.tokens) == {None}
 
 
-def test_token_is_used_for_its_own_call_alone(server: FakeHub, ask: Ask) -> None:
+def test_token_is_used_only_for_its_own_call(server: FakeHub, ask: Ask) -> None:
     server.has("them/gated", LLAMA, gated="auto")
     found = ask("them/gated", token=MEMBER)
     assert set(server.tokens) == {MEMBER}
@@ -686,7 +684,7 @@ def test_token_is_used_for_its_own_call_alone(server: FakeHub, ask: Ask) -> None
     assert set(server.tokens) == {None}
 
 
-def test_no_cookie_of_one_visitor_s_goes_with_the_next(server: FakeHub, ask: Ask) -> None:
+def test_cookies_are_not_shared_between_visitors(server: FakeHub, ask: Ask) -> None:
     server.has("me/llama", LLAMA)
     server.cookies.clear()
     ask(server.answers("me/cookie", fake_hub.gives_a_cookie), token=MEMBER)
@@ -694,7 +692,7 @@ def test_no_cookie_of_one_visitor_s_goes_with_the_next(server: FakeHub, ask: Ask
     assert server.cookies == [None, None, None]
 
 
-def test_token_does_not_follow_a_redirect_to_another_host(server: FakeHub, ask: Ask) -> None:
+def test_token_is_not_sent_on_redirect_to_another_host(server: FakeHub, ask: Ask) -> None:
     with FakeHub() as elsewhere:
         elsewhere.has("me/llama", LLAMA)
         away = elsewhere.url.replace("127.0.0.1", "localhost")
@@ -706,10 +704,10 @@ def test_token_does_not_follow_a_redirect_to_another_host(server: FakeHub, ask: 
         assert set(server.tokens) == {MEMBER}
 
 
-# --- kept answers -------------------------------------------------------------------------------
+# --- cached answers -----------------------------------------------------------------------------
 
 
-def test_answer_is_kept_for_a_while(
+def test_answers_are_cached_for_a_while(
     server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.has("me/llama", LLAMA)
@@ -722,16 +720,14 @@ def test_answer_is_kept_for_a_while(
     assert len(server.asked) == 2
 
 
-def test_passing_trouble_is_not_kept(server: FakeHub, ask: Ask) -> None:
+def test_temporary_errors_are_not_cached(server: FakeHub, ask: Ask) -> None:
     server.answers("me/llama", fake_hub.fault)
     assert ask("me/llama").trouble is Trouble.DOWN
     server.has("me/llama", LLAMA)
     assert ask("me/llama").model is not None
 
 
-def test_no_more_answers_are_kept_than_said(
-    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_size_is_bounded(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "KEPT_ANSWERS", 2)
     for name in ("a", "b", "c"):
         server.has(f"me/{name}", LLAMA)
@@ -749,7 +745,7 @@ def test_no_more_answers_are_kept_than_said(
 def command(
     server: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process, with the small Hub in the real one's place: status, output, errors."""
+    """The command line in this process, with the fake Hub in place of the real one: status, output, errors."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setenv("HF_TOKEN", MEMBER)
 
@@ -765,7 +761,7 @@ def command(
 Command = Callable[..., tuple[int, str, str]]
 
 
-def test_command_line_asks_the_hub_only_when_told(server: FakeHub, command: Command) -> None:
+def test_command_line_contacts_the_hub_only_on_request(server: FakeHub, command: Command) -> None:
     server.has("me/llama", LLAMA, parameters=8_100_000_000)
     status, _, errors = command("me/llama", "--method", "qlora")
     assert status == 2
@@ -778,15 +774,13 @@ def test_command_line_asks_the_hub_only_when_told(server: FakeHub, command: Comm
     assert "- The Hub counts 8,100,000,000 parameters in me/llama, " in output
 
 
-def test_command_line_asks_for_nothing_that_the_catalogue_has(
-    server: FakeHub, command: Command
-) -> None:
+def test_command_line_does_not_fetch_catalogued_models(server: FakeHub, command: Command) -> None:
     assert command("openai-community/gpt2", "--hub")[0] == 0
     assert command(json.dumps(LLAMA), "--hub")[0] == 0
     assert server.asked == []
 
 
-def test_command_line_uses_one_s_own_token_only_when_told(
+def test_command_line_uses_the_user_s_token_only_on_request(
     server: FakeHub, command: Command
 ) -> None:
     server.has("them/gated", LLAMA, gated="auto", parameters=LLAMA_PARAMETERS)
@@ -798,8 +792,8 @@ def test_command_line_uses_one_s_own_token_only_when_told(
     assert MEMBER not in output
 
 
-def test_lines_of_json_ask_the_hub_too(server: FakeHub) -> None:
-    """As a process, whose environment names the Hub."""
+def test_json_lines_contact_the_hub_too(server: FakeHub) -> None:
+    """Runs as a process whose environment names the Hub."""
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     server.has("them/gated", LLAMA, gated="auto")
     server.tokens.clear()

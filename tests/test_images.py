@@ -1,4 +1,4 @@
-"""What one image becomes: tokens, markers, patches and tiles, as transformers' own processors answer."""
+"""Tokens, markers, patches and tiles of one image, as computed by transformers' own processors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROCESSORS = {
         tiles.Llama4ImageProcessor,
     )
 }
-# asked of the real processors of transformers 5.23 (their own methods, without pixels); empty: they raise
+# answers of transformers 5.23's real processors (their own methods, without pixels); empty: they raise
 TABLE = Path(__file__).with_name("reference") / "image_tokens.csv"
 ANSWERS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
 
@@ -42,7 +42,7 @@ def processor(name: str, settings: str) -> ImageProcessor:
     ANSWERS,
     ids=lambda row: " ".join(row[key] for key in ("processor", "settings", "height", "width")),
 )
-def test_an_image_becomes_what_the_real_processor_says(row: dict[str, str]) -> None:
+def test_image_sizes_match_the_real_processor(row: dict[str, str]) -> None:
     asked = processor(row["processor"], row["settings"])
     size = int(row["height"]), int(row["width"])
     if not row["tokens"]:
@@ -61,17 +61,17 @@ def test_glm_counts_the_area_of_two_frames() -> None:
     assert answer.tokens == 64 * 115 == answer.patches / 4
 
 
-def test_glm_enlarges_what_is_smaller_than_one_token() -> None:
-    # 14 × 280 is doubled to 28 × 560; with two frames that is still above the least area of 112 × 112
+def test_glm_enlarges_images_smaller_than_one_token() -> None:
+    # 14 × 280 is doubled to 28 × 560; with two frames that is still above the minimum area of 112 × 112
     assert qwen_vl.Glm4vImageProcessor().image_tokens(14, 280).tokens == 20
 
 
-def test_gemma_4_gives_a_thread_one_row_of_at_most_its_budget() -> None:
+def test_gemma_4_gives_a_very_thin_image_one_row_within_its_budget() -> None:
     # transformers 5.23, image_processing_gemma4.py, get_aspect_ratio_preserving_size: min(400, 2,520 / 9) squares
     answer = gemma.Gemma4ImageProcessor().image_tokens(1, 400)
     assert (answer.tokens, answer.height, answer.width) == (280, 48, 280 * 48)
 
 
-def test_a_thread_of_an_image_is_refused() -> None:
+def test_a_very_thin_image_is_refused() -> None:
     with pytest.raises(ValueError, match="too thin"):
         pixtral.PixtralImageProcessor().image_tokens(4, 9000)

@@ -1,6 +1,6 @@
-"""Generation beside training: vLLM's pages and share, TRL's phases, and what is refused.
+"""Generation during training: vLLM's pages and share, TRL's phases, and refusals.
 
-Expected numbers are worked out by hand from vllm 0.33.0 and trl 1.16.0, at the lines that each test names.
+Expected numbers are computed by hand from vllm 0.33.0 and trl 1.16.0, at the lines that each test cites.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ def answer(model: Any = QWEN, **keys: Any) -> Estimate:
 # --- pages: vllm v1/kv_cache_interface.py:579, :648, :944; v1/core/kv_cache_planning.py:416, :1536 ---
 
 
-def test_a_token_of_grouped_queries_takes_keys_and_values_of_every_layer() -> None:
+def test_a_cached_token_takes_keys_and_values_in_every_layer() -> None:
     # Llama 3.1 8B: 32 layers, 8 key-value heads of 128, 2 bytes, keys and values: 128 KiB a token
     llama = catalog.model("meta-llama/Llama-3.1-8B")
     assert kv_cache.pages(llama).block_bytes == 16 * 32 * 2 * 8 * 128 * 2
     assert kv_cache.sequence_bytes(llama, 1) == 131_072
     assert kv_cache.pages(llama, 8).block_bytes * 8 == kv_cache.pages(llama).block_bytes
-    assert kv_cache.pages(llama, 16) == kv_cache.pages(llama, 8)  # a head is never cut
+    assert kv_cache.pages(llama, 16) == kv_cache.pages(llama, 8)  # a head is never split
 
 
-def test_latent_attention_caches_one_vector_and_is_not_divided() -> None:
+def test_latent_attention_caches_one_vector_that_is_not_split() -> None:
     # DeepSeek V2 Lite: latent 512 and 64 rotary, 27 layers
     deepseek = catalog.model("deepseek-ai/DeepSeek-V2-Lite")
     assert kv_cache.pages(deepseek).block_bytes == 16 * 27 * (512 + 64) * 2
     assert kv_cache.pages(deepseek, 4) == kv_cache.pages(deepseek)
 
 
-def test_windows_hold_what_is_in_flight_and_one_more_block() -> None:
+def test_windows_cache_tokens_in_flight_and_one_more_block() -> None:
     # Gemma 3 4B: 29 windowed layers of 1,024 tokens and 5 full ones, so 6 groups of 5 and 1 of 5
     gemma = kv_cache.pages(catalog.model("google/gemma-3-4b-it"))
     assert [group.groups for group in gemma.groups] == [6, 1]
@@ -75,13 +75,13 @@ def test_windows_hold_what_is_in_flight_and_one_more_block() -> None:
     assert gemma.blocks(32_768, 512) == 6 * 129 + 2048
 
 
-def test_layers_padded_to_a_group_count() -> None:
+def test_layers_are_grouped_by_window() -> None:
     # gpt-oss 20B: 12 windowed and 12 full layers, two groups
     oss = kv_cache.pages(catalog.model("openai/gpt-oss-20b"))
     assert [group.groups for group in oss.groups] == [1, 1]
 
 
-def test_attentions_block_grows_to_a_state() -> None:
+def test_attention_block_grows_to_the_size_of_a_state() -> None:
     # Qwen3.5 4B: 24 delta-nets of (8192 · 3 + 32 · 128 · 128) · 2 bytes, 8 layers of attention with 4,096 a token
     hybrid = catalog.model("Qwen/Qwen3.5-4B")
     state = (8192 * 3 + 32 * 128 * 128) * 2
@@ -137,18 +137,18 @@ def test_rows_at_once_are_those_of_a_generation_and_of_the_engines_gpus() -> Non
     assert colocation.colocated_engine(QWEN, H100, two).rows == 8 * 4 * 2
 
 
-def test_captured_sizes() -> None:
+def test_captured_sizes_match_vllm() -> None:
     # config/vllm.py:2398: 1, 2, 4, 8, 16, .., 248 (31), 256, 272, .., 512 (17): 51 sizes, as in vllm pull request 48214
     assert engine.graph_count(256) == 51 + (3 + 31 + 1)
 
 
-def test_a_cache_holds_one_block_less_than_its_bytes() -> None:
+def test_a_cache_has_one_block_less_than_its_bytes_allow() -> None:
     own = colocation.colocated_engine(QWEN, H100, setup())
     assert own.fitting(own.block * (3 * own.blocks_per_row + 1)) == 3
     assert own.fitting(own.block * 3 * own.blocks_per_row) == 2
 
 
-def test_asking_is_the_least_share_with_which_so_many_rows_fit() -> None:
+def test_asking_returns_the_smallest_share_for_a_number_of_rows() -> None:
     one = colocation.colocated_engine(QWEN, H100, setup())
     least = replace(one, asked=one.asking(5))
     assert least.at_once[0] == 5
@@ -165,7 +165,7 @@ def test_without_sleep_the_engine_adds_to_the_training_step() -> None:
     assert with_engine.peak.resident[Component.INFERENCE_ENGINE] == own.kept
 
 
-def test_with_sleep_the_height_is_the_larger_of_step_and_generation() -> None:
+def test_with_sleep_mode_the_peak_is_the_larger_of_step_and_generation() -> None:
     asleep, alone = answer(vllm_enable_sleep_mode=True), answer(vllm_mode="server")
     own = colocation.colocated_engine(QWEN, H100, setup())
     assert asleep.peak.bytes == alone.peak.bytes + own.buffers + own.graphs
@@ -174,13 +174,13 @@ def test_with_sleep_the_height_is_the_larger_of_step_and_generation() -> None:
     assert asleep.decisive.bytes == max(asleep.peak.bytes, asleep.phases[Phase.GENERATION].bytes)
 
 
-def test_need_says_what_estimate_says() -> None:
+def test_need_matches_estimate() -> None:
     for keys in ({}, {"vllm_enable_sleep_mode": True}, {"use_vllm": False}, {"method": "lora"}):
         whole = answer(**keys)
         assert need(QWEN, H100, setup(**keys)) == (whole.need_low_bytes, whole.need_high_bytes)
 
 
-def test_no_slack_is_counted_of_what_the_engine_took() -> None:
+def test_engine_memory_adds_no_slack() -> None:
     small, large = answer(vllm_gpu_memory_utilization=0.2), answer(vllm_gpu_memory_utilization=0.4)
     more = large.phases[Phase.GENERATION].bytes - small.phases[Phase.GENERATION].bytes
     assert large.need_high_bytes - small.need_high_bytes == more
@@ -193,9 +193,7 @@ def test_weights_are_gathered_one_by_one_or_whole() -> None:
     embedding = 152_064 * 3584 * 2
     assert full.phases[Phase.PUSH_WEIGHTS].resident[Component.TEMPORARIES] == embedding
     own = lora.timeline.resident[Component.WEIGHTS]
-    merged = (
-        2 * 4 * 18_944 * 3584
-    )  # the product of the adapters of an MLP's linear, and the scaled one
+    merged = 2 * 4 * 18_944 * 3584  # the adapter product of an MLP's linear, and its scaled copy
     whole = 2 * total_parameters(QWEN_7B)
     gathered = lora.phases[Phase.PUSH_WEIGHTS].resident[Component.TEMPORARIES]
     assert gathered - (whole - own) - merged in range(-4096, 2**20)
@@ -210,7 +208,7 @@ def test_transformers_caches_every_row_of_a_generation() -> None:
     assert more.resident[Component.INFERENCE_ENGINE] == 4 * 28_672 * 8 * 1024
 
 
-def test_zero3_gathers_the_model_to_generate_unless_told_not_to() -> None:
+def test_zero3_gathers_the_model_for_generation_by_default() -> None:
     keys: dict[str, Any] = {"num_gpus": 8, "strategy": Strategy.ZERO3, "use_vllm": False}
     gathers, layerwise = (
         answer(QWEN_7B, ds3_gather_for_generation=gather, **keys).phases[Phase.GENERATION].bytes
@@ -219,14 +217,14 @@ def test_zero3_gathers_the_model_to_generate_unless_told_not_to() -> None:
     assert gathers - layerwise > 10 * 2**30
 
 
-def test_a_server_leaves_the_gpu_to_the_trainer() -> None:
+def test_server_mode_leaves_the_gpu_to_the_trainer() -> None:
     served = answer(vllm_mode="server")
     assert Component.INFERENCE_ENGINE not in served.peak.resident
     assert Phase.GENERATION not in served.phases
     assert Phase.PUSH_WEIGHTS in served.phases
 
 
-def test_the_walk_pushes_and_generates_before_each_step_trains() -> None:
+def test_each_step_pushes_weights_and_generates_before_training() -> None:
     walk = [it for it in instants(answer()) if it.step]
     for step in (1, 2):
         phases = [it.moment.phase for it in walk if it.step == step]
@@ -236,7 +234,7 @@ def test_the_walk_pushes_and_generates_before_each_step_trains() -> None:
         for it in walk
         if it.moment.phase is Phase.GENERATION
     ]
-    assert states == [False, True]  # none exist before the first optimizer step
+    assert states == [False, True]  # no states exist before the first optimizer step
 
 
 def test_the_first_overflow_may_be_the_second_generation() -> None:
@@ -247,7 +245,7 @@ def test_the_first_overflow_may_be_the_second_generation() -> None:
     assert (found.step, found.moment.phase) == (2, Phase.GENERATION)
 
 
-def test_the_walk_of_an_accumulation_keeps_a_generations_rows() -> None:
+def test_accumulation_walk_includes_generation_and_forward() -> None:
     walk = instants(answer(gradient_accumulation_steps=4))
     assert {it.moment.phase for it in walk} >= {Phase.GENERATION, Phase.FORWARD}
 
@@ -276,16 +274,16 @@ def test_the_walk_of_an_accumulation_keeps_a_generations_rows() -> None:
         ({"method": "lora", "load_in_8bit": True}, "TRL refuses"),
         # v1/worker/utils.py:764: free memory on startup
         ({"vllm_gpu_memory_utilization": 0.99}, "lower it to 0.96"),
-        # v1/core/kv_cache_planning.py:56: nothing is left for a row
+        # v1/core/kv_cache_planning.py:56: no memory remains for a row
         ({"vllm_gpu_memory_utilization": 0.03}, "raise vllm_gpu_memory_utilization to 0.05"),
     ],
 )
-def test_what_is_refused_says_what_to_change(keys: dict[str, Any], sentence: str) -> None:
+def test_refusals_say_what_to_change(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         answer(**keys)
 
 
-def test_all_positions_of_the_model_must_fit_unless_a_length_is_given() -> None:
+def test_all_positions_must_fit_unless_a_length_is_given() -> None:
     # trl passes max_model_len=None: 131,072 positions of Qwen2.5 1.5B take 3.5 GiB, more than 0.08 of the card leaves
     keys = {"vllm_gpu_memory_utilization": 0.08}
     assert answer(**keys).verdict is Verdict.FITS
@@ -298,7 +296,7 @@ def test_a_share_needs_a_gpu() -> None:
         estimate(QWEN, None, setup())
 
 
-# --- the number to type, and the time ---
+# --- the share to set, and the time ---
 
 
 def test_the_largest_share_fits_and_the_next_does_not() -> None:
@@ -315,7 +313,7 @@ def test_the_largest_share_fits_and_the_next_does_not() -> None:
     assert after.verdict is not Verdict.FITS
 
 
-def test_the_smallest_share_for_all_rows_holds_them_and_the_one_before_does_not() -> None:
+def test_the_smallest_share_for_all_rows_fits_them_and_the_next_smaller_does_not() -> None:
     found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
     held = found.holding()
     assert held is not None
@@ -335,16 +333,16 @@ def test_more_share_never_takes_longer() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_a_share_is_asked_where_vllm_shares_the_gpus() -> None:
+def test_share_searches_need_colocate_mode_and_valid_rows() -> None:
     with pytest.raises(ValueError, match="set use_vllm, and vllm_mode to colocate"):
         vllm_shares(QWEN, H100, setup(vllm_mode="server"))
     with pytest.raises(ValueError, match="rows must be from 1 to 8"):
         least_share(QWEN, H100, setup(), 9)
 
 
-def test_decoding_reads_the_weights_once_for_all_rows_of_a_token() -> None:
-    # 8 rows of 512 tokens on an H100 of 3.35 TB/s: 512 readings of 1.54 billion 16-bit weights, and of 8 rows' cache,
-    # 28,672 bytes a token, on average 768 of them
+def test_decoding_reads_the_weights_once_per_token_for_all_rows() -> None:
+    # 8 rows of 512 tokens on an H100 of 3.35 TB/s: 512 reads of 1.54 billion 16-bit weights, and of 8 rows' cache,
+    # 28,672 bytes a token, 768 tokens on average
     parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup())}
     read = 512 * 2 * total_parameters(QWEN) + 8 * 512 * 768 * 28_672
     bandwidth = H100.memory_bandwidth_gb_per_s * 1e9
@@ -353,7 +351,7 @@ def test_decoding_reads_the_weights_once_for_all_rows_of_a_token() -> None:
     assert parts[seconds.TOKENS].high_seconds == pytest.approx(slow, rel=0.05)  # and products
 
 
-def test_rows_that_do_not_fit_at_once_take_turns() -> None:
+def test_rows_that_do_not_fit_together_run_in_waves() -> None:
     keys: dict[str, Any] = {"gradient_accumulation_steps": 32, "vllm_max_model_length": 1024}
     small, large = (
         {
@@ -367,14 +365,14 @@ def test_rows_that_do_not_fit_at_once_take_turns() -> None:
     assert small[seconds.TOKENS].high_seconds > 4 * large[seconds.TOKENS].high_seconds
 
 
-def test_a_batch_reads_the_experts_that_its_tokens_choose() -> None:
+def test_a_batch_reads_the_experts_its_tokens_select() -> None:
     mixture = catalog.model("Qwen/Qwen3-30B-A3B")
     one, many = (seconds.read_parameters(mixture, rows) for rows in (1, 1000))
     assert one == pytest.approx(3.35e9, rel=0.02)  # its card: 3.3 billion active
     assert many == pytest.approx(total_parameters(mixture), rel=1e-6)
 
 
-def test_mean_lengths_shorten_the_fast_end_alone() -> None:
+def test_mean_length_lowers_only_the_fast_end() -> None:
     whole, shorter = answer().time, answer(mean_tokens_per_example=640).time
     assert whole is not None
     assert shorter is not None
@@ -382,21 +380,21 @@ def test_mean_lengths_shorten_the_fast_end_alone() -> None:
     assert shorter.step_seconds_high <= whole.step_seconds_high
 
 
-def test_an_epoch_takes_every_prompts_completions() -> None:
+def test_an_epoch_covers_every_prompt_s_completions() -> None:
     # 10,000 prompts of 8 completions, 8 rows a step
     time = answer().time
     assert time is not None
     assert time.steps_per_epoch == 10_000
 
 
-def test_weights_are_pushed_once_a_generation() -> None:
+def test_weights_are_pushed_once_per_generation() -> None:
     assert seconds.generations_per_step(setup(gradient_accumulation_steps=4)) == 1
     assert (
         seconds.generations_per_step(setup(gradient_accumulation_steps=4, num_iterations=4)) == 0.25
     )
 
 
-def test_vllms_log_probabilities_are_corrected_by_a_pass_of_the_policy() -> None:
+def test_correcting_vllm_s_log_probabilities_takes_a_policy_pass() -> None:
     # trl trainer/grpo_trainer.py:2643: vllm_importance_sampling_correction is on by default
     assert Phase.SCORING in answer().phases
     assert Phase.SCORING not in answer(use_vllm=False).phases
@@ -405,14 +403,14 @@ def test_vllms_log_probabilities_are_corrected_by_a_pass_of_the_policy() -> None
 # --- searches over GPUs, batches and lengths ---
 
 
-def test_where_vllm_does_not_start_the_need_is_more_than_the_gpu() -> None:
+def test_need_exceeds_the_gpu_if_vllm_does_not_start() -> None:
     starved = setup(vllm_gpu_memory_utilization=0.03)
     with pytest.raises(ValueError, match="vLLM does not start"):
         estimate(QWEN, H100, starved)
     assert need(QWEN, H100, starved)[0] > H100.memory_bytes
 
 
-def test_searches_pass_over_gpus_on_which_vllm_does_not_start() -> None:
+def test_searches_skip_gpus_on_which_vllm_does_not_start() -> None:
     small = setup(method="lora")
     on = smallest_gpu(QWEN, catalog.gpus().values(), small)
     assert on is not None
@@ -422,29 +420,29 @@ def test_searches_pass_over_gpus_on_which_vllm_does_not_start() -> None:
     assert "GTX 1060 6GB" not in names
 
 
-def test_the_longest_context_is_one_that_vllm_takes() -> None:
+def test_the_longest_context_is_accepted_by_vllm() -> None:
     assert longest_context(QWEN, H100, setup(method="lora", vllm_max_model_length=2048)) == 2048
 
 
 # --- data/generation.csv and docs/generation.md ---
 
 
-def test_eight_in_ten_published_steps_are_inside_the_range() -> None:
+def test_eight_in_ten_published_steps_are_within_the_range() -> None:
     found = list(generation.published())
     assert len(found) >= 15
     assert sum(it.is_inside for it in found) >= 0.8 * len(found)
 
 
-def test_trls_advice_is_the_formula_of_its_space() -> None:
-    # by hand, Qwen2.5 7B at 8 × 1,024 tokens: 7.6156 billion · 2 GiB, and 57,344 bytes a token, a fifth more, of 79.11
+def test_trl_s_recommended_share_matches_the_formula_of_its_space() -> None:
+    # by hand, Qwen2.5 7B at 8 × 1,024 tokens: 7.6156 · 2 GiB and 57,344 bytes a token, plus a fifth, of 79.11
     # GiB: (15.231 + 0.4375) · 1.2 / 79.11 = 0.238
     assert generation.trls_advice(QWEN_7B, setup(), H100.memory_bytes) == 0.25
 
 
-# --- what users' files say of it ---
+# --- generation keys in users' files ---
 
 
-def test_grpo_configs_keys_are_read() -> None:
+def test_grpo_config_keys_are_read() -> None:
     script = (
         "trl grpo --model_name_or_path Qwen/Qwen2.5-1.5B --use_vllm --vllm_mode colocate"
         " --vllm_gpu_memory_utilization 0.4 --vllm_enable_sleep_mode --vllm_max_model_length 2048"
@@ -458,7 +456,7 @@ def test_grpo_configs_keys_are_read() -> None:
     assert found["vllm_tensor_parallel_size"] == 2
 
 
-def test_ms_swifts_levels_are_sleep_and_its_share_is_nine_tenths() -> None:
+def test_ms_swift_s_sleep_level_is_read_and_its_default_share_is_nine_tenths() -> None:
     # ms-swift 4.6.0, swift/rlhf_trainers/args_mixin.py:37 and :188
     script = (
         "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-1.5B --use_vllm true --vllm_mode colocate"
@@ -470,10 +468,10 @@ def test_ms_swifts_levels_are_sleep_and_its_share_is_nine_tenths() -> None:
     assert found["vllm_gpu_memory_utilization"] == 0.9
 
 
-# --- what to change ---
+# --- remedies ---
 
 
-def test_remedies_lower_the_share_let_vllm_sleep_or_give_it_gpus() -> None:
+def test_remedies_lower_the_share_enable_sleep_mode_or_add_gpus_for_vllm() -> None:
     over = answer(
         QWEN_7B,
         vllm_gpu_memory_utilization=0.6,
@@ -494,7 +492,7 @@ def test_remedies_lower_the_share_let_vllm_sleep_or_give_it_gpus() -> None:
             assert fixed.verdict is Verdict.FITS
 
 
-def test_assumptions_say_how_many_rows_run_at_once_and_which_length_is_enough() -> None:
+def test_assumptions_state_concurrent_rows_and_a_sufficient_length() -> None:
     said = " ".join(answer(vllm_max_model_length=None).assumptions)
     assert "takes 0.3 of the whole GPU" in said
     assert "Of the 8 rows that an engine is given, 8 run at once" in said

@@ -1,6 +1,6 @@
 """Packing and padding-free: a micro-batch is one row.
 
-Whole steps are held against traced ones in tests/test_reference.py ("joined").
+tests/test_reference.py compares whole steps with traced ones ("joined").
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def seconds(**keys: object) -> tuple[float, float]:
     return attention.low_seconds, attention.high_seconds
 
 
-def test_with_flash_attention_a_joined_row_takes_its_positions_and_tables_alone() -> None:
-    """Positions as int64 and numbers of examples as int32, 12 bytes a token; cosine and sine of 4 rows, not of 1."""
+def test_with_flash_attention_a_joined_row_adds_only_positions_and_tables() -> None:
+    """Positions in int64 and example numbers in int32, 12 bytes a token; cosine and sine of 4 rows instead of 1."""
     tables = 2 * 2 * 64 * (TOKENS - 1024)
     own_positions = 8 * 1024
     more = 12 * TOKENS + tables - own_positions
     assert loss_height(padding_free=True) - loss_height() == pytest.approx(more, abs=2**14)
 
 
-def test_packing_joins_one_row_too_and_padding_free_does_not() -> None:
+def test_packing_joins_a_single_row_and_padding_free_does_not() -> None:
     one = {"per_device_train_batch_size": 1, "attn_implementation": AttnImplementation.SDPA}
     assert loss_height(**one, padding_free=True) == loss_height(**one)
     assert loss_height(**one, packing=True) > loss_height(**one)
 
 
-def test_sdpa_masks_all_tokens_of_the_micro_batch_with_all() -> None:
+def test_sdpa_masks_the_whole_micro_batch_as_one_square() -> None:
     """A mask of T² bytes, and without checkpointing an additive copy of 2 · T² bytes in every layer."""
     sdpa = {"attn_implementation": AttnImplementation.SDPA}
     kept = 16 * 2 * TOKENS**2
@@ -57,21 +57,21 @@ def test_sdpa_masks_all_tokens_of_the_micro_batch_with_all() -> None:
     assert found == pytest.approx(kept + repeated, rel=0.02)
 
 
-def test_examples_do_not_look_at_each_other_where_the_kernel_knows_their_bounds() -> None:
-    """Four examples of 256 tokens to a row: a quarter of the pairs of whole rows, but for the diagonal."""
+def test_examples_do_not_attend_to_each_other_if_the_kernel_knows_their_bounds() -> None:
+    """Four examples of 256 tokens per row: a quarter of the pairs of whole rows, except for the diagonal."""
     whole = seconds(packing=True)[1]
     packed = seconds(packing=True, mean_tokens_per_example=256)[1]
     assert packed == pytest.approx(whole * 257 / 1025)
 
 
 def test_sdpa_multiplies_the_whole_square() -> None:
-    """(4 L)² pairs for the micro-batch where causal flash attention has 4 · L · (L + 1) / 2."""
+    """(4 L)² pairs for the micro-batch; causal flash attention has 4 · L · (L + 1) / 2."""
     flash = seconds(packing=True)[0]
     sdpa = seconds(packing=True, attn_implementation=AttnImplementation.SDPA)[0]
     assert sdpa == pytest.approx(flash * TOKENS**2 / (4 * 1024 * 1025 / 2))
 
 
-def test_padding_free_examples_cost_their_own_tokens() -> None:
+def test_padding_free_examples_cost_only_their_own_tokens() -> None:
     setup = replace(SETUP, padding_free=True, mean_tokens_per_example=300, num_train_examples=100)
     found = lengths(setup)
     assert (found.rows_per_epoch, found.fast, found.slow) == (100, 300, 300)
@@ -107,9 +107,7 @@ def test_padding_free_examples_cost_their_own_tokens() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    model: str, keys: dict[str, object], says: str
-) -> None:
+def test_incompatible_options_are_refused(model: str, keys: dict[str, object], says: str) -> None:
     setup = replace(SETUP, loss=None, attn_implementation=AttnImplementation.SDPA, **keys)
     with pytest.raises(ValueError, match=says):
         estimate(catalog.model(model), GPU, setup)

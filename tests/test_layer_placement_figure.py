@@ -1,4 +1,4 @@
-"""Where the layers sit, as the page draws it: every layer once, every GPU's own peak, and Plotly takes it as it is."""
+"""The figure of layer placement: every layer once, every GPU's own peak, accepted by Plotly unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer():
 
 @pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.1", "facebook/opt-1.3b"])
 @pytest.mark.parametrize("gpus", [2, 8])
-def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
+def test_the_strip_shows_every_layer_once_in_order(name, gpus):
     model = catalog.model(name)
     placed = estimate(model, None, replace(FOUR, num_gpus=gpus))
     strip = layer_placement.pieces(placed)
@@ -35,13 +35,13 @@ def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_plotly_takes_the_figure(answer, dark):
+def test_plotly_accepts_the_figure(answer, dark):
     for of in (answer, estimate(MISTRAL, None, FOUR)):
         drawn = layer_placement.figure(of, dark=dark)
         assert len(go.Figure(drawn).data) == len(drawn["data"]) > 0
 
 
-def test_a_bar_adds_up_to_what_its_gpu_needs(answer):
+def test_a_bar_adds_up_to_its_gpu_s_need(answer):
     drawn = [
         trace for trace in layer_placement.figure(answer)["data"] if trace.get("xaxis") is None
     ]
@@ -53,7 +53,7 @@ def test_a_bar_adds_up_to_what_its_gpu_needs(answer):
         assert there == pytest.approx(it.need_high_bytes / GIB, abs=0.01)
 
 
-def test_the_table_has_weights_what_training_adds_and_the_room(answer):
+def test_table_shows_what_training_adds_and_the_headroom(answer):
     said = layer_placement.table_html(answer)
     for it in answer.devices:
         weights = it.peak.resident[Component.WEIGHTS]
@@ -61,7 +61,7 @@ def test_the_table_has_weights_what_training_adds_and_the_room(answer):
         assert f"{(A100.memory_bytes - it.need_high_bytes) / GIB:.1f}" in said
 
 
-def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
+def test_any_setup_is_shown_over_two_gpus_or_refused_with_a_reason():
     alone = estimate(MISTRAL, A100, TrainingSetup())
     placed = layer_placement.over_devices(alone)
     assert placed == estimate(MISTRAL, A100, replace(FOUR, num_gpus=2))
@@ -72,7 +72,7 @@ def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
     assert refused.startswith("Liger's kernels")
 
 
-def test_the_page_draws_it_and_takes_it_with_a_click():
+def test_page_draws_the_placement_and_applies_it_on_click():
     page = open_page(model="openai-community/gpt2", section="Where the layers sit")
     assert "If 2 such GPUs shared the model by layers" in text(page)
     page.button(key="take map").click().run()

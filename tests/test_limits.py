@@ -1,4 +1,4 @@
-"""Limits are exact and remedies keep their word, over random setups of the catalogue's models and cards."""
+"""Limits are exact and remedies work, for random setups of catalogued models and cards."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SEVERAL = st.builds(
     offload_optimizer=st.sampled_from([Offload.NONE, Offload.NONE, Offload.CPU]),
     offload_param=st.sampled_from([Offload.NONE, Offload.NONE, Offload.CPU]),
 )
-# one model of each family and size is enough; each is played anew for every structure
+# one model per family and size is enough; each is simulated again for every structure
 MODELS = st.sampled_from(
     [
         MISTRAL,
@@ -90,9 +90,9 @@ GPUS = st.sampled_from([card for card in catalog.gpus().values() if card.vendor 
 
 
 def can_be_trained(model, setup):
-    """GPT-2 has learned so many positions, and no nn.Linear whose gradient GaLore or APOLLO could project.
+    """GPT-2 has a fixed number of learned positions and no nn.Linear whose gradient GaLore or APOLLO could project.
 
-    Not every strategy goes with every setup, nor a device map over two machines.
+    Not every strategy works with every setup, and a device map does not span two machines.
     """
     is_long = 0 < model.position_limit <= setup.max_length
     has_linear = setup.uses_adapters or model.model_type != "gpt2"
@@ -102,7 +102,7 @@ def can_be_trained(model, setup):
 
 
 def finds_head(model, setup):
-    """Liger's loss reads a head that FSDP 2 has not gathered beside adapters."""
+    """With adapters, Liger's loss reads a head that FSDP 2 has not gathered."""
     try:
         check_head(model, setup)
     except ValueError:
@@ -126,7 +126,7 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
 
 @settings(max_examples=200, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
-def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
+def test_every_applied_remedy_does_what_it_promised(model, gpu, setup):
     assume(can_be_trained(model, setup))
     before = estimate(model, gpu, setup)
     proposed = remedies(before, catalog.gpus_like(gpu))
@@ -153,7 +153,7 @@ def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
 
 
 def no_fewer_gpus_do(model, gpu, before, after):
-    """Half as many, shared alike with the same batch, are as many as before or do not hold it."""
+    """Half as many GPUs, shared the same way, do not hold it; skipped if the setup already had that many."""
     number = after.num_gpus // 2
     if number <= max(before.num_gpus, 1):
         return
@@ -164,7 +164,7 @@ def no_fewer_gpus_do(model, gpu, before, after):
 
 @settings(max_examples=60, deadline=None)
 @given(model=MODELS, gpu=st.one_of(st.none(), GPUS), setup=st.one_of(SETUPS, SEVERAL))
-def test_a_set_of_gpus_holds_what_fewer_do_not(model, gpu, setup):
+def test_smallest_set_fits_and_fewer_gpus_do_not(model, gpu, setup):
     assume(can_be_trained(model, setup))
     found = smallest_set(model, gpu, catalog.gpus_like(gpu), setup)
     if found is None:
@@ -176,8 +176,8 @@ def test_a_set_of_gpus_holds_what_fewer_do_not(model, gpu, setup):
         no_fewer_gpus_do(model, gpu, setup, found.setup)
 
 
-def test_what_fsdp_cannot_train_is_shared_by_zero3_instead():
-    # Liger's loss reads an untied head that FSDP 2 does not gather beside adapters
+def test_zero3_is_proposed_for_setups_that_fsdp_cannot_train():
+    # with adapters, Liger's loss reads an untied head that FSDP 2 does not gather
     llama = catalog.model("meta-llama/Llama-3.1-70B")
     setup = TrainingSetup(method=Method.LORA, use_liger_kernel=True, gradient_checkpointing=True)
     found = smallest_set(llama, catalog.gpu("L40S"), catalog.gpus_like(None), setup)
@@ -185,7 +185,7 @@ def test_what_fsdp_cannot_train_is_shared_by_zero3_instead():
     assert found.setup.strategy is Strategy.ZERO3
 
 
-def test_a_setup_that_80_gib_do_not_hold_is_shared_by_two():
+def test_a_setup_too_large_for_80_gib_is_sharded_over_two_gpus():
     # 7.24 billion parameters in float32, gradients and two states: 107.9 GiB, 54 on each of two
     setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)
     proposed = remedies(estimate(MISTRAL, A100, setup), [])
@@ -195,7 +195,7 @@ def test_a_setup_that_80_gib_do_not_hold_is_shared_by_two():
     assert "The effective batch grows to 2." in shared.price
 
 
-def test_more_gpus_take_the_accumulation_first_and_then_the_batch():
+def test_more_gpus_reduce_accumulation_first_then_the_batch():
     setup = TrainingSetup(per_device_train_batch_size=4, gradient_accumulation_steps=6)
     assert sharing_keys(setup, Strategy.FSDP, 2)["gradient_accumulation_steps"] == 3
     assert sharing_keys(setup, Strategy.FSDP, 8) == {
@@ -206,17 +206,17 @@ def test_more_gpus_take_the_accumulation_first_and_then_the_batch():
     }
 
 
-def test_fewer_examples_than_gpus_become_one_on_each():
+def test_fewer_examples_than_gpus_become_one_per_gpu():
     keys = sharing_keys(TrainingSetup(per_device_train_batch_size=4), Strategy.FSDP, 8)
     assert keys["per_device_train_batch_size"] == 1
 
 
-def test_packed_weights_are_divided_only_where_they_pass_for_floats():
+def test_sharding_4_bit_weights_sets_a_float_storage_dtype():
     keys = sharing_keys(TrainingSetup(method=Method.QLORA), Strategy.FSDP, 2)
     assert keys["bnb_4bit_quant_storage"] == "bfloat16"
 
 
-def test_ddp_that_does_not_fit_is_divided_on_the_same_gpus():
+def test_ddp_that_does_not_fit_is_sharded_on_the_same_gpus():
     setup = TrainingSetup(num_gpus=8, strategy=Strategy.DDP, gradient_checkpointing=True)
     llama, card = catalog.model("meta-llama/Llama-3.1-8B"), catalog.gpu("A100-SXM4-40GB")
     proposed = remedies(estimate(llama, card, setup), [])
@@ -225,8 +225,8 @@ def test_ddp_that_does_not_fit_is_divided_on_the_same_gpus():
     assert "ZeRO-3 instead of ddp" in titles
 
 
-def test_what_does_not_fit_one_gpu_may_rest_on_its_host():
-    # 7.24 billion weights of 16 bits and their gradients, 27 GiB, stay; 12 bytes a weight, 81 GiB, do not
+def test_offload_is_proposed_for_a_setup_too_large_for_one_gpu():
+    # 7.24 billion 16-bit weights and gradients, 27 GiB, stay on the GPU; 12 bytes a weight, 81 GiB, are offloaded
     setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)
     proposed = remedies(estimate(MISTRAL, A100, setup), [])
     (offloaded,) = [it for it in proposed if "offload_optimizer" in it.keys]
@@ -238,7 +238,7 @@ def test_what_does_not_fit_one_gpu_may_rest_on_its_host():
     assert after.host_bytes > 12 * MISTRAL_PARAMETERS
 
 
-def test_a_strategy_that_cannot_offload_so_says_what_comes_back():
+def test_a_remedy_that_ends_offloading_says_that_tensors_move_back():
     states_alone = TrainingSetup(
         num_gpus=8,
         strategy=Strategy.ZERO2,
@@ -252,7 +252,7 @@ def test_a_strategy_that_cannot_offload_so_says_what_comes_back():
     assert all("Offloaded tensors move back" in it.price for it in back)
 
 
-def test_evaluation_is_named_where_it_alone_does_not_fit():
+def test_evaluation_is_named_when_only_it_does_not_fit():
     setup = TrainingSetup(method=Method.QLORA, eval_strategy="epoch", per_device_eval_batch_size=64)
     card = catalog.gpu("L4")
     assert largest_micro_batch(MISTRAL, card, setup) == 0
@@ -264,7 +264,7 @@ def test_evaluation_is_named_where_it_alone_does_not_fit():
 
 @settings(max_examples=40, deadline=None)
 @given(model=MODELS, setup=SETUPS)
-def test_the_smallest_gpu_fits_and_none_smaller_does(model, setup):
+def test_the_smallest_fitting_gpu_fits_and_no_smaller_one_does(model, setup):
     assume(can_be_trained(model, setup))
     cards = catalog.gpus_like(None)
     smallest = smallest_gpu(model, cards, setup)
@@ -278,7 +278,7 @@ def test_the_smallest_gpu_fits_and_none_smaller_does(model, setup):
 
 @settings(max_examples=60, deadline=None)
 @given(model=MODELS, setup=SETUPS)
-def test_no_setup_needs_less_than_its_optimizer_s_step(model, setup):
+def test_every_setup_needs_at_least_its_optimizer_step(model, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, None, setup)
     assert least_need(model, setup) <= answer.need_low_bytes
@@ -286,12 +286,12 @@ def test_no_setup_needs_less_than_its_optimizer_s_step(model, setup):
     assert least_need(model, setup) < step.bytes + answer.context_high_bytes
 
 
-def test_a_learned_position_table_is_the_longest_context():
+def test_learned_positions_bound_the_longest_context():
     gpt2 = catalog.model("openai-community/gpt2")
     assert longest_context(gpt2, A100, TrainingSetup()) == 1024
 
 
-def test_the_example_is_mended_by_real_states_first_and_by_adapters_last():
+def test_remedies_of_the_example_start_with_the_real_state_dtype():
     what_if = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
     proposed = remedies(estimate(MISTRAL, A100, what_if), catalog.gpus_like(A100))
     assert [dict(remedy.keys) for remedy in proposed[:1]] == [{"optim_state_dtype": None}]
@@ -302,7 +302,7 @@ def test_the_example_is_mended_by_real_states_first_and_by_adapters_last():
     assert more.keys["num_gpus"] == 2
 
 
-def test_accumulation_is_never_proposed_to_a_card_that_is_full_of_weights():
+def test_accumulation_is_not_proposed_when_weights_fill_the_card():
     # 7.24 billion parameters x (2 weights + 2 gradients + 2 x 4 states) are 80.9 GiB at any batch
     setup = TrainingSetup(
         mixed_precision=MixedPrecision.NO,
@@ -321,7 +321,7 @@ def test_accumulation_is_never_proposed_to_a_card_that_is_full_of_weights():
 MISTRAL_PARAMETERS = 7_241_732_096
 
 
-def test_where_peft_refuses_dropout_on_experts_adapters_on_the_attention_are_proposed():
+def test_attention_adapters_are_proposed_when_peft_refuses_dropout_on_experts():
     olmoe, card = catalog.model("allenai/OLMoE-1B-7B-0924"), catalog.gpu("A100-SXM4-40GB")
     proposed = remedies(estimate(olmoe, card, TrainingSetup()), [])
     (lora,) = [remedy for remedy in proposed if remedy.keys.get("method") is Method.LORA]
@@ -329,7 +329,7 @@ def test_where_peft_refuses_dropout_on_experts_adapters_on_the_attention_are_pro
     assert estimate(olmoe, card, replace(TrainingSetup(), **lora.keys)).verdict is Verdict.FITS
 
 
-def test_two_changes_are_proposed_where_no_single_one_is_enough():
+def test_two_changes_are_proposed_when_no_single_one_is_enough():
     setup = TrainingSetup(per_device_train_batch_size=16, max_length=4096)
     card = catalog.gpu("L4")
     proposed = remedies(estimate(MISTRAL, card, setup), [])
@@ -337,17 +337,17 @@ def test_two_changes_are_proposed_where_no_single_one_is_enough():
     assert all(" + " in remedy.title for remedy in proposed)
 
 
-def test_without_a_gpu_there_is_nothing_to_remedy():
+def test_without_a_gpu_there_are_no_remedies():
     assert remedies(estimate(MISTRAL, None, TrainingSetup()), catalog.gpus_like(None)) == ()
 
 
 @pytest.mark.parametrize("cards", [[], [catalog.gpu("T4")]])
-def test_no_card_is_named_where_none_is_large_enough(cards):
+def test_no_card_is_named_when_none_is_large_enough(cards):
     assert smallest_gpu(catalog.model("meta-llama/Llama-3.1-70B"), cards, TrainingSetup()) is None
 
 
-def test_where_peft_stops_at_a_layer_lora_on_its_own_targets_is_proposed():
-    # Llama 4 Scout: 109 billion weights, 203 GiB in bfloat16, on a card that holds them and not their gradients
+def test_lora_on_peft_s_default_targets_is_proposed_when_peft_fails_on_a_layer():
+    # Llama 4 Scout: 109 billion weights, 203 GiB in bfloat16, on a card that holds them but not their gradients
     scout = catalog.model("meta-llama/Llama-4-Scout-17B-16E")
     card = catalog.gpu("B300-270GB")
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, gradient_checkpointing=True)

@@ -1,4 +1,4 @@
-"""Loading: what lies there in the end, and the copies on the way. Numbers by hand from the models' shapes."""
+"""Loading: the final weights and the temporary copies. Numbers by hand from the models' shapes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ H, F, V = 4096, 14336, 32000
 QLORA = TrainingSetup(method=Method.QLORA)
 
 
-def test_plain_weights_are_all_that_loading_takes():
+def test_loading_plain_weights_takes_only_the_weights():
     full = TrainingSetup()
     assert load_moment(MISTRAL, full, 0).bytes == weight_bytes(MISTRAL, full)
     lora = estimate(MISTRAL, None, replace(full, method=Method.LORA))
     assert lora.phases[Phase.LOAD].resident[Component.ADAPTERS] == 4 * lora.trainable_parameters
 
 
-def test_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
+def test_4_bit_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
     count = H * F
     assert packing_bytes(MISTRAL, QLORA) == 2 * count + 2 * 4 * count // 64
     once = replace(QLORA, bnb_4bit_use_double_quant=False)
@@ -44,8 +44,8 @@ def test_packing_into_8_bits_goes_through_the_host_and_holds_two_16_bit_copies()
     assert load_host_bytes(MISTRAL, eight) == 2 * V * H
 
 
-def test_upcasting_meets_the_head_last_in_both_widths():
-    # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2 are still there at the end
+def test_upcasting_ends_with_the_head_in_both_dtypes():
+    # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2-byte copy still exists at the end
     kbit = replace(QLORA, prepare_model_for_kbit_training=True)
     grown = 2 * (2 * V * H + 65 * H)
     assert upcasting_bytes(MISTRAL, kbit) == grown + 2 * V * H
@@ -53,9 +53,9 @@ def test_upcasting_meets_the_head_last_in_both_widths():
     assert load_moment(MISTRAL, kbit, 0).bytes == weight_bytes(MISTRAL, QLORA) + grown + 2 * V * H
 
 
-def test_a_mixture_is_loaded_as_high_as_the_real_one():
+def test_loading_a_mixture_matches_the_real_height():
     # traced: from_pretrained(device_map={"": "cuda:0"}) of transformers 5.23 on a device that counts allocations, a
-    # Mixtral of 3 layers and 4 experts of 256 x 704 in bfloat16: 18,073,088 bytes at the highest, 15,189,632 in the end
+    # Mixtral of 3 layers and 4 experts of 256 x 704 in bfloat16: 18,073,088 bytes at the peak, 15,189,632 at the end
     tiny = replace(
         MIXTRAL,
         vocab_size=1000,
@@ -70,16 +70,16 @@ def test_a_mixture_is_loaded_as_high_as_the_real_one():
     )
     assert load_moment(tiny, TrainingSetup(), 0).bytes == pytest.approx(18_073_088, rel=1e-4)
     assert weight_bytes(tiny, TrainingSetup()) == pytest.approx(15_189_632, rel=1e-4)
-    # and to save it, save_pretrained held 8,650,752 bytes beside it
+    # save_pretrained held another 8,650,752 bytes to save it
     assert taken_apart_bytes(tiny, TrainingSetup()) == 8_650_752
 
 
-def test_a_layers_gates_and_ups_lie_there_twice_while_they_are_joined():
+def test_gate_and_up_weights_exist_twice_while_they_are_merged():
     assert merging_bytes(MIXTRAL, TrainingSetup()) == 8 * 2 * F * H * 2
     assert merging_bytes(MISTRAL, TrainingSetup()) == 0
 
 
-def test_the_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
+def test_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
     assert load_host_bytes(MISTRAL, TrainingSetup()) == weight_bytes(MISTRAL, TrainingSetup())
     assert load_host_bytes(MISTRAL, QLORA) == 2 * V * H
 
@@ -92,10 +92,10 @@ def test_the_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
         (MIXTRAL, TrainingSetup(method=Method.LORA, lora_r=1), "merging a layer's experts"),
     ],
 )
-def test_adapters_come_after_packing_merging_and_upcasts(
+def test_adapters_are_added_after_packing_merging_and_upcasting(
     model: Model, setup: TrainingSetup, name: str
 ) -> None:
-    # PEFT is called with the loaded model: not one byte of an adapter is there before
+    # PEFT is called with the loaded model: no adapter exists before
     moment = load_moment(model, setup, 0)
     assert moment.name == name
     assert Component.ADAPTERS not in moment.resident

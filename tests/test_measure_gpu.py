@@ -1,4 +1,4 @@
-"""The measuring script without a GPU and without torch: what is asked, what is refused, what is written, when it stops.
+"""The measuring script without a GPU or torch: its cases, its refusals, its output, and when it stops.
 
 The real libraries run its steps in tests/verify/test_measure_gpu_steps.py.
 """
@@ -47,7 +47,7 @@ def case(**keys: object) -> Case:
 
 
 @pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
-def test_the_config_of_a_catalogued_model_is_read_back_as_that_model(
+def test_config_of_a_catalogued_model_round_trips(
     entry: catalog.CatalogModel,
 ) -> None:
     # a measurement builds the text class, with random weights in one dtype: neither towers nor packed weights
@@ -60,7 +60,7 @@ def test_the_config_of_a_catalogued_model_is_read_back_as_that_model(
 CASES = [read_case(given) for given in BUILT_IN]
 
 
-def test_the_built_in_list_is_long_and_varied() -> None:
+def test_built_in_cases_are_many_and_varied() -> None:
     assert len(CASES) >= 40
     setups = [each.setup for each in CASES]
     varied = {
@@ -92,7 +92,7 @@ def test_the_built_in_list_is_long_and_varied() -> None:
     assert max(counts) > 14e9
 
 
-def test_the_built_in_list_fits_an_80_gb_card_and_only_the_first_case_comes_twice() -> None:
+def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats() -> None:
     free = FOUND.free_bytes
     assert free is not None
     assert all(fits(each.predicted(H100).peak.bytes, free, 0.05) for each in CASES)
@@ -118,12 +118,12 @@ def test_a_paged_optimizer_is_refused_in_one_sentence(optim: str) -> None:
     assert not any(each.setup.optim.startswith("paged") for each in CASES)
 
 
-def test_a_what_if_that_no_run_has_is_refused() -> None:
+def test_a_what_if_that_no_run_can_have_is_refused() -> None:
     with pytest.raises(ValueError, match="optim_state_dtype is a what-if"):
         case(optim="adamw_torch", optim_state_dtype="bfloat16")
 
 
-def test_lines_are_read_in_order_and_a_bad_one_does_not_take_the_others_with_it() -> None:
+def test_lines_are_read_in_order_and_a_bad_one_does_not_affect_the_others() -> None:
     lines = [json.dumps(GPT2), "", "[1]", "{", json.dumps(GPT2 | {"max_length": 4096})]
     first, *bad = read_lines(lines)
     assert isinstance(first, Case)
@@ -131,20 +131,20 @@ def test_lines_are_read_in_order_and_a_bad_one_does_not_take_the_others_with_it(
     assert "1024 positions" in str(bad[-1])
 
 
-def test_a_gpu_that_a_setup_names_gives_way_to_the_one_that_is_here() -> None:
+def test_the_present_gpu_replaces_the_one_a_setup_names() -> None:
     named = case(gpu="A100-SXM4-80GB")
     assert json.loads(named.fields(None)) == GPT2
     assert json.loads(named.fields(H100))["gpu"] == "H100-SXM5-80GB"
 
 
-def test_a_case_says_which_packages_it_needs() -> None:
+def test_a_case_lists_the_packages_it_needs() -> None:
     assert case().needs == []
     assert case(method="qlora").needs == ["peft", "bitsandbytes"]
     assert case(optim="lion_8bit").needs == ["bitsandbytes"]
     assert case(use_liger_kernel=True).needs == ["liger_kernel"]
 
 
-def test_liger_is_measured_and_written_though_it_may_not_be_modelled() -> None:
+def test_liger_is_measured_even_if_not_modelled() -> None:
     assert json.loads(case(use_liger_kernel=True).fields(None))["use_liger_kernel"] is True
     assert case(use_liger_kernel=True).id != case().id
 
@@ -152,7 +152,7 @@ def test_liger_is_measured_and_written_though_it_may_not_be_modelled() -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def test_the_shipped_table_has_the_columns_that_are_written() -> None:
+def test_the_shipped_table_has_the_written_columns() -> None:
     with rows.TABLE.open(encoding="utf-8", newline="") as lines:
         assert tuple(next(csv.reader(lines))) == rows.COLUMNS
 
@@ -166,7 +166,7 @@ def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date() -
         assert "model" in json.loads(row.setup)
 
 
-def test_rows_come_back_as_they_were_written_and_what_was_not_read_is_missing(
+def test_rows_round_trip_and_missing_readings_stay_missing(
     tmp_path: Path,
 ) -> None:
     table = tmp_path / "rows.csv"
@@ -188,7 +188,7 @@ def test_rows_come_back_as_they_were_written_and_what_was_not_read_is_missing(
     assert first.total_parameters is None
 
 
-def test_a_table_with_other_columns_is_left_alone(tmp_path: Path) -> None:
+def test_a_table_with_other_columns_is_not_changed(tmp_path: Path) -> None:
     table = tmp_path / "other.csv"
     table.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="has other columns"):
@@ -208,7 +208,7 @@ class Clock:
 
 
 class Scripted:
-    """Stands in for a worker: takes so long for each case, and answers as it is told."""
+    """A fake worker with a fixed time per case and scripted answers."""
 
     started = 0
 
@@ -255,7 +255,7 @@ def lengths(*values: int) -> list[Case]:
     return [case(max_length=value) for value in values]
 
 
-def test_rows_are_written_as_cases_end_and_one_process_serves_them_all(tmp_path: Path) -> None:
+def test_rows_are_written_after_each_case_and_one_process_runs_all(tmp_path: Path) -> None:
     run, said = session(tmp_path)
     run.run(lengths(128, 256))
     first, _ = catalog.measurements(tmp_path / "rows.csv")
@@ -269,14 +269,14 @@ def test_rows_are_written_as_cases_end_and_one_process_serves_them_all(tmp_path:
     assert said[-1].startswith("2 measured, 0 out of memory, 0 skipped, 0 failed, 0 left")
 
 
-def test_it_stops_when_the_minutes_are_over_and_says_how_many_are_left(tmp_path: Path) -> None:
+def test_it_stops_when_time_is_up_and_reports_the_remaining_cases(tmp_path: Path) -> None:
     run, said = session(tmp_path, minutes=2.5)
     run.run(lengths(64, 128, 256, 512, 1024))
-    assert len(catalog.measurements(tmp_path / "rows.csv")) == 3  # begun at 0, 1 and 2 minutes
+    assert len(catalog.measurements(tmp_path / "rows.csv")) == 3  # started at 0, 1 and 2 minutes
     assert said[-1].endswith("2 left for lack of time")
 
 
-def test_what_the_table_has_of_this_card_and_these_versions_is_passed_over(tmp_path: Path) -> None:
+def test_cases_already_in_the_table_for_this_card_and_versions_are_skipped(tmp_path: Path) -> None:
     session(tmp_path)[0].run(lengths(128))
     run, said = session(tmp_path)
     run.run(lengths(128, 256))
@@ -289,7 +289,7 @@ def test_what_the_table_has_of_this_card_and_these_versions_is_passed_over(tmp_p
     assert len(catalog.measurements(tmp_path / "rows.csv")) == 4
 
 
-def test_what_the_card_cannot_hold_is_skipped_with_both_figures(tmp_path: Path) -> None:
+def test_cases_that_do_not_fit_are_skipped_with_both_figures(tmp_path: Path) -> None:
     big = read_case({"model": "meta-llama/Llama-2-7b-hf"})
     assert big.predicted(H100).peak.bytes > H100.memory_bytes * 0.6
     run, said = session(tmp_path, FOUND._replace(free_bytes=20 * GIB))
@@ -300,11 +300,11 @@ def test_what_the_card_cannot_hold_is_skipped_with_both_figures(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("free", "expected"), [(105, True), (104, False)])
-def test_five_percent_of_the_peak_must_be_free_beyond_it(free: int, expected: bool) -> None:
+def test_five_percent_of_the_peak_must_stay_free(free: int, expected: bool) -> None:
     assert fits(100, free, 0.05) is expected
 
 
-def test_a_negative_margin_tries_what_does_not_fit(tmp_path: Path) -> None:
+def test_a_negative_margin_tries_cases_that_do_not_fit(tmp_path: Path) -> None:
     run, _ = session(tmp_path, FOUND._replace(free_bytes=GIB))
     run.margin = -1.0
     run.run(lengths(1024))
@@ -333,7 +333,7 @@ def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path: P
     assert Scripted.started == 2
 
 
-def test_with_fresh_every_case_has_its_own_process(tmp_path: Path) -> None:
+def test_fresh_runs_every_case_in_its_own_process(tmp_path: Path) -> None:
     run, _ = session(tmp_path)
     run.fresh = True
     run.run(lengths(64, 128, 256))
@@ -346,7 +346,7 @@ DRY_FOUND = FoundDevice("cpu", None, None, "", frozenset(), "")
 
 
 def dies_at_128(pipe: Connection, device: str) -> None:
-    """A worker that a case kills outright, as the kernel does when a host runs out of memory."""
+    """A worker that one case kills outright, as the kernel does when the host runs out of memory."""
     pipe.send(DRY_FOUND)
     while (case := pipe.recv()) is not None:
         if case.setup.max_length == 128:
@@ -379,7 +379,7 @@ def real(tmp_path: Path, target: Callable[[Connection, str], None], seconds: flo
     )
 
 
-def test_a_child_that_dies_takes_its_own_case_with_it_and_no_other(tmp_path: Path) -> None:
+def test_a_child_that_dies_fails_only_its_own_case(tmp_path: Path) -> None:
     run = real(tmp_path, dies_at_128, 60)
     run.run(lengths(64, 128, 256))
     assert (run.outcomes["measured"], run.outcomes["failed"]) == (2, 1)
@@ -389,7 +389,7 @@ def test_a_child_that_dies_takes_its_own_case_with_it_and_no_other(tmp_path: Pat
     ]
 
 
-def test_a_child_that_hangs_is_ended_with_the_budget(tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_killed_at_the_end_of_the_budget(tmp_path: Path) -> None:
     run = real(tmp_path, hangs, 4)
     run.run(lengths(64, 128))
     assert run.outcomes["left"] == 2
@@ -399,7 +399,7 @@ def test_a_child_that_hangs_is_ended_with_the_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "said"), [(finds_none, "no GPU here"), (dies_at_once, "exit status 3")]
 )
-def test_without_a_device_it_says_so_once(
+def test_a_missing_device_is_reported_once(
     tmp_path: Path, target: Callable[[Connection, str], None], said: str
 ) -> None:
     with pytest.raises(CannotStart, match=said):
@@ -410,7 +410,7 @@ def test_without_a_device_it_says_so_once(
 
 
 def reading(case: Case, **factors: float) -> catalog.Measurement:
-    """A row that says what we predict, times a factor for the moments that are named."""
+    """A row with our prediction, times a factor for the named moments."""
     result = case.predicted(H100)
     heights = {phase.value: result.phases[phase].bytes for phase in STEP_PHASES}
     heights["peak"] = result.peak.bytes
@@ -435,7 +435,7 @@ def reading(case: Case, **factors: float) -> catalog.Measurement:
     )
 
 
-def test_the_comparison_is_predicted_over_measured_by_phase() -> None:
+def test_comparison_is_predicted_over_measured_by_phase() -> None:
     errors = compare(reading(case(), backward=1.02, peak=1.02, loss=0.9)).errors
     assert errors["forward"] == 0
     assert errors["backward"] == pytest.approx(0.02)
@@ -443,7 +443,7 @@ def test_the_comparison_is_predicted_over_measured_by_phase() -> None:
     assert errors["after_load"] == 0
 
 
-def test_the_report_has_the_worst_first_and_the_unpredictable_last() -> None:
+def test_report_lists_the_worst_first_and_unpredicted_rows_last() -> None:
     right, wrong = case(max_length=128), case(max_length=256)
     out = replace(reading(case()), outcome=rows.OUT_OF_MEMORY, readings={"allocated": {}})
     unknown = replace(reading(case(max_length=512)), setup=json.dumps(GPT2 | {"tp_size": 2}))
@@ -459,7 +459,7 @@ def test_the_report_has_the_worst_first_and_the_unpredictable_last() -> None:
     assert lines[-1].endswith("our verdict: fits")
 
 
-def test_a_comparison_of_no_readings_says_so(
+def test_comparison_without_readings_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "empty.csv"
@@ -479,7 +479,7 @@ def test_without_torch_the_command_says_what_to_run(
     assert "has no torch; run `make measure`" in capsys.readouterr().err
 
 
-def test_the_dry_run_has_all_three_methods_of_a_tiny_model() -> None:
+def test_dry_run_has_all_three_methods_of_a_tiny_model() -> None:
     dry = [read_case(given) for given in DRY_RUN]
     assert {each.setup.method for each in dry} == set(Method)
     assert max(each.predicted(None).total_parameters for each in dry) < 200_000

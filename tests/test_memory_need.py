@@ -1,4 +1,4 @@
-"""What a card must have beyond the peak: context, NCCL's buffers, slack, and paged states. By hand."""
+"""What a card needs beyond the peak: context, NCCL's buffers, slack and paged states. By hand."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MODEL = parse(
 )[0]
 
 
-def test_the_need_is_the_peak_with_its_context_and_at_most_three_hundredths_of_slack() -> None:
+def test_need_is_the_peak_plus_context_and_at_most_3_percent_slack() -> None:
     # context 100 to 750 MiB; 3 % of the peak, rounded down
     low, high = need_bytes(1_000_050, 0)
     assert (low, high) == (1_000_050 + 100 * MIB, 1_000_050 + 750 * MIB + 30_001)
 
 
-def test_paged_states_and_nccl_s_buffers_raise_the_ends_that_they_belong_to() -> None:
+def test_paged_states_and_nccl_buffers_raise_the_right_ends_of_the_need() -> None:
     low, high = need_bytes(10**6, 0)
     assert need_bytes(10**6, 7000) == (low, high + 7000)
     assert need_bytes(10**6, 0, (11, 13)) == (low + 11, high + 13)
@@ -47,13 +47,11 @@ PAGED = [it for it in Optimizer if it.startswith("paged")]
 
 @pytest.mark.parametrize("optim", PAGED)
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_what_a_paged_optimizer_pages_is_needed_at_worst_and_not_at_best(
-    optim: Optimizer, gpus: int
-) -> None:
+def test_paged_optimizer_states_count_only_in_the_worst_case(optim: Optimizer, gpus: int) -> None:
     keys = {"strategy": Strategy.DDP, "num_gpus": 2} if gpus == 2 else {}
     setup = TrainingSetup(optim=optim, max_length=64, **keys)
     of = estimate(MODEL, None, setup)
-    # AdamW has two states, Lion one, AdEMAMix three; of 4 bytes, or of 1 but for the embedding's
+    # AdamW has two states, Lion one, AdEMAMix three, of 4 bytes, or of 1 byte except for the embedding's
     states = {"adamw": 2, "lion": 1, "ademamix": 3}[optim.split("_")[1]]
     trained, embedding = of.trainable_parameters, 1000 * 512
     size = trained + 3 * embedding if "8bit" in optim else 4 * trained
@@ -73,25 +71,25 @@ def test_a_communicator_takes_more_for_more_gpus(gpus: int, high: int) -> None:
     assert exchange_bytes(setup) == (256 * MIB, high * MIB)
 
 
-def test_hsdp_has_a_communicator_for_shards_and_one_for_replicas() -> None:
+def test_hsdp_has_one_communicator_for_shards_and_one_for_replicas() -> None:
     setup = TrainingSetup(strategy=Strategy.HSDP, num_gpus=8, dp_replicate_size=2)
     assert exchange_bytes(setup) == (2 * 256 * MIB, (688 + 544) * MIB)
 
 
-def test_two_handles_have_a_workspace_each_larger_on_hopper() -> None:
+def test_each_of_two_handles_has_a_workspace_which_is_larger_on_hopper() -> None:
     hopper = Gpu(name="card", memory_bytes=2**36, compute_capability="9.0")
     assert workspace_bytes(None) == 2 * (8 * MIB + 128 * 1024)
     assert workspace_bytes(hopper) == 2 * 32 * MIB
 
 
 @pytest.mark.parametrize(("gpus", "shares"), [(1, (1, 8, 33)), (2, (5, 26, 55))])
-def test_nvidia_smi_shows_the_peak_and_what_is_cached(
+def test_nvidia_smi_shows_the_peak_and_cached_blocks(
     gpus: int, shares: tuple[int, int, int]
 ) -> None:
     assert shown_bytes(10**6, 0, gpus, None) == tuple(10**4 * (100 + it) for it in shares)
 
 
-def test_nvidia_smi_shows_no_more_than_the_card_has_nor_less_than_the_need() -> None:
+def test_nvidia_smi_value_is_between_the_need_and_the_card_s_memory() -> None:
     card = Gpu(name="card", memory_bytes=2**30)
     assert shown_bytes(2**30 - 1000, 2**30 - 500, 1, card) == (2**30, 2**30, 2**30)
     assert shown_bytes(1000, 2**29, 1, card) == (2**29, 2**29, 2**29)

@@ -26,7 +26,7 @@ SENTENCE = "It is not there; look <b>elsewhere</b>."
 
 
 class Hub:
-    """What ``hub.fetch`` is replaced by: answers by id, and what it was asked."""
+    """Replaces ``hub.fetch``: answers by id, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, HubModel] = {}
@@ -56,7 +56,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def answered(page: AppTest) -> AppTest:
-    """The page once the Hub has answered, as its poll draws it."""
+    """The page as its poll redraws it once the Hub has answered."""
     until = time.monotonic() + 10
     while page.session_state["asking"] is not None:
         assert time.monotonic() < until
@@ -68,7 +68,7 @@ def answered(page: AppTest) -> AppTest:
 
 def type_model(page: AppTest, typed: str) -> AppTest:
     box = page.selectbox(key="model box")
-    box.options.append(typed)  # AppTest knows no option but those that are offered
+    box.options.append(typed)  # AppTest accepts only the offered options
     box.set_value(typed).run()
     assert not page.exception
     return page
@@ -84,29 +84,29 @@ def press(page: AppTest, key: str) -> AppTest:
     return page
 
 
-# --- finding ------------------------------------------------------------------------------------
+# --- searching ----------------------------------------------------------------------------------
 
 
-def test_options_have_the_size_the_licence_and_the_gate():
+def test_options_show_size_licence_and_gate():
     options = open_page().selectbox(key="model box").options
     assert len(options) == len(catalog.models())
     assert "meta-llama/Llama-3.1-8B · 8.03B · llama3.1 · gated" in options
     assert "Qwen/Qwen2.5-0.5B · 494M · apache-2.0" in options
 
 
-def test_no_two_options_read_the_same():
+def test_option_labels_are_unique():
     options = open_page().selectbox(key="model box").options
     assert len(set(options)) == len(options)
 
 
-def test_catalogued_id_is_taken_in_any_case_and_nobody_is_asked(fake_hub):
+def test_catalogued_id_is_accepted_in_any_case_without_a_request(fake_hub):
     page = type_model(open_at(), " qwen/qwen3-8b ")
     assert page.session_state["model"] == "Qwen/Qwen3-8B"
     assert "LoRA of Qwen3-8B" in text(page)
     assert fake_hub.asked == []
 
 
-def test_a_few_words_propose_models_and_a_click_takes_one(fake_hub):
+def test_words_propose_models_and_a_click_selects_one(fake_hub):
     page = type_model(open_at(), "qwen 7b")
     assert page.session_state["model"] == MISTRAL
     assert "Found in the catalogue for “qwen 7b”" in text(page)
@@ -116,20 +116,20 @@ def test_a_few_words_propose_models_and_a_click_takes_one(fake_hub):
     assert fake_hub.asked == []
 
 
-def test_a_name_without_its_owner_is_taken_if_one_id_ends_in_it(fake_hub):
+def test_a_name_without_owner_is_accepted_if_one_id_ends_in_it(fake_hub):
     page = type_model(open_at(), "qwen3-8b")
     assert page.session_state["model"] == "Qwen/Qwen3-8B"
     assert fake_hub.asked == []
 
 
-def test_words_may_be_an_id_without_an_owner(fake_hub):
+def test_words_may_be_a_hub_id_without_an_owner(fake_hub):
     fake_hub.has("mistral", LLAMA)
     page = type_model(open_at(), "mistral")
     press(page, "ask the Hub")
     assert answered(page).session_state["model"] == "mistral"
 
 
-# --- asking -------------------------------------------------------------------------------------
+# --- fetching -----------------------------------------------------------------------------------
 
 
 def test_typed_id_is_fetched_and_used_with_its_facts(fake_hub):
@@ -140,7 +140,7 @@ def test_typed_id_is_fetched_and_used_with_its_facts(fake_hub):
     assert fake_hub.asked == [("me/llama", None)]
 
 
-def test_page_goes_on_while_the_hub_is_asked(fake_hub):
+def test_page_stays_usable_during_the_request(fake_hub):
     fake_hub.may_answer.clear()
     page = type_model(open_at(), "me/llama")
     assert "Asking the Hub for <b>me/llama</b>" in text(page)
@@ -156,7 +156,7 @@ def test_page_goes_on_while_the_hub_is_asked(fake_hub):
 
 
 @pytest.mark.parametrize("trouble", Trouble)
-def test_every_trouble_is_its_sentence_and_the_page_keeps_its_model(fake_hub, trouble):
+def test_every_error_shows_its_sentence_and_the_model_stays(fake_hub, trouble):
     fake_hub.answers["me/none"] = refused(trouble, "me/none")
     page = open_at(model="Qwen/Qwen3-8B")
     before = figure(page)
@@ -168,7 +168,7 @@ def test_every_trouble_is_its_sentence_and_the_page_keeps_its_model(fake_hub, tr
     assert bool(again) == (trouble in models.ASK_AGAIN)
 
 
-def test_asking_again_may_find_it(fake_hub):
+def test_retry_can_succeed(fake_hub):
     fake_hub.answers["me/late"] = refused(Trouble.DOWN, "me/late")
     page = answered(type_model(open_at(), "me/late"))
     fake_hub.has("me/late", LLAMA)
@@ -177,21 +177,21 @@ def test_asking_again_may_find_it(fake_hub):
     assert "elsewhere" not in text(page)
 
 
-def test_choosing_another_model_ends_the_trouble(fake_hub):
+def test_choosing_another_model_clears_the_error(fake_hub):
     page = answered(type_model(open_at(), "me/none"))
     assert "elsewhere" in text(page)
     type_model(page, "Qwen/Qwen3-8B")
     assert "elsewhere" not in text(page)
 
 
-def test_reset_ends_the_trouble(fake_hub):
+def test_reset_clears_the_error(fake_hub):
     page = answered(type_model(open_at(model="Qwen/Qwen3-8B"), "me/none"))
     press(page, "reset to example")
     assert "elsewhere" not in text(page)
     assert page.session_state["model"] == MISTRAL
 
 
-def test_token_is_sent_when_it_is_typed_and_is_in_no_address(fake_hub, monkeypatch):
+def test_typed_token_is_sent_and_never_in_the_address(fake_hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_server")
     fake_hub.answers["me/secret"] = refused(Trouble.GATED, "me/secret")
     page = answered(type_model(open_at(), "me/secret"))
@@ -211,7 +211,7 @@ def test_notes_of_a_found_model_are_shown(fake_hub):
     assert "The Hub counts 8,100,000,000 parameters in me/odd, we count 8,030,261,248" in text(page)
 
 
-def test_quantised_checkpoint_says_how_it_is_stored_and_why_it_is_refused(fake_hub):
+def test_quantised_checkpoint_shows_its_format_and_reason_for_refusal(fake_hub):
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     fake_hub.has("me/gptq", {**LLAMA, "quantization_config": gptq}, origin="me/llama")
     page = answered(type_model(open_at(), "me/gptq"))
@@ -221,13 +221,13 @@ def test_quantised_checkpoint_says_how_it_is_stored_and_why_it_is_refused(fake_h
     assert "method lora on weights stored as GPTQ 4-bit is not modelled yet" in refused.value
 
 
-def test_of_text_and_images_the_text_part_is_named(fake_hub):
+def test_text_part_of_a_multimodal_model_is_named(fake_hub):
     fake_hub.has("me/vl", QWEN_VL)
     page = answered(type_model(open_at(), "me/vl"))
     assert "Only the text part (qwen2) is estimated; left out: the vision tower" in text(page)
 
 
-def test_base_of_an_adapter_is_said_until_it_is_chosen_by_hand(fake_hub):
+def test_base_of_an_adapter_is_stated_until_chosen_by_hand(fake_hub):
     note = "me/adapter is an adapter; this is its base, Qwen/Qwen3-8B."
     base = HubModel(
         about=About(hub_id="Qwen/Qwen3-8B"), model=catalog.model("Qwen/Qwen3-8B"), notes=(note,)
@@ -245,7 +245,7 @@ def test_base_of_an_adapter_is_said_until_it_is_chosen_by_hand(fake_hub):
 LINK = {"model": "me/llama", "max_length": "2048", "lora_r": "64", "lora_target_modules": "q_proj"}
 
 
-def test_link_with_an_id_of_the_hub_fetches_it_with_all_else_kept(fake_hub):
+def test_link_with_a_hub_id_fetches_it_and_keeps_the_rest(fake_hub):
     fake_hub.may_answer.clear()
     page = open_at(**LINK)
     assert "Asking the Hub for <b>me/llama</b>" in text(page)
@@ -262,7 +262,7 @@ def test_link_with_an_id_of_the_hub_fetches_it_with_all_else_kept(fake_hub):
     }
 
 
-def test_link_opens_on_the_example_s_model_when_the_hub_is_down_with_all_else_kept(fake_hub):
+def test_link_falls_back_to_the_example_model_and_keeps_the_rest_when_the_hub_is_down(fake_hub):
     fake_hub.answers["me/llama"] = refused(Trouble.DOWN, "me/llama")
     page = answered(open_at(**LINK))
     assert "elsewhere" in text(page)
@@ -272,7 +272,7 @@ def test_link_opens_on_the_example_s_model_when_the_hub_is_down_with_all_else_ke
     assert page.session_state["max_length"] == 2048
 
 
-def test_link_keeps_modules_that_only_the_fetched_model_has(fake_hub):
+def test_link_keeps_target_modules_that_only_the_fetched_model_has(fake_hub):
     """GPT-NeoX has query_key_value, Mistral has not."""
     neox = replace(catalog.model("EleutherAI/pythia-160m"), hub_id="me/neox", config="{}")
     fake_hub.answers["me/neox"] = HubModel(about=About(hub_id="me/neox"), model=neox)
@@ -281,7 +281,7 @@ def test_link_keeps_modules_that_only_the_fetched_model_has(fake_hub):
     assert [warning.value for warning in page.warning] == []
 
 
-def test_link_of_a_model_like_one_of_the_hub_fetches_that_one(fake_hub):
+def test_link_of_a_model_like_a_hub_model_fetches_that_model(fake_hub):
     own = '{"like":"me/llama","num_hidden_layers":16}'
     page = answered(open_at(model=own))
     assert page.session_state["model"] == own
@@ -292,26 +292,26 @@ def test_link_of_a_model_like_one_of_the_hub_fetches_that_one(fake_hub):
 @pytest.mark.parametrize(
     "nasty", ["no owner", "a/b/c", "../../etc/passwd", '{"like":"a/b/c"}', '{"like":3}', "{"]
 )
-def test_what_is_no_id_in_a_link_is_not_asked_for(fake_hub, nasty):
+def test_invalid_id_in_a_link_is_not_fetched(fake_hub, nasty):
     page = open_at(model=nasty)
     assert page.warning
     assert page.session_state["model"] == MISTRAL
     assert fake_hub.asked == []
 
 
-def test_nothing_typed_is_run_as_html(fake_hub):
+def test_typed_text_is_never_rendered_as_html(fake_hub):
     page = answered(type_model(open_at(), "<script>/alert(1)"))
     assert "<script>" not in text(page)
     assert page.get("bidi_component")
 
 
 def test_an_image_in_a_link_is_shown_as_text():
-    """A browser would fetch it from another machine."""
+    """A browser would fetch it from another host."""
     page = open_at(optim="![x](https://example.org/x.png)")
     assert r"!\[x]" in page.warning[0].value
 
 
-# --- a model of one's own -----------------------------------------------------------------------
+# --- custom models ------------------------------------------------------------------------------
 
 
 def paste(page: AppTest, config: str) -> AppTest:
@@ -319,7 +319,7 @@ def paste(page: AppTest, config: str) -> AppTest:
     return press(page, "take config")
 
 
-def test_pasted_config_is_used_and_its_link_opens_it_elsewhere(fake_hub):
+def test_pasted_config_is_used_and_its_link_reproduces_it(fake_hub):
     page = paste(open_at(), json.dumps(LLAMA, indent=2))
     assert "LoRA of this model needs" in text(page)
     assert "Own model 1: llama · 8.03B" in page.selectbox(key="model box").options
@@ -330,12 +330,12 @@ def test_pasted_config_is_used_and_its_link_opens_it_elsewhere(fake_hub):
     assert fake_hub.asked == []
 
 
-def test_undo_takes_a_pasted_config_back():
+def test_undo_removes_a_pasted_config():
     page = press(paste(open_at(), json.dumps(LLAMA)), "undo last")
     assert page.session_state["model"] == MISTRAL
 
 
-def test_dropped_config_goes_the_same_way():
+def test_dropped_config_works_like_a_pasted_one():
     page = open_at()
     dropped = ("config.json", json.dumps(LLAMA).encode(), "application/json")
     page.file_uploader(key="config file").set_value(dropped).run()
@@ -343,7 +343,7 @@ def test_dropped_config_goes_the_same_way():
     assert json.loads(page.session_state["model"]) == LLAMA
 
 
-def test_long_config_is_used_and_the_page_says_that_no_link_carries_it():
+def test_long_config_is_used_and_the_page_says_that_no_link_contains_it():
     page = paste(open_at(), json.dumps({**LLAMA, "id2label": ["x"] * 500}))
     assert page.session_state["model"] == "own config 1"
     assert "too long for a link" in text(page)
@@ -362,7 +362,7 @@ def test_long_config_is_used_and_the_page_says_that_no_link_carries_it():
         ('{"model_type": "bert"}', "This config is an encoder (bert)"),
     ],
 )
-def test_bad_config_is_one_sentence_and_the_model_stays(pasted, sentence):
+def test_invalid_config_gets_one_sentence_and_the_model_stays(pasted, sentence):
     page = paste(open_at(), pasted)
     assert sentence in text(page)
     assert page.session_state["model"] == MISTRAL
@@ -372,7 +372,7 @@ def dimension(page: AppTest, title: str):
     return next(field for field in page.number_input if field.label == title)
 
 
-def test_dimensions_start_from_the_model_in_use_and_make_another():
+def test_dimensions_start_from_the_current_model_and_make_a_new_one():
     page = open_at(model="Qwen/Qwen3-8B")
     assert dimension(page, "Layers").value == 36
     dimension(page, "Layers").set_value(18).run()
@@ -389,7 +389,7 @@ def test_dimensions_start_from_the_model_in_use_and_make_another():
     assert figure(open_at(model=page.session_state["model"])) == figure(page)
 
 
-def test_dimensions_that_clash_are_one_sentence():
+def test_conflicting_dimensions_get_one_sentence():
     page = open_at()
     dimension(page, "Heads").set_value(7).run()
     press(page, "take dimensions")
@@ -397,7 +397,7 @@ def test_dimensions_that_clash_are_one_sentence():
     assert page.session_state["model"] == MISTRAL
 
 
-def test_a_model_of_one_s_own_stays_when_another_control_moves():
+def test_custom_model_stays_when_another_control_changes():
     page = open_at(model=json.dumps(LLAMA))
     move(page, "max_length", 4096)
     assert json.loads(page.session_state["model"]) == LLAMA

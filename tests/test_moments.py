@@ -1,4 +1,4 @@
-"""The step: what a layer keeps, where the phases are highest, and that playing three layers is playing all.
+"""The step: what a layer keeps, where phases peak, and that simulating one layer of each kind equals simulating all.
 
 Bytes a layer keeps per token are compared with sums written out from the modeling code; see each test.
 """
@@ -41,7 +41,7 @@ LLAMA = Model(
     max_position_embeddings=8192,
 )
 BF16 = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=TOKENS)
-FLASH_RNG = 2 * 512  # the kernel's seed and offset, two tensors, whatever the length
+FLASH_RNG = 2 * 512  # the kernel's seed and offset: two tensors at any length
 
 
 EXPERTS, CHOSEN = 8, 2
@@ -58,12 +58,12 @@ QWEN3_MOE = replace(
 )
 ATTENTION_OF_A_LAYER = 16 * H + 4 * Q + 4 * KV + 4 * HEADS + 8
 ROUTING = 4 * EXPERTS + 4 + CHOSEN * (4 * 8 + 4 + 4)
-# float32 softmax over the experts and the sum of the chosen shares; for each chosen expert four int64 indices (topk,
+# float32 softmax over the experts and the sum of the selected shares; per selected expert four int64 indices (topk,
 # order, token, way back) and two float32 shares (before their division, and in the order of the experts)
 
 
 def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
-    """What one more layer adds to the height of the loss, beside its weights and states."""
+    """What one more layer adds to the height of the loss, excluding its weights and states."""
     heights = []
     for layers in (LAYERS, LAYERS + 1):
         loss = estimate(replace(model, num_hidden_layers=layers), None, setup).phases[Phase.LOSS]
@@ -91,7 +91,7 @@ def test_lora_with_float32_adapters_keeps_more_than_full_fine_tuning():
     assert kept_per_layer(replace(BF16, method=Method.LORA)) > kept_per_layer(BF16)
 
 
-def test_mixtral_layer_keeps_4h_8f_for_each_chosen_expert_in_the_place_of_8f():
+def test_mixtral_layer_keeps_4h_8f_per_selected_expert_instead_of_8f():
     # gathered input 2h and output 2h of each expert; gate and up 4f, silu 2f, product 2f
     expected = ATTENTION_OF_A_LAYER + ROUTING + CHOSEN * (4 * H + 8 * F)
     assert kept_per_layer(BF16, MIXTRAL) == TOKENS * expected + FLASH_RNG
@@ -106,24 +106,24 @@ def test_frozen_experts_keep_neither_their_input_nor_the_product():
         lora_r=16,
         lora_target_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
     )
-    # of the norms' 16h the normalised copies go, 4h, and the output before the frozen router and experts, 2h
+    # the norms' 16h lose the normalised copies, 4h, and the output before the frozen router and experts, 2h
     attention = ATTENTION_OF_A_LAYER - 6 * H + 4 * 2 * 16
     expected = attention + ROUTING + CHOSEN * (2 * H + 6 * F)
     assert kept_per_layer(lora, MIXTRAL) == TOKENS * expected + FLASH_RNG
     all_linear = replace(lora, lora_target_modules="all-linear")
-    # PEFT folds B @ A into the router and into every expert: a copy of all these weights in each layer
+    # PEFT merges B @ A into the router and every expert: a copy of all these weights in each layer
     folded = 2 * (EXPERTS * 3 * H * F + EXPERTS * H)
     trained = expected + 2 * H + CHOSEN * (2 * H + 2 * F)
     assert kept_per_layer(all_linear, MIXTRAL) == TOKENS * trained + FLASH_RNG + folded
 
 
-def test_experts_do_not_depend_on_how_many_there_are_but_for_the_router():
+def test_expert_count_affects_only_what_the_router_keeps():
     more = replace(MIXTRAL, num_experts=4 * EXPERTS)
     router = TOKENS * 4 * 3 * EXPERTS
     assert kept_per_layer(BF16, more) - kept_per_layer(BF16, MIXTRAL) == router
 
 
-def test_checkpointed_layer_keeps_its_input_alone():
+def test_checkpointed_layer_keeps_only_its_input():
     assert kept_per_layer(replace(BF16, gradient_checkpointing=True)) == TOKENS * 2 * H
 
 
@@ -131,7 +131,7 @@ def test_float32_under_autocast_keeps_its_input_in_float32_when_checkpointed():
     autocast = replace(
         BF16, dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.BF16, gradient_checkpointing=True
     )
-    # at the end of backward only; in the loss phase the cache of 16-bit weights is alive as well
+    # at the end of backward only; in the loss phase the cache of 16-bit weights is also alive
     linears = 2 * H * (Q + KV) + 3 * H * F
     assert kept_per_layer(autocast) + 0 >= TOKENS * 4 * H
     loss = [
@@ -151,7 +151,7 @@ def test_log_softmax_backward_is_the_peak_of_a_short_model_with_a_large_vocabula
     assert result.peak.resident[Component.LOGITS] == 3 * 4 * TOKENS * 128_256
 
 
-def test_accumulation_lays_all_gradients_under_the_second_micro_batch():
+def test_accumulation_adds_all_gradients_to_the_second_micro_batch():
     once = estimate(LLAMA, None, BF16)
     twice = estimate(LLAMA, None, replace(BF16, gradient_accumulation_steps=2))
     gradients = once.phases[Phase.OPTIMIZER_STEP].resident[Component.GRADIENTS]
@@ -195,10 +195,10 @@ def forget() -> None:
     ids=["llama", "two kinds of layers", "experts and their balance"],
 )
 @pytest.mark.parametrize("name", SETUPS)
-def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch):
+def test_simulating_one_layer_of_each_kind_equals_simulating_all(name, model, monkeypatch):
     setup = SETUPS[name]
     if model.num_experts:
-        setup = replace(setup, lora_dropout=0.0)  # which PEFT wants for adapted experts
+        setup = replace(setup, lora_dropout=0.0)  # required by PEFT for adapted experts
     few = estimate(model, None, setup)
     forget()
     monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
@@ -211,7 +211,7 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
 
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD])
-def test_what_made_the_bytes_of_a_moment_adds_up_to_its_components(name, phase):
+def test_tensors_held_at_a_moment_add_up_to_its_components(name, phase):
     answer = estimate(WINDOWED, None, SETUPS[name])
     made: dict[Component, int] = {}
     for held in answer.timeline.held(phase):
@@ -229,7 +229,7 @@ def test_what_made_the_bytes_of_a_moment_adds_up_to_its_components(name, phase):
     assert made == {part: size for part, size in moment.items() if part not in beside}
 
 
-def test_a_layer_keeps_what_its_operators_made():
+def test_a_layer_keeps_its_operators_outputs():
     timeline = estimate(LLAMA, None, BF16).timeline
     by_operation = {held.operation: held.bytes for held in timeline.kept_by_a_layer()}
     assert by_operation["mlp.gate_proj"] == 2 * TOKENS * F
@@ -237,7 +237,7 @@ def test_a_layer_keeps_what_its_operators_made():
 
 
 class Watched:
-    """A setup that notes which keys are asked for, of it or of one of its facets."""
+    """A setup that records which keys are read from it or from its facets."""
 
     def __init__(self, setup: object, asked: set[str] | None = None) -> None:
         self.setup = setup
@@ -252,7 +252,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_no_refusal_looks_at_what_a_structure_leaves_out(strategy):
+def test_no_refusal_reads_keys_excluded_from_a_structure(strategy):
     watched = Watched(TrainingSetup(strategy=strategy, num_gpus=8))
     for rule in RULES:
         rule.breaks(watched)

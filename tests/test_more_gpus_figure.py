@@ -1,4 +1,4 @@
-"""More and more GPUs on the page: the figure's numbers are the estimates', and the words say what it shows."""
+"""The figure of scaling over GPUs: its numbers are the estimates', and its text describes what it shows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], E
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
-def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark: bool) -> None:
+def test_plotly_accepts_the_figure(gpu: Gpu | None, panels: int, *, dark: bool) -> None:
     figure = more_gpus.curves_figure(*both(gpu), dark=dark)
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
@@ -57,8 +57,8 @@ def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark:
     [({"num_train_examples": 1}, 3), ({"usd_per_gpu_hour": 0.0}, 2), ({"gpus_per_node": 1}, 3)],
     ids=["one example", "free", "one GPU a machine"],
 )
-def test_odd_runs_are_drawn_too(keys: dict[str, float], panels: int) -> None:
-    """A second's run has its ticks; what costs nothing has no logarithm."""
+def test_extreme_runs_are_drawn(keys: dict[str, float], panels: int) -> None:
+    """A run of a second still gets ticks; a cost of zero has no logarithm."""
     figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys)))  # type: ignore[arg-type]
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
@@ -66,7 +66,7 @@ def test_odd_runs_are_drawn_too(keys: dict[str, float], panels: int) -> None:
     assert all(len(axis["tickvals"]) > 1 for axis in shown)
 
 
-def test_every_point_is_the_need_of_its_setup_and_a_click_carries_it(
+def test_every_point_is_its_setup_s_need_and_a_click_passes_it(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
     figure = more_gpus.curves_figure(*drawn)
@@ -95,7 +95,9 @@ def test_a_ring_marks_the_first_count_that_fits_and_no_other(
     assert [ring["x"] for ring in rings] == [[math.log2(p.num_gpus)] for p in firsts if p]
 
 
-def test_hours_are_drawn_only_where_it_fits(drawn: tuple[tuple[Curve, ...], Estimate]) -> None:
+def test_hours_are_drawn_only_for_counts_that_fit(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
     figure = more_gpus.curves_figure(*drawn)
     hours = [t for t in figure["data"] if t.get("yaxis") == "y2"]
     ddp = next(line for line in hours if line["name"] == "ddp")
@@ -103,7 +105,7 @@ def test_hours_are_drawn_only_where_it_fits(drawn: tuple[tuple[Curve, ...], Esti
     assert any(y for line in hours for y in line["y"])
 
 
-def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
+def test_text_states_the_smallest_fitting_count_and_what_stays_fixed(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
     said = unescape(more_gpus.head_html(*drawn))
@@ -114,13 +116,13 @@ def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
     assert "an epoch has 157 steps instead of 10,000" in said
 
 
-def test_one_gpu_that_suffices_is_said_to() -> None:
+def test_text_says_when_one_gpu_is_enough() -> None:
     said = more_gpus.head_html(*both(A100, TrainingSetup(method=Method.LORA)))
     assert "It fits on 1 A100-SXM4-40GB" in said
     assert "Choose a GPU" in more_gpus.head_html(*both(None))
 
 
-def test_cells_that_only_whole_machines_are_rented_for_are_marked() -> None:
+def test_counts_rented_only_as_whole_machines_are_marked() -> None:
     by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     found, answer = both(replace(A100, prices=(by_eight,)))
     assert "below 8 GPUs no dollars are given" in more_gpus.head_html(found, answer)
@@ -130,7 +132,7 @@ def test_cells_that_only_whole_machines_are_rented_for_are_marked() -> None:
     assert "together" not in more_gpus.table_html(*both(replace(A100, prices=(by_eight,)), own))
 
 
-def test_the_table_has_a_header_for_every_row_and_column_and_marks_the_first_that_fits(
+def test_table_has_row_and_column_headers_and_marks_the_first_count_that_fits(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
     table = more_gpus.table_html(*drawn)
@@ -141,14 +143,14 @@ def test_the_table_has_a_header_for_every_row_and_column_and_marks_the_first_tha
     assert table.count("your setup") == 1
 
 
-def test_what_is_refused_says_why_once_below_the_table() -> None:
+def test_refusal_reasons_appear_once_below_the_table() -> None:
     found = curves(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     said = unescape(more_gpus.refusals_html(found))
     assert said.count("set bnb_4bit_quant_storage to bfloat16") == 1
     assert said.startswith('<p class="hr-text">zero3:')
 
 
-def test_the_picture_in_words_names_every_strategy(
+def test_text_alternative_names_every_strategy(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
     said = more_gpus.alt(drawn[0])
@@ -156,7 +158,7 @@ def test_the_picture_in_words_names_every_strategy(
     assert "first fits on 4 GPUs" in said
 
 
-def test_ranks_are_shown_where_they_differ_and_not_where_they_do_not() -> None:
+def test_ranks_are_described_only_for_several_gpus() -> None:
     gpt2 = catalog.model("openai-community/gpt2")
     several = TrainingSetup(num_gpus=8, strategy=Strategy.FSDP)
     shown = more_gpus.ranks_html(ranks(estimate(gpt2, A100, several)))
@@ -167,7 +169,7 @@ def test_ranks_are_shown_where_they_differ_and_not_where_they_do_not() -> None:
     assert more_gpus.ranks_html(ranks(estimate(gpt2, A100, TrainingSetup()))) == ""
 
 
-def test_the_section_is_on_the_page_with_its_table_and_ranks() -> None:
+def test_page_shows_the_section_with_its_table_and_ranks() -> None:
     page = open_page(
         model="openai-community/gpt2",
         gpu="L4",
