@@ -1,4 +1,4 @@
-"""Whose default is it: a tool's table without a user's word, and the contract's key ``tool``."""
+"""Tools' defaults: their tables, and the contract's key ``tool``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def peak(**others: object) -> float:
     return estimate(*parse({**ASKED, **others})).peak.bytes / GIB
 
 
-def test_what_the_issue_says_of_llama_under_trl() -> None:
-    """What TRL 1.16 adds in turn: 90 by our defaults, 29 checkpointed, 21 with the chunked loss, 38 in float32."""
+def test_llama_under_trl_has_the_peaks_of_the_issue() -> None:
+    """TRL 1.16's defaults one by one, in GiB: 90 by ours, 29 checkpointed, 21 with the chunked loss, 38 in float32."""
     assert peak() == pytest.approx(90, abs=0.5)
     assert peak(gradient_checkpointing=True) == pytest.approx(29, abs=0.5)
     assert peak(gradient_checkpointing=True, loss="chunked_trl") == pytest.approx(21, abs=0.5)
@@ -28,7 +28,7 @@ def test_what_the_issue_says_of_llama_under_trl() -> None:
     assert peak(**whole) == pytest.approx(38, abs=0.5)
 
 
-def test_a_tool_fills_in_what_is_missing() -> None:
+def test_a_tool_fills_in_missing_keys() -> None:
     setup = parse({**ASKED, "tool": "trl"})[2]
     assert setup.gradient_checkpointing
     assert not setup.use_reentrant
@@ -39,12 +39,12 @@ def test_a_tool_fills_in_what_is_missing() -> None:
     assert setup.per_device_train_batch_size == 2, "what is given stays"
 
 
-def test_an_object_without_a_tool_is_as_before() -> None:
+def test_an_object_without_a_tool_is_unchanged() -> None:
     assert parse({**ASKED, "tool": "trainer"}) == parse(ASKED)
     assert parse({"model": LLAMA})[2] == DEFAULT
 
 
-def test_what_was_read_with_a_tool_is_written_without_it_and_stays_the_same() -> None:
+def test_setups_read_with_a_tool_round_trip_without_it() -> None:
     model, gpu, setup = parse({**ASKED, "tool": "trl", "method": "qlora"})
     written = write_fields(model, gpu, setup)
     assert "tool" not in written
@@ -57,32 +57,32 @@ def test_the_adapters_of_a_packed_base_are_16_bit_under_trl() -> None:
     assert not parse({**ASKED, "tool": "trl", "method": "qlora"})[2].bnb_4bit_use_double_quant
 
 
-def test_adapters_under_zero_3_make_trl_checkpoint_the_older_way() -> None:
+def test_adapters_under_zero_3_make_trl_use_reentrant_checkpoints() -> None:
     several = {"num_gpus": 4, "strategy": "zero3"}
     with_adapters = with_defaults_of("trl", {"method": "lora", **several})
     assert with_adapters["use_reentrant"] is True
     assert with_defaults_of("trl", {"method": "full", **several})["use_reentrant"] is False
 
 
-def test_an_alias_is_not_overruled_by_the_tool() -> None:
+def test_a_tool_does_not_override_an_alias() -> None:
     setup = parse({**ASKED, "tool": "trl", "activation_checkpointing": False})[2]
     assert not setup.gradient_checkpointing
 
 
-def test_a_version_that_is_not_known_is_said() -> None:
+def test_an_unknown_version_is_reported() -> None:
     (problem,) = read_setup({**ASKED, "tool": "trl", "tool_version": "0.9"}).problems
     assert problem.startswith("tool_version '0.9': the defaults of trl are only known for ")
 
 
 @pytest.mark.parametrize("wrong", ["x", True, [1], {"a": 1}, None, -1])
 @pytest.mark.parametrize("key", ["per_device_train_batch_size", "method", "strategy", "num_gpus"])
-def test_a_wrong_value_beside_a_tool_is_one_sentence(key: str, wrong: object) -> None:
+def test_an_invalid_value_beside_a_tool_gets_one_sentence(key: str, wrong: object) -> None:
     (problem,) = read_setup({**ASKED, "tool": "trl", key: wrong}).problems
     assert problem.startswith(f"{key} ")
 
 
 @pytest.mark.parametrize("tool", list(TOOLS))
-def test_every_default_has_its_key_and_its_source(tool: str) -> None:
+def test_every_default_has_a_key_and_a_source(tool: str) -> None:
     model = catalog.model(LLAMA)
     for method in ("full", "lora", "qlora"):
         found = defaults_of(tool, {"method": method}, model)

@@ -1,6 +1,6 @@
-"""What the tools say of images: limits of the processor, frozen towers; in, out, and said where it has no use.
+"""The tools' image keys: processor limits and frozen towers, read, written, and reported when unused.
 
-Expected values are the keys' own; LLaMA-Factory's defaults are 768 · 768 and 32 · 32 (llamafactory 0.9.5,
+Expected values are the keys' values; LLaMA-Factory's defaults are 768 · 768 and 32 · 32 (llamafactory 0.9.5,
 hparams/model_args.py:305), and a token of Qwen3-VL's processor is a square of 32 pixels (patch 16, merged 2 by 2).
 """
 
@@ -69,23 +69,21 @@ Trainer(model=model, args=TrainingArguments(output_dir="x"))
         ),
     ],
 )
-def test_what_a_processor_is_given_is_taken_over(
-    files: dict[str, str], expected: dict[str, Any]
-) -> None:
+def test_processor_limits_are_read(files: dict[str, str], expected: dict[str, Any]) -> None:
     run = read_files(files, KNOWN)
     assert {key: run.setup.get(key) for key in expected} == expected
     assert not run.of(Fate.UNKNOWN)
     assert not run.of(Fate.NOT_MODELLED)
 
 
-def test_limit_that_the_processor_has_not_is_said() -> None:
+def test_limit_unknown_to_the_processor_is_reported() -> None:
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{GEMMA}\nimage_max_pixels: 262144\n"})
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.key == "image_max_pixels"
     assert said.says.startswith("Images are resized to this area before gemma3's processor")
 
 
-def test_limit_beside_a_model_of_text_is_said() -> None:
+def test_limit_for_a_text_model_is_reported() -> None:
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{TEXT}\nimage_max_pixels: 262144\n"})
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.says == "gpt2 is known here without a tower that sees: no image is estimated."
@@ -101,9 +99,7 @@ def test_limit_beside_a_model_of_text_is_said() -> None:
         ("trl", {"max_pixels": 262_144}, "    processing_class=processor,"),
     ],
 )
-def test_what_a_processor_is_given_goes_out_and_comes_in_again(
-    tool: str, more: dict[str, Any], line: str
-) -> None:
+def test_processor_limits_round_trip(tool: str, more: dict[str, Any], line: str) -> None:
     model = KNOWN[QWEN]
     keys = {**with_defaults_of(tool, {"model": QWEN, "method": "lora", "objective": "sft"}, model)}
     keys |= {"freeze_vision": False, "freeze_projector": False, "max_pixels": None, **more}

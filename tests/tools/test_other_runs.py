@@ -1,4 +1,4 @@
-"""A run that is not modelled is no other run; an older TRL is said; what TRL generates has its length."""
+"""Unmodelled runs are not estimated as other runs; an older TRL is reported; rows that TRL generates have a length."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from estimator.check.reading import read
         ),
     ],
 )
-def test_run_of_another_kind_is_not_estimated_as_this_one(text: str, says: str) -> None:
+def test_unmodelled_run_is_not_estimated(text: str, says: str) -> None:
     (asked,), _ = read([FoundFile(name="run.yaml", content=text.encode())])
     (problem,) = asked.problems
     assert problem.startswith(says)
 
 
-def test_older_trl_is_said_with_what_differs() -> None:
+def test_older_trl_is_reported_with_its_differences() -> None:
     script = (
         "from trl import SFTTrainer, SFTConfig\n"
         'SFTTrainer(model="openai-community/gpt2", args=SFTConfig(max_seq_length=512))\n'
@@ -50,7 +50,7 @@ def test_older_trl_is_said_with_what_differs() -> None:
         ("max_completion_length=1024, max_prompt_length=2048", 1024 + 2048),
     ],
 )
-def test_generated_row_is_prompt_and_completion(arguments: str, length: int) -> None:
+def test_generated_row_length_is_prompt_plus_completion(arguments: str, length: int) -> None:
     script = (
         "from trl import GRPOTrainer, GRPOConfig\n"
         f'GRPOTrainer(model="openai-community/gpt2", args=GRPOConfig({arguments}))\n'

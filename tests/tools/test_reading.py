@@ -1,4 +1,4 @@
-"""A user's files become one run: what is read out of YAML, JSON, commands and scripts; and bad input."""
+"""A user's files become one run: reading YAML, JSON, commands and scripts, and invalid input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ trainer.train()
 """
 
 
-def test_a_script_of_trl_is_read_through_names_dicts_and_arithmetic() -> None:
+def test_a_trl_script_is_read_through_names_dicts_and_arithmetic() -> None:
     run = read(train_py=SCRIPT)
     assert run.tool == "trl"
     asked = {
@@ -46,9 +46,9 @@ def test_a_script_of_trl_is_read_through_names_dicts_and_arithmetic() -> None:
         "gradient_accumulation_steps": 4,
         "lora_r": 32,
         "lora_alpha": 64,
-        "lora_dropout": 0.0,  # peft 0.21.2, tuners/lora/config.py: a LoraConfig of one's own, not ModelConfig's
+        "lora_dropout": 0.0,  # peft 0.21.2, tuners/lora/config.py: an explicit LoraConfig, not ModelConfig's
         "lora_target_modules": ["q_proj", "v_proj"],
-        "dtype": "float32",  # trl 1.16.0, trainer/utils.py:1332: a model by its name
+        "dtype": "float32",  # trl 1.16.0, trainer/utils.py:1332: a model given by name
         "mixed_precision": "bf16",
         "gradient_checkpointing": True,
         "loss": "chunked_trl",
@@ -60,19 +60,19 @@ def test_a_script_of_trl_is_read_through_names_dicts_and_arithmetic() -> None:
     parse(run.setup)
 
 
-def test_a_model_that_the_script_loads_has_the_dtype_that_it_says() -> None:
+def test_a_model_loaded_by_the_script_has_the_script_s_dtype() -> None:
     loads = 'model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", dtype=torch.bfloat16)\n'
     assert read(a_py=loads + "args = SFTConfig()").setup["dtype"] == "bfloat16"
     by_name = 'trainer = SFTTrainer("openai-community/gpt2", args=SFTConfig(model_init_kwargs={"dtype": "bfloat16"}))'
     assert read(a_py=by_name).setup["dtype"] == "bfloat16"
 
 
-def test_trainers_checkpointing_is_off_where_trls_is_on() -> None:
+def test_trainer_defaults_to_no_checkpointing_and_trl_to_checkpointing() -> None:
     assert read(a_py="args = SFTConfig(output_dir='o')").setup["gradient_checkpointing"] is True
     assert read(a_py="args = TrainingArguments('o')").setup["gradient_checkpointing"] is False
 
 
-def test_flags_of_a_command_overrule_the_file_that_it_names() -> None:
+def test_flags_of_a_command_override_its_config_file() -> None:
     run = read(
         sft_yaml="model_name_or_path: openai-community/gpt2\nmax_length: 512\nuse_peft: true\n",
         run_sh="accelerate launch --num_processes 4 \\\n trl sft --config sft.yaml --max_length 256",
@@ -83,7 +83,7 @@ def test_flags_of_a_command_overrule_the_file_that_it_names() -> None:
     assert not run.notes
 
 
-def test_a_file_that_is_named_and_not_given_is_said() -> None:
+def test_a_missing_file_is_reported() -> None:
     run = read(run_sh="trl sft --config sft.yaml --max_length 256")
     assert run.notes == (
         "sft.yaml is named and was not given: drop it here, too, where its keys matter.",
@@ -102,7 +102,7 @@ def test_a_script_takes_its_flags_from_the_command() -> None:
     assert fates(run)["bs"] is Fate.TAKEN
 
 
-def test_what_only_a_run_knows_is_named() -> None:
+def test_values_known_only_at_run_time_are_named() -> None:
     run = read(a_py="args = SFTConfig(max_length=config['length'], per_device_train_batch_size=n)")
     unknown = {it.key: it.says for it in run.of(Fate.UNKNOWN)}
     assert unknown["per_device_train_batch_size"].startswith(
@@ -111,7 +111,7 @@ def test_what_only_a_run_knows_is_named() -> None:
     assert run.setup["max_length"] == 1024, "TRL's default"
 
 
-def test_what_the_tool_sets_is_told_with_its_line() -> None:
+def test_values_set_by_the_tool_are_reported_with_their_line() -> None:
     run = read(a_py="args = SFTConfig('o', bf16=True)")
     told = {it.key: it for it in run.set_by_tool}
     assert told["gradient_checkpointing"].source.startswith(
@@ -211,20 +211,20 @@ SCRIPTS: dict[str, tuple[str, str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("script", "tool", "expected"), SCRIPTS.values(), ids=SCRIPTS)
-def test_scripts_as_people_write_them(script: str, tool: str, expected: dict[str, object]) -> None:
+def test_typical_scripts_are_read(script: str, tool: str, expected: dict[str, object]) -> None:
     run = read(train_py=script)
     assert run.tool == tool
     assert {key: run.setup.get(key) for key in expected} == expected
     assert not run.of(Fate.UNKNOWN)
 
 
-def test_rows_that_no_tool_cuts_are_said() -> None:
+def test_rows_that_no_tool_truncates_are_reported() -> None:
     (note,) = read(train_py=BITSANDBYTES).notes
     assert note.startswith("Trainer cuts no row here")
 
 
-def test_llama_from_real_config_texts() -> None:
-    """8B, LoRA on all linears, 2 × 4,096 tokens: Trainer checkpointed, then TRL's loss, then TRL's float32."""
+def test_llama_from_real_scripts_has_the_expected_peaks() -> None:
+    """8B, LoRA on all linears, 2 × 4,096 tokens: Trainer with checkpointing, TRL with its loss, TRL in float32."""
     lora = 'p = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")\n'
     name = '"meta-llama/Llama-3.1-8B"'
     trainer = lora + (
@@ -280,7 +280,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
-def test_bad_yaml_is_one_sentence(text: bytes, sentence: str) -> None:
+def test_invalid_yaml_gets_one_sentence(text: bytes, sentence: str) -> None:
     started = time.perf_counter()
     with pytest.raises(ValueError, match=r"\.$") as caught:
         read_files({"x.yaml": text})
@@ -289,7 +289,7 @@ def test_bad_yaml_is_one_sentence(text: bytes, sentence: str) -> None:
     assert time.perf_counter() - started < 5
 
 
-def test_bad_json_and_python_name_their_line() -> None:
+def test_errors_in_json_and_python_name_the_line() -> None:
     with pytest.raises(ValueError, match=r"^ds\.json, line 2: no JSON \("):
         read(ds_json='{"zero_optimization":\n {"stage": 3,,}}')
     with pytest.raises(ValueError, match=r"^a\.py, line 2: no Python at 'b = = 3' \("):
@@ -304,7 +304,7 @@ def test_anchors_and_merge_keys_are_followed() -> None:
     assert run.setup["method"] == "lora", "YAML 1.1, as the tools read it: yes is true"
 
 
-def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+def test_scripts_are_never_executed(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     spring = f"open({str(trap)!r}, 'w').write('x')"
     script = f"""
@@ -325,7 +325,7 @@ class A:
     assert not trap.exists()
 
 
-def test_large_arithmetic_is_left_alone() -> None:
+def test_large_arithmetic_is_not_evaluated() -> None:
     run = read(a_py="args = SFTConfig(max_length=9**9**9**9, seed='a' * 10**12)")
     assert {it.key for it in run.of(Fate.UNKNOWN)} >= {"max_length"}
 

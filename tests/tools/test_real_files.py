@@ -1,8 +1,8 @@
-"""Configs as people have them, with the keys and values of the tools' own examples, become the runs that they are.
+"""Realistic configs, with the keys and values of the tools' own examples, are read as the runs that they describe.
 
 The files in ``fixtures`` have the keys and values of examples of axolotl 067b021, LLaMA-Factory ff6d4d1, TRL f2cd577,
-ms-swift 3602360, torchtune bd2a0fc and accelerate 16cb6eb, in a layout of our own and without their comments. What is
-expected was read from each file and from the tools' sources by hand.
+ms-swift 3602360, torchtune bd2a0fc and accelerate 16cb6eb, in our own layout and without their comments. Expected
+values were read by hand from each file and the tools' sources.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def read(*paths: str) -> Imported:
     return read_files({it.name.removesuffix(".txt"): it.read_bytes() for it in files})
 
 
-def test_there_are_many() -> None:
+def test_there_are_many_fixtures() -> None:
     assert len(FILES) >= 150
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_of_a_hundred_keys_ninety_five_are_known(tool: str) -> None:
+def test_ninety_five_percent_of_keys_are_known(tool: str) -> None:
     fates: Counter[Fate] = Counter()
     unknown = []
     for path in FILES:
@@ -45,7 +45,7 @@ def test_of_a_hundred_keys_ninety_five_are_known(tool: str) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda it: f"{it.parent.name}/{it.name}")
-def test_each_key_is_said_once_and_none_is_lost(path: Path) -> None:
+def test_each_key_is_reported_once_with_its_line(path: Path) -> None:
     run = read(f"{path.parent.name}/{path.name}")
     for it in run.keys:
         assert (it.says != "") is (it.fate in {Fate.NOT_MODELLED, Fate.UNKNOWN}), it
@@ -64,7 +64,7 @@ TORCHTUNE = {
     "use_reentrant": False,
 }
 EXPECTED: dict[str, dict[str, object]] = {
-    # axolotl: packed rows are one of micro_batch_size · sequence_len; reentrant where no options are given
+    # axolotl: packed rows are joined into one of micro_batch_size · sequence_len; reentrant if no options are given
     "axolotl/llama_2_qlora.yaml": {
         **AXOLOTL,
         "model": "NousResearch/Llama-2-7b-hf",
@@ -151,7 +151,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "max_length": 4096,
         "use_reentrant": True,
     },
-    # LLaMA-Factory: what is trained is float32 unless pure_bf16; alpha is twice the rank; its checkpoints are reentrant
+    # LLaMA-Factory: trained weights are float32 unless pure_bf16; alpha is twice the rank; checkpoints are reentrant
     "llamafactory/train_lora_qwen3_lora_sft.yaml": {
         "method": "lora",
         "dtype": "bfloat16",
@@ -190,7 +190,7 @@ EXPECTED: dict[str, dict[str, object]] = {
     "llamafactory/train_lora_qwen3_lora_sft_ds3.yaml": {"strategy": "zero3", "method": "lora"},
     "llamafactory/train_lora_qwen3_lora_pretrain.yaml": {"padded": False, "max_length": 2048},
     "llamafactory/train_lora_qwen3_lora_dpo.yaml": {"objective": "dpo", "method": "lora"},
-    # torchtune: all in dtype, no autocast, no clipping; the recipe's builder names model and method
+    # torchtune: everything in dtype, no autocast, no clipping; the recipe's builder names model and method
     "torchtune/llama3_1_8b_full_single_device.yaml": {
         **TORCHTUNE,
         "model": "meta-llama/Llama-3.1-8B",
@@ -232,7 +232,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "lora_r": 16,
         "lora_alpha": 32,
     },
-    # ms-swift: flags; the accumulation makes 16 examples where it is not given
+    # ms-swift: flags; accumulation defaults to 16 examples in all
     "ms_swift/packing_liger_kernel.sh": {
         "model": "Qwen/Qwen2.5-7B",
         "method": "full",
@@ -261,7 +261,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "offload_param": "cpu",
         "max_length": 512_000,
     },
-    # accelerate: FSDP is version 1 where its file does not say so
+    # accelerate: FSDP is version 1 if its file does not say
     "accelerate/trl_fsdp1.yaml": {"num_gpus": 8, "strategy": "fsdp", "fsdp_version": 1},
     "accelerate/trl_own_fsdp2.yaml": {
         "num_gpus": 8,
@@ -302,9 +302,9 @@ EXPECTED: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("path", EXPECTED)
-def test_it_is_the_run_that_its_tool_makes_of_it(path: str) -> None:
+def test_a_config_is_read_as_the_run_of_its_tool(path: str) -> None:
     run = read(path)
-    refused = {  # a key that is not modelled yet is said, and is not in the setup
+    refused = {  # a key that is not modelled yet is reported and absent from the setup
         key for key in EXPECTED[path] if key not in run.setup and run.of(Fate.NOT_MODELLED)
     }
     expected = {key: value for key, value in EXPECTED[path].items() if key not in refused}
@@ -312,7 +312,7 @@ def test_it_is_the_run_that_its_tool_makes_of_it(path: str) -> None:
     assert len(refused) <= 2
 
 
-def test_tokenizer_s_file_is_not_asked_for() -> None:
+def test_tokenizer_file_is_not_requested() -> None:
     run = read("torchtune/qwen3_1_7b_full.yaml")
     assert not any("vocab.json" in it for it in run.notes)
 
@@ -342,7 +342,7 @@ WRONG = (
 
 
 def damaged(text: str, chance: Random) -> str:
-    """The text, cut, or with one value that is another kind of thing."""
+    """The text, truncated or with one value of another type."""
     if chance.random() < 0.3:
         return text[: chance.randrange(len(text))]
     lines = text.split("\n")
@@ -356,7 +356,7 @@ def damaged(text: str, chance: Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_damaged_file_is_read_or_refused_in_one_sentence(seed: int) -> None:
+def test_a_damaged_file_is_read_or_gets_one_sentence(seed: int) -> None:
     chance = Random(seed)
     path = chance.choice(FILES)
     text = damaged(path.read_text(encoding="utf-8"), chance)
@@ -366,7 +366,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(seed: int) -> None:
 
 
 def sentences(name: str, text: str) -> Sequence[str]:
-    """Why a file cannot be read, or what the contract says of its setup."""
+    """Why a file cannot be read, or the contract's problems with its setup."""
     try:
         setup = read_files({name: text}).setup
     except ValueError as said:

@@ -1,4 +1,4 @@
-"""One function in two processes that exchange over gloo."""
+"""Runs one function in two processes that communicate over gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RANKS = 2
 
 
 def in_two_processes(folder: Path, call: Callable[..., Any], **told: Any) -> list[Any]:
-    """What each rank's call answers, rank 0 first; the text of what it raised where it raised."""
+    """Each rank's result, rank 0 first; the text of the exception if it raised one."""
     spawn = multiprocessing.get_context("spawn")
     found = spawn.Queue()
     store = str(folder / "store")

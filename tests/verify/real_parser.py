@@ -1,8 +1,8 @@
 """Reads configs with a tool's own classes: ``python real_parser.py TOOL < configs.json > answers.json``.
 
-A process of its own for each tool: the packages stand in a folder beside the others, without their dependencies, so
-that nothing else in ``make verify`` finds them. Each config becomes a mapping of what the classes made of it, or the
-sentence with which they refused it.
+Each tool runs in its own process: its packages are in a separate folder, without their dependencies, so
+that nothing else in ``make verify`` finds them. Each config becomes a mapping of the classes' fields, or the
+message with which they refused it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def with_axolotl(config: Mapping[str, Any]) -> Mapping[str, Any]:
     import axolotl
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    # the file alone: its package would import Liger and Triton
+    # only the file: its package would import Liger and Triton
     file = Path(axolotl.__file__).parent / "integrations" / "liger" / "args.py"
     spec = importlib.util.spec_from_file_location("liger_args", file)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""The smallest tracer: every storage that PyTorch makes while a block runs, counted until it is collected.
+"""A minimal tracer: counts every storage that PyTorch makes while a block runs, until it is collected.
 
 On the meta device tensors have sizes and no values, so a step of a model of any size runs in seconds, anywhere.
 docs/decisions/0004 says what this can show and what it cannot.
@@ -18,7 +18,7 @@ from estimator.values.arithmetic import allocated
 
 
 class Storages(TorchDispatchMode):
-    """While it is entered: bytes alive now, and the most at once since ``restart``."""
+    """While active: bytes alive now, and the maximum since ``restart``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class Storages(TorchDispatchMode):
         self._sizes: Counter[int] = Counter()
 
     def restart(self) -> int:
-        """The highest since the last call, and begin anew."""
+        """Returns the maximum since the last call and resets it."""
         highest, self.peak = self.peak, self.alive
         return highest
 
     def of_size(self, size: int) -> int:
-        """How many storages of so many bytes are alive."""
+        """How many storages of this many bytes are alive."""
         return self._sizes[allocated(size)]
 
     def note(self, found: object) -> None:
-        """Count the storages of what an operator gave, once each."""
+        """Counts the storages of an operator's outputs, once each."""
         for leaf in tree_leaves(found):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf.untyped_storage())
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata  # the same C++ object, whichever tensor shows it
+        key = storage._cdata  # the same C++ object for every tensor that shares it
         if key in self._known:
             return
         size = allocated(storage.nbytes())
@@ -61,7 +61,7 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        """Run the operator, and count what it made; a question for a value gets True or 1, as with no padding."""
+        """Runs the operator and counts its outputs; a request for a value gets True or 1, as without padding."""
         if func is torch.ops.aten._local_scalar_dense.default:
             return True if args[0].dtype is torch.bool else 1
         made = func(*args, **(kwargs or {}))

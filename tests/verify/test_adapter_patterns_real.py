@@ -1,4 +1,4 @@
-"""What PEFT's patterns and biases train, in every family, asked of PEFT itself on the meta device."""
+"""What PEFT's patterns and biases train in every family, compared with PEFT itself on the meta device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def asked(model: Model, given: dict[str, Any]) -> int | str:
-    """Ours, or the sentence that refuses."""
+    """Our count, or the sentence of the refusal."""
     setup = TrainingSetup(method="lora", lora_r=4, lora_dropout=0.0, **given)
     try:
         return trainable_parameters(model, setup)
@@ -32,7 +32,7 @@ def asked(model: Model, given: dict[str, Any]) -> int | str:
 
 
 def real(made: Any, given: dict[str, Any]) -> int | str:
-    """PEFT's, or why it stops."""
+    """PEFT's count, or why it fails."""
     keys = {
         name.replace("lora_target_modules", "target_modules"): list(it)
         if isinstance(it, tuple)
@@ -47,7 +47,7 @@ def real(made: Any, given: dict[str, Any]) -> int | str:
 
 
 def patterns(model: Model) -> list[dict[str, Any]]:
-    """Some of every key, by names that the family has."""
+    """Values for every key, with module names of the family."""
     from estimator.families.adapters import linears_peft_takes
 
     names = linears_peft_takes(model)
@@ -68,7 +68,7 @@ def patterns(model: Model) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_as_much_is_trained_as_by_peft(model_type: str, keys: dict[str, Any]) -> None:
+def test_trained_parameters_match_peft(model_type: str, keys: dict[str, Any]) -> None:
     _, model = build(model_type, keys)
     for given in patterns(model):
         ours, theirs = asked(model, given), real(build(model_type, keys)[0], given)
@@ -79,7 +79,7 @@ def test_as_much_is_trained_as_by_peft(model_type: str, keys: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_one_layer_may_be_left_out_or_have_a_rank_of_its_own(
+def test_one_layer_may_be_excluded_or_have_its_own_rank(
     model_type: str, keys: dict[str, Any]
 ) -> None:
     _, model = build(model_type, keys)
@@ -97,7 +97,7 @@ def test_one_layer_may_be_left_out_or_have_a_rank_of_its_own(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_stacked_experts_are_adapted_by_their_parameters_name(
+def test_stacked_experts_are_adapted_by_parameter_name(
     model_type: str, keys: dict[str, Any]
 ) -> None:
     _, model = build(model_type, keys)
@@ -114,7 +114,7 @@ def test_stacked_experts_are_adapted_by_their_parameters_name(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_every_third_layer_is_checkpointed_where_transformers_does(
+def test_every_third_layer_is_checkpointed_as_in_transformers(
     model_type: str, keys: dict[str, Any]
 ) -> None:
     made, model = build(model_type, keys)

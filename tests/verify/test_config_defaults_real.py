@@ -1,6 +1,6 @@
-"""Defaults of every family's config class, as transformers 5.23 has them: tests/reference/config_defaults.jsonl.
+"""Checks tests/reference/config_defaults.jsonl: the defaults of every family's config class in transformers 5.23.
 
-``UPDATE_GOLDEN=1`` writes the file anew; tests/test_config_defaults.py holds our reader to it without transformers.
+``UPDATE_GOLDEN=1`` rewrites the file; tests/test_config_defaults.py checks our reader against it without transformers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 def written_out(model_type: str) -> dict[str, Any]:
-    """The class's own keys with their defaults, as a config.json has them."""
+    """The class's own keys with their defaults, as in a config.json."""
     general = transformers.PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
     of = transformers.AutoConfig.for_model(model_type, **GIVEN.get(model_type, {})).to_dict()
     own = {key: value for key, value in of.items() if key not in general}
     return json.loads(json.dumps({**own, "model_type": model_type}, sort_keys=True))
 
 
-def test_the_file_holds_the_real_classes_defaults() -> None:
+def test_the_file_matches_the_real_classes_defaults() -> None:
     if "UPDATE_GOLDEN" in os.environ:
         lines = [json.dumps(written_out(name)) for name in sorted(MODELLED - WITHOUT_A_CLASS)]
         FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every field of every config class of transformers is read, known to be without effect, or named in the answer."""
+"""Every field of every transformers config class is read, known to have no effect, or named in the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from estimator.families.registry import MODELLED
 
 transformers = pytest.importorskip("transformers")
 
-# what a class leaves open, and what the defaults of two do not agree on
+# values that a class leaves unset, and conflicting defaults of two classes
 GIVEN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gemma4_text": {"per_layer_config": None, "global_head_dim": 512},
@@ -33,7 +33,7 @@ def class_of(model_type: str) -> Any:
 
 
 def saved(model_type: str) -> dict[str, Any]:
-    """A config.json with every field of the class, as ``save_pretrained`` writes them all."""
+    """A config.json with every field of the class, as ``save_pretrained`` writes it."""
     config = class_of(model_type)()
     fields = {field.name: None for field in dataclasses.fields(config)}
     return {**fields, **config.to_dict(), "model_type": model_type, **GIVEN.get(model_type, {})}
@@ -43,7 +43,7 @@ def saved(model_type: str) -> dict[str, Any]:
 def test_every_field_of_the_class_is_read_or_known(model_type: str) -> None:
     config = saved(model_type)
     assert ignored_keys(config) == ()
-    # a field that is null says nothing; nor may it be silently ignored once it says something
+    # a null field has no meaning, but must not be silently ignored once it has a value
     known = reasons(model_type)
     nulls = {key for key, value in config.items() if value is None and key not in known}
     silent = {key for key in nulls if not is_sensitive(key, model_type)}
@@ -51,7 +51,7 @@ def test_every_field_of_the_class_is_read_or_known(model_type: str) -> None:
 
 
 def read_somewhere() -> set[str]:
-    """Keys that stand in the readers as texts."""
+    """Keys that appear in the readers as string literals."""
     from estimator import families
 
     files = Path(families.__file__).parent.rglob("*.py")
@@ -59,11 +59,11 @@ def read_somewhere() -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_no_line_of_the_model_reads_what_is_said_to_be_unread(model_type: str) -> None:
+def test_the_model_code_reads_no_field_listed_as_unread(model_type: str) -> None:
     name = class_of(model_type).__module__.replace("configuration_", "modeling_")
     try:
         source = inspect.getsource(__import__(name, fromlist=["_"]))
-    except ModuleNotFoundError:  # InternLM3 is Llama's
+    except ModuleNotFoundError:  # InternLM3 uses Llama's code
         source = inspect.getsource(transformers.models.llama.modeling_llama)
     fields = {field.name for field in dataclasses.fields(class_of(model_type))}
     said = {key for key, why in reasons(model_type).items() if why is Why.UNREAD and key in fields}
@@ -74,7 +74,7 @@ def test_no_line_of_the_model_reads_what_is_said_to_be_unread(model_type: str) -
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_field_goes_by_each_of_its_names(model_type: str) -> None:
+def test_a_field_is_read_by_each_of_its_names(model_type: str) -> None:
     config = saved(model_type)
     for alias, field in class_of(model_type).attribute_map.items():
         value = config.get(field)
@@ -85,14 +85,14 @@ def test_a_field_goes_by_each_of_its_names(model_type: str) -> None:
 
 
 def read(config: dict[str, Any]) -> object:
-    """The model, or what is said to be wrong."""
+    """The model, or the error message."""
     try:
         return model_from_config(config)
     except ValueError as problem:
         return str(problem)
 
 
-def test_the_sensitive_keys_are_estimated_at_their_classes_defaults() -> None:
+def test_sensitive_keys_are_estimated_at_their_class_defaults() -> None:
     for model_type in FAMILIES:
         config = saved(model_type)
         for key, it in SENSITIVE.items():

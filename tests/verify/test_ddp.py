@@ -1,4 +1,4 @@
-"""What DDP adds to a step, in two real processes that exchange over gloo, held against the estimate.
+"""What DDP adds to a step in two real processes over gloo, compared with the estimate.
 
 Expected bytes come from the real torch 2.13 and transformers 5.23, run here; ours are of the same model in float32.
 """
@@ -38,14 +38,14 @@ SCALARS = 16 * 1024
 
 
 def measured(rank: int, store: str, wraps: bool, as_view: bool) -> tuple[int, int, int]:
-    """Bytes at the second step's highest moment, bytes when it is over, and how many storages its gradients have."""
+    """Peak bytes of the second step, bytes after it, and the number of storages of its gradients."""
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
     from tests.verify.storages import Storages
 
     class Counted(Storages):
-        """On real tensors, whose values are asked for."""
+        """For real tensors, which return real values."""
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -90,7 +90,7 @@ def _run(rank: int, store: str, case: str, found: Any) -> None:
 
 
 def in_two_processes(folder: Path, case: str) -> tuple[int, int, int]:
-    """What both ranks find."""
+    """The results of both ranks."""
     spawn = multiprocessing.get_context("spawn")
     found = spawn.Queue()
     workers = [
@@ -119,7 +119,7 @@ def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
     }
     model, _, setup = parse({**given, "num_gpus": 2, "strategy": "ddp"})
     tensors = trainable_tensors(model, setup)
-    # the buckets outlive the step, and every gradient lies beside them in a storage of its own
+    # the buckets outlive the step, and every gradient has its own storage beside them
     assert after_ddp - after == pytest.approx(bucket_bytes(tensors), abs=SCALARS)
     assert own == sum(tensor.alike for tensor in tensors)
     ours = [
@@ -129,8 +129,8 @@ def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
     assert peak_of_ddp - peak == pytest.approx(ours[0] - ours[1], abs=SCALARS)
 
 
-def test_as_views_of_the_buckets_gradients_would_be_there_once(tmp_path: Path) -> None:
-    # what accelerate leaves off: all fit into the first bucket, which holds 1 MiB
+def test_gradients_as_bucket_views_would_exist_once(tmp_path: Path) -> None:
+    # accelerate does not enable this; all gradients fit into the first bucket of 1 MiB
     _, after, _ = in_two_processes(tmp_path, "alone")
     _, after_ddp, own = in_two_processes(tmp_path, "views")
     assert after_ddp - after == pytest.approx(0, abs=SCALARS)

@@ -1,4 +1,4 @@
-"""What torch's older FSDP keeps of frozen layers, in two real processes that exchange over gloo.
+"""What torch's FSDP 1 keeps of frozen layers, in two real processes over gloo.
 
 Expected counts come from the real torch 2.13, transformers 5.23 and peft 0.21, run here.
 """
@@ -25,12 +25,12 @@ CONFIG = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 24,  # so that no query is as large as a hidden state
+    "head_dim": 24,  # so that no query has the size of a hidden state
 }
 
 
 def hidden_states(*, frozen: bool, reentrant: bool, around: bool) -> int:
-    """How many tensors of a hidden state's size are alive when the lowest layer is about to be played again."""
+    """How many tensors of a hidden state's size are alive just before the lowest layer is recomputed."""
     import peft
     from peft.utils.other import fsdp_auto_wrap_policy
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -86,14 +86,14 @@ CASES = {
 
 
 def counted(folder: Path, case: str) -> set[int]:
-    """What each of two ranks counts."""
+    """The count of each of two ranks."""
     return set(in_two_processes(folder, hidden_states, **CASES[case]))
 
 
 def test_only_frozen_layers_inside_reentrant_checkpoints_are_kept(tmp_path: Path) -> None:
     (least,) = counted(tmp_path, "inside")
     assert counted(tmp_path, "not reentrant") == {least}
-    # a trained norm has saved what it multiplies its weight by
+    # a trained norm has saved the tensor that it multiplies by its weight
     assert counted(tmp_path, "trained") == {least + 1}
-    # the inputs of the layers above, and the gradients of these inputs but for the one that comes in
+    # the inputs of the layers above, and the gradients of those inputs except the incoming one
     assert counted(tmp_path, "around") == {least + (LAYERS - 1) + (LAYERS - 2)}

@@ -1,4 +1,4 @@
-"""What torch's fully_shard keeps, as accelerate calls it, in two real processes that exchange over gloo.
+"""What torch's fully_shard keeps, as accelerate calls it, in two real processes over gloo.
 
 Expected bytes come from the real torch 2.13, transformers 5.23, accelerate 1.15 and peft 0.21, run here.
 """
@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers")
 
 CONFIG = {
     "model_type": "llama",
-    "vocab_size": 51,  # no rank has as many rows as the other
+    "vocab_size": 51,  # the ranks have different numbers of rows
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -41,7 +41,7 @@ LENGTH = 16
 
 
 def sharded(setup: dict[str, Any], config: dict[str, Any]) -> Any:
-    """A model as Trainer hands it to accelerate, and as accelerate hands it to fully_shard."""
+    """A model as Trainer passes it to accelerate, and as accelerate passes it to fully_shard."""
     import peft
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -82,7 +82,7 @@ def sharded(setup: dict[str, Any], config: dict[str, Any]) -> Any:
 
 
 def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[str, int]:
-    """Bytes of shards, of whole gradients before the last of some micro-steps, and of gradients after it."""
+    """Bytes of shards, of unsharded gradients before the last micro-step, and of gradients after it."""
     from torch.distributed.fsdp import FSDPModule
 
     model = sharded(setup, config)
@@ -108,7 +108,7 @@ def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[s
         else []
     )
     play(last=True)
-    # as accelerate's clip_grad_norm_ does; it raises where a gradient is float16
+    # as in accelerate's clip_grad_norm_, which raises for a float16 gradient
     scaler.unscale_(torch.optim.SGD(it for it in model.parameters() if it.requires_grad))
     grads = {
         it.grad.to_local().untyped_storage() for it in model.parameters() if it.grad is not None
@@ -135,14 +135,14 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_shards_and_gradients_through_four_micro_steps_are_those_of_the_real_fsdp2(
+def test_shards_and_gradients_of_four_micro_steps_match_the_real_fsdp2(
     name: str, tmp_path: Path
 ) -> None:
     setup = {**CASES[name], "gradient_accumulation_steps": 4}
     model, _, ours = contract.parse(
         {"model": CONFIG, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH, **setup}
     )
-    assert estimate(model, None, ours).peak.bytes > 0  # it is not refused
+    assert estimate(model, None, ours).peak.bytes > 0  # not refused
     lying = resident_memory(model, structure(ours))
     real = in_two_processes(tmp_path, kept, setup=setup, config={}, steps=4)[0]
     assert real == {
@@ -170,7 +170,7 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_we_refuse_stops_in_the_real_fsdp2(name: str, tmp_path: Path) -> None:
+def test_setups_we_refuse_fail_in_the_real_fsdp2(name: str, tmp_path: Path) -> None:
     setup, config, theirs, ours = REFUSED[name]
     for answer in in_two_processes(tmp_path, kept, setup=setup, config=config, steps=1):
         assert theirs in answer

@@ -1,6 +1,6 @@
-"""The measuring script's real run, on a CPU: transformers, peft, accelerate and bitsandbytes themselves, tiny models.
+"""The measuring script's real run on a CPU: tiny models with transformers, peft, accelerate and bitsandbytes.
 
-What a CPU cannot show is bytes; that every border of a phase is marked where it should be, it can.
+A CPU cannot show bytes, but it can show that every phase boundary is marked in the right place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytest.importorskip("bitsandbytes")
 
 from benchmarks.gpu import real_run  # noqa: E402
 
-# The libraries warn of each other's names; what they warn of is not what is tested here.
+# The libraries warn about each other's names; those warnings are not under test.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def tiny(**keys: object) -> Case:
 
 
 def _distinct() -> Iterator[Model]:
-    """Every catalogued shape of a family that transformers has, once."""
+    """Every distinct catalogued shape of each family in transformers."""
     seen = set()
     for entry in catalog.models().values():
         shape = replace(entry.model, hub_id="")
@@ -60,14 +60,14 @@ def _distinct() -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("model", list(_distinct()), ids=lambda model: model.hub_id)
-def test_the_class_built_from_our_facts_has_the_parameters_and_windows_of_the_model(
+def test_a_class_built_from_our_model_has_its_parameters_and_windows(
     model: Model,
 ) -> None:
     config = transformers.AutoConfig.for_model(**config_of(model))
     with torch.device("meta"):
         real = transformers.AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in real.parameters()) == total_parameters(model)
-    if model.layer_types:  # Llama 4 has chunks where others have windows
+    if model.layer_types:  # Llama 4 has chunks instead of windows
         kinds = tuple(kind.replace("chunked", "sliding") for kind in config.layer_types)
         assert kinds == model.layer_types
     if model.sliding_window:
@@ -76,14 +76,16 @@ def test_the_class_built_from_our_facts_has_the_parameters_and_windows_of_the_mo
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=[name for name, _ in VARIANTS])
-def test_the_loader_takes_the_random_checkpoint_of_every_family(
+def test_the_loader_accepts_a_random_checkpoint_of_every_family(
     model_type: str, keys: dict[str, Any]
 ) -> None:
     model = model_from_config({"model_type": model_type, **keys})
     real = real_run.load(model, TrainingSetup(), "cpu")
     parameters = list(real.parameters())
     assert sum(parameter.numel() for parameter in parameters) == total_parameters(model)
-    routers = {torch.float32} if model_type == "ernie4_5_moe" else set()  # kept whole by its class
+    routers = (
+        {torch.float32} if model_type == "ernie4_5_moe" else set()
+    )  # left unpacked by its class
     assert {parameter.dtype for parameter in parameters} == {torch.bfloat16} | routers
     assert all(parameter.isfinite().all() for parameter in parameters)
     head, embedding = real.get_output_embeddings(), real.get_input_embeddings()
@@ -91,7 +93,7 @@ def test_the_loader_takes_the_random_checkpoint_of_every_family(
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_a_4_bit_base_is_packed_by_bitsandbytes_as_it_is_loaded(double: bool) -> None:
+def test_bitsandbytes_packs_a_4_bit_base_while_loading(double: bool) -> None:
     case = tiny(method="qlora", bnb_4bit_use_double_quant=double)
     real = real_run.load(case.model, case.setup, "cpu")
     weight = real.model.layers[0].mlp.up_proj.weight
@@ -104,9 +106,7 @@ def test_a_4_bit_base_is_packed_by_bitsandbytes_as_it_is_loaded(double: bool) ->
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 @pytest.mark.parametrize(("as_peft", "dtype"), [(True, "float32"), (False, "bfloat16")])
-def test_adapters_have_the_dtype_that_the_setup_says(
-    method: str, as_peft: bool, dtype: str
-) -> None:
+def test_adapters_have_the_dtype_of_the_setup(method: str, as_peft: bool, dtype: str) -> None:
     case = tiny(method=method, autocast_adapter_dtype=as_peft)
     model = real_run.adapted(real_run.load(case.model, case.setup, "cpu"), case)
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
@@ -155,7 +155,7 @@ SETUPS |= {
 
 
 @pytest.mark.parametrize("keys", SETUPS.values(), ids=SETUPS)
-def test_four_steps_run_and_every_phase_of_each_is_marked_in_order(keys: dict[str, Any]) -> None:
+def test_four_steps_run_and_mark_every_phase_in_order(keys: dict[str, Any]) -> None:
     case = tiny(**keys)
     recorder = real_run.Recorder(real_run.NoCounter())
     facts: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def test_four_steps_run_and_every_phase_of_each_is_marked_in_order(keys: dict[st
 
 
 class Tally:
-    """A counter of a device that holds one byte more at every look, so that each reading tells its place."""
+    """A device counter that grows by one byte at every reading, so that each reading shows its position."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -189,8 +189,8 @@ class Tally:
         return 7
 
 
-def test_a_row_has_the_highest_of_the_steps_after_the_first_and_the_first_by_itself() -> None:
-    """By hand: look 1 before the model, 2 after it, then 4 a step, of which each is the end of a phase."""
+def test_a_row_has_the_first_step_and_the_maximum_of_the_later_ones() -> None:
+    """By hand: reading 1 before the model, 2 after it, then 4 per step, one at the end of each phase."""
     answer = worker._answer(real_run, tiny(), "cpu", Tally(), done=3)
     assert answer.outcome == "measured"
     allocated = {
@@ -214,7 +214,7 @@ def test_a_row_has_the_highest_of_the_steps_after_the_first_and_the_first_by_its
     assert answer.cells["cases_before"] == 3
 
 
-def test_nothing_of_a_case_is_left_for_the_next_and_precisions_do_not_mix() -> None:
+def test_cases_leave_nothing_behind_and_precisions_do_not_mix() -> None:
     for given in (*DRY_RUN, DRY_RUN[0] | {"optim": "adamw_bnb_8bit"}):
         answer = worker._answer(real_run, read_case(given), "cpu", real_run.NoCounter(), 0)
         assert answer.outcome == "measured", answer.said
@@ -237,7 +237,7 @@ def test_nothing_of_a_case_is_left_for_the_next_and_precisions_do_not_mix() -> N
         (TypeError("out of memory of names"), "failed"),
     ],
 )
-def test_out_of_memory_keeps_what_was_read_and_any_error_retires_the_process(
+def test_out_of_memory_keeps_earlier_readings_and_any_error_retires_the_process(
     monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
 ) -> None:
     def fails(model: Any, case: Case, recorder: Any, device: str) -> None:
@@ -252,7 +252,7 @@ def test_out_of_memory_keeps_what_was_read_and_any_error_retires_the_process(
     assert (answer.cells.get("allocated_after_load_bytes") == 2) == (outcome == "out_of_memory")
 
 
-def test_what_a_case_leaves_on_the_device_retires_the_process(
+def test_memory_left_on_the_device_retires_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "LEFT_IN_PEACE", 3)
@@ -262,7 +262,7 @@ def test_what_a_case_leaves_on_the_device_retires_the_process(
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_the_dry_run_goes_from_end_to_end_and_writes_rows_without_bytes(tmp_path: Path) -> None:
+def test_dry_run_completes_and_writes_rows_without_bytes(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     ran = subprocess.run(
         [sys.executable, "benchmarks/measure_gpu.py", "--device", "cpu", "--output", str(table)],

@@ -1,4 +1,4 @@
-"""Names, order, classes and bytes of the module tree against the real classes, built on the meta device.
+"""Names, order, classes and bytes of the module tree, compared with the real classes on the meta device.
 
 Expected values come from transformers 5.23 and accelerate 1.15 themselves, run here.
 """
@@ -18,9 +18,7 @@ accelerate = pytest.importorskip("accelerate")
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_modules_stand_in_the_order_of_the_real_class(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_modules_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
     ours = [(node.name, node.class_name) for node in module_tree(model).walk()][1:]
     theirs = [
@@ -28,7 +26,7 @@ def test_modules_stand_in_the_order_of_the_real_class(
         for name, module in real.named_modules()
     ][1:]
     assert ours == theirs
-    # Gemma 4 names the layers of its towers as well
+    # Gemma 4's towers also have named layers
     inside = {type(module).__name__ for module in real.modules()}
     assert {layer_class(model)} == real._no_split_modules & inside
 

@@ -1,4 +1,4 @@
-"""What objectives are taken to be, held against the libraries that train them: transformers 5.23, trl 1.16."""
+"""Our description of objectives, compared with the libraries that train them: transformers 5.23, trl 1.16."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def defaults(objective: Objective) -> dict[str, object]:
     return {it.name: it.default for it in dataclasses.fields(CONFIGS[objective])}
 
 
-def test_families_without_a_class_for_sequences_are_those_that_transformers_does_not_list() -> None:
+def test_families_without_a_sequence_classifier_match_transformers() -> None:
     assert {family for family in MODELLED if family not in CLASSES} == WITHOUT_CLASSES
 
 
 @pytest.mark.parametrize("family", sorted(set(MODELLED) & set(CONFIG_MAPPING)))
-def test_trl_balances_the_experts_of_families_whose_config_has_a_coefficient(family: str) -> None:
+def test_trl_balances_experts_if_the_config_has_a_coefficient(family: str) -> None:
     config = CONFIG_MAPPING[family]()
     asks = hasattr(config, "output_router_logits") and bool(
         getattr(config, "router_aux_loss_coef", 0.0)
@@ -54,13 +54,13 @@ def test_trl_balances_the_experts_of_families_whose_config_has_a_coefficient(fam
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
-def test_trainers_zero_dropout_where_their_config_says_so(objective: Objective) -> None:
+def test_trainers_disable_dropout_as_their_config_says(objective: Objective) -> None:
     assert RULES[objective].zeroes_dropout is bool(
         defaults(objective).get("disable_dropout", False)
     )
 
 
-def test_defaults_are_trls() -> None:
+def test_defaults_match_trl() -> None:
     grpo, rloo = defaults(Objective.GRPO), defaults(Objective.RLOO)
     assert (grpo["beta"], rloo["beta"], defaults(Objective.DPO)["beta"]) == (0.0, 0.05, 0.1)
     assert DEFAULT.num_generations == grpo["num_generations"]
@@ -73,7 +73,7 @@ def test_defaults_are_trls() -> None:
 @pytest.mark.parametrize(
     ("objective", "file"), [(Objective.DPO, "dpo_trainer.py"), (Objective.GRPO, "grpo_trainer.py")]
 )
-def test_every_loss_type_stands_in_its_trainer(objective: Objective, file: str) -> None:
+def test_every_loss_type_appears_in_its_trainer(objective: Objective, file: str) -> None:
     text = (SOURCE / file).read_text()
     for word in TYPES[objective]:
         assert re.search(rf'"{word}"', text), word

@@ -1,9 +1,9 @@
-"""Single operators of the real torch, counted storage by storage: what tests/reference/operators.csv holds.
+"""Single operators of the real torch, counted storage by storage: the contents of tests/reference/operators.csv.
 
-The meta device runs the operators that a GPU would run, without their values; autocast knows no meta device, so those
-rows run on the CPU, by operators that are on its list for 16 bits and on CUDA's. What only a GPU shows is left out:
-workspaces inside a kernel, and the copies that a convolution makes of its input (tests/test_operators.py has these by
-hand). ``UPDATE_OPERATORS=1`` writes the file anew; tests/test_operators.py holds our rules to it without torch.
+The meta device runs the operators that a GPU would run, without values. Autocast does not support it, so those
+rows run on the CPU, with operators on both its 16-bit list and CUDA's. GPU-only effects are excluded:
+workspaces inside a kernel, and a convolution's copies of its input (tests/test_operators.py has these by
+hand). ``UPDATE_OPERATORS=1`` rewrites the file; tests/test_operators.py checks our rules against it without torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Storages = pytest.importorskip("tests.verify.storages").Storages
 
 
 class Source(torch.autograd.Function):
-    """Something before that makes a tensor, and drops the gradient that comes back."""
+    """An earlier operator that makes a tensor and drops its gradient."""
 
     @staticmethod
     def forward(ctx: Any, needed: Any, like: Any) -> Any:
@@ -69,7 +69,7 @@ class Sink(torch.autograd.Function):
 
 
 class Real:
-    """Inputs that need a gradient, and weights and constants that were there before and are not counted."""
+    """Inputs that need a gradient; weights and constants that existed before and are not counted."""
 
     def __init__(self, counted: Any, dtype: Any, device: str) -> None:
         self.counted, self.dtype, self.device = counted, dtype, device
@@ -77,7 +77,7 @@ class Real:
         self._needed = self.stands(lambda: torch.zeros((), device=device, requires_grad=True))
 
     def stands(self, make: Callable[[], Any]) -> Any:
-        """Make something, and never count it."""
+        """Makes tensors that are never counted."""
         with torch.utils._python_dispatch._disable_current_modes():
             made = make()
         self._before.append(made)
@@ -112,20 +112,20 @@ class Real:
 
 
 def _native_dropout(x: Any, p: float, training: bool = True) -> Any:
-    """What a GPU runs: torch 2.13, aten/src/ATen/native/Dropout.cpp, ``is_fused_kernel_acceptable``."""
+    """The GPU's version: torch 2.13, aten/src/ATen/native/Dropout.cpp, ``is_fused_kernel_acceptable``."""
     return torch.ops.aten.native_dropout(x, p, training)[0] if p else x
 
 
 def _owners(x: Any) -> tuple[int, int]:
-    """Who holds a tensor and who its storage, the dispatcher's own references among them."""
+    """Reference counts of a tensor and of its storage, including the dispatcher's references."""
     return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
 
 
 class AsWithoutMode(Storages):
-    """Backward as it runs where no mode watches it: in place, where autograd would else choose the functional twin.
+    """Backward as it runs without a dispatch mode: in place, where autograd would else choose the functional variant.
 
     Source: torch 2.13, torch/csrc/autograd: input_buffer.cpp, ``can_accumulate_inplace`` (a sum of two gradients takes
-    the first one's place if nobody else holds it); FunctionsManual.cpp, ``areAnyTensorSubclassLike``.
+    over the first one's storage if nothing else holds it); FunctionsManual.cpp, ``areAnyTensorSubclassLike``.
     """
 
     TWINS: ClassVar = {
@@ -142,7 +142,7 @@ class AsWithoutMode(Storages):
         self.seen: list[tuple[int, int]] = []
 
     def know(self, storage: Any) -> None:
-        """Never count it."""
+        """Marks a storage as never counted."""
         self._known[storage._cdata] = lambda: storage  # type: ignore[assignment]
 
     def __torch_dispatch__(
@@ -159,7 +159,7 @@ class AsWithoutMode(Storages):
 
 @cache
 def sole_owner() -> tuple[int, int]:
-    """``_owners`` of a fresh gradient, seen where two of them meet."""
+    """``_owners`` of a fresh gradient, at the point where two gradients are added."""
     with AsWithoutMode((0, 0)) as counted:
         x = Source.apply(torch.zeros((), device="meta", requires_grad=True), ((4,), torch.float32))
         loss = Sink.apply(x * 2.0, x * 3.0)
@@ -284,14 +284,14 @@ def _layer_norm(*, trained: bool = True, bias: bool = True) -> Callable[[Real], 
 
 
 def _layer_norm_in_float32(it: Real) -> Any:
-    """As CUDA's autocast has it, whose list for float32 the CPU's does not share: the last argument first."""
+    """As under CUDA's autocast, whose float32 list differs from the CPU's: the last argument first."""
     x, weight, bias = it.input(T, H), it.weight(H), it.weight(H)
     bias32, weight32 = bias.float(), weight.float()
     return F.layer_norm(x.float(), (H,), weight32, bias32)
 
 
 def _of(path: str, *arguments: Any, trained: bool = True, **keys: Any) -> Callable[[Real], Any]:
-    """A layer of transformers, by the end of its address."""
+    """A transformers layer, by the end of its import path."""
     from importlib import import_module
 
     module, name = path.rsplit(".", 1)
@@ -322,7 +322,7 @@ def _xielu(it: Real) -> Any:
 
 
 def _heads(it: Real, heads: int = HEADS) -> Any:
-    """[b, heads, s, d], laid out token by token as a projection leaves them."""
+    """[b, heads, s, d], in the token-by-token memory layout of a projection."""
     return it.input(BATCH, LENGTH, heads, HEAD_DIM).transpose(1, 2)
 
 
@@ -357,7 +357,7 @@ def _scan(batch: int, length: int, groups: int = cases.GROUPS) -> Callable[[Real
     heads, width, state = cases.SCAN_HEADS, cases.SCAN_DIM, cases.STATE
 
     def from_convolution(it: Real, count: int, width: int) -> Any:
-        """Laid out as Mamba 2's convolution leaves it, the tokens last; whether a product copies depends on that."""
+        """In the memory layout of Mamba 2's convolution, tokens last, which decides whether a product copies."""
         return it.input(batch, count, width, length).permute(0, 3, 1, 2)
 
     def run(it: Real) -> Any:
@@ -556,17 +556,17 @@ REAL: dict[str, Callable[[Real], Any]] = {
 ROWS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
 
 
-def test_every_operator_has_its_real_one() -> None:
+def test_every_operator_has_a_real_counterpart() -> None:
     assert REAL.keys() == CASES.keys()
 
 
 @pytest.mark.parametrize(("name", "dtype"), ROWS)
-def test_the_file_holds_what_torch_takes(name: str, dtype: str) -> None:
+def test_the_file_matches_torch(name: str, dtype: str) -> None:
     if "UPDATE_OPERATORS" in os.environ:
         pytest.skip("the file is written anew")
     assert real(name, dtype) == read_table()[name, dtype]
 
 
 @pytest.mark.skipif("UPDATE_OPERATORS" not in os.environ, reason="writes the file of operators")
-def test_the_file_is_written_anew() -> None:
+def test_the_file_is_rewritten() -> None:
     write_table({row: real(*row) for row in ROWS})

@@ -1,4 +1,4 @@
-"""When the real optimizers make their states: in the first step, but for Adagrad, which makes them when it is built."""
+"""When the real optimizers make their states: in the first step, except Adagrad, which does so in its constructor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUILT = {
 
 
 @pytest.mark.parametrize("optim", BUILT)
-def test_states_are_there_before_the_first_step_where_it_is_said(optim: Optimizer) -> None:
+def test_states_exist_before_the_first_step_only_as_declared(optim: Optimizer) -> None:
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = BUILT[optim]([weight])
 

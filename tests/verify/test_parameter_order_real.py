@@ -1,4 +1,4 @@
-"""The order of trained tensors, and which of them decay, against the real classes, built on the meta device.
+"""The order of trained tensors and which of them decay, compared with the real classes on the meta device.
 
 Expected values come from transformers 5.23 and peft 0.21 themselves, run here.
 """
@@ -26,7 +26,7 @@ def _theirs(real: Any) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_weights_come_in_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
+def test_weights_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
     ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, TrainingSetup())]
     assert ours == _theirs(real)
@@ -37,7 +37,7 @@ def test_weights_come_in_the_order_of_the_real_class(model_type: str, keys: dict
 )
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen2"])
-def test_adapters_and_copies_come_in_peft_s_order(
+def test_adapters_and_copies_have_peft_s_order(
     model_type: str, targets: str | tuple[str, ...], copies: list[str] | None
 ) -> None:
     keys = next(keys for name, keys in VARIANTS if name == model_type)

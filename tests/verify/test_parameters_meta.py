@@ -1,4 +1,4 @@
-"""The families' modules against the real classes, built on the meta device.
+"""The families' modules, compared with the real classes on the meta device.
 
 Expected numbers come from transformers 5.23 and peft 0.21 themselves, run here.
 """
@@ -224,7 +224,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("starcoder2", SMALL),
     ("starcoder2", SMALL | UNTIED | {"use_bias": False}),
 ]
-WITHOUT_A_CLASS = {"internlm3"}  # remote code on the Hub; its count is held by the catalogue
+WITHOUT_A_CLASS = {"internlm3"}  # remote code on the Hub; the catalogue checks its count
 IDS = [f"{name}-{index}" for index, (name, _) in enumerate(VARIANTS)]
 
 WITH_TOWERS = {name: it.with_towers for name, it in FAMILIES.items() if it.with_towers}
@@ -239,12 +239,12 @@ def build(model_type: str, keys: dict[str, Any]) -> tuple[Any, Model]:
 
 
 def _refused(model_type: str, key: str) -> bool:
-    """Keys that StrictDataclass configs do not take for a family."""
+    """Keys that a family's StrictDataclass config does not accept."""
     return model_type in {"falcon", "opt"} and key in {"intermediate_size", "num_key_value_heads"}
 
 
 def real_tree(real: Any) -> dict[str, int]:
-    """Name of each module that holds parameters itself, and how many; each stack of experts under its own name."""
+    """Names and counts of modules that hold parameters directly; each stack of experts under its own name."""
     tree: dict[str, int] = {}
     for name, parameter in real.named_parameters(remove_duplicate=False):
         module, _, last = name.rpartition(".")
@@ -280,9 +280,7 @@ def relative(name: str) -> str:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_names_and_counts_are_those_of_the_real_module_tree(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_names_and_counts_match_the_real_module_tree(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
     tree = {relative(name): count for name, count in real_tree(real).items()}
     if model.tie_word_embeddings:
@@ -299,7 +297,7 @@ def test_every_family_is_compared() -> None:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_shapes_are_those_of_the_real_parameters(model_type: str, keys: dict[str, Any]) -> None:
+def test_shapes_match_the_real_parameters(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
     if model_type == "cohere":
         pytest.skip("Cohere's per-head norms are [heads, head_dim]; ours are flat")
@@ -345,17 +343,17 @@ LORA = [
 ]
 
 
-# PEFT's word on GPT-2, whose head is an nn.Linear beside layers that are not
+# PEFT's warning about GPT-2, whose head is an nn.Linear although its layers are not
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to True:UserWarning")
-# peft 0.21 does not see that it wrapped a stack of experts with the doubled rank that it asked for.
+# peft 0.21 does not notice that it wrapped a stack of experts with the doubled rank it asked for.
 @pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:The following alpha_pattern keys did not match:RuntimeWarning")
 # peft 0.21 asks transformers 5.23 for `is_gradient_checkpointing`, by its old name.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-# of a tied head and its embedding peft 0.21 says that merging them will part them
+# peft 0.21 warns that merging will untie a tied head and its embedding
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True.:UserWarning")
 @pytest.mark.parametrize(("model_type", "keys", "targets"), LORA)
-def test_adapters_are_those_that_peft_puts_in(
+def test_adapters_match_peft(
     model_type: str, keys: dict[str, Any], targets: str | tuple[str, ...]
 ) -> None:
     peft = pytest.importorskip("peft")
@@ -391,9 +389,7 @@ COPIES = [
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize(("model_type", "keys", "copied"), COPIES)
-def test_copies_are_those_that_peft_makes(
-    model_type: str, keys: dict[str, Any], copied: tuple[str, ...]
-) -> None:
+def test_copies_match_peft(model_type: str, keys: dict[str, Any], copied: tuple[str, ...]) -> None:
     peft = pytest.importorskip("peft")
     real, model = build(model_type, keys)
     config = peft.LoraConfig(
@@ -416,7 +412,7 @@ def test_copies_are_those_that_peft_makes(
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2"])
-def test_magnitudes_are_those_that_peft_puts_in(model_type: str) -> None:
+def test_magnitudes_match_peft(model_type: str) -> None:
     peft = pytest.importorskip("peft")
     keys = GPT2_KEYS if model_type == "gpt2" else SMALL
     real, model = build(model_type, keys)
@@ -433,7 +429,7 @@ def test_magnitudes_are_those_that_peft_puts_in(model_type: str) -> None:
     assert trainable_parameters(model, setup) == adapted.get_nb_trainable_parameters()[0]
 
 
-def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table() -> None:
+def test_targets_follow_peft_s_table_when_it_refuses_all_linears() -> None:
     peft = pytest.importorskip("peft")
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     own = {name: it.peft_targets for name, it in FAMILIES.items() if it.peft_targets}
@@ -441,7 +437,7 @@ def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table()
         assert list(targets) == table[family.removesuffix("_text")], family
 
 
-def test_the_class_that_is_made_of_a_wrapper_is_the_one_of_the_auto_class() -> None:
+def test_the_class_of_a_wrapper_is_that_of_the_auto_class() -> None:
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     for wrapper, decoder in text_parts().items():
         if wrapper in names and decoder in names:

@@ -1,6 +1,6 @@
-"""The tools' own classes accept what we write and read it as it was meant: axolotl's, LLaMA-Factory's, DeepSpeed's.
+"""The classes of axolotl, LLaMA-Factory and DeepSpeed accept our files and read them as intended.
 
-Each runs in one process of its own (``real_parser.py``), over packages in ``.venv-parsers`` (requirements-parsers.txt).
+Each runs in its own process (``real_parser.py``), with packages from ``.venv-parsers`` (requirements-parsers.txt).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not PARSERS.is_dir(), reason="make verify instal
 
 
 def answers(tool: str, configs: Sequence[Mapping[str, Any]], where: Path) -> list[Any]:
-    """What the tool's classes make of each config: its fields, or the sentence of their refusal."""
+    """The tool's reading of each config: its fields, or the message of its refusal."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "verify" / "real_parser.py"), tool],
         input=json.dumps(configs),
@@ -39,7 +39,7 @@ def answers(tool: str, configs: Sequence[Mapping[str, Any]], where: Path) -> lis
         env={
             **os.environ,
             "PYTHONPATH": str(PARSERS),
-            "DISABLE_VERSION_CHECK": "1",  # LLaMA-Factory's, of the older transformers that it pins
+            "DISABLE_VERSION_CHECK": "1",  # LLaMA-Factory's, from the older transformers that it pins
             "HF_HUB_OFFLINE": "1",
         },
         capture_output=True,
@@ -53,7 +53,7 @@ def answers(tool: str, configs: Sequence[Mapping[str, Any]], where: Path) -> lis
 
 
 def setups(tool: str) -> list[TakeAway]:
-    """The files of random setups that a tool can say, every third of an objective beside SFT."""
+    """The files of random setups that a tool can express; every third has an objective other than SFT."""
     random_, found = random.Random(31), []
     base = said(TOOLS[tool], {NAMED[tool]: LLAMA.hub_id}, LLAMA)
     for number in range(100 * COUNT):
@@ -73,7 +73,7 @@ def setups(tool: str) -> list[TakeAway]:
 
 
 @pytest.mark.parametrize("tool", NAMED)
-def test_classes_of_a_tool_read_its_yaml_as_it_was_meant(tool: str, tmp_path: Path) -> None:
+def test_tool_classes_read_our_yaml_as_intended(tool: str, tmp_path: Path) -> None:
     made = setups(tool)
     json_file = next(it.files["deepspeed.json"] for it in made if "deepspeed.json" in it.files)
     (tmp_path / "deepspeed.json").write_text(json_file, encoding="utf-8")
@@ -98,8 +98,8 @@ def _agrees(found: Any, written: Any, key: str) -> None:
         assert found == written, key
 
 
-def test_axolotl_stops_where_we_say_so(tmp_path: Path) -> None:
-    """Each of our refusals for a config that can be written is axolotl's own; the others need a GPU to be asked."""
+def test_axolotl_fails_where_we_refuse(tmp_path: Path) -> None:
+    """Each of our refusals of a writable config is also axolotl's; the others need a GPU to check."""
     sharded = {
         "fsdp_config": {"offload_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     }
@@ -121,7 +121,7 @@ def test_axolotl_stops_where_we_say_so(tmp_path: Path) -> None:
     assert len([it for it in STOPS if it.tool == "axolotl"]) == len(more) + 1
 
 
-def test_deepspeed_reads_its_json_as_it_was_meant(tmp_path: Path) -> None:
+def test_deepspeed_reads_our_json_as_intended(tmp_path: Path) -> None:
     shared = [it for it in SHARING if "zero" in it.get("strategy", "")]
     configs = []
     for it in shared:

@@ -1,4 +1,4 @@
-"""Device maps against accelerate and transformers themselves, module by module, on the meta device.
+"""Device maps, compared with accelerate and transformers module by module on the meta device.
 
 Expected maps come from accelerate 1.15, transformers 5.23 and bitsandbytes 0.50, run here. Those of ``CASES`` are in
 tests/reference/placements.jsonl, so that tests/test_placement.py checks them without torch.
@@ -33,7 +33,7 @@ pytest.importorskip("bitsandbytes")
 
 GOLDEN = Path(__file__).parent.parent / "reference" / "placements.jsonl"
 
-# Without a GPU accelerate says that device 0 is not there, and of offloaded buffers that no GPU has room for them.
+# Without a GPU accelerate warns that device 0 is missing and that no GPU has room for offloaded buffers.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Current model requires .* bytes of buffer:UserWarning"),
 ]
@@ -60,7 +60,7 @@ CASES = [
     _case("meta-llama/Llama-2-7b-hf", {"0": "6GiB", "1": "24GiB"}),
     _case("meta-llama/Llama-2-13b-hf", {"0": 9_000_000_000, "1": "40Gb", "2": "20gb"}),
     _case("mistralai/Mistral-7B-v0.1", {"0": 0, "1": "12GiB", "2": "12GiB"}),
-    # no room: smaller than the embedding, than a layer; tails on the CPU and the disk
+    # no room: smaller than the embedding or than a layer; the rest on the CPU and the disk
     _case("google/gemma-2-9b", {"0": "1GiB", "1": "24GiB", "cpu": "64GiB"}),
     _case("meta-llama/Meta-Llama-3-8B", {"0": "100MiB", "1": "300MiB", "cpu": "64GiB"}),
     _case("mistralai/Mistral-7B-v0.1", {"0": "5GiB", "cpu": "4GiB"}),
@@ -94,7 +94,7 @@ CASES = [
     _case("stabilityai/stablelm-2-12b", {"0": "12GiB", "1": "16GiB"}),
     _case("CohereLabs/aya-expanse-8b", {"0": "9GiB", "1": "9GiB"}),
     _case("zai-org/GLM-4-9B-0414", {"0": "9GiB", "1": "12GiB"}),
-    # the words of device_map, in both libraries
+    # the named values of device_map, in both libraries
     _case("meta-llama/Meta-Llama-3-8B", FOUR_24, device_map="auto"),
     _case("meta-llama/Meta-Llama-3-8B", FOUR_24, device_map="auto", library="accelerate"),
     _case("google/gemma-2-9b", FOUR_24, device_map="balanced_low_0"),
@@ -110,7 +110,7 @@ CASES = [
 
 @contextmanager
 def _in_bfloat16() -> Iterator[None]:
-    """As ``from_pretrained`` builds a skeleton: on the meta device, in the dtype asked for."""
+    """As ``from_pretrained`` builds a skeleton: on the meta device, in the requested dtype."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
@@ -197,7 +197,7 @@ def test_golden_map_is_what_the_library_infers(index: int) -> None:
 
 
 def _limits(chance: Random, total: int) -> dict[Any, int]:
-    """Up to four GPUs, some of them empty, some too small for a layer, and a CPU that may be too small."""
+    """Up to four GPUs, some with no memory, some too small for a layer, and a CPU that may be too small."""
     shares = (0, 0.02, 0.1, 0.3, 0.5, 0.8, 1.3)
     limits: dict[Any, int] = {
         gpu: int(total * chance.choice(shares) * chance.uniform(0.5, 1.5))
@@ -211,13 +211,11 @@ def _limits(chance: Random, total: int) -> dict[Any, int]:
 @pytest.mark.parametrize(
     ("model_type", "keys"), [*VARIANTS, ("olmo", SMALL | TIED)], ids=[*IDS, "olmo-tied"]
 )
-def test_every_family_is_placed_as_the_libraries_place_it(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_every_family_is_placed_as_by_the_libraries(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
     chance = Random(model_type)
     total = accelerate.utils.compute_module_sizes(real)[""]
-    # Gemma 4 names the layers of its towers too, which the text part has not
+    # Gemma 4's towers also have named layers, which the text part lacks
     own = sorted(real._no_split_modules & {type(module).__name__ for module in real.modules()})
     inner = [type(module).__name__ for module in real.modules() if any(module.children())][-1:]
     skeletons = {dtype: _skeleton(real.config, dtype) for dtype in ("float32", "bfloat16")}

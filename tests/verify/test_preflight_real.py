@@ -1,6 +1,6 @@
-"""A live Trainer of the real libraries is read as it is: transformers' Trainer, TRL's SFTTrainer, PEFT, bitsandbytes.
+"""Live trainers of the real libraries are read correctly: transformers' Trainer, TRL's SFTTrainer, PEFT, bitsandbytes.
 
-Models are tiny and random, and run on the CPU. What is expected is what the objects themselves say (dtypes, counts).
+Models are tiny and random and run on the CPU. Expected values come from the objects themselves (dtypes, counts).
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def trainer(folder: Path, model: Any, **changed: Any) -> Any:
 
 
 def agrees(keys: Any, model: Any) -> None:
-    """The estimate counts what the model has."""
+    """The estimate's counts match the model's."""
     answer = estimate(*parse(json.loads(json.dumps(keys))))
     trained = sum(it.numel() for it in model.parameters() if it.requires_grad)
     assert answer.trainable_parameters == trained
     assert answer.total_parameters == model.num_parameters()
 
 
-def test_full_fine_tuning(tmp_path: Path) -> None:
+def test_full_fine_tuning_is_read(tmp_path: Path) -> None:
     found = trainer(tmp_path, tiny(), gradient_accumulation_steps=2, optim="adafactor")
     keys = check(found, show=False).keys
     assert keys["model"]["model_type"] == "llama"
@@ -85,7 +85,7 @@ def test_full_fine_tuning(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_lora_beside_bfloat16_weights(tmp_path: Path) -> None:
+def test_lora_with_bfloat16_weights_is_read(tmp_path: Path) -> None:
     model = adapted(tiny(torch.bfloat16), modules_to_save=["lm_head"])
     found = trainer(tmp_path, model, activation_checkpointing=True)
     keys = check(found, show=False).keys
@@ -97,7 +97,7 @@ def test_lora_beside_bfloat16_weights(tmp_path: Path) -> None:
     agrees(keys, model)
 
 
-def test_qlora_of_bitsandbytes(tmp_path: Path) -> None:
+def test_qlora_with_bitsandbytes_is_read(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     tiny(torch.bfloat16).save_pretrained(tmp_path / "base")
     packs = transformers.BitsAndBytesConfig(
@@ -119,7 +119,7 @@ def test_qlora_of_bitsandbytes(tmp_path: Path) -> None:
     agrees(keys, model)
 
 
-def test_sft_trainer_of_trl_has_its_own_defaults(tmp_path: Path) -> None:
+def test_sft_trainer_has_trl_s_defaults(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"<eos>": 0, "<pad>": 1}, unk_token="<eos>")
@@ -148,7 +148,7 @@ def test_sft_trainer_of_trl_has_its_own_defaults(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_classifier_is_no_language_model(tmp_path: Path) -> None:
+def test_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**SIZES, num_labels=5, pad_token_id=0)
     found = trainer(tmp_path, transformers.LlamaForSequenceClassification(config))
     keys = check(found, show=False).keys
@@ -156,7 +156,7 @@ def test_classifier_is_no_language_model(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_biases_and_ranks_of_peft_are_read(tmp_path: Path) -> None:
+def test_peft_biases_and_ranks_are_read(tmp_path: Path) -> None:
     model = adapted(tiny(), bias="all", rank_pattern={"q_proj": 8}, exclude_modules=["o_proj"])
     keys = check(trainer(tmp_path, model), show=False).keys
     assert keys["bias"] == "all"
@@ -164,18 +164,18 @@ def test_biases_and_ranks_of_peft_are_read(tmp_path: Path) -> None:
 
 
 class FakeCounter:
-    """What no machine without a GPU can read."""
+    """Stands in for readings that need a GPU."""
 
     name = "none"
 
     def reset(self) -> None:
-        """Begins nothing."""
+        """Resets nothing."""
 
     def read(self) -> PeakReading:
         return PeakReading(2**30, 2**30, 2**30)
 
 
-def test_callback_of_a_real_run_writes_a_row_of_measurements(tmp_path: Path) -> None:
+def test_callback_of_a_real_run_writes_a_row(tmp_path: Path) -> None:
     model = adapted(tiny())
     found = trainer(tmp_path, model, max_steps=3)
     table = tmp_path / "measured.csv"

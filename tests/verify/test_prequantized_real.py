@@ -1,6 +1,6 @@
-"""What transformers itself does with quantised checkpoints: its own classes, on the meta device.
+"""What transformers does with quantised checkpoints: its own classes on the meta device.
 
-Expected are the answers of transformers 5.23: which formats Trainer lets train, which configs go together, and the
+Expected values are transformers 5.23's: which formats Trainer trains, which configs are compatible, and the
 bytes of the tensors that its FP8 and MXFP4 modules hold.
 """
 
@@ -67,12 +67,12 @@ def is_refused(quantization: dict[str, Any], **setup: Any) -> bool:
 
 
 def trainer_refuses(quantization: dict[str, Any], *, adapters: bool) -> bool:
-    """Whether Trainer's own check stops at a model that a quantizer of this config has loaded."""
+    """Whether Trainer's check refuses a model loaded by this config's quantizer."""
     config = auto.AutoQuantizationConfig.from_dict(quantization)
     name = str(getattr(config.quant_method, "value", config.quant_method))
     if name == "bitsandbytes":
         name += "_4bit" if config.load_in_4bit else "_8bit"
-    quantizer = object.__new__(auto.AUTO_QUANTIZER_MAPPING[name])  # without what it would import
+    quantizer = object.__new__(auto.AUTO_QUANTIZER_MAPPING[name])  # without its imports
     quantizer.quantization_config, quantizer.pre_quantized = config, True
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
@@ -93,10 +93,10 @@ def trainer_refuses(quantization: dict[str, Any], *, adapters: bool) -> bool:
     "name", [it for it in FORMATS if it != "awq"]
 )  # asks for gptqmodel's version
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_trainer_refuses_what_we_refuse(name: str, method: Method) -> None:
+def test_trainer_refuses_the_formats_we_refuse(name: str, method: Method) -> None:
     quantization = dict(FORMATS[name])
     if name in {"fp8", "mxfp4"}:
-        quantization["dequantize"] = True  # as our answer says that they are loaded
+        quantization["dequantize"] = True  # loaded as our answer states
     adapters = method is Method.LORA
     assert is_refused(FORMATS[name], method=method) == trainer_refuses(
         quantization, adapters=adapters
@@ -104,12 +104,12 @@ def test_trainer_refuses_what_we_refuse(name: str, method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_mxfp4_that_is_not_dequantised_is_trained_by_no_method(method: Method) -> None:
+def test_mxfp4_without_dequantising_cannot_be_trained(method: Method) -> None:
     assert trainer_refuses(FORMATS["mxfp4"], adapters=method is Method.LORA)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_bitsandbytes_goes_over_no_other_format(name: str) -> None:
+def test_bitsandbytes_does_not_combine_with_another_format(name: str) -> None:
     passed = transformers.BitsAndBytesConfig(load_in_4bit=True)
     try:
         merged = auto.AutoHfQuantizer.merge_quantization_configs(dict(FORMATS[name]), passed)
@@ -131,7 +131,7 @@ def test_bitsandbytes_goes_over_no_other_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("block", [[128, 128], [64, 32], None])
-def test_fp8_tensors_are_those_of_transformers(block: list[int] | None) -> None:
+def test_fp8_tensors_match_transformers(block: list[int] | None) -> None:
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 
     config = transformers.FineGrainedFP8Config(weight_block_size=block)
@@ -144,7 +144,7 @@ def test_fp8_tensors_are_those_of_transformers(block: list[int] | None) -> None:
     assert stored_bytes(stored(ours), quantization) == held
 
 
-def test_mxfp4_experts_are_those_of_transformers() -> None:
+def test_mxfp4_experts_match_transformers() -> None:
     from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 
     sizes = {**SIZES, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -157,7 +157,7 @@ def test_mxfp4_experts_are_those_of_transformers() -> None:
     assert plain is not None
     shapes = [weight_shapes(it)[0] for it in layer_modules(plain) if len(weight_shapes(it)[0]) == 3]
     elements = sum(a * b * c for a, b, c in shapes)
-    # the blocks, and beside them one exponent for 32 weights
+    # the blocks, and one exponent per 32 weights
     assert packed == elements // 2
     mxfp4 = quantization_of({"quantization_config": {"quant_method": "mxfp4"}})
     saved = stored_bytes(plain, None) - stored_bytes(plain, mxfp4)

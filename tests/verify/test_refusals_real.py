@@ -1,4 +1,4 @@
-"""Each line that a refusal cites, in the installed library: it says what the refusal says that it says."""
+"""Each line that a refusal cites, checked in the installed library."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def installed(library: str) -> Path:
 
 
 @pytest.mark.parametrize("cited", LINES, ids=str)
-def test_the_cited_line_says_so(cited: Line) -> None:
+def test_the_cited_line_supports_the_refusal(cited: Line) -> None:
     lines = (installed(cited.library) / cited.path).read_text(encoding="utf-8").splitlines()
     assert cited.text in lines[cited.line - 1]
 
 
-def test_most_citations_are_opened() -> None:
+def test_most_citations_are_checked() -> None:
     opened = [it for it in LINES if it.library in {"transformers", "peft", "torch", "bitsandbytes"}]
     assert len(opened) > 25

@@ -1,4 +1,4 @@
-"""How near a step on the meta device, counted storage by storage, comes to our estimate of it: decision 4.
+"""How close a step on the meta device, counted storage by storage, is to our estimate (decision 4).
 
 Expected heights come from transformers 5.23, peft 0.21 and torch 2.13 themselves, run here.
 """
@@ -36,7 +36,7 @@ CASES = {
 
 
 def traced(setup: dict[str, Any]) -> dict[str, int]:
-    """Heights of a step after the first, in bytes: what the real code makes on the meta device."""
+    """Heights in bytes of a step after the first, from the real code on the meta device."""
     from tests.verify.storages import Storages
 
     config = transformers.AutoConfig.for_model(**TINY_LLAMA)
@@ -67,10 +67,10 @@ def traced(setup: dict[str, Any]) -> dict[str, int]:
         return {"forward": forward, "backward": counted.restart()}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT still asks transformers by older names
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT still uses older names of transformers
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_on_the_meta_device_is_within_a_hundredth_of_the_estimate(name: str) -> None:
-    # eager attention and no autocast: what the meta device runs as a GPU would
+def test_a_step_on_the_meta_device_is_within_1_percent_of_the_estimate(name: str) -> None:
+    # eager attention and no autocast, which the meta device runs as a GPU would
     setup = {"per_device_train_batch_size": 2, "max_length": 512, **CASES[name]}
     said = estimate(
         *contract.parse(

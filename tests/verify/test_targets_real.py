@@ -1,4 +1,4 @@
-"""Which names PEFT takes as targets, which it passes over and which it refuses, asked of PEFT itself."""
+"""Which target names PEFT accepts, ignores and refuses, compared with PEFT itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_names_are_taken_passed_over_or_refused_as_by_peft(family: str, name: str) -> None:
+def test_names_are_accepted_ignored_or_refused_as_by_peft(family: str, name: str) -> None:
     config = AutoConfig.for_model(family, **CONFIGS[family])
     model = from_config(config.to_dict()).model
     assert model is not None

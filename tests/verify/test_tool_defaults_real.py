@@ -1,6 +1,6 @@
-"""No tool has moved a default: data/tool_defaults.csv says what the newest wheels at PyPI say, read by ``ast``.
+"""No tool has changed a default: data/tool_defaults.csv matches the newest wheels on PyPI, read with ``ast``.
 
-Where there is no network the packages that are installed here are read instead; then others are skipped.
+Without a network, the installed packages are read instead and the others skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOOLS = sorted({row["tool"] for row in TABLE})
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_no_default_of_the_newest_version_is_another(tool: str, tmp_path: Path) -> None:
+def test_defaults_match_the_newest_versions(tool: str, tmp_path: Path) -> None:
     rows = [row for row in TABLE if row["tool"] == tool]
     try:
         wheel = tool_defaults.downloaded(tmp_path, tool)
@@ -31,7 +31,7 @@ def test_no_default_of_the_newest_version_is_another(tool: str, tmp_path: Path) 
 
 
 def installed(tool: str) -> tuple[str, tool_defaults.Source]:
-    """The version of an installed package, and how to read a file of it; nothing is imported."""
+    """An installed package's version and a reader of its files; nothing is imported."""
     try:
         found = metadata.distribution(tool)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Towers beside the text, held against the classes that transformers makes, their adapters against PEFT."""
+"""Towers of multimodal models, compared with transformers' classes, and their adapters with PEFT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 quantizers = pytest.importorskip("transformers.quantizers.base")
 
-# peft 0.21 asks for what transformers 5.23 calls by another name
+# peft 0.21 uses a name that transformers 5.23 has changed
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 TEXT = {
@@ -117,9 +117,9 @@ EACH = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 
 @pytest.fixture(autouse=True)
 def no_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3n's tower of images comes from timm, which is not installed here: an empty one stands for it.
+    """Gemma 3n's vision tower comes from timm, which is not installed here: an empty one replaces it.
 
-    It is convolutions alone; with the rest it has the published count (tests/test_towers.py).
+    It has only convolutions; tests/test_towers.py checks the published count with it.
     """
     made = transformers.AutoModel.from_config
 
@@ -146,7 +146,7 @@ def ours(wrapper: Mapping[str, Any]) -> Model:
 
 
 def without_timm(model: Model, setup: TrainingSetup) -> int:
-    """Parameters of the towers but of timm's."""
+    """Parameters of the towers except timm's."""
     timm = sum(
         count * module_parameters(it)
         for it, count in tower_modules(model, setup)
@@ -156,7 +156,7 @@ def without_timm(model: Model, setup: TrainingSetup) -> int:
 
 
 @EACH
-def test_towers_have_the_parameters_and_linears_of_the_real_class(
+def test_towers_match_the_parameters_and_linears_of_the_real_class(
     wrapper: dict[str, Any],
 ) -> None:
     model, made, setup = ours(wrapper), real(wrapper), TrainingSetup()
@@ -179,7 +179,7 @@ def test_towers_have_the_parameters_and_linears_of_the_real_class(
 
 
 @EACH
-def test_a_real_forward_gives_gradients_to_the_modules_that_are_said_to_run(
+def test_a_real_step_gives_gradients_to_exactly_the_modules_we_list_as_run(
     wrapper: dict[str, Any],
 ) -> None:
     """AdamW makes no state for a parameter whose gradient is None."""
@@ -216,7 +216,7 @@ def adapted(wrapper: dict[str, Any]) -> Iterator[tuple[Any, TrainingSetup]]:
 
 
 @EACH
-def test_peft_adapts_as_much_of_the_towers(wrapper: dict[str, Any]) -> None:
+def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
     model = ours(wrapper)
     for names, setup in adapted(wrapper):
         if not tower_modules(model, setup) and not isinstance(names, str):
@@ -239,7 +239,7 @@ def test_peft_adapts_as_much_of_the_towers(wrapper: dict[str, Any]) -> None:
             assert trainable_parameters(model, text) == counts[0]
 
 
-def test_peft_refuses_names_that_gemma_4_wraps() -> None:
+def test_peft_refuses_the_linears_that_gemma_4_wraps() -> None:
     wrapper = WRAPPERS["gemma4, images"]
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="Gemma4ClippableLinear"):
@@ -250,7 +250,7 @@ def test_peft_refuses_names_that_gemma_4_wraps() -> None:
 
 
 @EACH
-def test_a_quantiser_leaves_the_linears_that_are_said_to_stay(wrapper: dict[str, Any]) -> None:
+def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
     model, made = ours(wrapper), real(wrapper)
     setup = TrainingSetup(method=Method.QLORA)
     whole = {
@@ -264,7 +264,7 @@ def test_a_quantiser_leaves_the_linears_that_are_said_to_stay(wrapper: dict[str,
 
 
 @EACH
-def test_accelerate_misses_the_class_that_is_said(wrapper: dict[str, Any]) -> None:
+def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
     made = real(wrapper)
     has = {type(it).__name__ for it in made.modules()} | {"TimmWrapperModel"}
     missing = class_not_found(ours(wrapper))
@@ -272,7 +272,7 @@ def test_accelerate_misses_the_class_that_is_said(wrapper: dict[str, Any]) -> No
     assert bool(missing) is bool(set(made._no_split_modules) - has)
 
 
-def test_a_kernel_stands_for_no_linear() -> None:
+def test_a_kernel_replaces_no_linear() -> None:
     for wrapper in WRAPPERS.values():
         names = [name for name, it in real(wrapper).named_modules() if type(it) is torch.nn.Linear]
         for module, _ in tower_modules(ours(wrapper), TrainingSetup()):

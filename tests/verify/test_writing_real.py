@@ -1,6 +1,6 @@
-"""What is written is what the real parsers read: TRL's, transformers', accelerate's; and a written script trains.
+"""The parsers of TRL, transformers and accelerate read our files as intended, and a written script trains.
 
-The model that is trained is tiny and random, on the CPU.
+The trained model is tiny and random, on the CPU.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SIZES = {
 
 @cache
 def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
-    """Random setups that a tool can say: the keys, theirs, and the files."""
+    """Random setups that a tool can express: our keys, the tool's keys, and the files."""
     random_, found = random.Random(23), []
     while len(found) < count:
         keys = drawn(random_, tool)
         if tool == "trl" and keys.get("objective") == "orpo":
-            continue  # TRL has no script of its own for it, and so no YAML
+            continue  # TRL has no script for it, and so no YAML
         try:
             named = tool_named(tool, keys.get("objective"))
             theirs = theirs_of(named, keys, LLAMA, WRITABLE[tool])
@@ -59,7 +59,7 @@ def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], An
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_parser_of_trl_reads_the_yaml_as_it_was_meant(number: int, tmp_path: Path) -> None:
+def test_trl_parser_reads_the_yaml_as_intended(number: int, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     keys, theirs, away = some("trl", 24)[number]
     objective = keys.get("objective", "sft")
@@ -75,19 +75,17 @@ def test_parser_of_trl_reads_the_yaml_as_it_was_meant(number: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_parser_of_transformers_reads_the_arguments_as_they_were_meant(
-    number: int, tmp_path: Path
-) -> None:
+def test_transformers_parser_reads_the_arguments_as_intended(number: int, tmp_path: Path) -> None:
     _, theirs, _ = some("trainer", 12)[number]
     arguments = {**nested(theirs, "args"), "output_dir": str(tmp_path), "use_cpu": True}
-    arguments.pop("fp16", None)  # refused on a CPU, whatever else is said
+    arguments.pop("fp16", None)  # always refused on a CPU
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     (parsed,) = parser.parse_dict(arguments)
     _agrees(arguments, [vars(parsed)])
 
 
 def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
-    """Each key of ours is a field of one of the classes, with the value that was written."""
+    """Each written key is a field of one of the classes, with the written value."""
     for key, value in written.items():
         (holder,) = [it for it in parsed if key in it]
         found = holder[key]
@@ -95,7 +93,7 @@ def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda it: it["strategy"])
-def test_accelerate_reads_its_file_as_it_was_meant(sharing: dict[str, Any], tmp_path: Path) -> None:
+def test_accelerate_reads_its_file_as_intended(sharing: dict[str, Any], tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     launch = pytest.importorskip("accelerate.commands.launch")
     away = files_of("trainer", {"model": LLAMA.hub_id, **sharing}, LLAMA)
@@ -216,7 +214,7 @@ LENGTHS = "lambda completions, **_: [float(len(it)) for it in completions]"
 def test_written_script_trains_two_steps(
     tool: str, keys: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    """The script as it is written, but for what a CPU asks for and two steps being enough."""
+    """The script as written, except for the CPU's settings and a limit of two steps."""
     pytest.importorskip("peft")
     pytest.importorskip("datasets")
     if tool == "trl":
