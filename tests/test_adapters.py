@@ -205,7 +205,7 @@ def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(
             assert of.peak.bytes > of.peak.resident[Component.WEIGHTS]
             answered += 1
         assert not said or (said.startswith("lora_target_modules ") and said.endswith("."))
-        if answered and checkpointing:  # every layer is reached, whatever the targets are
+        if answered and checkpointing:  # every layer is reached for any targets
             break
     assert answered
 
@@ -319,7 +319,7 @@ def refused(given: dict[str, Any]) -> str:
         ("mistralai/Mixtral-8x7B-v0.1", ("q_proj", "v_proj")),
         ("meta-llama/Llama-4-Scout-17B-16E", ("q_proj", "v_proj")),
         ("nvidia/Nemotron-H-8B-Base-8K", ("q_proj", "k_proj", "v_proj", "o_proj")),
-        # not in that table: the linears of attention, whose names no expert had
+        # not in that table: the linears of attention, whose names no expert uses
         ("Qwen/Qwen3-30B-A3B", ("q_proj", "k_proj", "v_proj", "o_proj")),
         ("mistralai/Mistral-7B-v0.1", "all-linear"),
     ],

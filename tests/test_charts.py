@@ -80,7 +80,7 @@ def test_first_step_has_no_optimizer_states_and_second_reaches_the_peak():
     assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
 
 
-def test_accumulation_shows_a_first_micro_step_without_gradients_and_a_later_one():
+def test_accumulation_shows_the_first_and_a_later_micro_step():
     accumulated = replace(WHAT_IF, gradient_accumulation_steps=4)
     figure = two_steps.through_the_step(estimate(MISTRAL, A100, accumulated))
     ticks = figure["layout"]["xaxis"]["ticktext"]

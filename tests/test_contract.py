@@ -431,7 +431,7 @@ def test_conflict_resets_only_one_field() -> None:
     assert reading.setup.mixed_precision is MixedPrecision.BF16
 
 
-def test_float16_base_may_have_float32_adapters_under_fp16_autocast_but_not_float16_ones() -> None:
+def test_float16_base_needs_float32_adapters_under_fp16_autocast() -> None:
     setup = {"model": MISTRAL, "method": "lora", "dtype": "float16", "mixed_precision": "fp16"}
     assert parse(setup)[2].dtype is Dtype.FLOAT16
     with pytest.raises(ValueError, match="GradScaler"):
@@ -578,7 +578,7 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
     if refusal(setup):
         alone = {name: getattr(DEFAULT, name) for name in SHARING_KEYS}
         setup = replace(setup, **alone)  # type: ignore[arg-type]
-    if refusal(setup):  # not every setup can be checkpointed so, or have such adapters
+    if refusal(setup):  # not every setup supports this checkpointing or these adapters
         setup = replace(
             setup,
             selective_checkpointing=False,

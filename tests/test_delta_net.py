@@ -48,7 +48,7 @@ def test_qwen3_5_wrapper_is_read_as_its_text_model() -> None:
 
 
 def test_every_two_more_chunks_add_the_same_bytes_to_a_delta_net() -> None:
-    """To the byte, whether each round is simulated or one round stands for several."""
+    """Exact to the byte, whether every round is simulated or one round represents several."""
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, optim=Optimizer.SGD)
     # multiples of 512 bytes
     even = {

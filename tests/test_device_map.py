@@ -216,7 +216,7 @@ class TestEstimate:
         )
 
     def test_transferred_bytes_match_a_hand_count(self):
-        # 1,024 tokens: 3 hops of 4,096 numbers there and back, and 32,000 logits to the first; 2 bytes each
+        # 1,024 tokens: 3 hops of 4,096 numbers in both directions, and 32,000 logits to the first GPU; 2 bytes each
         assert crossing_bytes(MISTRAL, self.SETUP) == 1024 * (2 * 3 * 4096 + 32_000) * 2
 
     def test_a_map_that_does_not_fit_gets_one_sentence(self):

@@ -89,7 +89,7 @@ def test_a_larger_batch_or_length_never_needs_less(setup, key):
 
 @settings(max_examples=30, deadline=None)
 @given(SETUPS)
-def test_adapters_have_smaller_gradients_and_states_than_full_fine_tuning(setup):
+def test_lora_has_smaller_gradients_and_states_than_full_fine_tuning(setup):
     # rank 16 at most: beyond it, the adapters of this small model outgrow the matrices that they adapt; Adafactor's
     # states are one row and one column per matrix, and adapters have more of both
     setup = replace(

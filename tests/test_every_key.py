@@ -261,7 +261,7 @@ def its_widget(page: AppTest, key: Key) -> Any:
 @pytest.mark.parametrize(
     "key", [key for key in KEYS if key.section is not None], ids=lambda key: str(key.name)
 )
-def test_its_widget_sets_the_same_value_states_the_default_and_updates_the_address(
+def test_its_widget_shows_the_default_and_sets_value_and_address(
     key: Key,
 ) -> None:
     page = sidebar(key)

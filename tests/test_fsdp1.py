@@ -97,7 +97,7 @@ def test_heights_match_the_real_fsdp1(
     assert heights(told({**ON_8, **keys}, **config))[1:] == pytest.approx(traced, abs=10_240)
 
 
-def test_a_reentrant_checkpoint_around_fsdp1_keeps_inputs_and_gradients_of_frozen_layers() -> None:
+def test_reentrant_checkpoints_around_fsdp1_keep_inputs_and_gradients_of_frozen_layers() -> None:
     # the same trace, with the checkpoint outside FSDP's modules: 195,185,152 bytes, in the lowest layer; inside
     # they take 177,099,264, in the highest. By hand: gradients of the inputs of 9 layers, 1024 x 1024 x 2 bytes
     # each, less the one that exists in either case; and what the adapters of 9 layers keep

@@ -79,7 +79,7 @@ def test_fused_halves_are_copied_for_the_kernel_and_the_fused_output_is_freed():
 
 def test_liger_replaces_the_head_norms_of_qwen3_but_not_of_hunyuan():
     # Qwen3's norms of queries and keys keep input 2 and output 2 an element and 4 a head; Llama's of transformers keep
-    # 4 float32, 2 normalised and 2 of output; Hunyuan's follow the rotation, so that nothing else keeps their input
+    # 4 float32, 2 normalised and 2 of output; Hunyuan's come after rotary, so that nothing else keeps their input
     qwen3, hunyuan = (
         replace(LLAMA, model_type=name, qk_norm=True) for name in ("qwen3", "hunyuan_v1_dense")
     )
@@ -97,7 +97,7 @@ def test_flash_attention_keeps_the_unpadded_output_too_and_the_indices():
 
 
 @pytest.mark.parametrize("kernel", [AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2])
-def test_flash_attention_keeps_heads_padded_to_a_multiple_of_8_and_its_sliced_output(
+def test_flash_attention_keeps_padded_heads_and_the_sliced_output(
     kernel: AttnImplementation,
 ) -> None:
     # heads of 36 are kept as heads of 40, 2 (q + k + v + out); the slice of the output is a copy, 2q, which

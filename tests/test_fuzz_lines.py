@@ -1,6 +1,6 @@
 """Any line gets one consistent answer, never a traceback.
 
-Lines are made from every key, objective, method, strategy and family there is, so a new one is tried with the others.
+Lines are made from every key, objective, method, strategy and family, so that a new one is tried with the others.
 The seed is fixed; ``FUZZ_LINES=20000`` tries that many.
 """
 

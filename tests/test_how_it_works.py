@@ -22,7 +22,7 @@ def test_every_chapter_has_text_and_the_walkthrough_has_the_example_s_numbers():
     assert "13.5 GiB" in walk, "7,241,732,096 parameters x 2 bytes"
 
 
-def test_chapter_on_objectives_counts_the_reference_as_a_second_copy_of_the_weights():
+def test_chapter_on_objectives_counts_the_reference_as_a_second_model():
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (it.text for it in content.chapters(told) if "preferences" in it.heading)
     assert "13.5 GiB here" in text, "7,241,732,096 parameters x 2 bytes"

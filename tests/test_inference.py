@@ -126,7 +126,7 @@ def test_the_cache_is_what_the_share_leaves() -> None:
     assert (own.rows, own.blocks_per_row, own.at_once) == (8, 64, (8, 8))
 
 
-def test_rows_at_once_are_those_of_a_generation_and_of_the_engines_gpus() -> None:
+def test_concurrent_rows_follow_the_generation_and_the_engine_s_gpus() -> None:
     # trl trainer/grpo_trainer.py:1122
     two = setup(
         num_gpus=4,
@@ -155,7 +155,7 @@ def test_asking_returns_the_smallest_share_for_a_number_of_rows() -> None:
     assert replace(one, asked=one.asking(5) - 1).at_once[0] == 4
 
 
-# --- beside the trainer: trl generation/vllm_generation.py, trainer/grpo_trainer.py ---
+# --- with the trainer: trl generation/vllm_generation.py, trainer/grpo_trainer.py ---
 
 
 def test_without_sleep_the_engine_adds_to_the_training_step() -> None:
@@ -456,7 +456,7 @@ def test_grpo_config_keys_are_read() -> None:
     assert found["vllm_tensor_parallel_size"] == 2
 
 
-def test_ms_swift_s_sleep_level_is_read_and_its_default_share_is_nine_tenths() -> None:
+def test_ms_swift_s_sleep_level_and_default_share_are_read() -> None:
     # ms-swift 4.6.0, swift/rlhf_trainers/args_mixin.py:37 and :188
     script = (
         "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-1.5B --use_vllm true --vllm_mode colocate"

@@ -346,7 +346,7 @@ def test_no_card_is_named_when_none_is_large_enough(cards):
     assert smallest_gpu(catalog.model("meta-llama/Llama-3.1-70B"), cards, TrainingSetup()) is None
 
 
-def test_lora_on_peft_s_default_targets_is_proposed_when_peft_fails_on_a_layer():
+def test_lora_on_default_targets_is_proposed_when_peft_fails_on_a_layer():
     # Llama 4 Scout: 109 billion weights, 203 GiB in bfloat16, on a card that holds them but not their gradients
     scout = catalog.model("meta-llama/Llama-4-Scout-17B-16E")
     card = catalog.gpu("B300-270GB")

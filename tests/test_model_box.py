@@ -262,7 +262,7 @@ def test_link_with_a_hub_id_fetches_it_and_keeps_the_rest(fake_hub):
     }
 
 
-def test_link_falls_back_to_the_example_model_and_keeps_the_rest_when_the_hub_is_down(fake_hub):
+def test_link_uses_the_example_model_and_keeps_the_rest_when_the_hub_is_down(fake_hub):
     fake_hub.answers["me/llama"] = refused(Trouble.DOWN, "me/llama")
     page = answered(open_at(**LINK))
     assert "elsewhere" in text(page)

@@ -125,6 +125,6 @@ def test_every_third_layer_is_checkpointed_as_in_transformers(
     assert theirs == [is_checkpointed(model, setup, it) for it in range(model.num_hidden_layers)]
 
 
-def test_an_adapters_facet_reads_what_peft_reads() -> None:
+def test_adapters_accept_peft_s_shorthand() -> None:
     read = Adapters(method="lora", layers_to_transform=3, rank_pattern={"q_proj": 2})
     assert (read.layers_to_transform, read.rank_pattern) == ((3,), (("q_proj", 2),))
