@@ -33,7 +33,7 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 
 
 def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
-    """Both ends of what Mistral's GPUs exchange, in seconds, before anything is hidden."""
+    """Low and high seconds of the exchange between Mistral's GPUs, before any overlap with compute."""
     resident = resident_memory(
         MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1))
     )
@@ -44,26 +44,26 @@ def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_inside_a_machine_only_the_gpu_s_own_link_counts() -> None:
+def test_only_the_gpu_link_counts_inside_a_machine() -> None:
     low, high = exchanged(TrainingSetup(num_gpus=8, strategy=Strategy.DDP), Sharing.REPLICAS)
     assert low == high == pytest.approx(2 * WEIGHTS * 7 / 8 / 300e9)
 
 
-def test_between_machines_the_slower_of_link_and_network_bounds_a_ring() -> None:
-    """16 GPUs in two machines: at worst a ring over 12.5 GB/s; at best each machine takes in the other's half."""
+def test_the_slower_of_link_and_network_bounds_a_ring_between_machines() -> None:
+    """16 GPUs in two machines: at worst a ring over 12.5 GB/s; at best each machine receives the other's half."""
     low, high = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.DDP), Sharing.REPLICAS)
     assert high == pytest.approx(2 * WEIGHTS * 15 / 16 / 12.5e9)
     assert low == pytest.approx(max(2 * WEIGHTS * 15 / 16 / 300e9, 2 * WEIGHTS / 2 / 200e9))
 
 
-def test_a_fast_network_leaves_the_link_as_the_bound() -> None:
+def test_the_link_bounds_the_exchange_on_a_fast_network() -> None:
     assert exchange_seconds(8e9, ExchangeGroup(4, 2), Links(1e9, 50e9, 50e9)) == pytest.approx(
         (6, 6)
     )
 
 
-def test_hsdp_gathers_inside_its_machine_and_sums_shards_between_machines() -> None:
-    """Inside 3 · weights · 7/8 over 300 GB/s; between, eight sums of 2 · gradients / 8 each, half of it going out."""
+def test_hsdp_gathers_within_a_machine_and_reduces_shards_between_machines() -> None:
+    """Within: 3 · weights · 7/8 over 300 GB/s. Between: eight sums of 2 · gradients / 8 each, half of it outgoing."""
     setup = TrainingSetup(num_gpus=16, strategy=Strategy.HSDP, dp_replicate_size=2)
     low, high = exchanged(setup, Sharing.WEIGHTS)
     inside = 3 * WEIGHTS * 7 / 8 / 300e9
@@ -72,15 +72,15 @@ def test_hsdp_gathers_inside_its_machine_and_sums_shards_between_machines() -> N
 
 
 def test_hsdp_between_machines_sends_a_third_of_what_fsdp_sends() -> None:
-    """Over the network: gradients twice, halved, against weights twice and gradients once: 1 of 3, and 15/16 of it."""
+    """HSDP sends gradients twice, halved; FSDP weights twice and gradients once. The ratio is 1 to 3, times 15/16."""
     of_two = {"num_gpus": 16, "dp_replicate_size": 2, "strategy": Strategy.HSDP}
     hsdp = exchanged(TrainingSetup(**of_two), Sharing.WEIGHTS)[1]
     fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP), Sharing.WEIGHTS)[1]
     assert hsdp < 0.4 * fsdp
 
 
-def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
-    """Copies of 6 in machines of 8: the second copy lies in two of them."""
+def test_shards_that_do_not_divide_a_machine_span_two() -> None:
+    """Replicas of 6 GPUs in machines of 8: the second replica spans two machines."""
     setup = TrainingSetup(num_gpus=24, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shards(setup).ranks > shards(setup).per_machine
     even = replace(setup, dp_replicate_size=3)
@@ -88,8 +88,8 @@ def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
     assert replicas(even) == ExchangeGroup(3, 1, 8)
 
 
-def test_a_pass_of_the_reference_model_gathers_the_weights_once_more() -> None:
-    """DPO on 8 GPUs of one machine: weights three times and gradients once, 7/8 of each over 300 GB/s."""
+def test_a_reference_pass_gathers_the_weights_once_more() -> None:
+    """DPO on the 8 GPUs of one machine: weights three times and gradients once, 7/8 of each over 300 GB/s."""
     setup = TrainingSetup(
         num_gpus=8, strategy=Strategy.FSDP, objective="dpo", precompute_ref_log_probs=False
     )
@@ -97,30 +97,30 @@ def test_a_pass_of_the_reference_model_gathers_the_weights_once_more() -> None:
     assert low == high == pytest.approx(4 * WEIGHTS * 7 / 8 / 300e9)
 
 
-def test_copies_inside_one_machine_meet_over_its_links() -> None:
-    # by hand: 2 copies of 4 on the 8 GPUs of a machine; no sum of gradients leaves it
+def test_replicas_inside_one_machine_use_its_links() -> None:
+    # by hand: 2 replicas of 4 on the 8 GPUs of a machine; gradients are summed inside it
     setup = TrainingSetup(num_gpus=8, dp_replicate_size=2, strategy=Strategy.HSDP)
     assert replicas(setup) == ExchangeGroup(2, 8)
 
 
-def test_part_of_a_machine_has_that_part_of_its_network() -> None:
+def test_part_of_a_machine_gets_that_share_of_its_network() -> None:
     whole, half = links(A100, TrainingSetup()), links(A100, TrainingSetup(gpus_per_node=4))
     assert (half.slow, half.fast) == (whole.slow / 2, whole.fast / 2)
     assert links(A100, TrainingSetup(gpus_per_node=16)) == whole
 
 
-def test_card_that_no_machine_is_known_of_has_ethernet_at_worst_and_its_own_link_at_best() -> None:
+def test_a_card_without_a_known_machine_has_ethernet_at_worst_and_its_own_link_at_best() -> None:
     assert links(catalog.gpu("GeForce RTX 4090"), TrainingSetup()) == Links(32e9, 25e9 / 8, 32e9)
 
 
-def test_own_network_closes_the_bracket_between_machines() -> None:
+def test_a_given_network_speed_closes_the_bracket_between_machines() -> None:
     own = Gpu(name="own GPU", memory_bytes=2**36, network_gb_per_s=50.0)
     assert links(own, TrainingSetup())[1:] == (50e9, 50e9)
     with pytest.raises(ValueError, match="network_gb_per_s must be between"):
         replace(own, network_gb_per_s=0.0)
 
 
-def test_a_catalogued_card_takes_the_network_of_one_s_own_machines_and_is_written_so() -> None:
+def test_a_catalogued_card_accepts_and_keeps_a_given_network_speed() -> None:
     given = {"like": "A100-SXM4-80GB", "network_gb_per_s": 50}
     setup = {"num_gpus": 16, "strategy": "fsdp", "gpu": given}
     model, gpu, read = parse({"model": "mistralai/Mistral-7B-v0.1", **setup})
@@ -140,9 +140,7 @@ def test_a_catalogued_card_takes_the_network_of_one_s_own_machines_and_is_writte
         ({"like": {}}, "like must be a name"),
     ],
 )
-def test_what_is_no_network_of_one_s_own_says_what_to_change(
-    given: dict[str, object], said: str
-) -> None:
+def test_an_invalid_network_says_what_to_change(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse({"model": "mistralai/Mistral-7B-v0.1", "gpu": given})
 
@@ -183,10 +181,10 @@ def _ends(setup: TrainingSetup) -> float:
     return time.step_seconds_high
 
 
-# --- what is said, and what the tables hold -----------------------------------------------------
+# --- sentences and tables -----------------------------------------------------------------------
 
 
-def test_gpus_that_do_not_fill_their_machines_are_explained() -> None:
+def test_gpus_that_do_not_fill_their_machines_get_a_sentence() -> None:
     (said,) = network_sentences(A100, TrainingSetup(num_gpus=12, strategy=Strategy.DDP))
     assert said.startswith(
         "12 GPUs are 1 machine of 8 and 4 GPUs of one more; the network between machines is"
@@ -195,8 +193,8 @@ def test_gpus_that_do_not_fill_their_machines_are_explained() -> None:
     assert network_sentences(A100, TrainingSetup(num_gpus=8, strategy=Strategy.DDP)) == []
 
 
-def test_a_machine_is_never_said_to_have_more_gpus_than_it_has() -> None:
-    # data/machines.csv: those with a GB200 have 4; gpus_per_node is 8 where nothing is said
+def test_groups_larger_than_a_known_machine_are_not_called_machines() -> None:
+    # data/machines.csv: machines with a GB200 have 4 GPUs; gpus_per_node defaults to 8
     (said,) = network_sentences(
         catalog.gpu("GB200"), TrainingSetup(num_gpus=144, strategy=Strategy.FSDP)
     )
@@ -204,18 +202,18 @@ def test_a_machine_is_never_said_to_have_more_gpus_than_it_has() -> None:
     assert said.endswith("The machines known with it have 4; gpus_per_node says otherwise.")
 
 
-def test_an_estimate_over_machines_names_their_network() -> None:
+def test_an_estimate_across_machines_names_their_network() -> None:
     setup = TrainingSetup(num_gpus=16, strategy=Strategy.FSDP)
     assert any("a2-ultragpu-8g" in said for said in estimate(MISTRAL, A100, setup).assumptions)
 
 
-def test_every_machine_holds_a_card_of_the_catalogue_and_is_faster_than_a_disk() -> None:
+def test_every_machine_has_a_catalogued_card_and_at_least_10_gbit_per_s() -> None:
     for name, found in catalog.machines().items():
         assert catalog.gpus()[name].machines == found
         assert all(it.gpus >= 1 and it.network_gbit_per_s >= 10 and it.source for it in found)
 
 
-def test_nine_of_ten_published_runs_on_several_machines_lie_inside() -> None:
+def test_nine_of_ten_published_multi_machine_runs_are_inside_the_bracket() -> None:
     runs = [run for run in published_runs() if run.crosses]
     assert len(runs) > 40
     assert sum(run.inside for run in runs) >= 0.9 * len(runs)

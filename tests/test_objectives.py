@@ -1,7 +1,7 @@
-"""An objective is a script of passes: a new one is a few lines here and nothing anywhere else.
+"""An objective is a list of passes: a new one is a few lines here and changes nothing elsewhere.
 
-Every height below is checked against another step that is known already: what a pass without gradients adds, what the
-head costs on fewer tokens, what a model without a head leaves out.
+Every peak below is checked against a step already known: what a pass without gradients adds, what the head costs on
+fewer tokens, what a model without a head leaves out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def log_probabilities(
 
 
 def preferences(step: Step) -> None:
-    """Two rows for each example; a reference model is asked without gradients while the policy's graph is alive."""
+    """Two rows per example; the reference model runs without gradients while the policy's graph is alive."""
     setup = step.setup
     rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
     reference = step.load(MODEL, setup)
@@ -54,7 +54,7 @@ def preferences(step: Step) -> None:
 
 
 def completions(step: Step, share: int = 2) -> None:
-    """The head sees the last part of every text: a half, or one in so many tokens."""
+    """The head sees the last part of every text: one token in ``share``."""
     setup = step.setup
     ids = step.ids(setup.tokens)
     rows, length, scored = (
@@ -98,16 +98,16 @@ def height(timeline: StepTimeline, phase: Phase, part: Component | None = None) 
     return moment.bytes if part is None else moment.resident.get(part, 0)
 
 
-def test_a_pair_is_two_rows_and_a_reference_leaves_nothing_behind():
+def test_a_pair_is_two_rows_and_the_reference_pass_leaves_nothing_behind():
     pairs = played(preferences)
     doubled = played(causal_lm, setup=replace(SETUP, per_device_train_batch_size=2))
-    # backward of log-softmax holds the same logits, gradients and layers: what the reference made has gone, but for
-    # its loss, one float32, and what the losses' sum keeps
+    # backward of log-softmax holds the same logits, gradients and layers: all that the reference made is freed except
+    # its loss, one float32, and what the sum of the losses saves
     difference = height(pairs, Phase.BACKWARD) - height(doubled, Phase.BACKWARD)
     assert abs(difference) < 64 * 1024
 
 
-def test_a_second_model_is_one_record_more_of_what_lies_on_the_gpu():
+def test_a_second_model_adds_its_weights_to_every_phase():
     alone, both = played(preferences), with_reference()
     two_bytes = 2 * resident_memory(MODEL, SETUP).total_parameters
     for phase in alone.heights():
@@ -115,7 +115,7 @@ def test_a_second_model_is_one_record_more_of_what_lies_on_the_gpu():
         assert more == pytest.approx(two_bytes, rel=1e-3)  # each tensor is rounded up to 512 bytes
 
 
-def test_the_moments_of_a_second_model_carry_its_name_and_its_own_layers():
+def test_moments_of_a_second_model_carry_its_name_and_layers():
     names = [moment.name for moment in played(preferences).moments]
     layers = MODEL.num_hidden_layers
     of_reference = [name for name in names if name.startswith("reference: layer ")]
@@ -130,15 +130,15 @@ def test_a_pass_without_gradients_saves_nothing():
     timeline = played(preferences)
     layers = [moment for moment in timeline.moments if moment.name.startswith("reference: layer ")]
     kept = {moment.resident.get(Component.ACTIVATIONS, 0) for moment in layers}
-    assert len(kept) == 1  # what the policy saved, and not a byte more from layer to layer
+    assert len(kept) == 1  # what the policy saved, and no more from layer to layer
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_head_on_half_of_the_tokens_makes_half_of_the_logits(checkpointing):
+def test_a_head_on_half_the_tokens_makes_half_the_logits(checkpointing):
     setup = replace(SETUP, gradient_checkpointing=checkpointing)
     whole = played(partial(completions, share=1), setup=setup)
     half = played(completions, setup=setup)
-    # at the height of the loss a logit is float32 twice: as it was cast, and after log-softmax
+    # at the loss's peak each logit exists twice in float32: after the cast and after log-softmax
     spared = 8 * MODEL.vocab_size * SETUP.max_length // 2
     assert height(whole, Phase.LOSS) - height(half, Phase.LOSS) == spared
 
@@ -148,15 +148,15 @@ def test_a_model_without_a_head_has_no_logits():
     assert all(height(timeline, phase, Component.LOGITS) == 0 for phase in timeline.heights())
 
 
-def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_call():
+def test_a_references_autocast_cache_is_freed_after_its_call():
     setup = replace(SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.dtype).FLOAT32)
     step, schedule = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1, 511, 1))
-    # all that came has gone but the gradients, which are one float32 for each trained weight
+    # everything allocated is freed except the gradients, one float32 per trained weight
     left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)
     assert left == resident_memory(MODEL, setup).gradients
 
 
-def test_adapters_are_trained_by_a_new_objective_as_by_any_other():
+def test_adapters_train_under_a_new_objective():
     setup = replace(SETUP, method=Method.LORA, autocast_adapter_dtype=False)
     step, schedule = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1, 511, 1))
     left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)

@@ -1,4 +1,4 @@
-"""Whatever can be asked of a setup can be asked of it with every objective: it works, or is refused in one sentence."""
+"""Every feature works with every objective, or is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FEATURES: tuple[Mapping[str, Any], ...] = (
 
 
 def answered(keys: Mapping[str, Any]) -> Estimate | None:
-    """The estimate; None where it is refused, in one sentence."""
+    """The estimate, or None if it is refused in one sentence."""
     try:
         return estimate(MODEL, CARD, replace(BASE, **keys))
     except ValueError as problem:
@@ -99,7 +99,7 @@ def answered(keys: Mapping[str, Any]) -> Estimate | None:
 
 
 def test_each_feature_works_with_each_objective_or_says_why_not():
-    """Every feature with three objectives drawn for it: sums, phases, seconds, and the way there and back."""
+    """Each feature with three random objectives: sums, phases, seconds, and the round trip through the contract."""
     random_, worked = random.Random(19), 0
     order = list(WAYS)
     for number, feature in enumerate(FEATURES):
@@ -116,7 +116,7 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
             assert sum(parts.values()) == written["peak_bytes"]
             for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP):
                 assert answer.phases[phase].bytes > 0
-            if not answer.setup.objective.generates:  # whose generation may have no seconds
+            if not answer.setup.objective.generates:  # generation may have no time estimate
                 assert answer.time is not None
                 assert 0 < answer.time.step_seconds_low <= answer.time.step_seconds_high
             again = parse(write_fields(answer.model, answer.gpu, answer.setup))
@@ -125,7 +125,7 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_everything_is_asked_of_every_objective(way: Mapping[str, Any]):
+def test_every_analysis_works_with_every_objective(way: Mapping[str, Any]):
     """Limits, remedies, cards, several GPUs, explanations, text, scenarios, links."""
     setup = replace(BASE, **way)
     answer = estimate(MODEL, CARD, setup)

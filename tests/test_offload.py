@@ -1,4 +1,4 @@
-"""Weights and optimizer states on the host or on NVMe: what stays on the GPU, what it takes, its price in time."""
+"""Weights and optimizer states on the host or on NVMe: what stays on the GPU, the host memory, the time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ EVERY_WAY = pytest.mark.parametrize(("strategy", "optimizer", "param"), WAYS)
     [{}, {"gradient_accumulation_steps": 4}, {"method": Method.LORA}],
     ids=["full", "accumulated", "lora"],
 )
-def test_offload_never_needs_more_of_the_gpu(
+def test_offload_never_needs_more_gpu_memory(
     strategy: str, optimizer: Offload, param: Offload, gpus: int, keys: dict[str, Any]
 ) -> None:
     setup = on(strategy, optimizer, param, num_gpus=gpus, gradient_checkpointing=True, **keys)
@@ -100,7 +100,7 @@ def test_offload_never_needs_more_of_the_gpu(
 
 
 @EVERY_WAY
-def test_states_and_gradients_are_gone_from_the_step(
+def test_offloaded_states_and_gradients_are_absent_from_the_step(
     strategy: str, optimizer: Offload, param: Offload
 ) -> None:
     step = estimate(MISTRAL, A100, on(strategy, optimizer, param)).phases[Phase.OPTIMIZER_STEP]
@@ -110,31 +110,31 @@ def test_states_and_gradients_are_gone_from_the_step(
 
 
 def test_zero_offload_keeps_the_weights_and_a_buffer_of_the_largest_gradient() -> None:
-    # ZeRO-Offload, arXiv:2101.06840, section 3: 2 N on the GPU. Beside it DeepSpeed 0.19.6 keeps
-    # temp_grad_buffer_for_gpu_offload, as many elements as the largest tensor has: V h of Mistral's embedding
+    # ZeRO-Offload, arXiv:2101.06840, section 3: 2 N on the GPU. DeepSpeed 0.19.6 also keeps
+    # temp_grad_buffer_for_gpu_offload, as large as the largest tensor: V h of Mistral's embedding
     step = estimate(MISTRAL, None, on("zero2", CPU)).phases[Phase.OPTIMIZER_STEP]
     assert step.resident[Component.WEIGHTS] == pytest.approx(2 * N, rel=1e-3)
     assert step.resident[Component.COMMUNICATION] == 2 * V * H
 
 
-def test_the_norm_of_a_gradient_is_taken_in_float64_on_its_way() -> None:
-    # stage_1_and_2.py, set_norm_for_param_grad_in_gpu: grad.to(torch.double). One rank, so that a part is everything;
-    # 64 tokens of a small model, so that nothing but weights, h² of the bucket and the gradient is large
+def test_an_offloaded_gradients_norm_is_taken_in_float64() -> None:
+    # stage_1_and_2.py, set_norm_for_param_grad_in_gpu: grad.to(torch.double). One rank, so a part is
+    # everything; 64 tokens of a small model, so only weights, h² of the bucket and the gradient are large
     of = estimate(small(), None, on("zero2", CPU, num_gpus=1, max_length=16))
     top = of.phases[Phase.BACKWARD]
     assert top.name.endswith("reduction of gradients")
     assert top.resident[Component.TEMPORARIES] == pytest.approx(8 * 2816 * 1024, rel=0.01)
 
 
-def test_stage_3_without_optimizer_keeps_its_weights_alone() -> None:
-    # by hand: 2 N / 8 in parts, norms whole beside theirs, and h² elements of the bucket
+def test_zero3_with_the_optimizer_offloaded_keeps_only_weights() -> None:
+    # by hand: 2 N / 8 sharded, norms whole besides their shards, and h² elements of the bucket
     step = estimate(MISTRAL, None, on("zero3", CPU)).phases[Phase.OPTIMIZER_STEP].resident
     norms = (2 * 32 + 1) * H
     assert step[Component.WEIGHTS] == pytest.approx(2 * (N / 8 + norms), rel=1e-3)
     assert step[Component.COMMUNICATION] == 2 * H**2
 
 
-def test_weights_on_the_host_leave_norms_and_one_layer_at_a_time() -> None:
+def test_with_weights_on_the_host_the_gpu_holds_norms_and_gathers_layers() -> None:
     of = estimate(MISTRAL, None, on("zero3", CPU, CPU, gradient_checkpointing=True))
     step = of.phases[Phase.OPTIMIZER_STEP].resident
     assert step[Component.WEIGHTS] < 2**20
@@ -148,8 +148,8 @@ def test_fsdp_leaves_no_shard_on_the_gpu() -> None:
     assert step.resident.get(Component.WEIGHTS, 0) < 2**20
 
 
-def test_undivided_4_bit_weights_stay_on_the_gpu() -> None:
-    # Params4bit of uint8 are ignored by fully_shard: half a byte of every linear of Mistral's layers, and scales
+def test_unsharded_4_bit_weights_stay_on_the_gpu() -> None:
+    # fully_shard ignores Params4bit of uint8: half a byte per weight of every linear in Mistral's layers, and scales
     packed = on("fsdp", CPU, CPU, method=Method.QLORA)
     whole = estimate(MISTRAL, None, packed).phases[Phase.OPTIMIZER_STEP].resident
     linears = 32 * (2 * H * H + 2 * 1024 * H + 3 * H * 14336)
@@ -161,7 +161,7 @@ def test_undivided_4_bit_weights_stay_on_the_gpu() -> None:
 
 # Two steps of the real torch 2.13 fully_shard with CPUOffloadPolicy, by accelerate 1.15's own fsdp2_prepare_model on
 # transformers 5.23's Llama, rank 0 of a fake process group of 8, on a stand-in CUDA device that counts every
-# allocation, rounded to 512 bytes: heights of forward, loss and backward, at 64 tokens; the step leaves 1,024 bytes.
+# allocation, rounded to 512 bytes: peaks of forward, loss and backward, at 64 tokens; the step leaves 1,024 bytes.
 TRACED = {
     "fsdp": ({"strategy": "fsdp"}, {}, (82_047_488, 22_231_040, 103_213_568)),
     "fsdp_grad_op": ({"strategy": "fsdp_grad_op"}, {}, (196_837_888, 159_569_920, 177_781_248)),
@@ -189,7 +189,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
-def test_heights_are_those_of_the_real_fsdp2_with_offload(
+def test_peaks_match_real_fsdp2_with_offload(
     keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
 ) -> None:
     rest = {"offload_optimizer": "cpu", "offload_param": "cpu", "max_grad_norm": 0.0}
@@ -201,9 +201,9 @@ def test_heights_are_those_of_the_real_fsdp2_with_offload(
 
 
 # Two steps of the real DeepSpeed 0.19.6 in bf16 on the same stand-in device, with "auto" buckets and torch's AdamW on
-# the CPU: heights of forward, loss, backward and step of one rank, at 64 tokens. Stage 2 on rank 7 of 8, which has to
-# send the highest layer's gradients. Stage 3 on two layers: bytes that offload takes off each height; the heights
-# themselves are in tests/test_coordinator.py.
+# the CPU: peaks of forward, loss, backward and step of one rank, at 64 tokens. Stage 2 on rank 7 of 8, which has to
+# send the last layer's gradients. Stage 3 on two layers: bytes that offload saves in each phase; the peaks themselves
+# are in tests/test_coordinator.py.
 def heights(keys: dict[str, Any], **config: Any) -> list[int]:
     of = estimate(*parse({"model": {**LLAMA, **config}, "max_length": 64, "num_gpus": 8, **keys}))
     workspace = of.peak.resident[Component.WORKSPACE]
@@ -218,14 +218,14 @@ def heights(keys: dict[str, Any], **config: Any) -> list[int]:
         (1000, 1, (163_169_792, 163_286_528, 198_364_160, 145_186_816)),
     ],
 )
-def test_heights_are_those_of_the_real_stage_2_with_offload(
+def test_peaks_match_real_zero2_with_offload(
     vocabulary: int, gpus: int, traced: tuple[int, ...]
 ) -> None:
     keys = {"strategy": "zero2", "offload_optimizer": "cpu", "num_gpus": gpus}
     assert heights(keys, vocab_size=vocabulary) == pytest.approx(traced, rel=3e-4)
 
 
-def test_offload_takes_off_stage_3_what_it_takes_off_the_real_one() -> None:
+def test_offload_saves_as_much_under_zero3_as_in_real_deepspeed() -> None:
     layers = {"num_hidden_layers": 2}
     cpu, both = {"offload_optimizer": "cpu"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}
     without, states, all_of_it = (
@@ -245,8 +245,8 @@ def test_offload_takes_off_stage_3_what_it_takes_off_the_real_one() -> None:
         assert taken == pytest.approx(really, rel=0.06)
 
 
-def test_one_gpu_computes_with_stage_3_weights_where_they_rest() -> None:
-    # the same, one rank: nothing is gathered (NoGatherHandle)
+def test_zero3_on_one_gpu_computes_with_weights_in_place() -> None:
+    # traced as above on one rank: nothing is gathered (NoGatherHandle)
     one = {"strategy": "zero3", "offload_optimizer": "cpu", "num_gpus": 1}
     forward, loss, _, step = heights(one, num_hidden_layers=2)
     assert (forward, loss) == pytest.approx((58_009_088, 58_125_824), abs=4096)
@@ -261,9 +261,9 @@ def test_page_locked_blocks_are_powers_of_two() -> None:
     assert (pinned(0), pinned(1), pinned(1024), pinned(1025)) == (0, 1, 1024, 2048)
 
 
-def test_zero_2_takes_deepspeeds_16_bytes_a_weight_and_2_on_their_way() -> None:
-    # estimate_zero2_model_states_mem_needs: 16 N of the host, times 1.5 for buffers. Ours has what it says of 16
-    # (weights, gradients, two states in float32), 2 for the buffer of 16-bit weights, and the rounding instead of 1.5
+def test_zero2_takes_deepspeeds_16_bytes_per_weight_and_2_for_transfers() -> None:
+    # estimate_zero2_model_states_mem_needs: 16 N on the host, times 1.5 for buffers. Ours has its 16 (weights,
+    # gradients, two states in float32), 2 for the buffer of 16-bit weights, and rounding instead of the factor 1.5
     rest = offloaded(MISTRAL, on("zero2", CPU))
     part = N // 8
     assert rest == Offloaded(
@@ -274,9 +274,9 @@ def test_zero_2_takes_deepspeeds_16_bytes_a_weight_and_2_on_their_way() -> None:
     assert unrounded <= node <= 16 * N * 1.5
 
 
-def test_zero_3_takes_deepspeeds_16_bytes_and_2_of_gradients_as_they_came() -> None:
+def test_zero3_takes_deepspeeds_16_bytes_per_weight_and_2_for_16_bit_gradients() -> None:
     # estimate_zero3_model_states_mem_needs, optimizer alone: 16 N; it leaves out grad_partitions_flat_buffer, 2 N.
-    # With the weights it says 18 N. Ours adds 2 n of a sub-group before it goes up, unless the weights rest there too
+    # With the weights it says 18 N. Ours adds 2 n of a sub-group before its upload, unless weights are offloaded too
     part = N // 8
     rest = offloaded(MISTRAL, on("zero3", CPU))
     assert rest == Offloaded(pinned(4 * part) + pinned(2 * part), 12 * part + 2 * part, 0)
@@ -286,18 +286,18 @@ def test_zero_3_takes_deepspeeds_16_bytes_and_2_of_gradients_as_they_came() -> N
         assert theirs * N < node_bytes(MISTRAL, setup)[0] < theirs * N * 1.5
 
 
-def test_float32_weights_go_up_without_a_second_copy_on_the_host() -> None:
-    # stage3.py, _create_param_groups_fp16_flat_cpu_memory is for 16-bit weights: 4 n of weights and 8 n of states
+def test_float32_weights_upload_without_a_second_host_copy() -> None:
+    # stage3.py: _create_param_groups_fp16_flat_cpu_memory handles only 16-bit weights. 4 n of weights, 8 n of states
     part = N // 8
     setup = on("zero3", CPU, dtype="float32", mixed_precision="no")
     assert offloaded(MISTRAL, setup) == Offloaded(2 * pinned(4 * part), 12 * part, 0)
 
 
-def test_nvme_takes_12_bytes_of_states_and_4_of_gradients_from_the_host() -> None:
+def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host() -> None:
     part = N // 8
     rest = offloaded(MISTRAL, on("zero3", NVME, CPU))
     assert rest.nvme == 16 * part
-    # four buffers of one sub-group, which holds all of it here, by new_cpu_locked_tensor: not rounded
+    # four buffers of one sub-group, which here holds everything; new_cpu_locked_tensor does not round
     assert rest.pinned == 16 * part + 2 * pinned(2 * part)
     assert rest.pageable == 0
     both = offloaded(MISTRAL, on("zero3", NVME, NVME))
@@ -305,7 +305,7 @@ def test_nvme_takes_12_bytes_of_states_and_4_of_gradients_from_the_host() -> Non
     assert both.pinned - rest.pinned == 5 * 2 * 10**8
 
 
-def test_a_sub_group_ends_where_a_billion_elements_are_reached() -> None:
+def test_a_sub_group_ends_at_a_billion_elements() -> None:
     groups = sub_groups(MISTRAL, on("zero3", CPU, num_gpus=1))
     assert sum(groups) == N
     assert all(
@@ -331,7 +331,7 @@ def test_frozen_weights_have_no_gradients_and_no_states() -> None:
 
 
 @EVERY_WAY
-def test_a_machine_holds_what_its_ranks_hold(
+def test_a_machines_host_memory_is_the_sum_of_its_ranks(
     strategy: str, optimizer: Offload, param: Offload
 ) -> None:
     setup = on(strategy, optimizer, param, num_gpus=16, gpus_per_node=8)
@@ -347,12 +347,12 @@ def test_without_offload_nothing_is_added() -> None:
     assert estimate(MISTRAL, None, on("zero3")).nvme_bytes == 0
 
 
-def test_more_ranks_never_take_more_memory_of_the_host_each() -> None:
+def test_more_ranks_never_take_more_host_memory_per_rank() -> None:
     taken = [offloaded(MISTRAL, on("zero3", CPU, CPU, num_gpus=n)).host for n in (1, 2, 4, 8, 64)]
     assert taken == sorted(taken, reverse=True)
 
 
-# --- its price in time ----------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def parts(of: Estimate) -> dict[str, tuple[float, float]]:
@@ -360,7 +360,7 @@ def parts(of: Estimate) -> dict[str, tuple[float, float]]:
     return {part.name: (part.low_seconds, part.high_seconds) for part in of.time.parts}
 
 
-def test_stage_2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
+def test_zero2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
     # stage_1_and_2.py, async_inplace_copy_grad_to_fp32_buffer_from_gpu: src_tensor.to(float32) on the GPU
     part = N // 8
     link, after, *nvme, stepped = moved(MISTRAL, on("zero2", CPU))
@@ -369,29 +369,29 @@ def test_stage_2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
     assert more.in_micro_steps == 4 * part + (3 + 2) * 2 * part  # down three times, back up twice
 
 
-def test_weights_on_the_host_travel_twice_a_micro_step() -> None:
+def test_weights_on_the_host_transfer_twice_per_micro_step() -> None:
     part = N // 8
     alone, both = moved(MISTRAL, on("zero3", CPU)), moved(MISTRAL, on("zero3", CPU, CPU))
     assert both.in_micro_steps - alone.in_micro_steps == 2 * 2 * part
     assert (alone.after, both.after) == (2 * part, 0)
 
 
-def test_fsdp_brings_float32_shards_for_each_gather() -> None:
+def test_fsdp_uploads_float32_shards_for_each_gather() -> None:
     twice, once = moved(MISTRAL, on("fsdp", CPU, CPU)), moved(MISTRAL, on("fsdp_grad_op", CPU, CPU))
     assert twice.in_micro_steps == (2 + 1) * 4 * N // 8
     assert once.in_micro_steps == (1 + 1) * 4 * N // 8
 
 
-def test_the_cpu_steps_at_the_speed_of_its_memory_at_best() -> None:
+def test_the_cpu_step_is_bounded_by_host_memory_bandwidth() -> None:
     # by hand: 28 bytes of Adam, 8 of the scaled gradient, 6 of the copy into 16 bits; DGX A100: 409.6 GB/s
     low, high = parts(estimate(MISTRAL, A100, on("zero2", CPU)))["optimizer step on the CPU"]
     assert low == pytest.approx(N * 42 / 409.6e9, rel=1e-3)
     assert high == pytest.approx(N / 1.8e9, rel=1e-3)
 
 
-def test_a_published_step_of_qwen_72b_lies_in_the_bracket() -> None:
+def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
     # github.com/deepspeedai/DeepSpeed/issues/6834: four machines of A100 80GB, ZeRO-3, both offloaded: about 10 s to
-    # step, 0.2 s without offload. The slow end rests on this row; the fast end does not
+    # step, 0.2 s without offload. Only the slow end is fitted to this row
     model = catalog.model("Qwen/Qwen2.5-72B")
     keys: dict[str, Any] = {"num_gpus": 32, "gradient_checkpointing": True}
     low, high = parts(estimate(model, A100, on("zero3", CPU, CPU, **keys)))[
@@ -402,9 +402,9 @@ def test_a_published_step_of_qwen_72b_lies_in_the_bracket() -> None:
     assert alone[0] < 0.2
 
 
-def test_a_published_step_of_qwen_3b_lies_in_the_bracket() -> None:
+def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
     # github.com/deepspeedai/DeepSpeed/pull/7474: two A100 40GB, 128 cores: 2.38 s a step with cores bound to ranks,
-    # 3.08 without, as the slow end has it within 3 %. The batch is not said; this is one of 1 x 2,048 tokens
+    # 3.08 without; the slow end is within 3 % of that. The batch is not given; 1 x 2,048 tokens is assumed
     model = catalog.model("Qwen/Qwen2.5-3B")
     setup = on("zero2", CPU, num_gpus=2, max_length=2048, gradient_checkpointing=True)
     time = estimate(model, catalog.gpu("A100-SXM4-40GB"), setup).time
@@ -414,7 +414,7 @@ def test_a_published_step_of_qwen_3b_lies_in_the_bracket() -> None:
 
 
 @EVERY_WAY
-def test_offload_takes_longer_and_its_ends_are_in_order(
+def test_offload_takes_longer_and_low_never_exceeds_high(
     strategy: str, optimizer: Offload, param: Offload
 ) -> None:
     setup = on(strategy, optimizer, param)
@@ -427,20 +427,20 @@ def test_offload_takes_longer_and_its_ends_are_in_order(
     assert own.step_seconds_low >= alone.step_seconds_low
 
 
-def test_nvme_is_read_and_written_by_all_ranks_of_a_machine() -> None:
+def test_all_ranks_of_a_machine_share_its_nvme() -> None:
     low, high = parts(estimate(MISTRAL, A100, on("zero3", NVME)))["NVMe"]
     assert low == pytest.approx(16 * N / 48e9 + 16 * N / 26e9, rel=1e-3)
     assert high == pytest.approx(16 * N / 3.15e9 + 16 * N / 1.13e9, rel=1e-3)
 
 
-def test_a_card_of_unknown_age_has_the_slowest_and_the_fastest_host() -> None:
+def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host() -> None:
     assert hosts(A100) == (PCIE_4, PCIE_4)
     assert hosts(Gpu(name="card", memory_bytes=2**34)) == (PCIE_3, PCIE_5)
 
 
 def test_one_gpu_can_offload_too() -> None:
-    # DeepSpeed's tutorial "ZeRO-Offload": 10 billion parameters on one V100 of 32 GB, GPT-2's 50 layers of 4,096. Ours:
-    # 2 N = 20 GB on the GPU, and all else on the host
+    # DeepSpeed's tutorial "ZeRO-Offload": 10 billion parameters on one V100 of 32 GB, GPT-2 with 50 layers of 4,096.
+    # Ours: 2 N = 20 GB on the GPU, all else on the host
     setup = on("zero2", CPU, num_gpus=1, gradient_checkpointing=True)
     of = estimate(
         MISTRAL, catalog.gpu("V100-SXM2-32GB"), replace(setup, mixed_precision=MixedPrecision.BF16)
@@ -449,7 +449,7 @@ def test_one_gpu_can_offload_too() -> None:
     assert of.host_bytes > 18 * N
 
 
-# --- what is refused, and what is said -------------------------------------------------------------
+# --- refusals and sentences ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_one_gpu_can_offload_too() -> None:
         ),
     ],
 )
-def test_what_cannot_be_offloaded_is_refused_in_one_sentence(
+def test_unsupported_offload_is_refused_in_one_sentence(
     keys: dict[str, Any], sentence: str
 ) -> None:
     (problem,) = read_setup({"model": "mistralai/Mistral-7B-v0.1", "num_gpus": 8, **keys}).problems
@@ -485,7 +485,7 @@ def test_what_cannot_be_offloaded_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_the_page_offers_what_is_not_refused(strategy: Strategy) -> None:
+def test_the_page_offers_exactly_the_supported_offload_targets(strategy: Strategy) -> None:
     optimizers, weights = offload_targets(strategy)
     base = TrainingSetup(
         strategy=strategy,
@@ -502,7 +502,7 @@ def test_the_page_offers_what_is_not_refused(strategy: Strategy) -> None:
     assert {p for _, p in taken} == set(weights)
 
 
-def test_assumptions_say_whose_memory_it_is() -> None:
+def test_assumptions_explain_host_memory() -> None:
     told = " ".join(estimate(MISTRAL, None, on("zero3", NVME, NVME)).assumptions)
     for word in ("at most 8 GPUs", "DeepSpeedCPUAdam", "one SSD", "sub_group_size", "buffer_size"):
         assert word in told
@@ -512,6 +512,6 @@ def test_assumptions_say_whose_memory_it_is() -> None:
     assert "pin" not in " ".join(estimate(MISTRAL, None, on("fsdp")).assumptions)
 
 
-def test_phases_of_a_step_are_all_there() -> None:
+def test_every_phase_of_an_offloaded_step_is_estimated() -> None:
     of = estimate(MISTRAL, None, on("fsdp", CPU, CPU))
     assert all(of.phases[phase].bytes > 0 for phase in STEP_PHASES)

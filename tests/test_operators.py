@@ -1,4 +1,4 @@
-"""Every operator's rule against the real torch's own bytes, and by hand where only a GPU shows them.
+"""Every operator's rule against the bytes of real torch, and by hand where only a GPU shows them.
 
 tests/reference/operators.csv holds what torch 2.13 and transformers 5.23 take, as tests/verify/test_operators.py counts
 it.
@@ -35,12 +35,12 @@ from tests.operator_cases import (
 TABLE = read_table()
 
 
-def test_the_table_holds_every_operator() -> None:
+def test_the_reference_table_covers_every_operator() -> None:
     assert set(TABLE) == {(name, dtype) for name, case in CASES.items() for dtype in case.dtypes}
 
 
 @pytest.mark.parametrize(("name", "dtype"), TABLE)
-def test_an_operator_takes_what_the_real_one_takes(name: str, dtype: str) -> None:
+def test_an_operator_takes_as_much_as_in_torch(name: str, dtype: str) -> None:
     case = CASES[name]
     assert measure(case.play, dtype, autocast=case.autocast) == TABLE[name, dtype]
 
@@ -52,7 +52,7 @@ X, Y, W = T * H * 2, T * OUT * 2, H * OUT * 2
 """Bytes in 16 bits of an input, an output and a weight."""
 
 
-def test_a_convolution_copies_its_input_for_the_product_both_ways() -> None:
+def test_a_convolution_copies_its_input_in_forward_and_backward() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         x = it.input(T * H)
         return op.convolution(tape, x, it.weight(H * 4), T * H, "conv", bias=it.weight(H))
@@ -66,9 +66,9 @@ def test_a_convolution_copies_its_input_for_the_product_both_ways() -> None:
 
 @pytest.mark.parametrize(
     ("length", "row"),
-    [(192, 192), (200, 200), (193, 200)],  # rows of a multiple of 8 numbers
+    [(192, 192), (200, 200), (193, 200)],  # rows are padded to a multiple of 8 numbers
 )
-def test_a_mask_of_truth_values_becomes_a_bias_of_rows_of_eight(length: int, row: int) -> None:
+def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length: int, row: int) -> None:
     tokens = BATCH * length
 
     def play(tape: Tape, it: Played) -> Tensor:
@@ -78,7 +78,7 @@ def test_a_mask_of_truth_values_becomes_a_bias_of_rows_of_eight(length: int, row
 
     query, bias = tokens * HEADS * HEAD_DIM * 2, BATCH * length * row * 2
     made = BATCH * length * length * 2 if row > length else 0
-    # the log-sum-exp of 32 tokens at a time; the generator's seed and offset, 512 each
+    # log-sum-exp padded to 32 tokens; the generator's seed and offset, 512 each
     sums = BATCH * HEADS * -(-length // 32) * 32 * 4
     kept = 4 * query + sums + 2 * 512 + -(-bias // 512) * 512
     found = measure(play, "bfloat16", autocast=False)
@@ -87,18 +87,18 @@ def test_a_mask_of_truth_values_becomes_a_bias_of_rows_of_eight(length: int, row
     assert found.backward == kept + LOSS + 4 * query  # the gradients of the output, q, k and v
 
 
-def test_a_4_bit_weight_is_dense_for_the_time_of_a_product_and_nothing_is_kept() -> None:
+def test_a_4_bit_weight_is_dense_only_during_its_matmul() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         return op.linear_4bit(tape, it.input(T * H), H, OUT, 2, "linear")
 
-    absmax = H * OUT // 64 * 4  # a float32 for 64 weights
+    absmax = H * OUT // 64 * 4  # a float32 per 64 weights
     # forward: input, weight with its absmax, output; backward: the same weight, both gradients
     assert measure(play, "bfloat16", autocast=False) == Measured(
         kept=0, forward=X + W + absmax + Y, backward=LOSS + Y + W + absmax + X
     )
 
 
-def test_a_4_bit_product_casts_a_float32_input_there_and_back() -> None:
+def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         x = it.input(T * H)
         return op.linear_4bit(tape, x, H, OUT, 2, "linear")
@@ -112,7 +112,7 @@ def test_a_4_bit_product_casts_a_float32_input_there_and_back() -> None:
     )
 
 
-def test_an_8_bit_product_keeps_its_input_and_makes_a_dense_weight_in_backward() -> None:
+def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         return op.linear_8bit(tape, it.input(T * H), H, OUT, "linear")
 
@@ -126,16 +126,14 @@ def test_an_8_bit_product_keeps_its_input_and_makes_a_dense_weight_in_backward()
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float16", 0), ("float32", 1)])
-def test_an_8_bit_product_takes_float16_as_it_is_and_casts_other_inputs(
-    dtype: str, copies: int
-) -> None:
+def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype: str, copies: int) -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         return op.linear_8bit(tape, it.input(T * H), H, OUT, "linear")
 
     scales, packed = T * 4, T * H
     x, y = (X, Y) if dtype == "float16" else (2 * X, 2 * Y)
     # input, its float16 copy, scales, input in 8 bits, its magnitudes in 16 bits and outliers; or int32 sums, a float16
-    # output and that in the input's dtype
+    # output and its cast to the input's dtype
     quantised = x + copies * X + scales + packed + X + packed
     multiplied = x + scales + packed + 2 * Y + Y + copies * y
     weight = H * OUT * (2 if dtype == "float16" else 4)
@@ -145,19 +143,19 @@ def test_an_8_bit_product_takes_float16_as_it_is_and_casts_other_inputs(
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("bfloat16", 1), ("float16", 0), ("float32", 1)])
-def test_an_8_bit_product_of_few_outputs_is_highest_while_its_input_is_quantised(
+def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(
     dtype: str, copies: int
 ) -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         return op.linear_8bit(tape, it.input(T * H), H, 8, "linear")
 
     x = 2 * X if dtype == "float32" else X
-    # the input, its float16 copy, a float32 scale a token, 8 bits, magnitudes in 16 bits, outliers of one byte
+    # the input, its float16 copy, a float32 scale per token, 8 bits, magnitudes in 16 bits, outliers of one byte
     expected = x + copies * X + T * 4 + T * H + X + T * H
     assert measure(play, dtype, autocast=False).forward == expected
 
 
-def test_a_convolution_under_autocast_casts_x_filters_and_bias_first() -> None:
+def test_autocast_casts_a_convolutions_input_filters_and_bias_first() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         x = it.input(T * H)
         return op.convolution(tape, x, it.weight(H * 4), T * H, "conv", bias=it.weight(H))
@@ -167,7 +165,7 @@ def test_a_convolution_under_autocast_casts_x_filters_and_bias_first() -> None:
     found = measure(play, "float32", autocast=True)
     assert found.forward == 2 * X + 3 * X + filters + bias
     assert found.kept == X + filters
-    # what is kept, the input's copy, gradients of output, filters and input, and of bias
+    # saved tensors, the input's copy, gradients of output, filters, input and bias
     assert found.backward == LOSS + 4 * X + 2 * filters + bias
 
 
@@ -175,11 +173,11 @@ def test_a_convolution_under_autocast_casts_x_filters_and_bias_first() -> None:
     ("keys", "values"),
     [({}, HEAD_DIM // 2), ({"head_dim": 320, "value_head_dim": 320}, 320)],
 )
-def test_heads_that_flash_does_not_take_have_sums_of_32_tokens_at_a_time(
+def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(
     keys: dict[str, int], values: int
 ) -> None:
     # values narrower than keys, or heads wider than 256: the memory-efficient kernel, whose log-sum-exp of 200 tokens
-    # has 224 numbers a head
+    # has 224 numbers per head
     tokens, width = BATCH * 200, keys.get("head_dim", HEAD_DIM)
 
     def play(tape: Tape, it: Played) -> Tensor:
@@ -198,7 +196,7 @@ def test_heads_that_flash_does_not_take_have_sums_of_32_tokens_at_a_time(
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("copies", [True, False])
-def test_liger_s_norm_sums_its_weight_s_gradient_on_every_multiprocessor(
+def test_ligers_norm_sums_its_weight_gradient_on_every_multiprocessor(
     trained: bool, in_place: bool, copies: bool
 ) -> None:
     def play(tape: Tape, it: Played) -> Tensor:
@@ -208,15 +206,15 @@ def test_liger_s_norm_sums_its_weight_s_gradient_on_every_multiprocessor(
     found = measure(play, "bfloat16", autocast=False)
     assert found.kept == X + T * 4
     assert found.forward == 2 * X + copies * X + T * 4
-    # the output's gradient, its copy, x's unless that is written over one; 132 rows of the weight's in float32, their
-    # sum, and the sum in 16 bits (1,280 bytes as allocated: 1,536)
+    # the output's gradient, its copy, and x's unless written in place; 132 rows of the weight's in float32, their sum,
+    # and the sum in 16 bits (1,280 bytes as allocated: 1,536)
     of_weight = trained * (132 * H * 4 + H * 4 + 1536)
     gradients = X + copies * X + (not in_place) * X
     assert found.backward == LOSS + found.kept + gradients + of_weight
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_trl_s_loss_keeps_hidden_states_and_four_numbers_a_token(trained: bool) -> None:
+def test_trls_loss_saves_hidden_states_and_four_numbers_per_token(trained: bool) -> None:
     vocabulary, texts = 3 * 32768, BATCH
     tokens = T - texts
 
@@ -228,11 +226,11 @@ def test_trl_s_loss_keeps_hidden_states_and_four_numbers_a_token(trained: bool) 
         return -(-size // 512) * 512
 
     found = measure(play, "float32", autocast=True)
-    # the scored hidden states, targets of 8 bytes, log-sum-exp and entropy of 4, and which tokens are scored, of 1
+    # the scored hidden states, targets of 8 bytes, log-sum-exp and entropy of 4, and the mask of scored tokens of 1
     scored = bytes_of(tokens * H * 4)
     kept = scored + bytes_of(tokens * 8) + 2 * bytes_of(tokens * 4) + bytes_of(tokens)
     assert found.kept == kept
-    # autocast: a tile of logits, rows and columns of the head cast for it; seven float32 statistics a token
+    # autocast: a tile of logits, rows and columns of the head cast for it; seven float32 statistics per token
     tile = tokens * 32768 * 2 + bytes_of(tokens * H * 2)
     forward = (
         T * H * 4 + scored + bytes_of(tokens) + bytes_of(tokens * 8) + 7 * bytes_of(tokens * 4)
@@ -244,7 +242,7 @@ def test_trl_s_loss_keeps_hidden_states_and_four_numbers_a_token(trained: bool) 
     assert 0 <= found.backward - backward + bytes_of(tokens * 4) <= 4096
 
 
-def test_a_weight_is_unpacked_with_its_absmax_or_with_a_product_in_float32() -> None:
+def test_unpacking_a_weight_needs_its_absmax_or_a_float32_product() -> None:
     for scales, beside in ((True, H * OUT // 64 * 4), (False, H * OUT * 4)):
         tape = Tape(autocast_width=None)
         weight = op.unpacked(tape, H * OUT, 2, "linear", scales=scales)
@@ -257,7 +255,7 @@ def test_a_weight_is_unpacked_with_its_absmax_or_with_a_product_in_float32() -> 
 def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
     """Run on the meta device: torch 2.13's ``_scaled_dot_product_attention_math`` with ``enable_gqa``, then contiguous.
 
-    Its forward is no higher there than ours by the mask of rows without a score, which a GPU makes.
+    Its forward lacks only the mask of rows without a score, which a GPU makes and ours counts.
     """
 
     def play(tape: Tape, it: Played) -> Tensor:
@@ -268,13 +266,13 @@ def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
 
     found = measure(play, dtype, autocast=False)
     assert (found.kept, found.backward) == (5_898_240, 11_796_992)
-    # by hand: q, k and v with every head, and the probabilities, in float32
+    # by hand: q, k and v expanded to every head, and the probabilities, in float32
     assert found.kept == 4 * (3 * Q + BATCH * HEADS * LENGTH**2)
 
 
 def test_upcast_attention_multiplies_in_float32() -> None:
-    # modeling_gpt2.py, _upcast_and_reordered_attn, in bfloat16: queries and keys are cast for the product, and kept so;
-    # of the scores the float32 softmax and its cast are kept, and of the values their copy in rows
+    # modeling_gpt2.py, _upcast_and_reordered_attn, in bfloat16: queries and keys are cast for the product and saved
+    # that way; of the scores the float32 softmax and its cast are saved, of the values a contiguous copy
     def play(tape: Tape, it: Played) -> Tensor:
         q, k, v = (it.input(Q) for _ in range(3))
         shape = attention_shape(implementation=AttnImplementation.EAGER, upcast=True)

@@ -1,6 +1,6 @@
 """torchtune's optimizer_in_bwd: gradients are freed as they arrive.
 
-Whole steps are held against traced ones in tests/test_reference.py ("stepped in backward").
+Whole steps are compared with traced ones in tests/test_reference.py ("stepped in backward").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARAMETERS = 6_738_415_616
 HEAD = 32_000 * 4096
 
 
-def test_no_gradient_is_there_when_backward_ends() -> None:
+def test_no_gradients_remain_after_backward() -> None:
     before = estimate(LLAMA, GPU, SETUP)
     after = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True))
     steps = [it.phases[Phase.OPTIMIZER_STEP] for it in (before, after)]
@@ -29,14 +29,14 @@ def test_no_gradient_is_there_when_backward_ends() -> None:
 
 
 def test_backward_holds_one_gradient_at_a_time() -> None:
-    """Weights and two states of 2 bytes each, and at most what a head and its copies take."""
+    """Weights and two states of 2 bytes each, and at most a head and its copies."""
     found = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True)).phases[Phase.BACKWARD]
     assert 6 * PARAMETERS < found.bytes < 6 * PARAMETERS + 20 * HEAD
     assert found.resident.get(Component.GRADIENTS, 0) <= 2 * HEAD
 
 
-def test_foreach_adamw_takes_its_temporaries_for_one_weight_alone() -> None:
-    """A square root of the second moments: of all weights at the step, of one in backward."""
+def test_foreach_adamw_takes_temporaries_for_one_weight_only() -> None:
+    """The square root of the second moments: of all weights in a normal step, of one weight in backward."""
     fused, foreach = (
         estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, optim=optim)).peak.bytes
         for optim in (Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAMW_TORCH)

@@ -1,7 +1,6 @@
-"""Bytes of optimizer states and of the step's own moment, by hand from each library's source.
+"""Bytes of optimizer states and of the step's temporaries, by hand from each library's source.
 
-Where a test says traced, the optimizer itself (torch 2.13, schedulefree 1.4.1) stepped on a stand-in device that counts
-every allocation.
+Traced: the optimizer itself (torch 2.13, schedulefree 1.4.1) stepped on a stand-in device that counts every allocation.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def test_states_of_a_bfloat16_matrix(optim: Optimizer, bytes_an_element: float) 
     assert states(optim) == (N * bytes_an_element, 0)
 
 
-def test_a_small_tensor_and_an_embedding_keep_float32_states() -> None:
+def test_small_tensors_and_embeddings_have_float32_states() -> None:
     # bitsandbytes 0.50, optimizer.py, min_8bit_size 4096; transformers 5.23, trainer.py, register_module_override
     table = BIG._replace(is_embedding=True)
     for optim, number in [(Optimizer.LION_8BIT, 1), (Optimizer.ADEMAMIX_8BIT, 3)]:
@@ -51,7 +50,7 @@ def test_a_small_tensor_and_an_embedding_keep_float32_states() -> None:
         assert states(optim, table) == (number * 4 * N, 0)
 
 
-def test_paged_optimizers_page_their_large_states_and_never_the_scales() -> None:
+def test_paged_optimizers_page_large_states_but_never_scales() -> None:
     # bitsandbytes 0.50, optimizer.py: get_state_buffer for state1, torch.zeros for absmax1
     assert states(Optimizer.PAGED_LION_32BIT) == (0, 4 * N)
     assert states(Optimizer.PAGED_LION_8BIT) == (4 * N // 256, N)
@@ -61,8 +60,8 @@ def test_paged_optimizers_page_their_large_states_and_never_the_scales() -> None
     assert len(PAGED) == 6
 
 
-def test_stable_adamw_keeps_what_16_bit_weights_lose_in_rounding() -> None:
-    # torch-optimi 0.3.3, stableadamw.py, _init_state: kahan_comp for 16-bit parameters only; ε² and a mean beside
+def test_stable_adamw_keeps_a_kahan_compensation_for_16_bit_weights() -> None:
+    # torch-optimi 0.3.3, stableadamw.py, _init_state: kahan_comp for 16-bit parameters only; also ε² and a mean
     assert states(Optimizer.STABLE_ADAMW) == (3 * 2 * N + 2 * 512, 0)
     assert states(Optimizer.STABLE_ADAMW, BIG._replace(width=4)) == (2 * 4 * N + 2 * 512, 0)
 
@@ -78,7 +77,7 @@ def test_stable_adamw_keeps_what_16_bit_weights_lose_in_rounding() -> None:
         (Optimizer.SCHEDULE_FREE_SGD, 1, 0),
     ],
 )
-def test_states_and_transient_are_the_traced_ones(
+def test_states_and_step_temporaries_match_the_trace(
     optim: Optimizer, kept: int, transient: int, width: int
 ) -> None:
     tensors = [Trainable(shape, width, 1) for shape in TRACED_SHAPES]
@@ -92,8 +91,8 @@ def test_states_and_transient_are_the_traced_ones(
 LINEAR = Trainable((1024, 512), 2, 1, is_linear=True)
 
 
-def test_galore_and_apollo_keep_a_projected_gradient_and_its_projector() -> None:
-    """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore keeps all 512 × 512 of Vh for a slice of it."""
+def test_galore_and_apollo_keep_projected_states_and_their_projector() -> None:
+    """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore's projector is a view that keeps all 512 × 512 of Vh."""
     wide = LINEAR._replace(shape=(512, 1024))
     for tensor in (LINEAR, wide):
         assert states(Optimizer.GALORE_ADAMW, tensor) == (655_360, 0)
@@ -101,7 +100,7 @@ def test_galore_and_apollo_keep_a_projected_gradient_and_its_projector() -> None
     in_float32 = LINEAR._replace(width=4)
     assert states(Optimizer.GALORE_ADAMW, in_float32) == (2_097_152, 0)
     assert states(Optimizer.APOLLO_ADAMW, in_float32) == (1_311_232, 0)
-    assert states(Optimizer.GALORE_ADAMW, BIG) == (4 * N, 0)  # no linear: AdamW's two
+    assert states(Optimizer.GALORE_ADAMW, BIG) == (4 * N, 0)  # not a linear: AdamW's two states
 
 
 @pytest.mark.parametrize(
@@ -117,29 +116,29 @@ def test_galore_and_apollo_keep_a_projected_gradient_and_its_projector() -> None
         (Optimizer.APOLLO_ADAMW, [LINEAR._replace(alike=3, width=4)], 5_771_776),
     ],
 )
-def test_step_that_renews_the_projections_is_the_traced_one(
+def test_a_step_that_updates_the_projections_matches_the_trace(
     optim: Optimizer, tensors: list[Trainable], traced: int
 ) -> None:
     scalars = 9 * 512 if optim is Optimizer.APOLLO_ADAMW else 0  # the norms that APOLLO compares
     assert step_transient(tensors, optim, None) == pytest.approx(traced, rel=0, abs=scalars)
 
 
-def test_galore_wants_a_linear_layer() -> None:
-    # transformers 5.23, trainer_optimizer.py: "No target modules found"; GPT-2's are Conv1D, its head is tied
+def test_galore_needs_a_linear_layer() -> None:
+    # transformers 5.23, trainer_optimizer.py: "No target modules found"; GPT-2's layers are Conv1D and its head is tied
     setup = TrainingSetup(optim=Optimizer.GALORE_ADAMW)
     with pytest.raises(ValueError, match=r"nn\.Linear layers, and gpt2 trains none"):
         estimate(catalog.model("openai-community/gpt2"), None, setup)
 
 
-def test_what_is_not_modelled_is_refused_by_its_name() -> None:
+def test_unmodelled_optimizers_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'lomo' is not modelled yet"):
         BY_NAME["optim"].read("lomo")
 
 
 @pytest.mark.parametrize("optim", [Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW])
-def test_a_full_size_update_stays_until_the_next_tensor_replaces_it(optim: Optimizer) -> None:
+def test_a_full_size_update_lives_until_the_next_tensor_replaces_it(optim: Optimizer) -> None:
     # by hand, from the loop of galore-torch 1.0, adamw.py: a denominator and an update; from the second tensor on also
-    # the update of the one before, whose name the loop still holds
+    # the previous tensor's update, which the loop variable still references
     size = 4000 * 512 * 2
     assert step_transient([Trainable((4000, 512), 2, 1)], optim, None) == 2 * size
     assert step_transient([Trainable((4000, 512), 2, 2)], optim, None) == 3 * size

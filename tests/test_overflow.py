@@ -1,4 +1,4 @@
-"""Where a run stops: by hand for named setups, and replayed moment by moment for random ones."""
+"""Where a run runs out of memory: by hand for named setups, replayed moment by moment for random ones."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def said(**given: object) -> dict[str, object]:
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_the_example_stops_where_its_states_are_made() -> None:
-    # 7,241,732,096 parameters: 13.5 GiB of weights + 13.5 of gradients + 54.0 of float32 states = 81.0, and 79.1 are
-    # there; its first backward needs no more than weights, gradients and activations
+def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
+    # 7,241,732,096 parameters: 13.5 GiB of weights + 13.5 of gradients + 54.0 of float32 states = 81.0, of 79.1
+    # available; its first backward needs only weights, gradients and activations
     answer = estimate(MISTRAL, A100, EXAMPLE)
     over = first_overflow(answer)
     assert over is not None
@@ -74,7 +74,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
 @pytest.mark.parametrize(
     ("given", "phase", "step", "words"),
     [
-        # 16.1 GB of weights fit 24, and the gradients of its first backward do not
+        # 16.1 GB of weights fit into 24; the gradients of its first backward do not
         ({"model": LLAMA, "gpu": RTX4090}, "backward", 1, "in the first step's backward"),
         # 141 GB of weights
         (
@@ -83,7 +83,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
             0,
             "while the model loads",
         ),
-        # DeepSpeed makes its states when it is initialised: 2 · 8.03e9 + 12/4 · 8.03e9 = 40 GB
+        # DeepSpeed allocates its states at initialisation: 2 · 8.03e9 + 12/4 · 8.03e9 = 40 GB
         (
             {"model": LLAMA, "gpu": RTX4090, "strategy": "zero2", "num_gpus": 4},
             "load",
@@ -104,7 +104,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
             10_000,
             "in the evaluation after step 10,000",
         ),
-        # the same by steps: Trainer's 500
+        # the same by steps: Trainer's default of 500
         (
             {
                 "model": LLAMA,
@@ -118,7 +118,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
             500,
             "in the evaluation after step 500",
         ),
-        # the second micro-step finds 0.46 GiB of gradients (124,439,808 × 4 bytes) that the first did not
+        # the second micro-step starts with 0.46 GiB of gradients (124,439,808 × 4 bytes), the first with none
         (
             {
                 "model": "openai-community/gpt2",
@@ -134,7 +134,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
         ),
     ],
 )
-def test_a_run_stops_where_it_first_holds_too_much(
+def test_a_run_stops_at_the_first_moment_that_does_not_fit(
     given: dict[str, object], phase: str, step: int, words: str
 ) -> None:
     over = said(**given)
@@ -145,7 +145,7 @@ def test_a_run_stops_where_it_first_holds_too_much(
     assert runs_out(answer) == verdicts.verdict(answer).stops
 
 
-def test_what_fits_what_is_tight_and_what_has_no_card_never_runs_out() -> None:
+def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
     bare = estimate(MISTRAL, None, EXAMPLE)
     for size in (bare.need_high_bytes, bare.need_low_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=size), EXAMPLE)
@@ -156,7 +156,7 @@ def test_what_fits_what_is_tight_and_what_has_no_card_never_runs_out() -> None:
     assert first_overflow(bare) is None
 
 
-def test_an_evaluation_of_a_run_with_one_step_an_epoch_comes_before_the_second() -> None:
+def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step() -> None:
     setup = replace(
         TrainingSetup(method=Method.LORA),
         num_train_examples=1,
@@ -168,8 +168,8 @@ def test_an_evaluation_of_a_run_with_one_step_an_epoch_comes_before_the_second()
     assert order.index((1, Phase.SAVE)) < order.index((2, Phase.FORWARD))
 
 
-def test_of_a_device_map_the_gpu_that_stops_first_is_named() -> None:
-    # four equal parts: GPU 0 also holds the embedding, and the logits come back to it
+def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
+    # four equal parts; GPU 0 also holds the embedding and receives the logits
     model = catalog.model(LLAMA)
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=4096)
     roomy = estimate(model, catalog.gpu(RTX4090), setup)
@@ -186,7 +186,7 @@ def test_of_a_device_map_the_gpu_that_stops_first_is_named() -> None:
 
 
 def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
-    """Step, phase and bytes of every moment, from the moments of the later steps and what each step lacks of them."""
+    """Step, phase and bytes of every moment: those of a later step, less what each earlier step does not hold yet."""
     setup = of.setup
     accumulates = setup.gradient_accumulation_steps > 1
     alone = estimate(of.model, of.gpu, replace(setup, gradient_accumulation_steps=1))
@@ -224,7 +224,7 @@ def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
     saves=st.sampled_from(["no", "epoch"]),
     examples=st.sampled_from([1, 100, 10_000]),
 )
-def test_a_run_replayed_moment_by_moment_stops_where_it_is_said_to(
+def test_a_replayed_run_stops_where_first_overflow_says(
     model, gpu, setup, evaluates, saves, examples
 ):
     setup = replace(
@@ -239,13 +239,13 @@ def test_a_run_replayed_moment_by_moment_stops_where_it_is_said_to(
     run = list(replayed(answer))
     if (
         answer.devices
-    ):  # each GPU has a run of its own; the fullest one's stops no earlier than the first to stop
+    ):  # each GPU overflows at its own moment; the fullest does so no earlier than the first
         of_fullest = next(it for it in run if it[2] > room)
         assert over.step <= of_fullest[0]
     else:
         stops = next(it for it in run if it[2] > room)
         assert (over.step, over.moment.phase, over.moment.bytes) == stops
-    # a card that holds just this moment, and what lies beside the tensors, gets past it
+    # a card with exactly enough for this moment and for memory outside the tensors gets past it
     larger = replace(gpu, memory_bytes=gpu.memory_bytes + over.moment.bytes - room)
     again = estimate(model, larger, setup)
     later = first_overflow(again)
@@ -257,7 +257,7 @@ def test_a_run_replayed_moment_by_moment_stops_where_it_is_said_to(
 
 @settings(max_examples=25, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
-def test_the_picture_of_two_steps_crosses_the_line_where_the_run_stops(model, gpu, setup):
+def test_the_two_step_figure_crosses_capacity_where_the_run_stops(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
     over = first_overflow(answer)

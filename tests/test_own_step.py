@@ -1,4 +1,4 @@
-"""A step measured on one's own machine: what a log says, and what it says of other setups."""
+"""A step measured on the user's machine: reading it from a log, and applying it to other setups."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SETUP = TrainingSetup(method=Method.LORA, max_length=2048, per_device_train_batc
         (" 3.2 s ", 3.2),
         ("850 ms", 0.85),
         ("2 seconds per step", 2.0),
-        # tqdm's bar, as Trainer draws it
+        # tqdm's bar as Trainer prints it
         (" 12%|█▏        | 60/500 [01:15<09:11,  1.25s/it]", 1.25),
         ("100%|██████████| 500/500 [03:20<00:00,  2.50it/s]", 0.4),
-        # transformers 5.23, trainer_utils.py, speed_metrics: 16 examples a step, 32 examples a second
+        # transformers 5.23, trainer_utils.py, speed_metrics: 16 examples per step, 32 examples per second
         (
             "{'train_runtime': 250.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 2.0, 'epoch': 1.0}",
             0.5,
@@ -36,18 +36,18 @@ SETUP = TrainingSetup(method=Method.LORA, max_length=2048, per_device_train_batc
         ("train_steps_per_second = 0.25", 4.0),
     ],
 )
-def test_a_step_is_read_from_a_number_or_a_log_line(said: str, seconds: float) -> None:
+def test_step_seconds_are_read_from_a_number_or_a_log_line(said: str, seconds: float) -> None:
     assert seconds_of(said, 16) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("said", ["", "fast", "0", "-1", "0it/s", "1e999", "nan", "1.2 hours"])
-def test_a_text_without_a_speed_is_refused_in_a_sentence(said: str) -> None:
+def test_text_without_a_speed_is_refused_in_a_sentence(said: str) -> None:
     with pytest.raises(ValueError, match=r"a number above 0 such as 1\.25"):
         seconds_of(said, 16)
 
 
 @pytest.mark.parametrize("pace", [-0.5, 0.0, 0.3, 1.0, 2.5])
-def test_a_pace_gives_back_the_seconds_that_it_was_taken_from(pace: float) -> None:
+def test_a_pace_reproduces_the_seconds_it_came_from(pace: float) -> None:
     time = estimate(MISTRAL, A100, SETUP).time
     assert time is not None
     narrow = paced(time.parts, pace)
@@ -57,7 +57,7 @@ def test_a_pace_gives_back_the_seconds_that_it_was_taken_from(pace: float) -> No
     assert paced((TimePart("all", 1.0, 3.0),), -0.5)[0].high_seconds == 0.5 * PACE_SPREAD
 
 
-def test_an_own_step_narrows_this_setup_and_every_other() -> None:
+def test_a_measured_step_narrows_every_setups_bracket() -> None:
     answer = estimate(MISTRAL, A100, SETUP)
     keys = own_step(answer, "3.0 s")
     assert keys["pace_from"] == (
@@ -72,13 +72,13 @@ def test_an_own_step_narrows_this_setup_and_every_other() -> None:
     assert time.step_seconds_low * PACE_SPREAD == pytest.approx(3.0, rel=1e-4)
 
 
-def test_a_second_own_step_is_compared_with_the_estimate_and_not_with_the_first() -> None:
+def test_a_second_measured_step_is_compared_with_the_estimate_not_the_first() -> None:
     answer = estimate(MISTRAL, A100, SETUP)
     first = estimate(MISTRAL, A100, replace(SETUP, **own_step(answer, "5")))
     assert own_step(first, "3.0") == own_step(answer, "3.0")
 
 
-def test_an_own_step_needs_an_estimated_one() -> None:
+def test_a_measured_step_needs_an_estimated_one() -> None:
     with pytest.raises(ValueError, match="choose a GPU whose speed is known"):
         own_step(estimate(MISTRAL, None, SETUP), "3.0")
 
@@ -89,7 +89,7 @@ def test_a_step_that_generates_has_no_pace() -> None:
         own_step(estimate(MISTRAL, A100, setup), "30")
 
 
-def test_the_answer_says_what_its_width_rests_on() -> None:
+def test_assumptions_say_what_the_brackets_width_rests_on() -> None:
     known = estimate(MISTRAL, A100, SETUP)
     assert any(it.startswith("Nine in ten published runs") for it in known.assumptions)
     new = estimate(MISTRAL, catalog.gpu("B300-270GB"), SETUP)
@@ -101,7 +101,7 @@ def test_the_answer_says_what_its_width_rests_on() -> None:
     assert "3 s, mistralai/Mistral-7B-v0.1" in said
 
 
-def test_a_pace_travels_by_the_contract() -> None:
+def test_a_pace_is_a_key_of_the_contract() -> None:
     given = {
         "model": MISTRAL.hub_id,
         "gpu": A100.name,

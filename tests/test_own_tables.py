@@ -1,4 +1,4 @@
-"""One's own cards, models and prices beside the shipped ones, and a sentence for each row that is wrong."""
+"""User tables of cards, models and prices beside the shipped ones, and a sentence for each wrong row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def told(folder: Path, tables: dict[str, str], *command: str) -> subprocess.Comp
     )
 
 
-def test_own_rows_join_the_shipped_ones_and_own_prices_replace_them(tmp_path: Path) -> None:
+def test_user_rows_join_the_shipped_ones_and_user_prices_replace_them(tmp_path: Path) -> None:
     # 2 · 32,000 · 2,048 + 24 · (2,048 · 2,048 · 3 + 3 · 2,048 · 8,192 + 2 · 2,048) + 2,048
     parameters = 2 * 32000 * 2048 + 24 * (3 * 2048**2 + 3 * 2048 * 8192 + 2 * 2048) + 2048
     lines = ["", "0.8", "['Our cluster']", "True", str(parameters)]
@@ -72,7 +72,7 @@ def test_own_rows_join_the_shipped_ones_and_own_prices_replace_them(tmp_path: Pa
         ),
     ],
 )
-def test_each_wrong_row_is_one_sentence(
+def test_each_wrong_row_gives_one_sentence(
     table, said, instead, sentence, tmp_path: Path, monkeypatch
 ) -> None:
     for name, text in (SOUND | {table: SOUND[table].replace(said, instead, 1)}).items():
@@ -85,7 +85,7 @@ def test_each_wrong_row_is_one_sentence(
     assert line.startswith(table)
 
 
-def test_a_start_with_a_wrong_table_ends_with_its_sentences(tmp_path: Path) -> None:
+def test_starting_with_a_wrong_table_fails_with_its_sentences(tmp_path: Path) -> None:
     wrong = {"prices.csv": SOUND["prices.csv"].replace("0.3", "free")}
     command = told(tmp_path, wrong, "-m", "estimator", "openai-community/gpt2")
     page = told(tmp_path, wrong, "-c", "import serve")

@@ -1,6 +1,6 @@
-"""The package as people install it: wheel and sdist are built here, the wheel is tried in an environment of its own.
+"""The package as people install it: wheel and sdist are built here, and the wheel is tested in its own environment.
 
-Nothing is fetched: the environment has the wheel alone, and finds what it depends on where these tests find it.
+Nothing is downloaded: the environment has only the wheel and finds its dependencies where these tests do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist of this tree."""
+    """A folder with this tree's wheel and sdist."""
     folder = tmp_path_factory.mktemp("built")
     _call(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=ROOT)
     return folder
@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``bin`` of an environment that has the wheel and nothing else of ours."""
+    """The ``bin`` of an environment with the wheel and nothing else of ours."""
     home = tmp_path_factory.mktemp("installed")
     venv.create(home)
     python = home / "bin" / "python"
@@ -67,7 +67,7 @@ def test_wheel_has_every_module_every_page_and_every_table(built: Path) -> None:
     assert {"headroom/app.py", "headroom/.streamlit/config.toml"} <= names
 
 
-def test_wheel_brings_no_name_that_another_package_may_have(built: Path) -> None:
+def test_wheel_installs_only_our_three_packages(built: Path) -> None:
     names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
     first = {name.split("/")[0] for name in names}
     assert {it for it in first if not it.startswith("headroom-")} == {
@@ -92,17 +92,17 @@ def _contents(wheel: Path) -> dict[str, int]:
     return {it.filename: it.CRC for it in zipfile.ZipFile(wheel).infolist()}
 
 
-def test_installed_command_answers_as_the_repository_does(installed: Path, tmp_path: Path) -> None:
+def test_installed_command_answers_like_the_repository(installed: Path, tmp_path: Path) -> None:
     asked = ("openai-community/gpt2", "--gpu", "RTX 4090", "--method", "lora")
     here = _call(sys.executable, "-m", "estimator", *asked, cwd=ROOT)
     assert _call(str(installed / "headroom"), "estimate", *asked, cwd=tmp_path) == here
     where = _call(
         str(installed / "python"), "-c", "import estimator; print(estimator.__file__)", cwd=tmp_path
     )
-    assert str(installed.parent) in where  # else this would have tried the repository
+    assert str(installed.parent) in where  # otherwise this would test the repository
 
 
-def test_installed_command_reads_lines_and_places(installed: Path, tmp_path: Path) -> None:
+def test_installed_command_estimates_and_places(installed: Path, tmp_path: Path) -> None:
     line = '{"model": "openai-community/gpt2", "gpu": "L4"}\n'
     answer = _call(str(installed / "headroom"), "estimate", "--json", cwd=tmp_path, given=line)
     assert json.loads(answer)["fits"] is True
@@ -138,7 +138,7 @@ def test_installed_page_is_served(served: str) -> None:
         assert b"<html" in answer.read()
 
 
-def test_installed_page_finds_its_router_and_its_pages(installed: Path, tmp_path: Path) -> None:
+def test_installed_page_finds_its_router_and_pages(installed: Path, tmp_path: Path) -> None:
     """Run as Streamlit runs it, without a browser."""
     script = """
 from streamlit.testing.v1 import AppTest
