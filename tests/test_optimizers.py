@@ -92,7 +92,7 @@ LINEAR = Trainable((1024, 512), 2, 1, is_linear=True)
 
 
 def test_galore_and_apollo_keep_projected_states_and_their_projector() -> None:
-    """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore's projector is a view that keeps all 512 × 512 of Vh."""
+    """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore's projector keeps all 512 × 512 of Vh."""
     wide = LINEAR._replace(shape=(512, 1024))
     for tensor in (LINEAR, wide):
         assert states(Optimizer.GALORE_ADAMW, tensor) == (655_360, 0)

@@ -1,4 +1,4 @@
-"""What the page answers after yes or no. Its numbers are tested where they arise."""
+"""What the page says after the verdict. Its numbers are tested where they are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def click(page, key):
     assert not page.exception
 
 
-def test_three_cards_name_the_smallest_gpu_its_room_and_the_run():
+def test_each_method_card_names_the_smallest_gpu_its_free_memory_and_the_run():
     said = text(open_page())
     for name in ("Full", "LoRA", "QLoRA"):
         assert f"<b>{name}</b>" in said
@@ -33,7 +33,7 @@ def test_three_cards_name_the_smallest_gpu_its_room_and_the_run():
     assert said.count("hours, $") + said.count("minutes, $") >= 3
 
 
-def test_a_card_is_one_click_and_undo_takes_it_back():
+def test_one_click_opens_a_card_and_undo_reverts_it():
     page = open_page()
     before = figure(page)["data"]
     click(page, "open qlora")
@@ -44,7 +44,7 @@ def test_a_card_is_one_click_and_undo_takes_it_back():
     assert page.button(key="undo last").disabled
 
 
-def test_where_no_card_alone_holds_it_a_click_opens_several():
+def test_one_click_opens_several_gpus_if_one_is_too_small():
     page = open_page(model="meta-llama/Llama-3.1-70B", gpu="H100-SXM5-80GB")
     assert "not on one GPU: 32 × H100-SXM5-80GB, FSDP" in text(page)
     click(page, "open full")
@@ -54,7 +54,7 @@ def test_where_no_card_alone_holds_it_a_click_opens_several():
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == (1, "none")
 
 
-def test_the_hint_below_the_micro_batch_names_the_evaluation_that_does_not_fit():
+def test_the_micro_batch_hint_names_an_evaluation_that_does_not_fit():
     many = {"eval_strategy": "epoch", "per_device_eval_batch_size": "64"}
     page = open_page(model="mistralai/Mistral-7B-v0.1", gpu="L4", method="qlora", **many)
     said = text(page)
@@ -62,7 +62,7 @@ def test_the_hint_below_the_micro_batch_names_the_evaluation_that_does_not_fit()
     assert "Not even 1 fits" not in said
 
 
-def test_reset_leads_back_to_the_example_and_can_be_undone():
+def test_reset_returns_to_the_example_and_can_be_undone():
     page = open_page(**LLAMA_ON_4090, method="lora", lora_r="64", max_length="4096")
     click(page, "reset to example")
     for key, value in EXAMPLE.items():
@@ -73,7 +73,7 @@ def test_reset_leads_back_to_the_example_and_can_be_undone():
     assert page.session_state["model"] == LLAMA_ON_4090["model"]
 
 
-def test_a_smaller_evaluation_is_a_click_that_makes_it_fit():
+def test_one_click_shrinks_the_evaluation_until_it_fits():
     keys = {"gpu": "L4", "method": "lora", "gradient_checkpointing": "true"}
     many = {"eval_strategy": "epoch", "per_device_eval_batch_size": "32"}
     page = open_page(model="mistralai/Mistral-7B-v0.1", **keys, **many)
@@ -85,7 +85,7 @@ def test_a_smaller_evaluation_is_a_click_that_makes_it_fit():
     assert "Evaluation needs more than training" in text(page)
 
 
-def test_every_remedy_on_the_page_is_a_click_that_makes_it_fit():
+def test_every_remedy_on_the_page_makes_it_fit_in_one_click():
     model, gpu = catalog.model(LLAMA_ON_4090["model"]), catalog.gpu(LLAMA_ON_4090["gpu"])
     proposed = remedies(estimate(model, gpu, TrainingSetup()), catalog.gpus_like(gpu))
     assert proposed
@@ -97,7 +97,7 @@ def test_every_remedy_on_the_page_is_a_click_that_makes_it_fit():
         assert "✓ Fits" in text(page)
 
 
-def test_what_fits_is_offered_no_remedy():
+def test_a_setup_that_fits_is_offered_no_remedy():
     page = open_page(**LLAMA_ON_4090, method="qlora")
     assert "✓ Fits" in text(page)
     assert "What to change" not in text(page)
@@ -108,7 +108,7 @@ def test_the_page_says_that_accumulation_cannot_help_a_card_full_of_weights():
     assert "no smaller batch, shorter context or more accumulation makes that fit" in said
 
 
-def test_limits_stand_beside_the_sliders():
+def test_the_sliders_show_their_limits():
     said = text(open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048"))
     model, gpu = catalog.model("Qwen/Qwen3-8B"), catalog.gpu("L40S")
     setup = TrainingSetup(method=Method.LORA, max_length=2048)
@@ -128,12 +128,12 @@ def test_every_section_opens_for_every_method(section, model, method):
 
 
 @pytest.mark.parametrize("section", list(sections.SECTIONS))
-def test_every_section_has_something_to_say_without_a_gpu(section):
+def test_every_section_works_without_a_gpu(section):
     page = open_page(model="Qwen/Qwen3-8B", section=section)
     assert "Needs" in text(page)
 
 
-def test_the_table_of_gpus_holds_the_whole_catalogue_by_size():
+def test_the_gpu_table_lists_the_whole_catalogue_by_size():
     page = open_page(model="Qwen/Qwen3-8B", gpu="L4", method="qlora", section="Which GPU")
     table = page.dataframe[0].value
     assert sorted(table["GPU"]) == sorted(catalog.gpus())
@@ -141,23 +141,23 @@ def test_the_table_of_gpus_holds_the_whole_catalogue_by_size():
     assert {"✓ fits", "✕ does not fit"} <= set(table["Verdict"])
 
 
-def test_measured_runs_stand_beside_the_verdict():
+def test_measured_runs_are_shown_beside_the_verdict():
     said = text(open_page(method="full", gpu="A100-SXM4-80GB"))
-    # the table's names for readings of fms-acceleration say the method and the number of GPUs
+    # ids of fms-acceleration's rows contain the method and the number of GPUs
     runs = [it for it in catalog.measurements() if re.search(r"^fms-.*-full-.*\bn1-", it.id)]
     assert len(runs) >= 7
     kind = f"{len(runs)} measured runs of this kind (full fine-tuning on one GPU, llama and mistral, A100-SXM4-80GB)"
     assert f"{kind}: &lt;0.1 % off in the median" in said
 
 
-def test_how_it_works_is_a_page_of_its_own():
+def test_how_it_works_is_a_separate_page():
     page = open_page()
     page.switch_page("pages/how.py").run()
     assert not page.exception
     assert "A peak is a moment, not a sum" in [it.value for it in page.header]
 
 
-def test_where_nothing_helps_it_is_said_what_was_tried_and_which_context_fits() -> None:
+def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits() -> None:
     asked = {"model": "Qwen/Qwen3.5-9B", "gpu": "T4", "method": "qlora", "max_length": 262_144}
     of = estimate(*contract.parse(asked))
     assert not remedies(of, catalog.gpus_like(of.gpu))

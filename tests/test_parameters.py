@@ -60,7 +60,7 @@ def test_llama_3_8b_by_hand() -> None:
     assert total_parameters(LLAMA_3_8B) == 2 * 128_256 * h + 32 * layer + h == 8_030_261_248
 
 
-def test_tied_head_counts_once_and_is_absent() -> None:
+def test_a_tied_head_is_not_counted() -> None:
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     assert total_parameters(TINY_LLAMA) - total_parameters(tied) == 10 * 8
     assert "lm_head" not in [module.name for module in outer_modules(tied)]
@@ -72,7 +72,7 @@ def test_mixtral_8x7b_by_hand() -> None:
     assert total_parameters(MIXTRAL) == 2 * 32_000 * h + 32 * layer + h == 46_702_792_704
 
 
-def test_mixtral_8x7b_is_active_in_two_of_eight_experts() -> None:
+def test_mixtral_8x7b_activates_two_of_eight_experts() -> None:
     # "a 47B parameter model, but only uses 13B active parameters": arXiv:2401.04088, abstract
     idle = 32 * 6 * 3 * 4096 * 14336
     assert active_parameters(MIXTRAL) == total_parameters(MIXTRAL) - idle == 12_879_925_248
@@ -83,23 +83,23 @@ def test_mixtral_8x7b_is_active_in_two_of_eight_experts() -> None:
     # the model cards' "activated" parameters, which count embeddings and head
     [("Qwen/Qwen3-30B-A3B", 3.3), ("Qwen/Qwen3-235B-A22B", 22), ("Qwen/Qwen1.5-MoE-A2.7B", 2.7)],
 )
-def test_active_parameters_are_those_of_the_card(hub_id: str, billions: float) -> None:
+def test_active_parameters_match_the_model_card(hub_id: str, billions: float) -> None:
     assert active_parameters(catalog.model(hub_id)) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
-def test_a_dense_model_is_active_as_a_whole() -> None:
+def test_all_parameters_of_a_dense_model_are_active() -> None:
     assert active_parameters(LLAMA_3_8B) == total_parameters(LLAMA_3_8B)
 
 
-def test_experts_lie_in_two_stacks_of_three_dimensions() -> None:
+def test_experts_are_two_three_dimensional_tensors() -> None:
     stacks = [
         shape for m in layer_modules(MIXTRAL) for shape in weight_shapes(m) if len(shape) == 3
     ]
     assert stacks == [(8, 2 * 14336, 4096), (8, 4096, 14336)]
 
 
-def test_all_linear_reaches_router_and_experts_where_peft_knows_their_former_names() -> None:
-    # PEFT 0.21: gate and up were two linears and are one stack, so its rank doubles; every expert has its own
+def test_all_linear_includes_router_and_experts_that_peft_maps_by_old_names() -> None:
+    # PEFT 0.21: gate and up were two linears, now one stack, so its rank doubles; every expert has its own adapter
     h, f, experts, r = 4096, 14336, 8, 8
     attention = r * (2 * (h + h) + 2 * (h + 1024))
     stacks = 2 * r * experts * (h + 2 * f) + r * experts * (f + h)
@@ -108,7 +108,7 @@ def test_all_linear_reaches_router_and_experts_where_peft_knows_their_former_nam
     assert adapter_parameters(MIXTRAL, setup) == 32 * layer
 
 
-def test_all_linear_takes_of_qwen2_moe_only_what_is_a_linear() -> None:
+def test_all_linear_adapts_only_true_linears_of_qwen2_moe() -> None:
     model = catalog.model("Qwen/Qwen1.5-MoE-A2.7B")
     h, shared = 2048, 5632
     linears = 4 * (h + h) + 3 * (h + shared) + (h + 1)
@@ -124,7 +124,7 @@ def test_dropout_on_adapted_experts_is_refused_as_peft_refuses_it() -> None:
     assert adapter_parameters(MIXTRAL, attention_alone) == 32 * 8 * ((4096 + 4096) + (4096 + 1024))
 
 
-def test_gate_without_up_is_refused_since_both_are_one_stack() -> None:
+def test_adapting_gate_without_up_is_refused() -> None:
     half = replace(LORA, lora_dropout=0.0, lora_target_modules=("w1", "w2"))
     with pytest.raises(ValueError, match="leaves out 'w3', which mixtral fuses with 'w1'"):
         adapter_parameters(MIXTRAL, half)
@@ -141,18 +141,18 @@ def test_norm_shapes() -> None:
     assert weight_shapes(Embedding("wte", 5, 4)) == ((5, 4),)
 
 
-def test_olmo_norms_hold_nothing() -> None:
+def test_olmo_norms_have_no_parameters() -> None:
     norms = layer_modules(catalog.model("allenai/OLMo-7B-hf"))
     assert sum(module_parameters(module) for module in norms if isinstance(module, Norm)) == 0
 
 
-def test_apertus_counts_two_scalars_of_its_activation() -> None:
+def test_apertus_has_two_scalars_in_its_activation() -> None:
     apertus = layer_modules(catalog.model("swiss-ai/Apertus-8B-2509"))
     (activation,) = [module for module in apertus if module.name == "mlp.act_fn"]
     assert module_parameters(activation) == 2
 
 
-def test_falcon_11b_has_one_norm_a_layer_and_40b_two() -> None:
+def test_falcon_11b_has_one_norm_per_layer_and_40b_two() -> None:
     assert falcon_norm_names(catalog.model("tiiuae/falcon-11B")) == ("input_layernorm",)
     assert falcon_norm_names(catalog.model("tiiuae/falcon-40b")) == ("ln_attn", "ln_mlp")
 
@@ -186,27 +186,27 @@ def test_layer_beyond_the_last_is_refused() -> None:
         layer_modules(TINY_LLAMA, 2)
 
 
-def test_learned_positions_are_needed_where_a_family_learns_them() -> None:
+def test_learned_positions_need_max_position_embeddings() -> None:
     with pytest.raises(
         ValueError, match="gpt2 has learned positions; give max_position_embeddings"
     ):
         total_parameters(replace(TINY_LLAMA, model_type="gpt2"))
 
 
-def test_all_linear_adapts_every_linear_of_the_layers_but_not_the_head() -> None:
+def test_all_linear_adapts_every_linear_but_the_head() -> None:
     per_layer = 8 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3)
     assert adapter_parameters(LLAMA_3_8B, LORA) == 32 * per_layer == 20_971_520
     assert not is_adapted(Linear("lm_head", 8, 8), LORA)
 
 
-def test_list_adapts_by_exact_name_or_last_part() -> None:
+def test_a_target_matches_an_exact_name_or_its_last_part() -> None:
     both = replace(LORA, lora_target_modules=("c_proj",))
     one = replace(LORA, lora_target_modules=("mlp.c_proj",))
     assert adapter_parameters(GPT2, both) == 12 * 8 * ((768 + 768) + (3072 + 768))
     assert adapter_parameters(GPT2, one) == 12 * 8 * (3072 + 768)
 
 
-def test_part_of_a_name_adapts_nothing() -> None:
+def test_a_partial_name_matches_nothing() -> None:
     assert not is_adapted(
         Linear("self_attn.q_proj", 8, 8), replace(LORA, lora_target_modules=("proj",))
     )
@@ -219,7 +219,7 @@ def test_full_fine_tuning_trains_everything_and_adapts_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
-def test_adapters_alone_are_trained(method: Method) -> None:
+def test_only_adapters_are_trained(method: Method) -> None:
     setup = replace(LORA, method=method)
     assert trainable_parameters(LLAMA_3_8B, setup) == adapter_parameters(LLAMA_3_8B, setup)
 
@@ -231,7 +231,7 @@ def test_adapters_grow_with_the_rank(rank: int) -> None:
 
 
 @pytest.mark.parametrize("targets", [("q_proj",), ("q_proj", "k_proj")])
-def test_targets_that_name_no_layer_are_refused_with_the_names_there_are(
+def test_targets_that_match_nothing_are_refused_with_the_available_names(
     targets: tuple[str, ...],
 ) -> None:
     setup = replace(LORA, lora_target_modules=targets)
@@ -241,7 +241,7 @@ def test_targets_that_name_no_layer_are_refused_with_the_names_there_are(
         adapter_parameters(GPT2, setup)
 
 
-def test_a_target_that_names_no_layer_beside_one_that_does_is_passed_over() -> None:
+def test_a_target_without_a_match_is_ignored_beside_one_that_matches() -> None:
     alone = adapter_parameters(GPT2, replace(LORA, lora_target_modules=("c_attn",)))
     both = adapter_parameters(GPT2, replace(LORA, lora_target_modules=("c_attn", "q_proj")))
     assert both == alone

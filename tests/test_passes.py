@@ -1,4 +1,4 @@
-"""Several forward passes in a step, of one model or with a frozen second one, under every strategy that divides.
+"""Several forward passes per step, of one model or with a frozen second one, under every sharding strategy.
 
 Expected bytes: the third of three steps of the real torch 2.13 ``fully_shard`` (by accelerate 1.15's own
 ``fsdp2_prepare_model``) and ``FullyShardedDataParallel`` on transformers 5.23's Llama, rank 0 of 2 of a fake process
@@ -52,7 +52,7 @@ REENTRANT = {"gradient_checkpointing": True, "use_reentrant": True}
 
 
 def answered(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> Tensor:
-    """One call of a model with labels, which returns its loss."""
+    """One call of a model with labels; returns the loss."""
     forward = step.call(of)
     logits = forward.logits(forward.hidden(ids))
     step.tape.enter(forward.end_phase, "loss")
@@ -64,7 +64,7 @@ def answered(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def passes(second: str) -> MicroStep:
-    """A pass, and beside it another with gradients, one without, or one of a frozen model."""
+    """A pass and a second one: with gradients, without, or of a frozen model."""
 
     def play(step: Step) -> None:
         setup = step.setup
@@ -85,7 +85,7 @@ def passes(second: str) -> MicroStep:
 
 
 def heights(second: str, keys: dict[str, Any]) -> tuple[int, int, int]:
-    """The highest moment of the first pass, of the second, and of backward."""
+    """Peaks of the first pass, the second pass and backward."""
     given = {
         "model": LLAMA,
         "max_length": 512,
@@ -186,15 +186,15 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_hooks_are_kept_between_passes_as_the_real_ones_are(name: str) -> None:
+def test_peaks_of_two_passes_match_real_fsdp(name: str) -> None:
     keys, second, traced = TRACED[name]
-    # the trace also has the shifted labels, scalars and, where checkpoints are reentrant, a buffer of zeros
+    # the trace also has the shifted labels, scalars and, with reentrant checkpoints, a buffer of zeros
     exact = "reentrant" not in name
     assert heights(second, keys) == pytest.approx(traced, abs=20_000, rel=0 if exact else 7e-4)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
-def test_a_reference_is_whole_where_deepspeed_and_ddp_leave_it_whole(strategy: str) -> None:
+def test_a_reference_is_unsharded_under_ddp_and_zero_below_3(strategy: str) -> None:
     # trl 1.16, models/utils.py, prepare_deepspeed: stage 0 below stage 3
     given = {"model": LLAMA, "num_gpus": 2, "strategy": strategy}
     model, _, setup = parse(given)
@@ -202,8 +202,8 @@ def test_a_reference_is_whole_where_deepspeed_and_ddp_leave_it_whole(strategy: s
     assert frozen_bytes(model, as_frozen(setup)) == pytest.approx(weights, rel=1e-4)
 
 
-def test_a_second_pass_keeps_no_second_set_of_gradients() -> None:
-    # at the end of backward there is one gradient for each weight, however many passes went back
+def test_a_second_pass_adds_no_second_set_of_gradients() -> None:
+    # at the end of backward there is one gradient per weight, whatever the number of passes
     for keys in (FSDP2, FSDP1, FSDP2 | REENTRANT, {"strategy": "ddp"}):
         model, _, setup = parse({"model": LLAMA, "num_gpus": 2, **keys})
         resident = resident_memory(model, structure(setup))
@@ -217,16 +217,14 @@ def test_a_second_pass_keeps_no_second_set_of_gradients() -> None:
 @pytest.mark.parametrize(
     ("keys", "cause"), [(FSDP1, "first alone"), ({"strategy": "zero2"}, "takes a weight's once")]
 )
-def test_replays_of_two_passes_stop_where_the_real_ones_do(
-    keys: dict[str, Any], cause: str
-) -> None:
+def test_replaying_two_passes_fails_where_real_fsdp_does(keys: dict[str, Any], cause: str) -> None:
     # torch 2.13's FullyShardedDataParallel: "Attempting to broadcast a dimension of length 1024"
     with pytest.raises(ValueError, match=cause):
         heights("two", {**keys, **REENTRANT, "mixed_precision": "bf16"})
 
 
 class Watched(Coordinator):
-    """Notes the elements that are gathered after each call of a module with weights to gather."""
+    """Records the elements gathered after each call of a module with weights to gather."""
 
     def __init__(self, call_trace: CallTrace, rules: Rules) -> None:
         self.gathered: list[int] = []
@@ -254,8 +252,8 @@ SMALL = LLAMA | {
     "max_position_embeddings": 64,
 }
 # The fourth step of the real DeepSpeed 0.19.6 at stage 3, two ranks on the CPU over gloo, with Trainer's "auto" sizes:
-# how often a module with weights above the threshold was fetched or released, the most elements that were then
-# gathered, and the sum of all these numbers.
+# how often a module with weights above the threshold was fetched or released, and of the elements gathered at these
+# times the maximum and the sum.
 FETCHED = {
     "two": ({}, "two", (209, 312_320, 13_699_072)),
     "no gradients": ({}, "nograd", (150, 312_320, 11_530_752)),
@@ -264,7 +262,7 @@ FETCHED = {
     "beside a reference": ({}, "reference", (119, 312_320, 24_133_632)),
 }
 REFERENCE = (60, 189_952, 6_180_864)
-"""Of the reference's own engine in the last of these."""
+"""The same of the reference's own engine in the last case."""
 
 
 def fetched(second: str, keys: dict[str, Any], calls: int, number: int = 0) -> tuple[int, int, int]:
@@ -277,23 +275,23 @@ def fetched(second: str, keys: dict[str, Any], calls: int, number: int = 0) -> t
     runs = [schedule.calls_of(run, number) for run in schedule.runs]
     watched = Watched(CallTrace(runs, step._sized.wholes, rules), rules).gathered
     assert len(watched) % calls == 0
-    gathered = watched[-calls:]  # the last of the micro-steps that are played
+    gathered = watched[-calls:]  # the last micro-step played
     return len(gathered), max(gathered), sum(gathered)
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_stage_3_gathers_in_several_passes_what_the_real_one_does(name: str) -> None:
+def test_zero3_gathers_in_several_passes_as_real_deepspeed_does(name: str) -> None:
     keys, second, traced = FETCHED[name]
     assert fetched(second, keys, traced[0]) == traced
 
 
-def test_the_engine_of_a_reference_gathers_by_a_trace_of_forward_alone() -> None:
+def test_a_references_engine_gathers_by_a_forward_only_trace() -> None:
     assert fetched("reference", {}, REFERENCE[0], number=1) == REFERENCE
 
 
-def test_a_trace_that_a_step_ends_with_is_followed_by_the_next_step() -> None:
-    # by hand: the second pass calls another module than the trace of the first has and drops it, so that the third
-    # records itself and backward; the next step's first pass follows that: b comes ahead while a works
+def test_the_next_step_follows_the_trace_of_the_last() -> None:
+    # by hand: the second pass calls a module that the first one's trace lacks and drops the trace, so the third pass
+    # records itself and backward; the next step's first pass follows that trace and prefetches b while a runs
     def stretch(names: str, number: int, *, back: bool = False) -> list[Stretch]:
         marks = [
             calls(name, 1024, begins=begins, is_forward=not back)

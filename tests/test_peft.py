@@ -1,8 +1,8 @@
-"""What PEFT adds beyond plain LoRA: copies that are trained whole, DoRA, and LLM.int8 beneath.
+"""What PEFT adds beyond plain LoRA: fully trained module copies, DoRA, and an LLM.int8 base.
 
-Heights marked as traced are those of peft 0.21.2, transformers 5.23 and torch 2.13 themselves, in bytes as allocated,
-run on a stand-in device that counts every allocation; they leave out cuBLAS's workspace. Of bitsandbytes 0.50 its
-``MatMul8bitLt`` ran there as it is written, its kernels replaced by what they allocate. Others are by hand.
+Traced peaks are of real peft 0.21.2, transformers 5.23 and torch 2.13, in bytes as allocated, run on a stand-in device
+that counts every allocation; they exclude cuBLAS's workspace. bitsandbytes 0.50's ``MatMul8bitLt`` ran there unchanged,
+its kernels replaced by what they allocate. All other numbers are by hand.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def told(model: dict[str, Any], keys: dict[str, Any]) -> Estimate:
 
 
 @pytest.mark.parametrize(("model", "keys", "heights"), TRACED.values(), ids=TRACED)
-def test_heights_are_those_of_the_traced_run(
+def test_peaks_match_the_traced_run(
     model: dict[str, Any], keys: dict[str, Any], heights: tuple[int, ...]
 ) -> None:
     of = told(model, keys)
@@ -189,7 +189,7 @@ def lora(**keys: Any) -> TrainingSetup:
     return TrainingSetup(method=Method.LORA, **keys)
 
 
-def test_a_copy_adds_its_parameters_and_the_original_stays() -> None:
+def test_a_copied_module_adds_its_parameters_and_the_original_stays() -> None:
     plain, copied = lora(), lora(modules_to_save=("embed_tokens",))
     added = 10 * 8  # TINY_LLAMA's vocabulary × its width
     assert adapter_parameters(TINY_LLAMA, copied) == adapter_parameters(TINY_LLAMA, plain) + added
@@ -200,7 +200,7 @@ def test_a_copy_adds_its_parameters_and_the_original_stays() -> None:
     )
 
 
-def test_copies_keep_the_dtype_of_the_base_while_adapters_become_float32() -> None:
+def test_copied_modules_keep_the_base_dtype_while_adapters_become_float32() -> None:
     # peft 0.21, tuners_utils.py, cast_adapter_dtype: BaseTunerLayer alone
     model = told(LLAMA, {}).model
     tensors = trainable_tensors(model, lora(modules_to_save=("embed_tokens", "lm_head")))
@@ -213,12 +213,12 @@ def test_copies_keep_the_dtype_of_the_base_while_adapters_become_float32() -> No
 
 def test_a_copied_projection_has_no_adapter() -> None:
     setup = lora(lora_r=1, modules_to_save=("k_proj",))
-    # a layer's linears of TINY_LLAMA: q 8→8, v 8→4, o 8→8, gate and up 8→16, down 16→8; k 8→4 whole
+    # linears of a TINY_LLAMA layer: q 8→8, v 8→4, o 8→8, gate and up 8→16, down 16→8; k 8→4 is copied
     adapters = 2 * ((8 + 8) * 2 + (8 + 4) + 3 * (8 + 16))
     assert adapter_parameters(TINY_LLAMA, setup) == adapters + 2 * 8 * 4
 
 
-def test_the_copies_of_a_tied_pair_are_two() -> None:
+def test_a_tied_pair_is_copied_twice() -> None:
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     both = lora(modules_to_save=("embed_tokens", "lm_head"))
     assert adapter_parameters(tied, both) == adapter_parameters(tied, lora()) + 2 * 10 * 8
@@ -239,12 +239,12 @@ def test_the_copies_of_a_tied_pair_are_two() -> None:
         ({"modules_to_save": ["norm"], "dtype": "float16", "mixed_precision": "fp16"}, "float16"),
     ],
 )
-def test_what_peft_or_the_scaler_refuses_is_refused(keys: dict[str, Any], said: str) -> None:
+def test_setups_that_peft_or_the_scaler_refuse_are_refused(keys: dict[str, Any], said: str) -> None:
     reading = read_setup({"model": LLAMA, "method": "lora"} | keys)
     assert said in " ".join(reading.problems)
 
 
-def test_full_fine_tuning_copies_nothing() -> None:
+def test_full_fine_tuning_copies_no_modules() -> None:
     whole = TrainingSetup(modules_to_save=("lm_head",), mixed_precision=MixedPrecision.NO)
     model: Model = TINY_LLAMA
     assert trainable_parameters(model, whole) == total_parameters(model)
@@ -253,15 +253,15 @@ def test_full_fine_tuning_copies_nothing() -> None:
 # --- DoRA -----------------------------------------------------------------------------------------
 
 
-def test_dora_adds_one_number_for_each_output() -> None:
+def test_dora_adds_one_number_per_output() -> None:
     plain, dora = lora(lora_r=2), lora(lora_r=2, use_dora=True)
     outputs = 2 * (8 + 4 + 4 + 8 + 16 + 16 + 8)  # two layers of TINY_LLAMA
     added = adapter_parameters(TINY_LLAMA, dora) - adapter_parameters(TINY_LLAMA, plain)
     assert added == outputs
 
 
-def test_with_dropout_dora_keeps_every_adapted_weight_once_more_and_without_it_none() -> None:
-    # F.linear(x, weight) of a weight cast to float32 keeps it; with the base's own result nothing is kept
+def test_dora_saves_a_copy_of_each_adapted_weight_only_with_dropout() -> None:
+    # F.linear(x, weight) saves a weight cast to float32; reusing the base's result saves nothing
     keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | PURE
     layer = 2 * H * H + 2 * H * H // 2 + 3 * H * 1536
     kept = {
@@ -274,15 +274,15 @@ def test_with_dropout_dora_keeps_every_adapted_weight_once_more_and_without_it_n
     assert kept[0.1] - kept[0.0] == pytest.approx(4 * layer, rel=0.01)
 
 
-def test_magnitudes_beside_a_packed_base_are_float32_whatever_the_adapters_are() -> None:
+def test_dora_magnitudes_on_a_packed_base_stay_float32() -> None:
     # trl 1.16, trainer/sft_trainer.py: `if param.requires_grad and "lora_magnitude_vector" not in name`
     setup = TrainingSetup(method=Method.QLORA, use_dora=True, autocast_adapter_dtype=False)
     widths = {len(tensor.shape): tensor.width for tensor in trainable_tensors(TINY_LLAMA, setup)}
     assert widths == {2: 2, 1: 4}
 
 
-def test_a_checkpoint_replays_but_does_not_keep_what_backward_never_asks_for() -> None:
-    """The dense product of B and A is saved by a graph that dies in forward; only its making is seen in the replay."""
+def test_a_checkpoint_does_not_save_what_backward_never_reads() -> None:
+    """The product B·A is saved by a graph that is freed in forward; the replay only recomputes it."""
     keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | CHECKPOINTED
     of = told(LLAMA, keys | {"lora_dropout": 0.0})
     forward, backward = (of.phases[phase].bytes for phase in (Phase.FORWARD, Phase.BACKWARD))
@@ -303,7 +303,7 @@ def test_peft_refuses_dora_on_stacked_experts() -> None:
 FP16 = {"mixed_precision": "fp16"}
 
 
-def test_16_bit_weights_are_not_trained_under_fp16_autocast() -> None:
+def test_training_16_bit_weights_under_fp16_autocast_is_refused() -> None:
     # torch 2.13: "Attempting to unscale FP16 gradients."; no kernel for bfloat16 (pytorch issue 127176)
     for dtype in ("float16", "bfloat16"):
         for keys in ({}, {"method": "lora", "autocast_adapter_dtype": False}):
@@ -318,16 +318,16 @@ def test_16_bit_weights_are_not_trained_under_fp16_autocast() -> None:
 INT8 = {"method": "lora", "load_in_8bit": True}
 
 
-def test_a_linear_takes_a_byte_an_element_and_a_scale_an_output() -> None:
+def test_an_8_bit_linear_takes_a_byte_per_element_and_a_scale_per_output() -> None:
     shapes = [(512, 512), (256, 512), (256, 512), (512, 512)] + [(1536, 512)] * 2 + [(512, 1536)]
     dense = told(LLAMA, {"method": "lora"}).peak.resident[Component.WEIGHTS]
     packed = told(LLAMA, INT8).peak.resident[Component.WEIGHTS]
-    # 2 bytes an element fall to 1, and 4 bytes an output come, in each of 4 layers
+    # in each of 4 layers, 2 bytes per element become 1, plus 4 bytes per output
     assert dense - packed == 4 * sum(rows * columns - 4 * rows for rows, columns in shapes)
 
 
-def test_inputs_of_8_bit_layers_outlive_a_checkpoint_unless_it_is_reentrant() -> None:
-    """``ctx.tensors`` is no saved tensor: q, k and v share an input, gate and up too; o and down have their own."""
+def test_only_reentrant_checkpoints_free_the_inputs_of_8_bit_layers() -> None:
+    """``ctx.tensors`` are not saved tensors. q, k and v share an input, so do gate and up; o and down do not."""
     keys = INT8 | CHECKPOINTED | PURE | {"max_length": 1024}
     kept = {
         reentrant: sum(
@@ -338,10 +338,10 @@ def test_inputs_of_8_bit_layers_outlive_a_checkpoint_unless_it_is_reentrant() ->
     }
     in_bfloat16 = 2 * 1024 * (H + H + H + 1536)
     assert kept[False] - kept[True] == in_bfloat16
-    assert kept[True] == 2 * 1024 * H  # the layer's own input alone
+    assert kept[True] == 2 * 1024 * H  # only the layer's own input
 
 
-def test_methods_without_a_plain_lora_base_say_that_they_do_not_load_in_8_bits() -> None:
+def test_methods_other_than_lora_say_they_ignore_load_in_8bit() -> None:
     for method in ("full", "qlora"):
         of = told(LLAMA, {"method": method, "load_in_8bit": True})
         assert any("load_in_8bit applies to method lora" in said for said in of.assumptions)

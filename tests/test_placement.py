@@ -1,7 +1,7 @@
-"""Device maps: those of the real libraries, kept as a file; the rules by hand; the command that prints them.
+"""Device maps: the real libraries' maps, stored in a file; the rules by hand; the command that prints them.
 
-tests/reference/placements.jsonl holds what accelerate 1.15 and transformers 5.23 inferred themselves
-(tests/verify/test_placement_real.py writes it and compares it anew).
+tests/reference/placements.jsonl holds what accelerate 1.15 and transformers 5.23 inferred
+(tests/verify/test_placement_real.py writes and checks it).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ EMBEDDING, LAYER = 160, 1184
     "case",
     [pytest.param(case, id=f"{i}-{case['request']['model']}") for i, case in enumerate(GOLDEN)],
 )
-def test_map_is_that_of_the_library_module_by_module(case):
+def test_maps_match_the_library_module_by_module(case):
     assert place(case["request"]) == case["map"]
 
 
-def test_golden_maps_cover_what_decides_a_map():
+def test_stored_maps_cover_everything_that_affects_a_map():
     models = [catalog.model(case["request"]["model"]) for case in GOLDEN]
     assert len(GOLDEN) >= 30
     assert len({model.model_type for model in models}) >= 20
@@ -74,8 +74,8 @@ def test_every_family_has_a_layout(model_type):
 
 
 @pytest.mark.parametrize("name", sorted(catalog.models()))
-def test_tree_holds_every_parameter_once(name):
-    """Buffers aside, the elements of the tree are those that ``total_parameters`` counts and the Hub publishes."""
+def test_the_module_tree_contains_every_parameter_once(name):
+    """Without buffers, the tree has as many elements as ``total_parameters`` counts and the Hub publishes."""
     model = catalog.model(name)
     buffers = {"inv_freq", "embed_positions", "embed_scale", "beta", "eps"}
     buffers |= {"e_score_correction_bias", "layer_scalar"}
@@ -86,11 +86,11 @@ def test_tree_holds_every_parameter_once(name):
         for one in node.tensors
         if one.name not in buffers
     )
-    # ERNIE's correction bias, a buffer elsewhere, is a parameter there that is never trained
+    # ERNIE's correction bias, a buffer in other models, is a parameter that is never trained
     assert held + untrained_parameters(model) == total_parameters(model)
 
 
-def test_experts_fall_into_their_two_stacks_and_the_activation():
+def test_experts_split_into_two_stacks_and_the_activation():
     tree = module_tree(catalog.model("mistralai/Mixtral-8x7B-v0.1"))
     experts = next(node for node in tree.walk() if node.class_name == "MixtralExperts")
     assert [part.name.rpartition(".")[2] for part in experts.parts] == [
@@ -100,7 +100,7 @@ def test_experts_fall_into_their_two_stacks_and_the_activation():
     ]
 
 
-def test_a_mask_counts_a_bit_an_element():
+def test_a_mask_counts_one_bit_per_element():
     """accelerate 1.15, utils/modeling.py, ``dtype_byte_size``: torch.bool is an eighth of a byte."""
     names = {"model_type": "gpt_bigcode", "n_embd": 8, "n_layer": 1, "n_head": 2}
     asked = names | {"n_positions": 16, "vocab_size": 10}
@@ -117,30 +117,30 @@ def layers_on(placed, device):
     return [name for name, where in placed.items() if where == device]
 
 
-def test_first_gpu_keeps_room_for_the_largest_layer_still_to_come():
+def test_the_first_gpu_reserves_room_for_the_largest_remaining_layer():
     enough = EMBEDDING + LAYER + LAYER  # one layer placed, room for another
     assert infer_auto_device_map(TINY_LLAMA, {0: enough})["model.layers.0"] == 0
     assert infer_auto_device_map(TINY_LLAMA, {0: enough - 1})["model.layers"] == "disk"
 
 
-def test_second_gpu_keeps_no_room():
+def test_the_second_gpu_reserves_no_room():
     placed = infer_auto_device_map(TINY_LLAMA, {0: 0, 1: EMBEDDING + LAYER})
     assert layers_on(placed, 1) == ["model.embed_tokens", "model.layers.0"]
 
 
-def test_tied_head_lies_with_the_embedding_and_an_untied_one_at_the_end():
+def test_a_tied_head_is_placed_with_the_embedding_and_an_untied_one_last():
     limits = {0: EMBEDDING + 2 * LAYER, 1: 10**6}
     assert infer_auto_device_map(TIED, limits)["lm_head"] == 0
     assert infer_auto_device_map(TINY_LLAMA, limits)["lm_head"] == 1
 
 
-def test_whole_model_on_one_device_is_one_key():
+def test_a_model_on_one_device_is_one_key():
     assert infer_auto_device_map(TINY_LLAMA, {0: 10**6}) == {"": 0}
     assert infer_auto_device_map(TINY_LLAMA, {"cpu": 10**6}) == {"": "cpu"}
     assert infer_auto_device_map(TINY_LLAMA, {0: 10}) == {"": "disk"}
 
 
-def test_a_layer_is_split_where_it_may_be():
+def test_a_layer_is_split_only_if_allowed():
     limits = {0: 0, 1: EMBEDDING + 400}
     whole = infer_auto_device_map(TINY_LLAMA, limits)
     split = infer_auto_device_map(TINY_LLAMA, limits, no_split_module_classes=())
@@ -148,7 +148,7 @@ def test_a_layer_is_split_where_it_may_be():
     assert layers_on(split, 1) == ["model.embed_tokens", "model.layers.0.self_attn"]
 
 
-def test_auto_holds_all_gpus_but_the_last_to_a_share_and_a_cushion():
+def test_auto_limits_all_gpus_but_the_last_to_a_share_and_a_buffer():
     """2,720 bytes: transformers counts rotary buffers as float32. 2,720 / 3 + 1.25 · 1,184 = 2,386 a GPU."""
     three = dict.fromkeys(range(3), 10**6)
     held = {0: 2386, 1: 2386, 2: 10**6}
@@ -157,7 +157,7 @@ def test_auto_holds_all_gpus_but_the_last_to_a_share_and_a_cushion():
     assert set(sequential.values()) == {0, 1, 2}
 
 
-def test_packing_takes_a_tenth_of_every_device():
+def test_quantising_reserves_a_tenth_of_every_device():
     """At 4 bits: a layer 8 · 24 / 2 + 3 · 8 · 16 / 2 + 32 = 320; all 160 + 640 + 16 + 16 + 160 = 992."""
     fits, short = {0: 1103}, {0: 1102}  # 0.9 · 1,103 = 992.7 and 0.9 · 1,102 = 991.8
     keys = {"balance": Balance.SEQUENTIAL, "packing": Packing.FOUR_BIT}
@@ -170,7 +170,7 @@ LIMITS = st.lists(st.integers(0, 4000), max_size=4)
 
 
 @given(LIMITS, st.sampled_from([TINY_LLAMA, TIED]), st.sampled_from(list(Balance)))
-def test_every_tensor_lies_on_one_device_and_none_is_overfull(gpus, model, balance):
+def test_every_tensor_is_on_one_device_and_no_device_overflows(gpus, model, balance):
     placed = infer_auto_device_map(model, dict(enumerate(gpus)), balance=balance)
     sizes = sizes_in_bits(module_tree(model), ACCELERATE["bfloat16"])
     assert sum(sizes[name] for name in placed) == sizes[""]
@@ -246,7 +246,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("request_", "said"), BAD)
-def test_what_is_wrong_is_one_sentence(request_, said):
+def test_an_invalid_request_is_refused_in_one_sentence(request_, said):
     with pytest.raises(ValueError, match=re.escape(said)) as problem:
         place(request_)
     assert str(problem.value).endswith((".", "?"))

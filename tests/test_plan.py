@@ -1,4 +1,4 @@
-"""The planner: a question, all its setups in arrays, the front, and what is said of it."""
+"""The planner: a question, all its setups in arrays, the Pareto front, and the sentences about it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOUND = candidates(QUESTION)
 
 
 def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
-    """The front by definition: every point against every other."""
+    """The Pareto front by definition: compare every point with every other."""
     points = {}
     for place, it in estimates.items():
         if it.verdict is Verdict.FITS and it.time and it.cost and it.gpu:
@@ -75,7 +75,7 @@ def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
     ]
 
 
-def test_each_candidate_is_what_estimate_says_of_it() -> None:
+def test_each_candidate_matches_its_estimate() -> None:
     for place in range(0, len(FOUND), 7):
         one = estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
         assert (one.need_low_bytes, one.need_high_bytes) == (
@@ -90,7 +90,7 @@ def test_each_candidate_is_what_estimate_says_of_it() -> None:
             assert np.isnan(FOUND.hours_low[place])
 
 
-def test_front_is_that_of_brute_force() -> None:
+def test_the_front_matches_brute_force() -> None:
     estimates = {
         place: estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
         for place in range(len(FOUND))
@@ -107,7 +107,7 @@ def test_front_is_that_of_brute_force() -> None:
         max_size=60,
     )
 )
-def test_front_of_random_points_is_that_of_its_definition(
+def test_the_front_of_random_points_matches_the_definition(
     points: list[tuple[int, int, int]],
 ) -> None:
     dollars, hours, room = (np.array(it, np.float64) for it in zip(*points, strict=True))
@@ -122,7 +122,7 @@ def test_front_of_random_points_is_that_of_its_definition(
     assert all(hours[b] < hours[a] for a, b in pairwise(stairs))
 
 
-def test_arrays_are_read_where_many_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(QUESTION, tried={**FEW, "strategy": ("zero2",)}, methods=(Method.LORA,))
     one_by_one = candidates(few)
     monkeypatch.setattr("estimator.plan.candidates.FEW", 0)
@@ -140,7 +140,7 @@ def test_effective_batch_is_kept_exactly() -> None:
     assert "16 rows a step cannot be split evenly over 3 × L4." in advise(found).notes
 
 
-def test_recommendation_meets_deadline_and_budget_at_the_worse_ends() -> None:
+def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> None:
     usual = advise(FOUND)
     assert usual.recommended is not None
     assert usual.is_sure
@@ -160,7 +160,7 @@ def test_recommendation_meets_deadline_and_budget_at_the_worse_ends() -> None:
     assert answer.meets[best]
 
 
-def test_of_what_costs_the_same_the_fastest_is_recommended() -> None:
+def test_the_fastest_of_the_cheapest_is_recommended() -> None:
     card = catalog.gpu("L4")
     asked = replace(QUESTION, offers=(Offer(gpu=card, most=4),), methods=(Method.LORA,))
     answer = advise(candidates(asked))
@@ -172,7 +172,7 @@ def test_of_what_costs_the_same_the_fastest_is_recommended() -> None:
     assert found.hours[best] == found.hours[equal].min()
 
 
-def test_a_deadline_within_a_bracket_is_said() -> None:
+def test_a_deadline_inside_the_bracket_is_mentioned() -> None:
     fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours_high, np.nan))
     between = float(FOUND.hours_low[fastest] + FOUND.hours_high[fastest]) / 2
     answer = advise(FOUND, replace(QUESTION, deadline_hours=between))
@@ -181,7 +181,7 @@ def test_a_deadline_within_a_bracket_is_said() -> None:
     assert "at the worse ends it misses the deadline by" in answer.sentence
 
 
-def test_what_nothing_meets_has_no_recommendation_and_says_why() -> None:
+def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason() -> None:
     answer = advise(FOUND, replace(QUESTION, deadline_hours=0.0))
     assert answer.recommended is None
     assert answer.sentence.startswith("No setup that fits meets the deadline of 0.00 hours")
@@ -190,7 +190,7 @@ def test_what_nothing_meets_has_no_recommendation_and_says_why() -> None:
     assert "hours late" in late.text
 
 
-def test_a_card_that_is_too_small_says_by_how_much() -> None:
+def test_the_answer_says_by_how_much_a_card_is_too_small() -> None:
     big = Question(
         models=("Qwen/Qwen3-8B",),
         offers=(Offer(gpu=catalog.gpu("L4"), most=1),),
@@ -205,7 +205,7 @@ def test_a_card_that_is_too_small_says_by_how_much() -> None:
     assert answer.sentence == "No setup fits these cards; the nearest misses say by how much."
 
 
-def test_filters_narrow_the_answer_without_computing_again() -> None:
+def test_filters_narrow_the_answer_without_recomputing() -> None:
     rented = np.array([not FOUND.offer(place).is_owned for place in range(len(FOUND))])
     answer = advise(FOUND, where=rented)
     assert answer.recommended is not None
@@ -213,7 +213,7 @@ def test_filters_narrow_the_answer_without_computing_again() -> None:
     assert not set(answer.front.tolist()) & set(np.flatnonzero(~rented).tolist())
 
 
-def test_stairs_that_overlap_in_both_brackets_are_one() -> None:
+def test_stairs_that_overlap_in_both_brackets_are_merged() -> None:
     for before, after in pairwise(advise(FOUND).stairs):
         ends = (FOUND.hours_low, FOUND.hours_high, FOUND.dollars_low, FOUND.dollars_high)
         assert not equal_to(ends, before.place)[after.place]
@@ -221,7 +221,7 @@ def test_stairs_that_overlap_in_both_brackets_are_one() -> None:
         assert after.dollars_more > 0
 
 
-def test_an_owned_card_costs_nothing_or_what_its_owner_says() -> None:
+def test_an_owned_card_costs_nothing_or_its_given_price() -> None:
     card = catalog.gpu("L4")
     assert Offer(gpu=card, is_owned=True).price(1) == Price(
         provider="owned", usd_per_gpu_hour=0.0, date=""
@@ -231,7 +231,7 @@ def test_an_owned_card_costs_nothing_or_what_its_owner_says() -> None:
     assert own.usd_per_gpu_hour == 0.2
 
 
-def test_an_offer_is_rented_where_its_provider_lists_it() -> None:
+def test_an_offer_takes_the_price_of_its_provider() -> None:
     card = catalog.gpu("H100-SXM5-80GB")
     providers = {price.provider for price in card.prices}
     for provider in providers:
@@ -241,7 +241,7 @@ def test_an_offer_is_rented_where_its_provider_lists_it() -> None:
     assert Offer(gpu=card, provider="nobody").price(8) is None
 
 
-def test_a_question_is_read_and_written_back() -> None:
+def test_a_question_survives_writing_and_reading() -> None:
     text = """
     model: [Qwen/Qwen3-0.6B]
     examples: 5000
@@ -282,19 +282,19 @@ def test_a_question_is_read_and_written_back() -> None:
         ({"model": SMALL, "cards": ["L4"], "rows": "joined"}, "rows must be one of"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said_in_one_sentence(
+def test_an_invalid_question_is_refused_in_one_sentence(
     given: dict[str, object], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         question_of(given)
 
 
-def test_a_model_that_is_unknown_is_said() -> None:
+def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(ValueError, match="not in the catalogue"):
         candidates(question_of({"model": "nobody/nothing", "cards": ["L4"]}))
 
 
-def test_the_longest_example_decides_memory_and_the_mean_decides_time() -> None:
+def test_the_longest_example_sets_memory_and_the_mean_sets_time() -> None:
     setup = FOUND.setup(0)
     assert setup.max_length == 4096
     # the lines between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
@@ -302,7 +302,7 @@ def test_the_longest_example_decides_memory_and_the_mean_decides_time() -> None:
     assert setup.padded
 
 
-def test_cut_examples_are_counted_and_said() -> None:
+def test_truncated_examples_are_counted_and_mentioned() -> None:
     lengths = TokenLengths.counted([*range(1, 1001)])
     assert lengths.cut_by(900) == pytest.approx(0.1, abs=0.002)
     assert lengths.mean_within(900) == pytest.approx((sum(range(1, 901)) + 90_000) / 1000, rel=2e-3)
@@ -310,7 +310,7 @@ def test_cut_examples_are_counted_and_said() -> None:
     assert any("are longer than 900 tokens" in it for it in advise(candidates(asked)).notes)
 
 
-def test_reserved_and_spot_prices_are_taken_only_where_they_are_asked_for() -> None:
+def test_reserved_and_spot_prices_are_used_only_on_request() -> None:
     card = catalog.gpu("A100-PCIe-80GB")
     assert {it.commitment for it in card.prices} <= {"on demand", "marketplace"}
     usual, spot = Offer(gpu=card).price(1), Offer(gpu=card, commitment="spot").price(1)
@@ -326,7 +326,7 @@ def test_reserved_and_spot_prices_are_taken_only_where_they_are_asked_for() -> N
     assert half.usd_per_gpu_hour == usual.usd_per_gpu_hour / 2
 
 
-def test_interruptions_make_runs_longer_and_dearer_by_the_formula() -> None:
+def test_interruptions_lengthen_runs_by_the_formula() -> None:
     sure = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=1),), methods=(Method.LORA,))
     taken = replace(
         sure, offers=(replace(sure.offers[0], interruptions_per_hour=0.2, checkpoint_hours=2.0),)
@@ -338,12 +338,14 @@ def test_interruptions_make_runs_longer_and_dearer_by_the_formula() -> None:
     assert any("0.2 interruptions per machine and hour" in it for it in advise(after).notes)
 
 
-def test_work_lost_to_interruptions_is_what_a_simulation_loses() -> None:
+def test_lost_work_matches_a_simulation() -> None:
     """A thousand runs of 50 hours, checkpoints each hour, interrupted at random."""
     chance = random.Random(1)
     rate, restart, work, total = 0.3, 0.25, 50, 0.0
     for _ in range(1000):
-        for _ in range(work):  # each hour of work is repeated until it ends without an interruption
+        for _ in range(
+            work
+        ):  # each hour of work is repeated until one passes without an interruption
             while (until := chance.expovariate(rate)) < 1:
                 total += until
                 while (again := chance.expovariate(rate)) < restart:

@@ -1,4 +1,4 @@
-"""``headroom plan``: questions in files, lengths that are counted, answers as text, JSON and CSV, exit statuses."""
+"""``headroom plan``: questions in files, counted lengths, answers as text, JSON and CSV, exit statuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _asked(folder: Path, more: str = "") -> str:
     return str(path)
 
 
-def test_text_has_the_recommendation_and_the_front(
+def test_text_contains_the_recommendation_and_the_front(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", _asked(tmp_path)]) == 0
@@ -43,7 +43,7 @@ def test_text_has_the_recommendation_and_the_front(
     assert "*1" in said or "*2" in said
 
 
-def test_json_points_are_setups_that_estimate_confirms(
+def test_json_points_match_their_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", _asked(tmp_path), "--json"]) == 0
@@ -56,7 +56,7 @@ def test_json_points_are_setups_that_estimate_confirms(
     assert answer["question"]["effective_batch"] == 8
 
 
-def test_csv_has_one_line_a_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_one_line_per_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", _asked(tmp_path), "--csv"]) == 0
     rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert tuple(rows[0]) == COLUMNS
@@ -64,7 +64,7 @@ def test_csv_has_one_line_a_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {len(row) for row in rows} == {len(COLUMNS)}
 
 
-def test_take_away_writes_files_that_mean_the_point(
+def test_take_away_writes_files_of_the_chosen_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = _asked(tmp_path)
@@ -94,12 +94,12 @@ def test_exit_statuses(
     assert says in said.out + said.err
 
 
-def test_a_missing_question_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "nowhere.yaml"]) == 2
     assert "nowhere.yaml cannot be read" in capsys.readouterr().err
 
 
-def test_lengths_of_a_file_are_counted_beside_the_question(
+def test_lengths_are_counted_in_a_file_next_to_the_question(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [json.dumps({"num_tokens": tokens}) for tokens in (100, 200, 600)]
@@ -115,7 +115,7 @@ def test_lengths_of_a_file_are_counted_beside_the_question(
     assert answer["notes"][0] == "Counted from the column num_tokens of train.jsonl."
 
 
-def test_texts_without_a_tokenizer_are_a_range() -> None:
+def test_text_lengths_without_a_tokenizer_are_a_range() -> None:
     rows = [{"messages": [{"role": "user", "content": "é" * 50}]}, {"messages": []}]
     found = count_texts("\n".join(map(json.dumps, rows)).encode(), "chat.jsonl")
     # 100 bytes at 5 and at 2.5 bytes per token; an empty example has one token
@@ -151,19 +151,19 @@ def test_a_csv_and_a_parquet_file_are_counted_alike() -> None:
         (b"x", "a.docx", "is no file of examples"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(content: bytes, name: str, says: str) -> None:
+def test_an_invalid_file_is_refused(content: bytes, name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         count_texts(content, name)
 
 
-def test_an_unknown_column_and_an_unreadable_tokenizer_are_said() -> None:
+def test_an_unknown_column_or_an_unreadable_tokenizer_is_refused() -> None:
     with pytest.raises(ValueError, match="has no column 'body'; it has text"):
         count_texts(b'{"text": "a"}', "a.jsonl", column="body")
     with pytest.raises(ValueError, match="tokenizer"):
         count_texts(b'{"text": "a"}', "a.jsonl", tokenizer=b"{}")
 
 
-def test_a_price_list_of_ones_own_is_the_only_one(
+def test_a_given_price_list_replaces_the_shipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.csv"
@@ -187,6 +187,6 @@ def test_a_price_list_of_ones_own_is_the_only_one(
         ("gpu,provider,usd_per_gpu_hour\n", "has no prices"),
     ],
 )
-def test_what_is_wrong_with_a_price_list_is_said(text: str, says: str) -> None:
+def test_an_invalid_price_list_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         price_list(text.encode(), "prices.csv")

@@ -1,4 +1,4 @@
-"""The page Plan without a browser: its question, its figure, its files, and what it says of a bad link."""
+"""The Plan page without a browser: its question, figure and files, and its answer to a bad link."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def small_page() -> AppTest:
         return open_plan(None)
 
 
-def test_the_page_says_what_the_planner_says(small_page, advice):
+def test_the_page_shows_the_planners_sentences(small_page, advice):
     assert advice.sentence.partition(": ")[0] in text(small_page)
     assert all(stair.text.partition(":")[0] in text(small_page) for stair in advice.stairs)
 
 
-def test_a_budget_acts_without_computing_again(small_page, monkeypatch):
-    monkeypatch.setattr(asked, "candidates", None)  # it would be called, were anything computed
+def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
+    monkeypatch.setattr(asked, "candidates", None)  # called if anything were recomputed
     (budget,) = [it for it in small_page.number_input if it.label.startswith("Budget")]
     budget.set_value(0.0001).run()
     assert not small_page.exception
@@ -71,7 +71,7 @@ def test_a_budget_acts_without_computing_again(small_page, monkeypatch):
     budget.set_value(None).run()
 
 
-def test_a_link_that_is_no_question_is_refused_in_one_sentence_and_keeps_the_page(small_page):
+def test_an_invalid_link_is_refused_in_one_sentence_and_keeps_the_page(small_page):
     small_page.query_params["plan"] = '{"model": "Qwen/Qwen3-0.6B", "cards": ["L5"]}'
     small_page.run()
     assert not small_page.exception
@@ -82,12 +82,12 @@ def test_a_link_that_is_no_question_is_refused_in_one_sentence_and_keeps_the_pag
 @pytest.mark.parametrize(
     ("link", "said"), [("[]", "object|key"), ("x" * 9000, "characters"), ("{", "the link")]
 )
-def test_a_malformed_text_is_no_question(link, said):
+def test_malformed_text_is_not_a_question(link, said):
     with pytest.raises(ValueError, match=said):
         asked.read(link)
 
 
-def test_the_table_of_cards_gives_back_the_cards():
+def test_cards_survive_the_table():
     cards = [
         {"gpu": "L4", "most": 2, "owned": True},
         {"gpu": "L40S", "usd_per_gpu_hour": 0.5, "region": "eu"},
@@ -99,12 +99,12 @@ def test_the_table_of_cards_gives_back_the_cards():
 
 def test_the_density_counts_every_setup_that_fits(advice):
     figure = options_figure.figure(advice)
-    go.Figure(figure)  # Plotly knows every property
+    go.Figure(figure)  # raises on a property unknown to Plotly
     (density,) = [it for it in figure["data"] if it["type"] == "heatmap"]
     assert np.sum(density["customdata"]) == advice.candidates.fits.sum()
 
 
-def test_the_front_is_drawn_whole_and_the_recommended_with_its_ranges(advice):
+def test_the_whole_front_is_drawn_and_the_recommendation_has_its_ranges(advice):
     figure = options_figure.figure(advice)
     by_name = {it["name"]: it for it in figure["data"]}
     front = by_name["No other is cheaper, faster and roomier"]
@@ -114,20 +114,20 @@ def test_the_front_is_drawn_whole_and_the_recommended_with_its_ranges(advice):
     assert point["y"][0] + high == advice.candidates.hours_high[advice.recommended]
 
 
-def test_owned_cards_have_an_axis_of_gpu_hours():
+def test_owned_cards_use_an_axis_of_gpu_hours():
     owned = {**SMALL, "cards": [{"gpu": "L4", "most": 2, "owned": True}]}
     answer = advise(candidates(question_of(owned)))
     assert options_figure.figure(answer)["layout"]["xaxis"]["title"]["text"] == "GPU-hours"
 
 
-def test_what_does_not_meet_the_limits_is_no_yes(advice):
+def test_setups_that_miss_the_limits_are_marked_no(advice):
     late = advise(advice.candidates, replace(advice.question, deadline_hours=1e-6))
     assert {words.row(late, it)["In time and budget"] for it in late.front.tolist()} == {"no"}
     assert "light-dark" in words.panel_html(late)
 
 
 class Dropped:
-    """An uploaded file, as Streamlit holds it."""
+    """An uploaded file as Streamlit provides it."""
 
     def __init__(self, name: str, content: bytes) -> None:
         self.name, self.content = name, content
@@ -136,7 +136,7 @@ class Dropped:
         return self.content
 
 
-def test_a_dropped_file_gives_examples_and_lengths(monkeypatch):
+def test_an_uploaded_file_sets_examples_and_lengths(monkeypatch):
     rows = b'{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 2, 3, 4, 5]}\n'
     state = {"plan texts 1": Dropped("a.jsonl", rows), "plan tokenizer 1": None}
     monkeypatch.setattr(view.st, "session_state", state)
@@ -145,7 +145,7 @@ def test_a_dropped_file_gives_examples_and_lengths(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b'{"other": 1}'])
-def test_a_file_that_cannot_be_counted_is_refused_and_nothing_changes(monkeypatch, content):
+def test_an_uncountable_file_is_refused_and_changes_nothing(monkeypatch, content):
     state = {"plan texts 1": Dropped("a.jsonl", content), "plan tokenizer 1": None}
     monkeypatch.setattr(view.st, "session_state", state)
     view._count(1)

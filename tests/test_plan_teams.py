@@ -1,4 +1,4 @@
-"""Schedules of several jobs, against brute force on tiny instances."""
+"""Schedules of several jobs, checked against brute force on tiny instances."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from estimator.__main__ import main
 pytest.importorskip("highspy")
 
 SLOTS, HORIZON = 4, 8.0
-"""Two hours a slot."""
+"""Slots and hours: two hours per slot."""
 
 
 def _brute(jobs: list[Job], pools: dict[str, int]) -> tuple[int, float, float, float]:
-    """The best (jobs left out, hours late, dollars, sum of ends) of all choices of a start or none for each job."""
+    """The best (jobs left out, hours late, dollars, sum of ends) over every start, or none, for each job."""
     slot = HORIZON / SLOTS
     choices: list[list[tuple[JobOption, int] | None]] = [
         [None, *((option, begin) for option in job.options for begin in range(SLOTS))]
@@ -69,7 +69,7 @@ JOBS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JOBS, st.integers(1, 3), st.integers(0, 2))
-def test_schedule_is_as_good_as_the_best_of_all(
+def test_the_schedule_matches_the_brute_force_optimum(
     drawn: list[tuple[list[JobOption], float, float | None]], first: int, second: int
 ) -> None:
     jobs = [
@@ -108,7 +108,7 @@ def test_jobs_that_cannot_run_say_why() -> None:
     )
 
 
-def test_a_late_job_says_by_how_long() -> None:
+def test_a_late_job_says_by_how_much() -> None:
     job = Job(
         name="late",
         options=(JobOption(pool="L4", num_gpus=1, hours=5.5),),

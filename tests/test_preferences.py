@@ -1,7 +1,7 @@
-"""DPO, KTO, ORPO, reward models, classes and embeddings: what each holds, held against steps that are known already.
+"""DPO, KTO, ORPO, reward models, classifiers and embeddings: memory of each, compared with steps already known.
 
-Where a number is not made by hand it is the difference to another step; the traced steps of TRL's own trainers are in
-the reference cases. Symbols: B examples, S tokens of a row, h hidden size, V vocabulary.
+Numbers are by hand or the difference to another step; traced steps of TRL's own trainers are in the reference cases.
+Symbols: B examples, S tokens of a row, h hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 BASE = TrainingSetup(per_device_train_batch_size=2, max_length=512, gradient_checkpointing=True)
 FUSED = replace(BASE, loss=Loss.CHUNKED_TRL)
 TILE = 32_768
-"""Columns of a tile of logits: trl 1.16, trainer/utils.py."""
+"""Columns per tile of logits: trl 1.16, trainer/utils.py."""
 
 
 def of(setup: TrainingSetup = BASE, **keys: Any) -> Estimate:
@@ -58,11 +58,11 @@ def sizes(setup: TrainingSetup = BASE, **keys: Any) -> dict[Phase, int]:
 
 
 def test_a_pair_is_two_rows_of_supervised_fine_tuning():
-    """Precomputed, a DPO step is a step on twice the rows: nothing else is on the GPU but scalars and masks."""
+    """With a precomputed reference a DPO step is a step on twice the rows, plus scalars and masks."""
     pairs = sizes(objective=Objective.DPO, precompute_ref_log_probs=True, max_prompt_length=1)
     rows = sizes(FUSED, per_device_train_batch_size=4)
     for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
-        # one tensor of the batch more (the mask of completions), 8 bytes a token
+        # one more tensor in the batch (the completion mask), 8 bytes per token
         assert abs(pairs[phase] - rows[phase]) <= 4 * 512 * 3 * 8
     assert pairs[Phase.OPTIMIZER_STEP] == rows[Phase.OPTIMIZER_STEP]
 
@@ -70,19 +70,19 @@ def test_a_pair_is_two_rows_of_supervised_fine_tuning():
 @pytest.mark.parametrize(
     ("keys", "scored"),
     [
-        ({}, 511),  # all but the first, which nothing predicts
+        ({}, 511),  # all but the first token, which nothing predicts
         ({"completion_fraction": 0.25}, 128),
         ({"completion_fraction": 1e-6}, 1),
-        ({"objective": "dpo"}, 256),  # half is the prompt
+        ({"objective": "dpo"}, 256),  # half of the row is prompt
         ({"objective": "dpo", "max_prompt_length": 500}, 12),
         ({"objective": "kto", "max_prompt_length": 1}, 511),
     ],
 )
-def test_the_loss_counts_the_tokens_of_the_completion(keys: dict[str, Any], scored: int):
+def test_only_completion_tokens_are_scored(keys: dict[str, Any], scored: int):
     assert scored_tokens(replace(BASE, **keys)) == scored
 
 
-def test_a_prompt_costs_the_fused_head_nothing():
+def test_prompt_tokens_cost_the_fused_head_nothing():
     """The loss holds the scored hidden states, N·h·2 bytes, and a tile of min(N, 4096)·32768·2: trl 1.16."""
     half, whole = (sizes(FUSED, completion_fraction=share)[Phase.LOSS] for share in (0.5, 1.0))
     fewer = 2 * 511 - 2 * 256
@@ -90,7 +90,7 @@ def test_a_prompt_costs_the_fused_head_nothing():
     assert whole - half == pytest.approx(by_hand, rel=1e-3)
 
 
-def test_without_the_fused_head_a_prompt_costs_what_a_completion_does():
+def test_without_the_fused_head_prompt_tokens_cost_as_much_as_completion_tokens():
     assert sizes(completion_fraction=0.5) == sizes()
 
 
@@ -104,10 +104,10 @@ LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
         (Dtype.FLOAT32, (19_865_804_288, 20_021_923_328, 20_840_607_744)),
     ],
 )
-def test_label_smoothing_brings_the_whole_logits_back(dtype: Dtype, traced: tuple[int, ...]):
-    """A step of TRL 1.16's SFTTrainer with transformers 5.23, torch 2.13, each allocation counted: loss, metrics, back.
+def test_label_smoothing_needs_the_whole_logits(dtype: Dtype, traced: tuple[int, ...]):
+    """A step of TRL 1.16's SFTTrainer with transformers 5.23, torch 2.13, by allocation: loss, metrics, backward.
 
-    To 1 MiB: T·V·4 bytes are 1,002 of them.
+    Exact to 1 MiB; T·V·4 bytes are 1,002 MiB.
     """
     setup = replace(FUSED, max_length=1024, dtype=dtype, label_smoothing_factor=0.1)
     phases = estimate(LLAMA, None, setup).phases
@@ -118,16 +118,16 @@ def test_label_smoothing_brings_the_whole_logits_back(dtype: Dtype, traced: tupl
         assert abs(phases[phase].bytes - workspace - bytes_there) < 2**20
 
 
-def test_trainer_smooths_labels_without_a_second_call():
+def test_trainer_smooths_labels_without_a_second_forward():
     phases = sizes(label_smoothing_factor=0.1)
     assert Phase.REFERENCE not in phases
     assert phases == sizes(label_smoothing_factor=0.2)
 
 
-def test_orpos_chosen_row_is_copied_unless_it_is_alone():
-    """``logits[:1, :-1].contiguous()`` of one row is itself: at its highest the loss has 6·T·V bytes, not 8.
+def test_orpo_copies_the_chosen_logits_unless_there_is_one_row():
+    """``logits[:1, :-1].contiguous()`` of one row makes no copy: the loss peaks at 6·T·V bytes, not 8.
 
-    Traced with TRL 1.16, every allocation counted, on Qwen2.5-1.5B: one pair of 1,024 tokens in full.
+    Traced with TRL 1.16, every allocation counted, on Qwen2.5-1.5B, full fine-tuning, one pair of 1,024 tokens.
     """
     orpo = replace(BASE, objective=Objective.ORPO, per_device_train_batch_size=1, max_length=1024)
     loss = estimate(catalog.model("Qwen/Qwen2.5-1.5B"), None, orpo).phases[Phase.LOSS]
@@ -140,7 +140,7 @@ def test_orpos_chosen_row_is_copied_unless_it_is_alone():
 
 @pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32])
 @pytest.mark.parametrize("objective", [Objective.DPO, Objective.KTO])
-def test_a_reference_is_the_weights_once_more_in_the_policys_dtype(
+def test_a_reference_is_a_second_copy_of_the_weights_in_the_policys_dtype(
     objective: Objective, dtype: Dtype
 ):
     peak = of(objective=objective, dtype=dtype).peak
@@ -150,7 +150,7 @@ def test_a_reference_is_the_weights_once_more_in_the_policys_dtype(
     assert peak.resident[Component.REFERENCE_MODEL] == peak.resident[Component.WEIGHTS]
 
 
-def test_an_adapter_needs_no_second_model_and_a_precomputed_reference_none_either():
+def test_adapters_and_precomputed_references_need_no_second_model():
     for keys in ({"method": Method.LORA}, {"precompute_ref_log_probs": True}):
         answer = of(objective=Objective.DPO, **keys)
         assert all(
@@ -160,7 +160,7 @@ def test_an_adapter_needs_no_second_model_and_a_precomputed_reference_none_eithe
     assert Phase.REFERENCE not in of(objective=Objective.DPO, precompute_ref_log_probs=True).phases
 
 
-def test_the_reference_is_asked_while_the_policys_graph_is_alive():
+def test_the_reference_runs_while_the_policys_graph_is_alive():
     answer = of(objective=Objective.DPO, gradient_checkpointing=False)
     saved = [moment for moment in answer.moments if moment.phase is Phase.LOSS][-1]
     asked = answer.phases[Phase.REFERENCE]
@@ -168,8 +168,8 @@ def test_the_reference_is_asked_while_the_policys_graph_is_alive():
     assert asked.name.startswith("reference: ")
 
 
-def test_a_float32_reference_has_its_own_16_bit_copies_under_autocast():
-    """2 bytes a weight of a linear: from_pretrained leaves requires_grad on, so autocast caches each cast."""
+def test_autocast_caches_16_bit_copies_of_a_float32_reference():
+    """2 bytes per weight of a linear: from_pretrained leaves requires_grad on, so autocast caches each cast."""
     keys = {"objective": Objective.DPO, "dtype": Dtype.FLOAT32}
     linears = sum(it.in_features * it.out_features for it in _linears())
     copies = [
@@ -177,7 +177,7 @@ def test_a_float32_reference_has_its_own_16_bit_copies_under_autocast():
         for autocast in (MixedPrecision.BF16, MixedPrecision.NO)
     ]
     assert copies[0] > 2 * linears
-    # without autocast the pass needs one layer's tensors and the head's tile alone
+    # without autocast the pass needs only one layer's tensors and the head's tile
     assert copies[1] < copies[0] - linears
 
 
@@ -196,7 +196,7 @@ def _linears() -> list[Any]:
     ]
 
 
-def test_the_trainer_sets_adapters_dropout_to_zero_where_trl_does():
+def test_adapter_dropout_is_zero_where_trl_disables_it():
     for objective in (Objective.DPO, Objective.ORPO, Objective.REWARD):
         with_it = of(objective=objective, method=Method.LORA, lora_dropout=0.1)
         without = of(objective=objective, method=Method.LORA, lora_dropout=0.0)
@@ -218,16 +218,16 @@ SHARES = {
 
 
 @pytest.mark.parametrize("strategy", SHARES)
-def test_a_reference_is_whole_on_every_gpu_or_divided(strategy: Strategy):
+def test_a_reference_is_sharded_or_replicated_by_strategy(strategy: Strategy):
     answer = of(objective=Objective.DPO, num_gpus=4, strategy=strategy)
     there = answer.phases[Phase.OPTIMIZER_STEP].resident[Component.REFERENCE_MODEL]
     by_hand = 2 * total_parameters(MODEL) * SHARES[strategy]
-    # rows of a weight that do not divide by 4 are rounded up, and norms stay whole under ZeRO-3
+    # a weight's rows are padded to a multiple of 4, and norms stay whole under ZeRO-3
     assert there == pytest.approx(by_hand, rel=0.01)
 
 
-def test_fsdp_2_gathers_the_whole_reference_for_its_call():
-    """One group of the root alone, so the gather's buffer and all weights: twice the model (trl 1.16, prepare_fsdp)."""
+def test_fsdp2_gathers_the_whole_reference_for_its_call():
+    """The root is the only group, so the gather buffer and all weights: twice the model (trl 1.16, prepare_fsdp)."""
     keys = {"objective": Objective.DPO, "num_gpus": 4, "strategy": Strategy.FSDP}
     held = of(**keys).phases[Phase.REFERENCE].resident
     gathered = held[Component.COMMUNICATION] + held[Component.WEIGHTS]
@@ -236,7 +236,7 @@ def test_fsdp_2_gathers_the_whole_reference_for_its_call():
     assert held[Component.REFERENCE_MODEL] == pytest.approx(shards, rel=0.01)
 
 
-def test_zero_3_gathers_the_head_for_the_fused_loss_and_again_in_backward(
+def test_zero3_gathers_the_head_for_the_fused_loss_and_again_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """V·h elements in the weights' dtype: trl 1.16, maybe_gather_lm_head_ctx, in forward and in backward."""
@@ -267,7 +267,7 @@ RL = {"max_completion_length": 256, "num_generations": 2}
         ({"objective": Objective.GRPO, "beta": 0.04}, {"reference"}),
         ({"objective": Objective.GRPO, "num_iterations": 2}, {"old"}),
         ({"objective": Objective.GRPO, "steps_per_generation": 2}, {"old"}),
-        # four micro-steps on one generation, in one step
+        # one step of four micro-steps, all on one generation
         (
             {
                 "objective": Objective.GRPO,
@@ -280,7 +280,7 @@ RL = {"max_completion_length": 256, "num_generations": 2}
         ({"objective": Objective.RLOO, "beta": 0.0}, {"old"}),
     ],
 )
-def test_completions_are_scored_before_the_graph_exists(keys: dict[str, Any], labels: set[str]):
+def test_rl_completions_are_scored_before_the_graph_exists(keys: dict[str, Any], labels: set[str]):
     answer = of(**RL, **keys)
     scored = [it for it in answer.moments if it.phase is Phase.SCORING]
     assert {it.name.partition(":")[0] for it in scored} == labels
@@ -289,7 +289,7 @@ def test_completions_are_scored_before_the_graph_exists(keys: dict[str, Any], la
     assert (Component.REFERENCE_MODEL in answer.peak.resident) is ("reference" in labels)
 
 
-def test_grpo_without_a_reference_is_supervised_fine_tuning_on_the_completions():
+def test_grpo_without_a_reference_costs_sft_on_the_completions():
     grpo = sizes(objective=Objective.GRPO, **RL)
     tuned = sizes(FUSED, completion_fraction=0.5)
     for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
@@ -304,13 +304,13 @@ def test_the_time_of_a_step_includes_its_generation():
     }
 
 
-# --- a mixture of experts -----------------------------------------------------------------------
+# --- mixture of experts -------------------------------------------------------------------------
 
 
-def test_trl_asks_a_mixture_for_its_routers_logits_whatever_its_config_says(
+def test_trl_always_requests_router_logits_of_a_mixture_of_experts(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """T·E logits a layer, 2 bytes each, until the loss is made; the reference is asked for none."""
+    """T·E logits per layer, 2 bytes each, live until the loss; the reference returns none."""
     mixture = catalog.model("Qwen/Qwen3-30B-A3B")
     setup = replace(FUSED, method=Method.LORA, lora_target_modules=("q_proj",))
     routed = estimate(mixture, None, setup)
@@ -329,7 +329,7 @@ def test_trl_asks_a_mixture_for_its_routers_logits_whatever_its_config_says(
 # --- KTO ----------------------------------------------------------------------------------------
 
 
-def test_kto_asks_four_times_and_its_other_loss_twice():
+def test_kto_runs_four_forward_passes_and_its_unpaired_loss_two():
     labels = {
         moment.name.partition(":")[0]
         for moment in of(objective=Objective.KTO).moments
@@ -344,7 +344,7 @@ def test_kto_asks_four_times_and_its_other_loss_twice():
     } == {"reference"}
 
 
-def test_kto_holds_the_graph_of_its_rows_and_not_of_twice_as_many():
+def test_kto_saves_a_graph_for_its_rows_only():
     single = sizes(objective=Objective.KTO, precompute_ref_log_probs=True, max_prompt_length=1)
     rows = sizes(FUSED)
     assert abs(single[Phase.FORWARD] - rows[Phase.FORWARD]) <= 2 * 512 * 6 * 8
@@ -353,8 +353,8 @@ def test_kto_holds_the_graph_of_its_rows_and_not_of_twice_as_many():
 # --- ORPO ---------------------------------------------------------------------------------------
 
 
-def test_orpo_has_two_and_a_half_float32_gradients_of_the_whole_logits_at_once():
-    """20·B·S·V bytes: 10 for each of 2·B·S tokens and word, in backward (trl 1.16, concatenated_forward)."""
+def test_orpo_holds_two_and_a_half_float32_gradients_of_all_logits():
+    """20·B·S·V bytes in backward: 10 for each of the 2·B·S tokens' V logits (trl 1.16, concatenated_forward)."""
     answer = of(objective=Objective.ORPO, per_device_train_batch_size=4)
     by_hand = 20 * 4 * 512 * MODEL.vocab_size
     logits = answer.phases[Phase.BACKWARD].resident
@@ -363,8 +363,8 @@ def test_orpo_has_two_and_a_half_float32_gradients_of_the_whole_logits_at_once()
     assert answer.peak.phase is Phase.BACKWARD
 
 
-def test_orpo_leaves_the_norms_beside_a_4_bit_base_in_float32():
-    """Two norms a layer and the final one, h weights each, and the stream after them: peft_module_casting_to_bf16."""
+def test_orpo_keeps_norms_of_a_4_bit_base_in_float32():
+    """Two norms per layer and the final one, h weights each, and the residual stream: peft_module_casting_to_bf16."""
     packed = {"objective": Objective.ORPO, "method": Method.QLORA}
     wide, narrow = of(**packed), of(**packed, mixed_precision=MixedPrecision.NO)
     norms = 2 * (2 * MODEL.num_hidden_layers + 1) * MODEL.hidden_size
@@ -372,7 +372,7 @@ def test_orpo_leaves_the_norms_beside_a_4_bit_base_in_float32():
     assert weights[0] - weights[1] == pytest.approx(norms, rel=0.15)  # rounded up to 512 bytes
 
 
-# --- heads of labels, and none ------------------------------------------------------------------
+# --- classification heads, and no head ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -384,8 +384,8 @@ def test_orpo_leaves_the_norms_beside_a_4_bit_base_in_float32():
         ({"objective": "sequence_classification", "num_labels": 20}, 20),
     ],
 )
-def test_a_head_of_labels_takes_the_place_of_the_vocabularys(keys: dict[str, Any], labels: int):
-    """The head of SmolLM2 is its embedding, which stays: h·labels parameters come on top, and no logits."""
+def test_a_classification_head_replaces_the_lm_head(keys: dict[str, Any], labels: int):
+    """SmolLM2's head is its embedding, which stays: h·labels parameters are added, and there are no logits."""
     answer = of(**keys)
     assert answer.total_parameters == total_parameters(MODEL) + MODEL.hidden_size * labels
     assert all(
@@ -394,7 +394,7 @@ def test_a_head_of_labels_takes_the_place_of_the_vocabularys(keys: dict[str, Any
     )
 
 
-def test_a_new_head_is_trained_whole_beside_adapters():
+def test_a_new_head_is_fully_trained_beside_adapters():
     answer = of(objective=Objective.REWARD, method=Method.LORA)
     adapters = of(method=Method.LORA).trainable_parameters
     assert answer.trainable_parameters == adapters + MODEL.hidden_size
@@ -402,18 +402,18 @@ def test_a_new_head_is_trained_whole_beside_adapters():
     assert named.trainable_parameters == answer.trainable_parameters
 
 
-def test_embeddings_have_no_head_at_all():
+def test_embedding_models_have_no_head():
     untied = replace(MODEL, tie_word_embeddings=False)
     setup = replace(BASE, objective=Objective.EMBEDDING)
     parameters = estimate(untied, None, setup).total_parameters
     assert parameters == total_parameters(untied) - MODEL.hidden_size * MODEL.vocab_size
 
 
-def test_grad_cache_needs_what_a_mini_batch_needs_and_the_gradients_of_those_before():
+def test_grad_cache_needs_one_mini_batch_and_accumulated_gradients():
     keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
     cached = sizes(**keys, mini_batch_size=4)
     larger = sizes(**(keys | {"per_device_train_batch_size": 512}), mini_batch_size=4)
-    # twice the batch: two columns of ids and masks, vectors and their gradients, and one mini-batch's scores
+    # for twice the batch: two columns of ids and masks, vectors and their gradients, and one mini-batch's scores
     more = 256 * (4 * 512 * 8 + 4 * MODEL.hidden_size * 4)
     assert larger[Phase.FORWARD] - cached[Phase.FORWARD] == pytest.approx(more, rel=0.01)
     gradients = 2 * total_parameters(MODEL)
@@ -426,23 +426,25 @@ def test_grad_cache_needs_what_a_mini_batch_needs_and_the_gradients_of_those_bef
 
 
 def work(**keys: Any) -> tuple[float, float]:
-    """Operations of a step as a utilisation counts them, and as the GPU runs them."""
+    """Operations of a step: as MFU counts them, and as the GPU executes them."""
     time = of(**keys).time
     assert time is not None
     return time.model_flops_per_step, time.hardware_flops_per_step
 
 
-def test_pairs_are_twice_the_work_and_the_reference_a_third_more():
-    """A pass forward is a third of forward and backward; without checkpointing nothing else is run."""
+def test_pairs_double_the_work_and_the_reference_adds_a_third():
+    """A forward pass is a third of forward and backward; without checkpointing nothing else runs."""
     one = {"gradient_checkpointing": False, "max_prompt_length": 1}
     rows, _ = work(loss=Loss.CHUNKED_TRL, gradient_checkpointing=False)
     pairs, run = work(objective=Objective.DPO, precompute_ref_log_probs=True, **one)
-    assert pairs == pytest.approx(2 * rows, rel=2e-3)  # one token of 512 is the prompt
+    assert pairs == pytest.approx(2 * rows, rel=2e-3)  # one token of 512 is prompt
     _, asked = work(objective=Objective.DPO, **one)
-    assert asked - run == pytest.approx(pairs / 3, rel=0.02)  # backward of attention is 2.5 times
+    assert asked - run == pytest.approx(
+        pairs / 3, rel=0.02
+    )  # attention's backward is 2.5 times its forward
 
 
-def test_precomputing_takes_a_pass_before_the_first_step_and_shortens_every_step():
+def test_precomputing_adds_a_pass_at_the_start_and_shortens_every_step():
     asking = of(objective=Objective.DPO, num_train_epochs=3.0).time
     before = of(objective=Objective.DPO, num_train_epochs=3.0, precompute_ref_log_probs=True).time
     assert asking is not None
@@ -456,11 +458,11 @@ def test_precomputing_takes_a_pass_before_the_first_step_and_shortens_every_step
     assert before.total_hours_low == pytest.approx(total / 3600)
 
 
-def test_a_published_step_of_dpo_lies_inside_the_bracket():
+def test_a_published_dpo_step_is_inside_the_bracket():
     """6.19 seconds: OLMo2-7B on 16 H100 under FSDP, 524,288 tokens a step, rows packed to 16,384, half of them chosen.
 
-    The log-probabilities of the reference are cached before, and nearly all activations are computed again.
-    The only published step of preference training that says its tokens, its card and its sharing, of those found.
+    The reference's log-probabilities are cached before training, and nearly all activations are recomputed.
+    No other published step of preference training was found that gives its tokens, card and sharding.
 
     Source: https://github.com/allenai/open-instruct/pull/1466 (6 February 2026, "bs=32"), read 2026-11-23.
     """
@@ -481,17 +483,17 @@ def test_a_published_step_of_dpo_lies_inside_the_bracket():
     assert time.step_seconds_low < 6.19 < time.step_seconds_high
 
 
-# --- what to change -----------------------------------------------------------------------------
+# --- remedies -----------------------------------------------------------------------------------
 
 
 def titles(**keys: Any) -> dict[str, dict[str, Any]]:
-    """The remedies for a card of 24 GB."""
+    """Titles of the remedies for a card of 24 GB."""
     gpu = catalog.gpu("RTX 4090")
     setup = replace(BASE, dtype=Dtype.FLOAT32, gradient_checkpointing=True, **keys)
     return {it.title: dict(it.keys) for it in remedies(estimate(LLAMA, gpu, setup), ())}
 
 
-def test_a_reference_that_does_not_fit_is_precomputed_first():
+def test_precomputing_is_the_first_remedy_for_a_reference_that_does_not_fit():
     found = titles(objective=Objective.DPO)
     alone = [keys for title, keys in found.items() if title.startswith("Reference precomputed")]
     assert alone, found
@@ -499,7 +501,7 @@ def test_a_reference_that_does_not_fit_is_precomputed_first():
     assert not any("Liger" in title or "tiles" in title for title in found)
 
 
-def test_an_embedding_batch_is_passed_in_parts_and_never_made_smaller():
+def test_an_embedding_batch_is_split_and_never_made_smaller():
     keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
     setup = replace(BASE, method=Method.LORA, **keys)
     found = remedies(estimate(LLAMA, catalog.gpu("RTX 4090"), setup), ())
@@ -510,7 +512,7 @@ def test_an_embedding_batch_is_passed_in_parts_and_never_made_smaller():
 # --- the answer ---------------------------------------------------------------------------------
 
 
-def test_only_an_objective_that_asks_lists_the_reference():
+def test_only_objectives_with_a_reference_list_it():
     plain = write_estimate(of())
     assert "reference_model" not in plain["components"]  # type: ignore[operator]
     assert "reference" not in plain["phases"]  # type: ignore[operator]
@@ -520,14 +522,14 @@ def test_only_an_objective_that_asks_lists_the_reference():
 
 
 @pytest.mark.parametrize("objective", list(Objective))
-def test_every_objective_is_written_and_read_again(objective: Objective):
+def test_every_objective_survives_writing_and_reading(objective: Objective):
     setup = replace(BASE, objective=objective, method=Method.LORA, num_generations=2)
     answer = estimate(MODEL, A100, setup)
     written = write_fields(answer.model, answer.gpu, answer.setup)
     assert estimate(*parse(written)).peak == answer.peak
 
 
-def test_loading_and_evaluating_hold_the_reference_too():
+def test_loading_and_evaluation_hold_the_reference_too():
     answer = of(objective=Objective.DPO, eval_strategy="steps")
     alone = of(eval_strategy="steps")
     for phase in (Phase.LOAD, Phase.EVALUATION):
@@ -562,12 +564,14 @@ def test_loading_and_evaluating_hold_the_reference_too():
         ({"objective": "embedding", "num_gpus": 2, "strategy": "fsdp"}, "is not modelled yet"),
     ],
 )
-def test_what_an_objective_does_not_go_with_is_said(keys: dict[str, Any], sentence: str):
+def test_unsupported_combinations_with_an_objective_are_refused(
+    keys: dict[str, Any], sentence: str
+):
     with pytest.raises(ValueError, match=sentence):
         estimate(MODEL, None, replace(BASE, **keys))
 
 
-def test_a_family_without_a_class_for_sequences_is_refused():
+def test_a_family_without_a_sequence_classification_class_is_refused():
     model = catalog.model("ibm-granite/granite-3.3-2b-base")
     with pytest.raises(ValueError, match="needs a class for sequence classification"):
         estimate(model, None, replace(BASE, objective=Objective.REWARD))
@@ -581,7 +585,7 @@ def test_a_family_without_a_class_for_sequences_is_refused():
         {"objective": Objective.GRPO, "max_completion_length": 256, "num_generations": 6},
     ],
 )
-def test_limits_keep_to_rows_that_the_objective_takes(keys: dict[str, Any]):
+def test_limits_respect_the_rows_an_objective_needs(keys: dict[str, Any]):
     gpu, setup = catalog.gpu("RTX 4090"), replace(BASE, per_device_train_batch_size=6, **keys)
     size, length = largest_micro_batch(MODEL, gpu, setup), longest_context(MODEL, gpu, setup)
     assert size % least_batch(setup) == 0 or setup.objective is Objective.KTO

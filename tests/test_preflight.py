@@ -1,6 +1,6 @@
-"""A live Trainer, duck-typed: objects that have the attributes of transformers' and PEFT's, without torch.
+"""A live Trainer, duck-typed: objects with the attributes of transformers' and PEFT's, without torch.
 
-That the real objects have these attributes is checked in tests/verify/test_preflight_real.py.
+tests/verify/test_preflight_real.py checks that the real objects have these attributes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LLAMA = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is asked of a parameter."""
+    """The part of a torch parameter that is read."""
 
     elements: int
     dtype: str = "torch.bfloat16"
@@ -54,7 +54,7 @@ class Tensor:
 
 
 class Params4bit(Tensor):
-    """Of the name of bitsandbytes' class."""
+    """Named like bitsandbytes' class."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Config:
     dtype: str = "torch.bfloat16"
 
     def to_json_string(self, use_diff: bool) -> str:
-        assert not use_diff  # else class defaults would be left out
+        assert not use_diff  # True would leave out class defaults
         return json.dumps(self.values)
 
 
@@ -83,7 +83,7 @@ class Module:
 
 
 class Adapted(Module):
-    """PEFT's model around a base."""
+    """A PEFT model around a base."""
 
     peft_config: dict[str, object]
 
@@ -92,7 +92,7 @@ class Adapted(Module):
 
 
 def arguments(**changed: object) -> Has:
-    """TrainingArguments, as far as they are asked."""
+    """The part of TrainingArguments that is read."""
     known: dict[str, object] = {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 4,
@@ -112,7 +112,7 @@ def arguments(**changed: object) -> Has:
 
 
 def trainer(model: Module | None = None, **changed: Any) -> Has:
-    """A Trainer, as far as it is asked."""
+    """The part of a Trainer that is read."""
     state = changed.pop("state", Has())
     rows = changed.pop("rows", None)
     return Has(
@@ -138,10 +138,10 @@ def keys(it: Has, **how: Any) -> dict[str, Any]:
     return live.keys_of(it, **how)
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
-def test_arguments_are_keys_by_their_own_names() -> None:
+def test_arguments_become_keys_of_the_same_name() -> None:
     found = keys(
         trainer(per_device_train_batch_size=3, optim="adamw_bnb_8bit", eval_strategy="steps")
     )
@@ -156,14 +156,14 @@ def test_arguments_are_keys_by_their_own_names() -> None:
     )
 
 
-def test_weights_say_their_dtype_and_not_the_arguments() -> None:
-    """TRL loads by name in float32, whatever ``bf16`` says."""
+def test_dtype_comes_from_the_weights_not_the_arguments() -> None:
+    """TRL loads models by name in float32, whatever ``bf16`` says."""
     found = keys(trainer(Module({"w": Tensor(10**6, "torch.float32"), "b": Tensor(10)}), bf16=True))
     assert found["dtype"] == "float32"
     assert found["mixed_precision"] == "bf16"
 
 
-def test_newer_name_of_checkpointing_wins_and_its_kwargs_are_read() -> None:
+def test_the_newer_checkpointing_argument_wins_and_its_kwargs_are_read() -> None:
     asked = {"activation_checkpointing_kwargs": {"use_reentrant": True, "every_n_layers": 2}}
     found = keys(trainer(activation_checkpointing=True, gradient_checkpointing=False, **asked))
     assert found["gradient_checkpointing"] is True
@@ -171,7 +171,7 @@ def test_newer_name_of_checkpointing_wins_and_its_kwargs_are_read() -> None:
     assert found["checkpoint_every_n_layers"] == 2
 
 
-def test_peft_config_is_read_and_float32_adapters_are_seen() -> None:
+def test_the_peft_config_and_float32_adapters_are_read() -> None:
     found = keys(trainer(lora({"modules_to_save": ["lm_head"]})))
     assert found["method"] == "lora"
     assert (found["lora_r"], found["lora_alpha"]) == (8, 16)
@@ -182,7 +182,7 @@ def test_peft_config_is_read_and_float32_adapters_are_seen() -> None:
     assert keys(trainer(lora(**half)))["autocast_adapter_dtype"] is False
 
 
-def test_packed_base_is_qlora_with_its_own_config() -> None:
+def test_a_quantised_base_is_qlora_with_its_own_config() -> None:
     model = lora(**{"model.k_proj.weight": Params4bit(4096**2, "torch.uint8")})
     model.config.quantization_config = {
         "load_in_4bit": True,
@@ -198,7 +198,7 @@ def test_packed_base_is_qlora_with_its_own_config() -> None:
     assert keys(trainer(model))["prepare_model_for_kbit_training"] is True
 
 
-def test_longest_row_decides_the_length_and_packing_does_not_ask_it() -> None:
+def test_the_longest_row_sets_the_length_unless_packed() -> None:
     rows = [{"input_ids": [1] * n} for n in (5, 70, 9)]
     assert keys(trainer(rows=rows))["max_length"] == 70
     assert keys(trainer(rows=rows, pad_to_multiple_of=64))["max_length"] == 128
@@ -208,7 +208,7 @@ def test_longest_row_decides_the_length_and_packing_does_not_ask_it() -> None:
     assert keys(trainer(rows=rows, max_steps=10))["num_train_examples"] == 40  # 10 · 1 · 4
 
 
-def test_rows_of_several_lengths_are_padded_only_beside_others() -> None:
+def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer())["padded"] is False
     assert keys(trainer(per_device_train_batch_size=2))["padded"] is True
     assert keys(trainer(per_device_train_batch_size=2, packing=True))["padded"] is False
@@ -251,13 +251,13 @@ def test_rows_of_several_lengths_are_padded_only_beside_others() -> None:
         ),
     ],
 )
-def test_accelerator_says_who_keeps_what(state: Has, read: dict[str, object]) -> None:
+def test_the_accelerator_gives_ranks_and_strategy(state: Has, read: dict[str, object]) -> None:
     found = keys(trainer(world_size=4, state=state))
     assert found["num_gpus"] == 4
     assert found | read == found
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def test_one_sentence_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,18 +268,20 @@ def test_one_sentence_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -
     assert found.fits is True
 
 
-def test_answer_is_that_of_the_same_keys_elsewhere() -> None:
+def test_the_check_matches_the_estimate_of_the_same_keys() -> None:
     found = check(trainer(lora()), gpu="RTX 4090", show=False)
     assert found.estimate is not None
     assert found.estimate == estimate(*parse(json.loads(json.dumps(found.keys))))
 
 
-def test_what_does_not_fit_names_a_change_and_raises_if_asked() -> None:
+def test_a_run_that_does_not_fit_names_a_change_and_raises_if_asked() -> None:
     full = trainer(gradient_checkpointing=False)
     found = check(full, gpu="RTX 4090", show=False)
     assert found.fits is False
     assert "Does not fit" in found.sentence
-    assert len(found.sentence) > len(found.sentence.split(" are missing.")[0]) + 20  # a change
+    assert (
+        len(found.sentence) > len(found.sentence.split(" are missing.")[0]) + 20
+    )  # the sentence names a change
     with pytest.raises(DoesNotFitError, match="Does not fit: needs"):
         check(full, gpu="RTX 4090", must_fit=True, show=False)
 
@@ -293,7 +295,7 @@ def test_what_does_not_fit_names_a_change_and_raises_if_asked() -> None:
         (trainer(optim="adalomo"), "optim"),
     ],
 )
-def test_what_cannot_be_told_is_said_and_raised_only_if_asked(it: Has, says: str) -> None:
+def test_an_unreadable_trainer_is_reported_and_raises_only_if_asked(it: Has, says: str) -> None:
     found = check(it, show=False)
     assert found.estimate is None
     assert found.fits is None
@@ -303,7 +305,7 @@ def test_what_cannot_be_told_is_said_and_raised_only_if_asked(it: Has, says: str
         check(it, must_fit=True, show=False)
 
 
-def test_model_of_the_catalogue_goes_by_its_id_and_another_shape_by_its_config() -> None:
+def test_a_catalogued_model_is_sent_by_id_and_other_shapes_by_config() -> None:
     name = "mistralai/Mistral-7B-v0.1"
     mistral = LLAMA | {
         "model_type": "mistral",
@@ -316,14 +318,14 @@ def test_model_of_the_catalogue_goes_by_its_id_and_another_shape_by_its_config()
 
     assert read(mistral) == name
     assert read(mistral | {"num_hidden_layers": 2}) == mistral | {"num_hidden_layers": 2}
-    assert read(LLAMA) == LLAMA  # a Llama of Mistral's sizes is no Mistral
+    assert read(LLAMA) == LLAMA  # a Llama of Mistral's sizes is not a Mistral
 
 
 # --- the callback ---------------------------------------------------------------------------------
 
 
 class FakeCounter:
-    """A GPU of which the readings are known."""
+    """A GPU with known readings."""
 
     name = "NVIDIA GeForce RTX 4090"
 
@@ -343,13 +345,15 @@ def run(callback: MemoryCheck, steps: int) -> None:
         callback.on_step_end(None, Has(global_step=step), None)
 
 
-def test_step_two_alone_is_measured() -> None:
+def test_only_step_two_is_measured() -> None:
     counter = FakeCounter()
     run(MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=counter), 4)
     assert counter.calls == ["reset", "read"]
 
 
-def test_measured_stands_beside_estimated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_measured_peak_is_printed_beside_the_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     callback = MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=FakeCounter())
     run(callback, 2)
     assert callback.before.estimate is not None
@@ -361,7 +365,7 @@ def test_measured_stands_beside_estimated(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == callback.sentence + "\n"
 
 
-def test_row_is_one_that_the_table_of_measurements_takes(tmp_path: Path) -> None:
+def test_the_written_row_fits_the_measurements_table(tmp_path: Path) -> None:
     table = tmp_path / "measured.csv"
     callback = MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=FakeCounter(), rows_file=table)
     run(callback, 2)
@@ -375,13 +379,13 @@ def test_row_is_one_that_the_table_of_measurements_takes(tmp_path: Path) -> None
     assert table.read_text(encoding="utf-8").splitlines()[0] == shipped
 
 
-def test_without_a_gpu_nothing_is_measured_and_that_is_said() -> None:
+def test_without_a_gpu_the_callback_says_it_measures_nothing() -> None:
     callback = MemoryCheck(trainer(lora()), gpu="RTX 4090")
     run(callback, 2)
     assert callback.sentence == "Not measured: torch sees no CUDA device."
 
 
-def test_no_library_is_imported_but_transformers_where_there_is_one() -> None:
+def test_importing_preflight_imports_neither_torch_nor_numpy_nor_peft() -> None:
     code = "import sys, estimator.preflight; print({'torch', 'numpy', 'peft'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

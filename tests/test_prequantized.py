@@ -1,6 +1,6 @@
-"""Checkpoints that are stored quantised: the run is the one that transformers makes of them, or it is refused.
+"""Quantised checkpoints: the estimated run is what transformers makes of them, or it is refused.
 
-What transformers 5.23 does with each format is checked against its own code in tests/verify/test_prequantized_real.py.
+tests/verify/test_prequantized_real.py checks each format against transformers 5.23's own code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLOATS = ({"quant_method": "fp8"}, {"quant_method": "mxfp4"}, COMPRESSED)
 
 
 def stored(quantization: dict[str, Any] | None) -> Model:
-    """A small Llama stored so."""
+    """A small Llama stored with this quantisation config."""
     small = {**LLAMA, "num_hidden_layers": 2, "vocab_size": 512}
     found = from_config({**small, "quantization_config": quantization}).model
     assert found is not None
@@ -57,7 +57,7 @@ def stored(quantization: dict[str, Any] | None) -> Model:
 
 
 def why_not(quantization: dict[str, Any], setup: TrainingSetup) -> Refusal | None:
-    """The record of the refusal; None where the setup is estimated."""
+    """The refusal record, or None if the setup is estimated."""
     try:
         estimate(stored(quantization), None, setup)
     except RefusedError as refused:
@@ -80,14 +80,14 @@ def why_not(quantization: dict[str, Any], setup: TrainingSetup) -> Refusal | Non
         ({**BNB_4BIT, "llm_int8_skip_modules": ["model.layers.1.mlp"]}, LORA, PACKED_OTHERWISE),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_its_cause(
+def test_untrainable_formats_are_refused_with_their_cause(
     quantization: dict[str, Any], setup: TrainingSetup, refusal: Refusal
 ) -> None:
     assert why_not(quantization, setup) is refusal
 
 
 @pytest.mark.parametrize("setup", [LORA, QLORA, EIGHT_BIT])
-def test_weights_that_bitsandbytes_packed_stay_packed_whatever_is_asked(
+def test_bitsandbytes_weights_stay_quantised_whatever_is_requested(
     setup: TrainingSetup,
 ) -> None:
     four, eight = stored(BNB_4BIT), stored(BNB_8BIT)
@@ -100,14 +100,14 @@ def test_weights_that_bitsandbytes_packed_stay_packed_whatever_is_asked(
         assert any("stay quantised: the run is" in said for said in found.assumptions)
 
 
-def test_double_quantisation_is_the_checkpoint_s() -> None:
+def test_double_quantisation_comes_from_the_checkpoint() -> None:
     twice = stored({**BNB_4BIT, "bnb_4bit_use_double_quant": True})
     assert as_loaded(twice, QLORA).bnb_4bit_use_double_quant
     assert not as_loaded(stored(BNB_4BIT), QLORA).bnb_4bit_use_double_quant
     assert need(twice, None, QLORA) < need(stored(BNB_4BIT), None, QLORA)
 
 
-def test_nothing_is_packed_again_while_a_packed_checkpoint_loads() -> None:
+def test_a_quantised_checkpoint_loads_without_quantising_again() -> None:
     model, run = stored(BNB_4BIT), QLORA
     again = load_moment(replace(model, quantization=None), run, 0)
     assert again.name == "packing the largest linear"
@@ -117,7 +117,7 @@ def test_nothing_is_packed_again_while_a_packed_checkpoint_loads() -> None:
 
 @pytest.mark.parametrize("quantization", FLOATS)
 @pytest.mark.parametrize("setup", [FULL, LORA])
-def test_dequantised_weights_are_those_of_the_original(
+def test_dequantised_weights_cost_as_much_as_the_original(
     quantization: dict[str, Any], setup: TrainingSetup
 ) -> None:
     found = estimate(stored(quantization), None, setup)
@@ -131,10 +131,10 @@ def test_dequantised_weights_are_those_of_the_original(
     quantization=st.sampled_from([GPTQ, AWQ, BNB_4BIT, BNB_8BIT, *FLOATS]),
     setup=st.sampled_from([FULL, LORA, QLORA, EIGHT_BIT]),
 )
-def test_no_checkpoint_is_estimated_at_16_bits_in_silence(
+def test_no_quantised_checkpoint_is_silently_estimated_at_16_bits(
     quantization: dict[str, Any], setup: TrainingSetup
 ) -> None:
-    """Refused, or its format is named among the assumptions; and every entry of the engine agrees."""
+    """It is refused, or the assumptions name its format; every entry point agrees."""
     model = stored(quantization)
     assert model.quantization is not None
     why = why_not(quantization, setup)
@@ -155,7 +155,7 @@ def test_no_checkpoint_is_estimated_at_16_bits_in_silence(
         ("openai/gpt-oss-20b", 13_761_264_768),
     ],
 )
-def test_the_catalogue_knows_what_its_files_hold(hub_id: str, total_size: int) -> None:
+def test_catalogued_checkpoints_have_their_file_sizes(hub_id: str, total_size: int) -> None:
     model = catalog.model(hub_id)
     assert checkpoint_bytes(model) == total_size
     setup = replace(LORA, lora_dropout=0.0, lora_target_modules=("q_proj",))
@@ -164,6 +164,6 @@ def test_the_catalogue_knows_what_its_files_hold(hub_id: str, total_size: int) -
         estimate(model, None, replace(setup, method=Method.QLORA))
 
 
-def test_bytes_of_files_whose_dtype_is_unknown_are_null() -> None:
+def test_stored_bytes_are_null_if_the_dtype_is_unknown() -> None:
     found = estimate(catalog.model("openai-community/gpt2"), None, FULL)
     assert write_estimate(found)["stored_bytes"] is None

@@ -1,4 +1,4 @@
-"""The page Accuracy shows every reading, and the link beside it opens that very setup; need and nvidia-smi."""
+"""The Accuracy page shows every reading, and each link opens that very setup; need and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GENERATOR = _generator()
 # --- the tables ---------------------------------------------------------------------------------
 
 
-def test_no_reading_is_left_out():
+def test_every_reading_is_shown():
     readings = [
         (row.id, counter)
         for row in catalog.measurements()
@@ -63,11 +63,11 @@ def test_no_reading_is_left_out():
     assert all(len(it.refusal) > 20 for it in evidence.refused(MEASURED))
 
 
-def test_every_published_run_fits_or_says_what_it_had_that_no_key_says():
+def test_every_overestimated_published_run_is_explained():
     found = accuracy.overestimated()
     assert [run.id for run in found if not run.beyond] == []
     assert [run.id for run in found if run.answer is None] == []
-    # no word without a run that it explains, and none beside a run of another kind
+    # every explanation has a run, and none is attached to a run of another kind
     assert {run.beyond for run in found} == set(BEYOND)
     assert all((run.model.model_type == "mpt") is (run.beyond == "llm-foundry") for run in found)
     rows = [evidence.overestimated_row(run) for run in found]
@@ -82,12 +82,12 @@ def test_every_published_run_fits_or_says_what_it_had_that_no_key_says():
     [
         "mpt-7b-h100_80gb-amp_bf16-s32768-n8-b2",
         "mpt-13b-a100_40gb-bf16-s2048-n128-b16",
-        "mpt-1b-h100_80gb-amp_bf16-s2048-n16-b20",  # the one that lies highest
+        "mpt-1b-h100_80gb-amp_bf16-s2048-n16-b20",  # the most overestimated
     ],
 )
-def test_flash_attention_and_a_loss_in_place_explain_the_runs_of_mpt(name):
-    # by hand: a GPT-NeoX of the same sizes has such attention; in place of its loss in chunks the bf16 logits of llm-
-    # foundry's, which its own loss writes over. Its norms in float32 and its biases, which an MPT has not, stay in.
+def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
+    # by hand: a GPT-NeoX of the same sizes has such attention; instead of the chunked loss, count llm-foundry's bf16
+    # logits, which its loss overwrites in place. GPT-NeoX's float32 norms and biases, which MPT lacks, stay counted.
     run = next(it for it in accuracy.overestimated() if it.id == name)
     mpt, ran = run.model, run.as_it_ran
     config = {
@@ -117,7 +117,7 @@ def test_every_published_reading_is_a_row_or_has_its_reason():
     assert all(row["reason"] and row["source"] and row["raw_value"] for row in rest)
 
 
-def test_each_metric_is_held_against_its_own_estimate():
+def test_each_metric_is_compared_with_its_own_estimate():
     for it in evidence.worst_first(MEASURED):
         answer = it.estimate
         if it.metric is Metric.ALLOCATED:
@@ -127,16 +127,16 @@ def test_each_metric_is_held_against_its_own_estimate():
 
 
 @pytest.mark.parametrize("place", GENERATOR.PLACES, ids=lambda place: place[1])
-def test_the_readmes_say_what_the_tables_say_today(place):
+def test_the_readmes_state_the_current_figures(place):
     path, name, write = place
     page = path.read_text(encoding="utf-8")
     assert page == GENERATOR.render(page, name, write), f"{path.name} is behind; run `make docs`"
 
 
-# --- how near -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
-def test_the_worst_comes_first_and_its_error_is_of_what_was_measured():
+def test_the_worst_error_comes_first_and_is_relative_to_the_measurement():
     errors = [abs(it.error) for it in evidence.worst_first(MEASURED)]
     assert errors == sorted(errors, reverse=True)
     for it in evidence.worst_first(MEASURED):
@@ -147,17 +147,17 @@ MISTRAL, LLAMA = "mistralai/Mistral-7B-v0.1", "meta-llama/Llama-3.1-8B"
 
 
 def kin_of(**given: object) -> tuple[accuracy.SimilarRuns, str]:
-    """The measured runs that are most like a setup, and what the page says of them."""
+    """The measured runs most similar to a setup, and the page's sentence about them."""
     answer = estimate(*parse(given))
     found = similar_runs(answer)
     return found, verdict_panel.trust_sentence(answer, found)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and_six_at_most(
+def test_one_gpu_peaks_are_within_two_percent_in_the_median_and_six_at_most(
     method,
 ):
-    # the readings: fms-acceleration's a100_80gb.csv; the bars: our own
+    # readings: fms-acceleration's a100_80gb.csv; limits: our own
     found, said = kin_of(model=MISTRAL, gpu="A100-SXM4-80GB", method=method)
     assert found.differs_in == frozenset()
     assert found.trust.runs >= 2
@@ -171,7 +171,7 @@ def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and
 @pytest.mark.parametrize(
     ("given", "unlike", "words"),
     [
-        # what the page said of this was "4 measured runs of this kind"
+        # the page once said "4 measured runs of this kind" here
         (
             {"gpu": "Gaudi 3", "strategy": "zero2", "num_gpus": 8},
             {"strategy", "card"},
@@ -195,7 +195,7 @@ def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and
         ({}, set(), ["of this kind"]),
     ],
 )
-def test_runs_are_of_one_kind_by_method_strategy_family_and_card(given, unlike, words):
+def test_runs_are_similar_by_method_strategy_family_and_card(given, unlike, words):
     qlora = {"model": MISTRAL, "method": "qlora", "bnb_4bit_quant_storage": "bfloat16"}
     found, said = kin_of(**qlora | given)
     assert set(found.differs_in) == unlike
@@ -204,7 +204,7 @@ def test_runs_are_of_one_kind_by_method_strategy_family_and_card(given, unlike, 
     assert all(run.setup.method is Method.QLORA for run in found.runs)
 
 
-def test_kin_are_compared_in_each_facet_that_they_are_said_to_share() -> None:
+def test_similar_runs_share_every_facet_not_listed_as_different() -> None:
     for name, gpu in catalog.gpus().items():
         answer = estimate(catalog.model(LLAMA), gpu, TrainingSetup(method=Method.LORA))
         found = similar_runs(answer)
@@ -213,13 +213,13 @@ def test_kin_are_compared_in_each_facet_that_they_are_said_to_share() -> None:
         assert all(run.setup.strategy is answer.setup.strategy for run in found.runs)
 
 
-def test_traced_steps_are_estimated_to_a_thousandth():
-    # each: one step of the real libraries, data/traced.csv
+def test_traced_steps_are_estimated_within_a_thousandth():
+    # data/traced.csv: one step of the real libraries per row
     said = accuracy.trust_in(accuracy.traced())
     assert said.runs == len(catalog.traced_steps()) > 250
     assert said.median < 0.0001
     assert said.largest < 0.001
-    # three of four peaks are the same moment, the log-softmax's backward: the other phases prove more
+    # three of four peaks occur in log-softmax's backward, so the other phases prove more
     phases = next(it for it in accuracy.summaries(accuracy.traced()) if it.by_phase)
     assert phases.readings == 4 * said.runs
     assert phases.trust.median < 0.0001
@@ -229,7 +229,7 @@ def test_traced_steps_are_estimated_to_a_thousandth():
 # --- need and nvidia-smi ------------------------------------------------------------------------
 
 
-def test_verdicts_agree_with_measured_runs_in_98_of_100_pairs_and_the_range_is_within_8_percent():
+def test_verdicts_agree_with_98_percent_of_measured_runs_and_ranges_are_within_8_percent():
     # every whole GiB from 15 (a T4) to 141 (an H200), against every run whose allocated peak was read
     found = accuracy.agreement(tuple(size * GIB for size in range(15, 142)))
     assert found.pairs > 900
@@ -238,17 +238,19 @@ def test_verdicts_agree_with_measured_runs_in_98_of_100_pairs_and_the_range_is_w
     assert found.tight < found.pairs / 20
 
 
-def test_the_context_is_between_what_out_of_memory_messages_say():
-    # one process on one GPU; one notebook of 20 messages held another library's 0.5 GiB besides
+def test_the_context_range_covers_out_of_memory_messages():
+    # one process on one GPU; in one notebook of 20 messages another library held 0.5 GiB more
     alone = [it.outside_bytes for it in catalog.out_of_memory() if not it.several_gpus]
     inside = [it for it in alone if overhead.CONTEXT_LOW_BYTES <= it <= overhead.CONTEXT_HIGH_BYTES]
     assert len(alone) >= 15
     assert len(inside) >= len(alone) - 1
-    assert min(alone) - overhead.CONTEXT_LOW_BYTES < 20 * 2**20  # no lower than they say
+    assert (
+        min(alone) - overhead.CONTEXT_LOW_BYTES < 20 * 2**20
+    )  # the low end is close to the smallest
 
 
-def test_the_allocators_slack_covers_what_was_lost_when_small_requests_failed():
-    # reserved but not given out when less than 1 GiB was asked for, as a share of what was given out
+def test_allocator_slack_covers_memory_lost_when_small_requests_failed():
+    # reserved but unallocated when a request below 1 GiB failed, as a share of what was allocated
     lost = [
         it.unallocated_bytes / it.allocated_bytes
         for it in catalog.out_of_memory()
@@ -259,7 +261,7 @@ def test_the_allocators_slack_covers_what_was_lost_when_small_requests_failed():
     assert sum(share <= numerator / denominator for share in lost) >= 0.9 * len(lost)
 
 
-def test_what_nvidia_smi_shows_is_the_spread_of_the_measured_runs():
+def test_the_nvidia_smi_range_is_the_spread_of_measured_runs():
     # data/measurements.csv: device_peak_bytes against allocated_peak_bytes of the same run
     spreads = accuracy.beyond_allocated()
     for spread, shares in zip(
@@ -271,7 +273,7 @@ def test_what_nvidia_smi_shows_is_the_spread_of_the_measured_runs():
         )
 
 
-def test_what_nvidia_smi_may_show_holds_the_need_and_no_more_than_the_card():
+def test_the_nvidia_smi_range_lies_between_the_need_and_the_card():
     model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
     lora = estimate(model, gpu, TrainingSetup(method=Method.LORA))
     low, middle, high = shown(lora)
@@ -286,21 +288,21 @@ SETUPS = list({it.id: it for it in evidence.worst_first(MEASURED)}.values())
 
 
 @pytest.mark.parametrize("reading", SETUPS, ids=lambda it: it.id)
-def test_the_link_beside_a_reading_opens_its_setup(reading):
+def test_the_link_of_a_reading_opens_its_setup(reading):
     read = read_link(parse_qs(links.query(reading.estimate)))
     assert read.problems == ()
     answer = reading.estimate
     assert (read.model, read.gpu, read.setup) == (answer.model, answer.gpu, answer.setup)
 
 
-def test_the_link_beside_a_traced_step_carries_its_config():
+def test_the_link_of_a_traced_step_carries_its_config():
     for it in accuracy.traced()[::25]:
         read = read_link(parse_qs(links.query(it.estimate)))
         assert read.problems == ()
         assert (read.model, read.setup) == (it.estimate.model, it.estimate.setup)
 
 
-def test_a_link_carries_lists_and_switches_as_the_page_reads_them():
+def test_a_link_spells_lists_and_booleans_as_the_page_reads_them():
     setup = TrainingSetup(
         method=Method.LORA, lora_target_modules=("q_proj", "v_proj"), gradient_checkpointing=True
     )
@@ -309,7 +311,7 @@ def test_a_link_carries_lists_and_switches_as_the_page_reads_them():
     assert said["gradient_checkpointing"] == ["true"]
 
 
-def test_each_box_narrows_and_an_empty_one_does_not():
+def test_each_filter_narrows_the_readings_and_an_empty_one_does_not():
     for facet in evidence.FACETS:
         for value in evidence.choices(facet, MEASURED):
             some = evidence.narrowed(MEASURED, {facet: [value]})
@@ -321,26 +323,26 @@ def test_each_box_narrows_and_an_empty_one_does_not():
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("by_method", [False, True])
-def test_plotly_takes_the_figure_and_it_holds_a_point_a_reading(dark, by_method):
+def test_plotly_accepts_the_figure_and_each_reading_is_a_point(dark, by_method):
     figure = evidence.figure(MEASURED, dark=dark, by_method=by_method)
     go.Figure(figure)
     points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
     assert sum(len(trace["x"]) for trace in points) == len(evidence.worst_first(MEASURED))
 
 
-def test_a_point_that_is_clicked_opens_its_setup_and_its_source():
+def test_a_clicked_point_links_to_its_setup_and_its_source():
     for it in evidence.worst_first(MEASURED)[:5]:
         said = evidence.picked_html(it)
         assert 'href="/?model=' in said
         assert f'href="{it.source}"' in said
 
 
-def test_the_figure_stands_without_a_single_reading():
+def test_the_figure_is_drawn_without_readings():
     drawn = go.Figure(evidence.figure([])).data
     assert [trace.name for trace in drawn] == ["within 5 %", "equal"]
 
 
-def test_the_page_draws_itself_and_its_boxes_narrow_it():
+def test_the_page_renders_and_its_filters_narrow_it():
     page = open_page()
     page.switch_page("pages/proof.py").run(timeout=120)
     assert not page.exception
@@ -367,8 +369,8 @@ def test_published_speeds_are_shown_by_class_and_add_up():
     assert "Hopper" in page
 
 
-def test_four_in_five_runs_of_each_class_are_inside():
-    """Classes of at least 8 runs; two servers under ZeRO-2, which no part explains, are four of that class's eleven."""
+def test_four_in_five_runs_of_each_class_are_inside_the_bracket():
+    """Classes of at least 8 runs. Two servers under ZeRO-2, unexplained, are four of that class's eleven runs."""
     for it in calibration():
         if it.runs >= 8 and it.kind != "source" and it.name != "zero2":
             assert it.inside / it.runs >= 0.8, it

@@ -1,4 +1,4 @@
-"""Ranks that hold less than the fullest, and the one that saves."""
+"""Ranks that hold less than the fullest rank, and the rank that saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from estimator.values.specs import Model, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 GPT2 = catalog.model("openai-community/gpt2")
-"""50,257 words, which no number of GPUs above one divides; all its other rows are divided by 8."""
+"""50,257 tokens, which 8 does not divide; all its other row counts are divisible by 8."""
 
 
 def of(model: Model, strategy: Strategy, num_gpus: int = 8, **keys: object) -> tuple[Rank, ...]:
@@ -23,17 +23,17 @@ def of(model: Model, strategy: Strategy, num_gpus: int = 8, **keys: object) -> t
     return ranks(estimate(model, None, setup))
 
 
-def test_one_gpu_has_no_ranks() -> None:
+def test_one_gpu_lists_no_ranks() -> None:
     assert ranks(estimate(MISTRAL, None, TrainingSetup())) == ()
 
 
-def test_ranks_that_divide_every_row_and_do_not_save_are_alike() -> None:
+def test_ranks_are_identical_if_rows_divide_evenly_and_none_saves() -> None:
     """Mistral's 32,000 words, 4,096, 1,024 and 14,336 rows are all multiples of 8."""
     for strategy in (Strategy.FSDP, Strategy.DDP, Strategy.ZERO3):
         assert of(MISTRAL, strategy, save_strategy="no") == ()
 
 
-def test_rank_0_saves_and_holds_the_checkpoint_on_its_host() -> None:
+def test_rank_0_saves_and_holds_the_checkpoint_in_host_memory() -> None:
     first, others = of(MISTRAL, Strategy.DDP)
     assert (first.ranks, first.gpus, first.saves) == ("0", 1, True)
     assert (others.ranks, others.gpus, others.saves) == ("1-7", 7, False)
@@ -48,18 +48,18 @@ def test_the_last_rank_of_fsdp_has_fewer_rows_of_the_states() -> None:
     assert fullest.peak_bytes - last.peak_bytes == 7 * 768 * 8
 
 
-def test_every_copy_of_hsdp_has_such_a_rank() -> None:
+def test_every_hsdp_replica_has_a_smaller_last_rank() -> None:
     last = of(GPT2, Strategy.HSDP, 16, dp_replicate_size=2, save_strategy="no")[-1]
     assert (last.ranks, last.gpus) == ("7, 15", 2)
 
 
-def test_the_rank_after_the_last_full_one_may_hold_a_rest() -> None:
-    """By hand: 50,257 rows on 1,000 GPUs are 51 each on the first 985, 22 on the next and none on the others."""
+def test_one_rank_may_hold_a_remainder() -> None:
+    """By hand: of 50,257 rows on 1,000 GPUs the first 985 hold 51 each, the next 22 and the others none."""
     assert "985" in [rank.ranks for rank in of(GPT2, Strategy.FSDP, 1000, save_strategy="no")]
 
 
-def test_more_ranks_than_rows_leave_some_without_any() -> None:
-    """768 rows of GPT-2's norms on 1,000 GPUs: one each, and the last 232 have none of them."""
+def test_with_more_ranks_than_rows_some_hold_none() -> None:
+    """GPT-2's norms have 768 rows: on 1,000 GPUs the last 232 hold none."""
     last = of(GPT2, Strategy.FSDP, 1000, save_strategy="no")[-1]
     assert last.ranks.endswith("999")
     assert sum(rank.gpus for rank in of(GPT2, Strategy.FSDP, 1000)) == 1000
@@ -77,9 +77,7 @@ def test_more_ranks_than_rows_leave_some_without_any() -> None:
     ],
     ids=lambda keys: f"{keys['strategy']} {keys['num_gpus']}",
 )
-def test_the_fullest_rank_is_the_one_that_the_estimate_is_of(
-    model: Model, keys: dict[str, object]
-) -> None:
+def test_the_estimate_is_of_the_fullest_rank(model: Model, keys: dict[str, object]) -> None:
     answer = estimate(model, None, TrainingSetup(**keys))  # type: ignore[arg-type]
     found = ranks(answer)
     assert sum(rank.gpus for rank in found) == answer.setup.num_gpus
@@ -92,15 +90,15 @@ def test_the_fullest_rank_is_the_one_that_the_estimate_is_of(
     assert all(first.peak_bytes >= second.peak_bytes for first, second in pairwise(found))
 
 
-def test_ranks_of_stage_2_differ_by_the_tensors_that_their_bounds_cut() -> None:
-    """The fullest keeps what ``gradients_in_partition`` says; the others at least their part, 2 bytes · N / 7."""
+def test_zero2_ranks_differ_by_the_tensors_their_bounds_cut() -> None:
+    """The fullest holds ``gradients_in_partition``; the others at least their part, 2 bytes · N / 7."""
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=7, gradient_accumulation_steps=2)
     found = of(GPT2, Strategy.ZERO2, 7, gradient_accumulation_steps=2)
     most = width(setup) * max(kept_gradients(GPT2, setup))
     assert 0 < found[0].peak_bytes - found[-1].peak_bytes < most - 2 * 124_439_808 // 7 + 1024
 
 
-def test_contract_writes_one_object_a_kind_of_rank() -> None:
+def test_the_contract_writes_one_object_per_kind_of_rank() -> None:
     written = write_estimate(
         estimate(GPT2, None, TrainingSetup(strategy=Strategy.FSDP, num_gpus=8))
     )
@@ -122,7 +120,7 @@ EVERY_SHARING = [
 @pytest.mark.parametrize(("strategy", "number"), EVERY_SHARING)
 @pytest.mark.parametrize("model", [MISTRAL, GPT2], ids=["mistral", "gpt2"])
 @pytest.mark.parametrize("saves", ["no", "epoch"])
-def test_no_two_entries_are_of_identical_ranks(
+def test_identical_ranks_share_one_entry(
     model: Model, strategy: Strategy, number: int, saves: str
 ) -> None:
     groups = 2 if strategy is Strategy.HSDP else 1
@@ -135,7 +133,7 @@ def test_no_two_entries_are_of_identical_ranks(
 @pytest.mark.parametrize(
     ("strategy", "keys", "writes"),
     [
-        # transformers 5.23, Trainer.save_model: only process 0 comes past the first line of _save
+        # transformers 5.23, Trainer.save_model: only process 0 gets past the first line of _save
         (Strategy.DDP, {}, True),
         (Strategy.ZERO1, {}, True),
         (Strategy.ZERO2, {}, True),
@@ -149,7 +147,7 @@ def test_no_two_entries_are_of_identical_ranks(
         (Strategy.DDP, {"save_strategy": "no"}, False),
     ],
 )
-def test_rank_0_writes_the_model_where_trainer_lets_it(
+def test_rank_0_writes_the_model_if_trainer_does(
     strategy: Strategy, keys: dict[str, object], writes: bool
 ) -> None:
     setup = TrainingSetup(strategy=strategy, num_gpus=4, **keys)  # type: ignore[arg-type]
@@ -158,7 +156,7 @@ def test_rank_0_writes_the_model_where_trainer_lets_it(
     assert [rank.ranks for rank in found if rank.saves] == ["0"] * writes
 
 
-def test_every_process_of_stage_2_takes_the_weights_to_its_host_and_rank_0_writes_them() -> None:
+def test_under_zero2_every_process_copies_weights_to_its_host_and_rank_0_writes() -> None:
     first, others = of(MISTRAL, Strategy.ZERO2, 2)
     assert (first.ranks, first.saves, others.saves) == ("0", True, False)
     assert first.host_bytes == others.host_bytes > 2 * 7_241_732_096 - 1

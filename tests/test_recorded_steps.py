@@ -1,4 +1,4 @@
-"""A step is recorded once with symbols; read at other sizes it is that step played anew."""
+"""A step recorded once with symbols and evaluated at other sizes equals that step played afresh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tapes import played
 
 
 def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
-    """The heights of a step played at its own sizes, with nothing recorded."""
+    """Peaks of a step played at its own sizes, without a recording."""
     model, setup = as_played(model, setup)
     setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
     step = Step(model, setup, stack_of(model, setup, setup.max_length))
@@ -43,7 +43,7 @@ FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.mode
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
-def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, data):
+def test_a_recording_evaluated_at_other_sizes_equals_a_fresh_step(family, data):
     model = FAMILIES[family]
     setup = TrainingSetup(
         method=data.draw(st.sampled_from(Method)),
@@ -82,8 +82,8 @@ KEPT = (
 
 
 @pytest.mark.parametrize("keys", KEPT, ids=" ".join)
-def test_what_is_kept_or_copied_is_read_at_other_sizes_as_played_anew(keys) -> None:
-    """Small tensors are not offloaded, and one row alone is not joined: such guards hold or a step is played anew."""
+def test_host_copies_and_left_overs_of_a_recording_equal_a_fresh_step(keys) -> None:
+    """Small tensors are not offloaded and a single row is not concatenated; if a guard fails, the step is replayed."""
     model = catalog.model("meta-llama/Llama-3.2-1B")
     setup = TrainingSetup(loss=Loss.CHUNKED_TRL, **keys)
     same = moments_module.Plan(model, setup)

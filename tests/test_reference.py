@@ -1,6 +1,6 @@
-"""Traced steps of the real transformers, peft and torch code, against the estimate: the error it has today, no more.
+"""Traced steps of real transformers, peft and torch code against the estimate: its error must not grow.
 
-tests/reference/traced.jsonl: one case a line with its source. The traced device has no cuBLAS workspace.
+tests/reference/traced.jsonl: one case per line with its source. The traced device has no cuBLAS workspace.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CASES = [
     for line in (Path(__file__).parent / "reference" / "traced.jsonl").read_text().splitlines()
 ]
 PEAK_ERROR, PHASE_ERROR = 0.001, 0.003
-"""Largest in this file on the day that was set: 0.06 % and 0.24 % (a tiny model's optimizer step)."""
+"""The largest errors when these were set: 0.06 % and 0.24 % (a tiny model's optimizer step)."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_estimate_is_the_traced_step_to_a_thousandth(case):
+def test_estimates_are_within_a_thousandth_of_traced_steps(case):
     model, gpu, setup = contract.parse(case["setup"])
     result, expect = estimate(model, gpu, setup), case["expect"]
     workspace = result.peak.resident[Component.WORKSPACE]

@@ -30,17 +30,17 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "estimator").rglob("*.py"))
 
 ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
-"""What of the Hub's door is no refusal of a setup: the Hub cannot be asked."""
+"""Errors of Hub access, which do not refuse a setup."""
 OF_OURS = {"NotImplementedError", "TypeError", "AttributeError", "StopReplayError"}
-"""Mistakes of ours, and the end of a replay."""
+"""Programming errors, and the end of a replay."""
 INPUT = {"InputError", "TooFewError", "DoesNotFitError"}
 BUILT = {"NotModelledError", "about", "beyond", "not_modelled", "problem", "refused"}
-"""What a raise names where the record stands elsewhere: each of these is a ``RefusedError``."""
+"""Names raised where the record is declared elsewhere; each is a ``RefusedError``."""
 
 A_REASON = re.compile(
     r"not modelled|such are modelled|refuse|crash|PEFT|FSDP|DeepSpeed|Liger|bitsandbytes|GradScaler|kernel"
 )
-"""What no sentence about a wrong input says: a library's behaviour, or a limit of ours."""
+"""Words that an input error must not contain: a library's behaviour, or a limit of ours."""
 
 
 def generator() -> ModuleType:
@@ -56,7 +56,7 @@ GENERATOR = generator()
 
 
 def raises(path: Path) -> Iterator[tuple[str, ast.Raise]]:
-    """Every raise of a file with the names of what it raises."""
+    """Every raise statement of a file with the name of what it raises."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Raise) or node.exc is None:
             continue
@@ -66,7 +66,7 @@ def raises(path: Path) -> Iterator[tuple[str, ast.Raise]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_refused_without_a_record(path: Path) -> None:
+def test_every_refusal_has_a_record(path: Path) -> None:
     known = INPUT | OF_OURS | ANSWERED_WITH | BUILT
     for name, node in raises(path):
         is_record = name.isupper() or name == "record"
@@ -77,9 +77,9 @@ def test_nothing_is_refused_without_a_record(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_wrong_input_is_no_excuse_for_a_limit_or_a_library(path: Path) -> None:
+def test_input_errors_blame_neither_a_limit_nor_a_library(path: Path) -> None:
     for name, node in raises(path):
-        # a tool's name in a list of tools is no reason
+        # a tool's name in a list of tools is not a reason
         if "documents.py" in path.name or name not in INPUT or not isinstance(node.exc, ast.Call):
             continue
         said = " ".join(
@@ -99,12 +99,12 @@ def test_every_declared_refusal_is_raised_somewhere() -> None:
     assert declared <= used | through_a_name
 
 
-def test_the_page_says_what_the_code_declares() -> None:
+def test_docs_list_exactly_the_declared_refusals() -> None:
     written = (ROOT / "docs" / "refusals.md").read_text(encoding="utf-8")
     assert written == GENERATOR.render(), "docs/refusals.md is behind the code; run `make docs`"
 
 
-def test_what_is_not_modelled_is_said_to_be_and_nothing_else_is() -> None:
+def test_only_unmodelled_setups_are_called_not_modelled() -> None:
     listed = [it for _, it in GENERATOR.refusals()]
     assert len(listed) > 70
     for refusal in listed:
@@ -115,7 +115,7 @@ def test_what_is_not_modelled_is_said_to_be_and_nothing_else_is() -> None:
             assert refusal.cause.library in LIBRARIES
 
 
-def test_a_record_becomes_the_error_that_carries_it() -> None:
+def test_calling_a_record_makes_an_error_that_carries_it() -> None:
     record = Refusal("strategy {strategy} is not modelled yet.", NOT_MODELLED)
     error = record(strategy=Strategy.HSDP)
     assert isinstance(error, RefusedError)
@@ -123,21 +123,21 @@ def test_a_record_becomes_the_error_that_carries_it() -> None:
     assert (str(error), error.refusal) == ("strategy hsdp is not modelled yet.", record)
 
 
-def test_rules_hand_on_their_cause() -> None:
+def test_rules_pass_on_their_cause() -> None:
     crossed = refused(TrainingSetup(num_gpus=2))
     assert crossed is not None
     assert crossed.refusal.cause is CONTRADICTION
     assert crossed.refusal in [rule.refusal for rule in RULES]
 
 
-def test_16_bit_weights_under_deepspeed_are_not_said_to_be_refused_by_it() -> None:
-    """DeepSpeed 0.19.6, runtime/engine.py, ``__check_params`` returns before it looks at a dtype."""
+def test_refusing_16_bit_weights_under_deepspeed_does_not_blame_it() -> None:
+    """DeepSpeed 0.19.6, runtime/engine.py, ``__check_params`` returns before it checks a dtype."""
     setup = {"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no", "dtype": "bfloat16"}
     (problem,) = [it for it in read_setup(setup).problems if "mixed_precision" in it]
     assert "is not modelled yet" in problem
 
 
-def test_an_input_error_is_no_refusal() -> None:
+def test_an_input_error_is_not_a_refusal() -> None:
     with pytest.raises(InputError):
         TrainingSetup(method=Method.LORA, lora_dropout=1.0)
     assert not issubclass(InputError, RefusedError)
@@ -152,7 +152,7 @@ def test_an_input_error_is_no_refusal() -> None:
         ("attn_implementation", "flex_attention", NOT_MODELLED),
     ],
 )
-def test_a_key_hands_on_the_record_of_what_its_value_is_refused_for(
+def test_a_key_passes_on_the_record_of_its_values_refusal(
     key: str, value: str, cause: object
 ) -> None:
     with pytest.raises(RefusedError, match=f"^{key} ") as refused:

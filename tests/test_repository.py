@@ -1,4 +1,4 @@
-"""A config.json that somebody pasted goes the way of a Hub model, and nothing in it can do harm."""
+"""A pasted config.json is handled like a Hub model, and nothing in it can do harm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QWEN_VL: dict[
 }
 
 
-def test_pasted_config_is_a_model_without_a_name() -> None:
+def test_a_pasted_config_is_a_model_without_a_name() -> None:
     found = from_text(json.dumps(LLAMA))
     assert found.model == replace(model_from_config(LLAMA), stored_width=2)
     assert found.sentences == ()
@@ -45,7 +45,7 @@ def test_pasted_config_is_a_model_without_a_name() -> None:
 @pytest.mark.parametrize(
     "text", ["\ufeff" + json.dumps(LLAMA), json.dumps(LLAMA).encode("utf-8-sig")]
 )
-def test_byte_order_mark_is_no_fault(text: str | bytes) -> None:
+def test_a_byte_order_mark_is_accepted(text: str | bytes) -> None:
     assert from_text(text).model is not None
 
 
@@ -69,18 +69,18 @@ def test_float32_weights_take_four_bytes() -> None:
         ('{"a":' * 65 + "1" + "}" * 65, "The config.json is nested too deeply; "),
     ],
 )
-def test_text_that_is_no_config(text: str | bytes, problem: str) -> None:
+def test_text_that_is_not_a_config_is_refused(text: str | bytes, problem: str) -> None:
     found = from_text(text)
     assert (found.model, found.trouble) == (None, Trouble.UNREADABLE)
     assert found.problem.startswith(problem)
 
 
-def test_64_levels_are_read() -> None:
+def test_nesting_of_64_levels_is_read() -> None:
     deep = '{"a":' * 63 + "1" + "}" * 63
     assert from_text(json.dumps(LLAMA)[:-1] + f', "x": {deep}}}').model is not None
 
 
-def test_what_is_no_decoder_is_said_of_a_pasted_config_too() -> None:
+def test_a_pasted_encoder_config_is_refused() -> None:
     assert from_config({"model_type": "bert"}).problem == (
         "This config is an encoder (bert); only decoders, which write text token by token, are estimated. "
         "Choose one of those."
@@ -91,7 +91,7 @@ def test_what_is_no_decoder_is_said_of_a_pasted_config_too() -> None:
 
 
 def test_text_keys_beside_a_vision_tower_are_the_text_part() -> None:
-    """The text part is Qwen2.5-7B, whose count the Hub publishes; the towers are left out."""
+    """The text part is Qwen2.5-7B, whose parameter count the Hub publishes; towers are left out."""
     found = from_config(QWEN_VL)
     assert found.parameters == total_parameters(catalog.model("Qwen/Qwen2.5-7B"))
     assert found.notes == (
@@ -109,19 +109,19 @@ def test_text_part_under_its_own_key_is_the_same_model() -> None:
     assert from_config(nested).model == from_config(QWEN_VL).model
 
 
-def test_sound_is_named_as_what_is_left_out() -> None:
+def test_an_audio_encoder_is_named_as_left_out() -> None:
     config = {"model_type": "voxtral", "text_config": LLAMA, "audio_config": {"d": 1}}
     assert from_config(config).left_out == "the audio encoder and what joins it to the text"
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers"])
-def test_only_a_nested_config_may_leave_its_sizes_to_its_class(key: str) -> None:
+def test_only_a_nested_config_may_omit_sizes(key: str) -> None:
     less = {name: value for name, value in LLAMA.items() if name != key}
     assert from_config(less).problem.startswith(f"the llama config has no {key}; ")
     assert from_config({"model_type": "llava", "text_config": less}).model is not None
 
 
-def test_notes_are_among_the_assumptions_of_the_estimate() -> None:
+def test_notes_appear_among_the_estimates_assumptions() -> None:
     found = from_config(QWEN_VL)
     assert found.model is not None
     said = estimate(found.model, None, TrainingSetup(max_length=32)).assumptions
@@ -142,13 +142,13 @@ def test_notes_are_among_the_assumptions_of_the_estimate() -> None:
         ({"quant_method": "exl2"}, "The weights are stored as 'exl2'."),
     ],
 )
-def test_stored_otherwise_says_how(quantization: object, note: str) -> None:
+def test_quantised_storage_gets_a_note(quantization: object, note: str) -> None:
     found = from_config({**LLAMA, "quantization_config": quantization})
     assert found.notes == (note,)
     assert (found.stored_bytes is None) == ("exl2" in note)
 
 
-# --- of untrusted origin ------------------------------------------------------------------------
+# --- untrusted input ----------------------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

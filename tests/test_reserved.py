@@ -1,4 +1,4 @@
-"""The caching allocator by hand, and what it makes of a run's tensors against what published runs reserved."""
+"""The caching allocator by hand, and its reserved memory against published runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 
 def test_small_tensors_share_segments_of_2_mib() -> None:
     allocator = Allocator()
-    for _ in range(4096):  # of 512 bytes: 2 MiB together
+    for _ in range(4096):  # 512 bytes each, 2 MiB together
         allocator.take(512)
     assert allocator.reserved == 2 * MIB
     allocator.take(512)
@@ -40,7 +40,7 @@ def test_a_tensor_of_1_mib_is_still_small() -> None:
     assert [segment_bytes(size) for size in (MIB, MIB + 512)] == [2 * MIB, 20 * MIB]
 
 
-def test_what_is_below_10_mib_is_cut_from_20() -> None:
+def test_blocks_below_10_mib_are_cut_from_segments_of_20() -> None:
     allocator = Allocator()
     allocator.take(6 * MIB)
     allocator.take(6 * MIB)
@@ -50,7 +50,7 @@ def test_what_is_below_10_mib_is_cut_from_20() -> None:
     assert allocator.reserved == 40 * MIB
 
 
-def test_a_freed_block_is_cut_and_becomes_one_again() -> None:
+def test_a_freed_block_is_split_and_merged_again() -> None:
     allocator = Allocator()
     whole = allocator.take(100 * MIB)
     allocator.give(whole)
@@ -62,24 +62,24 @@ def test_a_freed_block_is_cut_and_becomes_one_again() -> None:
     assert allocator.reserved == 100 * MIB
 
 
-def test_a_small_tensor_in_the_middle_keeps_two_halves_apart() -> None:
+def test_a_live_block_prevents_merging_its_neighbours() -> None:
     allocator = Allocator()
     blocks = [allocator.take(size * MIB) for size in (40, 2, 40)]
     allocator.give(blocks[0])
     allocator.give(blocks[2])
-    # the 2 MiB lie in a segment of 20 by themselves, so that both 40 are whole: nothing is large enough for 60
+    # the 2 MiB are in a separate segment of 20, so both blocks of 40 are whole segments: none is large enough for 60
     allocator.take(60 * MIB)
     assert allocator.reserved == (40 + 20 + 40 + 60) * MIB
 
 
-def test_each_stream_has_blocks_of_its_own() -> None:
+def test_each_stream_has_its_own_blocks() -> None:
     allocator = Allocator()
     allocator.give(allocator.take(50 * MIB, 0))
     allocator.take(50 * MIB, 1)
     assert allocator.reserved == 100 * MIB
 
 
-def test_a_full_card_gives_back_what_is_free_as_a_whole() -> None:
+def test_a_full_card_frees_whole_free_segments() -> None:
     allocator = Allocator(limit=100 * MIB)
     allocator.give(allocator.take(80 * MIB))
     allocator.take(90 * MIB)
@@ -88,7 +88,7 @@ def test_a_full_card_gives_back_what_is_free_as_a_whole() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 5)), max_size=80))
-def test_what_is_reserved_holds_what_is_alive_and_comes_back_whole(
+def test_reserved_memory_covers_live_blocks_and_is_reusable(
     steps: list[tuple[int, int]],
 ) -> None:
     allocator, blocks, alive = Allocator(), [], 0
@@ -107,7 +107,7 @@ def test_what_is_reserved_holds_what_is_alive_and_comes_back_whole(
     assert allocator.reserved in {before, before + 2 * MIB}
 
 
-def test_readings_are_met_without_a_fitted_share() -> None:
+def test_errors_are_small_without_a_fitted_share() -> None:
     # published readings of nvidia-smi and of torch.cuda.max_memory_reserved: data/measurements.csv
     errors = {
         metric: [
@@ -117,10 +117,12 @@ def test_readings_are_met_without_a_fitted_share() -> None:
         ]
         for metric in (Metric.DEVICE, Metric.RESERVED)
     }
-    assert median(errors[Metric.DEVICE]) < 0.05  # 0.06 by the median share of the same runs
+    assert median(errors[Metric.DEVICE]) < 0.05  # 0.06 with the former fitted share
     assert max(errors[Metric.DEVICE]) < 0.15
-    assert sum(error < 0.05 for error in errors[Metric.DEVICE]) >= 16  # of 27, where it was 9
-    assert median(errors[Metric.RESERVED]) < 0.09  # where it was 0.134
+    assert (
+        sum(error < 0.05 for error in errors[Metric.DEVICE]) >= 16
+    )  # of 27; 9 with the fitted share
+    assert median(errors[Metric.RESERVED]) < 0.09  # 0.134 with the fitted share
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_readings_are_met_without_a_fitted_share() -> None:
         TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4),
     ],
 )
-def test_what_is_shown_holds_the_peak_and_no_more_than_the_card(setup: TrainingSetup) -> None:
+def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup: TrainingSetup) -> None:
     bare = estimate(MISTRAL, None, setup)
     for memory in (bare.need_low_bytes, bare.need_high_bytes, 2 * bare.need_high_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=memory), setup)
@@ -152,7 +154,7 @@ def test_what_is_shown_holds_the_peak_and_no_more_than_the_card(setup: TrainingS
 
 @settings(max_examples=40, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
-def test_page_and_json_show_the_same_and_no_more_than_the_card_has(model, gpu, setup):
+def test_page_and_json_show_the_same_range_and_no_more_than_the_card(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
     on_card, written = shown(answer), write_estimate(answer)
@@ -165,7 +167,7 @@ def test_page_and_json_show_the_same_and_no_more_than_the_card_has(model, gpu, s
 
 
 def test_two_micro_steps_stand_for_any_larger_number() -> None:
-    # the second adds its gradients to those of the first; from then on every micro-step is the same
+    # the second adds its gradients to the first's; every later micro-step is the same
     setup = TrainingSetup(max_length=512, num_gpus=2, strategy=Strategy.DDP)
     model = catalog.model("Qwen/Qwen2.5-0.5B")
     one, two, three = (
@@ -175,7 +177,7 @@ def test_two_micro_steps_stand_for_any_larger_number() -> None:
     assert one < two == three
 
 
-def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:
+def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
     setup = TrainingSetup(
         gradient_checkpointing=True, per_device_train_batch_size=8, max_length=4096
     )
@@ -189,7 +191,7 @@ def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:
     )
 
 
-def test_lora_under_fsdp_1_reserves_on_streams_of_its_own_as_read_on_two_gpus_and_on_four() -> None:
+def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_four_gpus() -> None:
     # fms-acceleration's a100_80gb_liger.csv: nvidia-smi, Mistral-7B and Llama 3 8B with LoRA, 4, 8 and 16 texts
     rows = [it for it in accuracy.measured() if re.search(r"foak-liger-lora-bf16amp-n[24]", it.id)]
     device = [it for it in rows if it.metric is Metric.DEVICE]

@@ -1,4 +1,4 @@
-"""Of what cannot run no hours or dollars are shown; what is refused is not said to be too large."""
+"""Runs that do not fit show no hours or dollars, and a refused setup is not called too large."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN_WORDS = ("$", "hours", "minutes", " days", "kWh", "tokens per second", "seco
 
 @settings(max_examples=30, deadline=None)
 @given(model=MODELS, gpu=PRICED, setup=st.one_of(SETUPS, SEVERAL))
-def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
+def test_only_runs_that_may_fit_show_hours_and_dollars(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
     assume(answer.time is not None and answer.cost is not None)
@@ -48,17 +48,17 @@ def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
         "csv": of_csv["total_hours_high"] + of_csv["cost_usd_low"],
         "gpus": f"{row['Hours, slow'] or ''}{row['Dollars, low'] or ''}",
     }
-    bare = {"table", "csv", "gpus"}  # numbers alone
+    bare = {"table", "csv", "gpus"}  # only numbers
     for where, said in shown.items():
         has_run = bool(said) if where in bare else any(word in said for word in RUN_WORDS)
         assert has_run is (answer.verdict is not Verdict.DOES_NOT_FIT), where
 
 
-# --- refused ------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_strategy_that_is_refused_is_not_said_to_be_too_few_gpus() -> None:
-    # ZeRO-3 divides packed weights only where they pass for floats (bnb_4bit_quant_storage): refused on every number
+def test_a_refused_strategy_is_not_blamed_on_too_few_gpus() -> None:
+    # ZeRO-3 shards 4-bit weights only with a float storage dtype (bnb_4bit_quant_storage), whatever the GPUs
     qlora = TrainingSetup(method=Method.QLORA, max_length=32_768, per_device_train_batch_size=64)
     card = catalog.gpu("T4")
     answer = estimate(MISTRAL, card, qlora)
@@ -70,8 +70,8 @@ def test_a_strategy_that_is_refused_is_not_said_to_be_too_few_gpus() -> None:
     assert "under ddp, " in said
 
 
-def test_strategies_that_stop_at_a_machine_are_not_said_to_reach_64() -> None:
-    # a device map is one process: the 8 GPUs of a machine at most
+def test_single_machine_strategies_are_not_said_to_reach_64_gpus() -> None:
+    # a device map is one process: at most the 8 GPUs of a machine
     setup = TrainingSetup(dtype=Dtype.FLOAT32)
     llama, card = catalog.model("meta-llama/Llama-3.1-70B"), catalog.gpu("T4")
     said = unescape(more_gpus.head_html(curves(llama, card, setup), estimate(llama, card, setup)))
@@ -80,7 +80,7 @@ def test_strategies_that_stop_at_a_machine_are_not_said_to_reach_64() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(model=MODELS, setup=st.one_of(SETUPS, SEVERAL))
-def test_why_nothing_is_shared_is_a_refusal_of_every_number_of_gpus(model, setup):
+def test_sharing_is_refused_only_if_every_number_of_gpus_is_refused(model, setup):
     assume(can_be_trained(model, setup))
     refusals = []
     for number in (2, 4, 8, 16, 32, MOST_GPUS):
@@ -95,8 +95,8 @@ def test_why_nothing_is_shared_is_a_refusal_of_every_number_of_gpus(model, setup
     assert why_not_shared(model, setup) == (refusals[0] if all(refusals) else "")
 
 
-def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> None:
-    # layers that share keys and values: one GPU and DDP alone are modelled
+def test_a_method_card_says_sharing_is_refused_not_that_64_gpus_are_too_few() -> None:
+    # layers that share keys and values: only one GPU and DDP are modelled
     model, card = catalog.model("google/gemma-4-E4B-it"), catalog.gpu("T4")
     setup = TrainingSetup(max_length=131_072, per_device_train_batch_size=64)
     answer = estimate(model, card, setup)
@@ -109,7 +109,7 @@ def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> No
     assert "together" in method_cards.card_html(Method.FULL, answer, "")
 
 
-def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None:
+def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit() -> None:
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
     entries = [

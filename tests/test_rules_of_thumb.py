@@ -1,4 +1,4 @@
-"""The page of rules of thumb says what the estimates say."""
+"""The rules-of-thumb page agrees with the estimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from estimator import catalog
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_rules_of_thumb_are_those_of_the_page() -> None:
+def test_the_rules_of_thumb_page_is_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location(
         "generate_rules_of_thumb", ROOT / "docs" / "generate_rules_of_thumb.py"
     )
@@ -22,7 +22,7 @@ def test_rules_of_thumb_are_those_of_the_page() -> None:
     assert written == generator.render(), "docs/rules_of_thumb.md is behind; run `make docs`"
 
 
-def test_each_rule_has_a_figure_and_a_source() -> None:
+def test_each_rule_has_a_number_and_a_source() -> None:
     rules = catalog.rules_of_thumb()
     assert len(rules) == 20
     assert len({it.advice for it in rules}) == 20

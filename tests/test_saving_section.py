@@ -1,4 +1,4 @@
-"""The section "Saving and loading": what it says of a run that evaluates, saves and merges."""
+"""The section "Saving and loading" of a run that evaluates, saves and merges."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_each_method_has_its_own_rows():
     ]
 
 
-def test_an_evaluation_that_is_not_planned_is_spoken_of_and_not_counted():
+def test_an_unplanned_evaluation_is_mentioned_but_not_counted():
     assert "An evaluation would need more, but none is planned" in said(LORA)
     assert "Evaluation needs more than training" not in said(LORA)
     assert "lower per_device_eval_batch_size, now 8" in said(replace(LORA, eval_strategy="steps"))
 
 
-def test_the_verdict_names_what_decides():
+def test_the_verdict_names_the_deciding_stage():
     answer = estimate(MISTRAL, catalog.gpu("L4"), replace(LORA, eval_strategy="steps"))
     assert verdicts.verdict(answer).when.startswith("Evaluation needs more than training")
     assert "Evaluation beyond that" in ledger.ledger_html(answer)

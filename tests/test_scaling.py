@@ -1,4 +1,4 @@
-"""One setup on more and more GPUs: what stays, what falls, and where it first fits."""
+"""One setup on growing numbers of GPUs: what stays, what falls, and where it first fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by_strategy(setup: TrainingSetup, gpu: Gpu | None = A100) -> dict[Strategy, 
 
 
 def needs(curve: Curve) -> list[int]:
-    """Of the points on several GPUs."""
+    """Needs of the points on several GPUs."""
     return [point.estimate.need_high_bytes for point in curve.points[1:] if point.estimate]
 
 
@@ -31,14 +31,14 @@ def mistral() -> dict[Strategy, Curve]:
     return by_strategy(CHECKPOINTED)
 
 
-def test_a_point_of_a_curve_is_the_estimate_of_its_setup(mistral: dict[Strategy, Curve]) -> None:
+def test_each_point_of_a_curve_is_the_estimate_of_its_setup(mistral: dict[Strategy, Curve]) -> None:
     point = mistral[Strategy.ZERO3].points[3]
     alone = replace(CHECKPOINTED, num_gpus=8, strategy=Strategy.ZERO3)
     assert point.num_gpus == 8
     assert point.estimate == estimate(MISTRAL, A100, alone)
 
 
-def test_every_strategy_has_a_curve_that_begins_on_the_same_gpu(
+def test_every_strategy_has_a_curve_that_starts_at_the_same_single_gpu(
     mistral: dict[Strategy, Curve],
 ) -> None:
     assert tuple(mistral) == STRATEGIES
@@ -47,7 +47,7 @@ def test_every_strategy_has_a_curve_that_begins_on_the_same_gpu(
 
 
 def test_ddp_needs_the_same_on_any_number_of_gpus(mistral: dict[Strategy, Curve]) -> None:
-    """But for NCCL's buffers, 544 to 1600 MiB a group (memory/overhead.py)."""
+    """Peaks only; NCCL's buffers add 544 to 1600 MiB per group (memory/overhead.py)."""
     found = [
         point.estimate.peak.bytes for point in mistral[Strategy.DDP].points[1:] if point.estimate
     ]
@@ -55,7 +55,7 @@ def test_ddp_needs_the_same_on_any_number_of_gpus(mistral: dict[Strategy, Curve]
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.FSDP])
-def test_what_divides_everything_needs_less_with_every_doubling(
+def test_strategies_that_shard_everything_need_less_with_every_doubling(
     mistral: dict[Strategy, Curve], strategy: Strategy
 ) -> None:
     peaks = [point.estimate.peak.bytes for point in mistral[strategy].points[1:] if point.estimate]
@@ -71,7 +71,7 @@ def test_each_stage_of_zero_needs_no_more_than_the_one_before(
         assert second <= first
 
 
-def test_hsdp_shards_within_a_machine_so_that_more_machines_change_no_memory(
+def test_more_machines_do_not_change_hsdp_memory(
     mistral: dict[Strategy, Curve],
 ) -> None:
     there = {p.num_gpus: p.estimate for p in mistral[Strategy.HSDP].points if p.estimate}
@@ -83,7 +83,7 @@ def test_hsdp_shards_within_a_machine_so_that_more_machines_change_no_memory(
     assert min(peaks) >= eight.peak.bytes
 
 
-def test_copies_of_hsdp_are_as_large_as_the_setup_s_own() -> None:
+def test_hsdp_replicas_keep_the_setups_size() -> None:
     own = TrainingSetup(num_gpus=8, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shared_by(own, Strategy.HSDP, 8) == own
     assert shared_by(own, Strategy.HSDP, 16).dp_replicate_size == 8
@@ -93,8 +93,8 @@ def test_copies_of_hsdp_are_as_large_as_the_setup_s_own() -> None:
         shared_by(own, Strategy.HSDP, 2)
 
 
-def test_the_first_count_that_fits_is_where_all_smaller_ones_do_not() -> None:
-    """Llama 2 70B in full: 16 bytes and more a parameter, 1.1 TB, cannot lie on 8 × 79 GiB and can on 32."""
+def test_the_first_count_that_fits_is_the_smallest() -> None:
+    """Llama 2 70B in full: 16 bytes and more a parameter, 1.1 TB, cannot fit 8 × 79 GiB and can fit 32."""
     found = {c.strategy: c for c in curves(LLAMA_70B, A100, CHECKPOINTED)}
     assert found[Strategy.DDP].first_that_fits is None
     first = found[Strategy.FSDP].first_that_fits
@@ -104,14 +104,14 @@ def test_the_first_count_that_fits_is_where_all_smaller_ones_do_not() -> None:
         assert point.fits == (point.num_gpus >= first.num_gpus)
 
 
-def test_without_a_gpu_there_is_memory_and_no_verdict() -> None:
+def test_without_a_gpu_there_is_no_verdict() -> None:
     for curve in by_strategy(CHECKPOINTED, None).values():
         assert curve.first_that_fits is None
         assert all(p.estimate is None or p.estimate.verdict is None for p in curve.points)
 
 
 def test_the_micro_batch_stays_and_an_epoch_has_fewer_steps(mistral: dict[Strategy, Curve]) -> None:
-    """10,000 examples, one a GPU and step: 10,000 steps on one, 157 on 64."""
+    """10,000 examples, one per GPU and step: 10,000 steps on one GPU, 157 on 64."""
     ends = [mistral[Strategy.DDP].points[place].estimate for place in (0, -1)]
     batches = {end.setup.per_device_train_batch_size for end in ends if end}
     assert batches == {1}
@@ -128,14 +128,14 @@ def test_more_gpus_are_never_slower_inside_a_machine(mistral: dict[Strategy, Cur
         assert hours == sorted(hours, reverse=True), curve.strategy
 
 
-def test_what_cannot_be_shared_says_why_and_the_other_curves_stay() -> None:
+def test_a_refused_curve_says_why_and_the_others_stay() -> None:
     found = by_strategy(TrainingSetup(method=Method.QLORA))
     refused = [p.refusal for p in found[Strategy.ZERO3].points[1:]]
     assert all("bnb_4bit_quant_storage" in sentence for sentence in refused)
     assert all(p.estimate for p in found[Strategy.DDP].points)
 
 
-def test_offload_without_sharing_is_refused_on_one_gpu_and_not_dropped_in_silence() -> None:
+def test_offload_without_sharding_is_refused_on_one_gpu_not_silently_dropped() -> None:
     offloads = {"offload_param": Offload.CPU, "offload_optimizer": Offload.CPU}
     (curve,) = curves(MISTRAL, A100, TrainingSetup(**offloads), [1], [Strategy.ZERO3])
     assert curve.points[0].estimate is None
@@ -155,7 +155,7 @@ def test_offload_without_sharing_is_refused_on_one_gpu_and_not_dropped_in_silenc
         {"strategy": Strategy.ZERO2, "offload_optimizer": Offload.CPU},
     ],
 )
-def test_a_point_s_keys_lead_to_the_very_setup_of_the_point(own: dict[str, object]) -> None:
+def test_a_points_keys_reproduce_its_setup(own: dict[str, object]) -> None:
     setup = replace(CHECKPOINTED, mixed_precision=MixedPrecision.BF16, num_gpus=8, **own)  # type: ignore[arg-type]
     drawn = [point for curve in curves(MISTRAL, A100, setup) for point in curve.points]
     answers = [point.estimate.setup for point in drawn if point.estimate]
@@ -165,7 +165,7 @@ def test_a_point_s_keys_lead_to_the_very_setup_of_the_point(own: dict[str, objec
         assert replace(setup, **keys) == there
 
 
-def test_own_utilisation_is_left_out_and_an_own_price_kept() -> None:
+def test_a_given_mfu_is_dropped_and_a_given_price_kept() -> None:
     own = replace(CHECKPOINTED, mfu=0.3, usd_per_gpu_hour=9.0)
     (curve,) = curves(MISTRAL, A100, own, [8], [Strategy.DDP])
     answer = curve.points[0].estimate
@@ -174,7 +174,7 @@ def test_own_utilisation_is_left_out_and_an_own_price_kept() -> None:
     assert (answer.setup.mfu, answer.cost.usd_per_gpu_hour) == (None, 9.0)
 
 
-def test_cards_that_are_rented_by_the_machine_say_by_how_many() -> None:
+def test_cards_rented_by_the_machine_say_how_many_it_has() -> None:
     by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     card = replace(A100, prices=(by_eight,))
     assert [rented_in(card, number) for number in (1, 4, 8, 16)] == [8, 8, None, None]
@@ -182,7 +182,7 @@ def test_cards_that_are_rented_by_the_machine_say_by_how_many() -> None:
     assert rented_in(replace(A100, prices=()), 1) is None
 
 
-def test_counts_may_be_one_s_own_and_need_not_be_in_order() -> None:
+def test_custom_counts_are_sorted_and_deduplicated() -> None:
     (curve,) = curves(MISTRAL, A100, CHECKPOINTED, [12, 3, 3], [Strategy.FSDP])
     assert [point.num_gpus for point in curve.points] == [3, 12]
     assert all(p.estimate and p.estimate.verdict is Verdict.FITS for p in curve.points)

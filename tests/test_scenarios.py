@@ -1,4 +1,4 @@
-"""Named setups in links and files: what is sound is read, what is not is one sentence, and old links open."""
+"""Named setups in links and files: valid parts are read, invalid ones get one sentence, and old links open."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ EIGHT = [
         ("Qwen, QLoRA on an L4", "Qwen/Qwen2.5-7B", "L4", "qlora"),
     )
 ]
-"""Eight as a meeting has them: three models, six cards, all methods, nine other keys each."""
+"""Eight realistic scenarios: three models, six cards, all methods, nine other keys each."""
 
 
 def sound(scenario: Scenario) -> Scenario:
-    """Without the keys that say what the contract assumes anyway."""
+    """Without keys that equal the contract's defaults."""
     reading = read(scenario)
     assert reading.model is not None
     assert reading.problems == ()
@@ -86,7 +86,7 @@ def test_scenario_survives_a_link_and_a_file():
 
 
 def test_eight_scenarios_and_a_setup_fit_2000_characters():
-    """As Streamlit spells an address (``urllib.parse.urlencode``), with the setup of the estimate page beside them."""
+    """Spelled as Streamlit does (``urllib.parse.urlencode``), with the estimate page's own setup added."""
     kept = [sound(it) for it in EIGHT]
     query = {**kept[0].setup, "s": [write_text(it) for it in kept], "v": 1, "within": 60}
     address = "https://headroom.example.com/compare?" + urlencode(query, doseq=True)
@@ -95,7 +95,7 @@ def test_eight_scenarios_and_a_setup_fit_2000_characters():
 
 @pytest.mark.parametrize("old", OLD, ids=lambda old: old["scenarios"][0]["name"])
 def test_link_of_an_earlier_release_opens(old):
-    """The lines of tests/reference/links.jsonl are never changed; a release adds its own."""
+    """Lines of tests/reference/links.jsonl are never changed; each release adds its own."""
     params = parse_qs(old["query"], strict_parsing=True)
     found = read_texts(params["s"], version=params["v"])
     assert found.problems == ()
@@ -105,7 +105,7 @@ def test_link_of_an_earlier_release_opens(old):
 
 
 def test_file_of_an_earlier_release_opens():
-    """tests/reference/scenarios_0_1.json holds the scenarios of the release's links and is never changed."""
+    """tests/reference/scenarios_0_1.json holds the scenarios of release 0.1's links and is never changed."""
     found = read_file((LINKS.parent / "scenarios_0_1.json").read_bytes())
     assert found.problems == ()
     assert [it.name for it in found.scenarios] == [
@@ -114,7 +114,7 @@ def test_file_of_an_earlier_release_opens():
     assert found.setup == found.scenarios[1].setup
 
 
-def test_codes_are_no_keys_and_stand_for_one_key_each():
+def test_each_code_stands_for_one_key_and_is_not_itself_a_key():
     assert len(set(CODES.values())) == len(CODES)
     assert not set(CODES.values()) & {*BY_NAME, "gpu"} - {"model", "gpu"}
     assert set(CODES) <= {*BY_NAME, "model", "gpu"}
@@ -150,14 +150,14 @@ def test_ninth_scenario_is_dropped_with_a_sentence():
     assert found.problems == ("A comparison holds 8 scenarios; the last 3 of 11 were dropped.",)
 
 
-def test_model_that_only_the_hub_knows_is_kept_by_its_name():
+def test_a_model_only_on_the_hub_is_kept_by_name():
     found = read_texts(["Hub~m.someone/something~me.lora~r.8"])
     assert found.problems == ()
     assert found.scenarios[0].setup == {"model": "someone/something", "method": "lora", "lora_r": 8}
     assert read(found.scenarios[0]).model is None
 
 
-def test_kept_scenario_is_the_same_estimate():
+def test_a_kept_scenario_gives_the_same_estimate():
     model, gpu = catalog.model(MISTRAL), catalog.gpu("L4")
     setup = TrainingSetup(method=Method.QLORA, max_length=2048, lora_target_modules=("q_proj",))
     again = read(read_texts([write_text(scenario_of("one", model, gpu, setup))]).scenarios[0])
@@ -166,17 +166,17 @@ def test_kept_scenario_is_the_same_estimate():
 
 
 @pytest.mark.parametrize("name", ["", "a~b", "a\nb", "x" * 61, "\u202egpj.exe", "a\tb"])
-def test_name_that_would_break_a_link_or_a_table_is_refused(name):
+def test_a_name_that_would_break_a_link_or_table_is_refused(name):
     with pytest.raises(ValueError, match="A scenario's name must be"):
         sound_name(name)
 
 
-def test_free_name_stays_within_the_length():
+def test_a_free_name_stays_within_the_length_limit():
     name = "x" * LONGEST_NAME
     assert len(free_name(name, [Scenario(name, {})])) <= LONGEST_NAME
 
 
-def test_one_object_of_the_contract_is_a_file_of_one_scenario():
+def test_a_single_contract_object_is_read_as_one_scenario():
     found = read_file(json.dumps({"v": 1, "model": MISTRAL, "method": "lora"}))
     assert found.scenarios == (Scenario("Mistral-7B-v0.1", {"model": MISTRAL, "method": "lora"}),)
 
@@ -192,7 +192,7 @@ def test_one_object_of_the_contract_is_a_file_of_one_scenario():
         (b"\xff\xfe", "The file is not UTF-8"),
     ],
 )
-def test_text_that_is_no_such_file_is_one_sentence(text, said):
+def test_an_invalid_file_is_refused_in_one_sentence(text, said):
     with pytest.raises(ValueError, match=said):
         read_file(text)
 
@@ -226,7 +226,7 @@ def mutated(text: str, dice: random.Random) -> str:
 
 
 def opens(found) -> None:
-    """Every scenario that was read can be read again, estimated or refused, and written."""
+    """Every scenario that was read can be read again and written; its file can be read."""
     assert len(found.scenarios) <= MOST_SCENARIOS
     assert all(one_sentence(it) for it in found.problems), found.problems
     for scenario in found.scenarios:
@@ -241,11 +241,11 @@ def opens(found) -> None:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Without the search for near names, a tenth of a second for each wrong one; other tests have it."""
+    """Skips the search for similar names, 0.1 s per wrong name; other tests cover it."""
     monkeypatch.setattr(catalog, "_near", lambda *_: [])
 
 
-def test_2000_mutated_links_open_or_give_a_sentence(quick):
+def test_2000_mutated_links_open_or_give_sentences(quick):
     dice = random.Random(6)
     texts = [write_text(sound(it)) for it in EIGHT] + [
         text for old in OLD for text in parse_qs(old["query"])["s"]
@@ -260,7 +260,7 @@ def test_2000_mutated_links_open_or_give_a_sentence(quick):
 
 
 def misplaced(value: object, dice: random.Random) -> object:
-    """The same with one value inside replaced by something that may not stand there."""
+    """A copy with one nested value replaced by something invalid."""
     inner = value if isinstance(value, dict | list) and value and dice.random() < 0.9 else None
     if isinstance(inner, dict):
         key = dice.choice(list(inner))
@@ -274,8 +274,8 @@ def misplaced(value: object, dice: random.Random) -> object:
     )
 
 
-def test_2000_mutated_files_open_or_give_a_sentence(quick):
-    """Half with damaged text, half sound JSON with a value that may not stand there."""
+def test_2000_mutated_files_open_or_give_sentences(quick):
+    """Half are damaged text, half valid JSON with an invalid value."""
     dice = random.Random(66)
     text = write_file([sound(it) for it in EIGHT[:4]], sound(EIGHT[5]).setup)
     given, whole, refusals = json.loads(text), 0, []

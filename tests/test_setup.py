@@ -1,4 +1,4 @@
-"""A setup in facets: what it holds, what it answers to, and what it refuses."""
+"""A setup made of facets: its keys, its equality, and the values it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from estimator.values.specs import Method, Strategy
 IN_SETUP = pytest.mark.parametrize("name", list(KEY_FACET))
 
 
-def test_no_name_is_declared_by_two_facets() -> None:
+def test_no_two_facets_declare_the_same_name() -> None:
     names = [row.name for of, _ in FACETS.values() for row in rows(of)]
     asked = [
         name for of, _ in FACETS.values() for name, it in vars(of).items() if type(it) is property
@@ -29,11 +29,11 @@ def test_no_name_is_declared_by_two_facets() -> None:
 
 
 @IN_SETUP
-def test_a_key_is_answered_by_its_facet_and_by_the_setup(name: str) -> None:
+def test_a_key_can_be_read_from_its_facet_and_from_the_setup(name: str) -> None:
     assert getattr(DEFAULT, name) is getattr(getattr(DEFAULT, KEY_FACET[name]), name)
 
 
-def test_a_key_can_be_given_beside_its_facet_and_replaced_alone() -> None:
+def test_a_key_can_be_given_with_its_facet_and_replaced_alone() -> None:
     setup = TrainingSetup(mesh=Mesh(num_gpus=4, strategy=Strategy.DDP), num_gpus=2, lora_r=8)
     assert setup.mesh == Mesh(num_gpus=2, strategy=Strategy.DDP)
     changed = replace(setup, max_length=2048)
@@ -42,7 +42,7 @@ def test_a_key_can_be_given_beside_its_facet_and_replaced_alone() -> None:
     assert changed.mesh is setup.mesh
 
 
-def test_equal_setups_are_one_key_of_a_cache() -> None:
+def test_equal_setups_are_the_same_cache_key() -> None:
     setup = TrainingSetup(num_gpus=4, method=Method.LORA)
     again = TrainingSetup(mesh=Mesh(num_gpus=4), adapters=Adapters(method=Method.LORA))
     assert setup == again
@@ -51,24 +51,24 @@ def test_equal_setups_are_one_key_of_a_cache() -> None:
     assert pickle.loads(pickle.dumps(setup)) == setup
 
 
-def test_a_word_becomes_the_member_that_formulas_compare_with() -> None:
+def test_a_string_becomes_its_enum_member() -> None:
     assert TrainingSetup(method="lora").method is Method.LORA  # type: ignore[arg-type]
 
 
-def test_a_name_that_is_no_key_is_refused() -> None:
+def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(TypeError, match="lora_rank"):
         TrainingSetup(lora_rank=8)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", [it.name for it in KEYS if it.in_setup])
-def test_a_setup_refuses_what_its_key_does_not_take(name: str) -> None:
+def test_a_setup_refuses_invalid_values(name: str) -> None:
     for wrong in ({"": {}}, -1, float("nan"), 10**30):
         with pytest.raises(ValueError, match=f"^{name} "):
             replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
-def test_a_count_goes_up_to_its_largest(name: str) -> None:
+def test_a_count_is_limited_to_its_largest_value(name: str) -> None:
     if not next(it for it in KEYS if it.name == name).modelled:
         assert getattr(replace(DEFAULT, **{name: LARGEST[name]}), name) == LARGEST[name]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=name):

@@ -1,4 +1,4 @@
-"""Saving over several ranks. Numbers by hand, unless said otherwise: 8 ranks, AdamW."""
+"""Saving from several ranks. Unless said otherwise, numbers are by hand for 8 ranks and AdamW."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def saved(setup, model=MISTRAL):
 
 
 def about(size):
-    """The states of small tensors are as the allocator rounds them, each with a step's count of 512 bytes."""
+    """Allows for states of small tensors: rounded by the allocator, each with a step counter of 512 bytes."""
     return pytest.approx(size, rel=5e-4)
 
 
-def test_a_full_state_dict_gathers_one_tensor_on_the_gpu_and_all_on_rank_0s_host():
+def test_a_full_state_dict_gathers_one_tensor_on_the_gpu_and_all_on_rank_0():
     save = fsdp_full(WEIGHTS, 4 * HEAD, WEIGHTS, WEIGHTS, STATES, only_model=False)
     assert save.gpu_bytes == 4 * HEAD
     assert (save.rank0_host_bytes, save.other_host_bytes) == (STATES, 0)
     assert save.disk_bytes == 2 * WEIGHTS + STATES
 
 
-def test_fsdp_saves_in_float32_what_accelerate_has_upcast():
-    # bfloat16 weights under mixed precision: float32 shards, weights twice and AdamW's two states on the disk
+def test_fsdp_saves_weights_that_accelerate_upcast_in_float32():
+    # bfloat16 weights under mixed precision: float32 shards; on disk, weights twice and AdamW's two states
     save = saved(ON_8)
     assert save.gpu_bytes == 4 * VOCABULARY * HIDDEN
     assert save.rank0_host_bytes == about(8 * PARAMETERS)
@@ -82,7 +82,7 @@ def test_sharded_state_dicts_are_copied_to_each_ranks_own_host():
     assert save.disk_bytes == about((4 + 8) * PARAMETERS)
 
 
-def test_adapters_are_written_alone_but_rank_0_receives_the_whole_base():
+def test_only_adapters_are_written_but_rank_0_receives_the_whole_base():
     lora = replace(ON_8, method=Method.LORA)
     save = saved(lora)
     assert save.disk_bytes == about(41_943_040 * 4 * (2 + 2))
@@ -118,7 +118,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(("keys", "written"), WRITTEN.values(), ids=WRITTEN)
-def test_files_are_as_large_as_those_that_were_written(keys, written):
+def test_file_sizes_match_files_really_written(keys, written):
     on_2 = {"num_gpus": 2, "strategy": "fsdp", "dtype": "float32", "mixed_precision": "no"}
     model, _, setup = parse({"model": LLAMA, **on_2, **keys})
     assert checkpoint(model, setup).disk_bytes == pytest.approx(written, rel=0.01)
@@ -130,7 +130,7 @@ def test_an_uneven_head_is_gathered_with_its_padding():
     assert saved(setup, SMALL).gpu_bytes == 49_155 * 576 * 4
 
 
-def test_zero_1_and_2_clone_the_weights_on_every_ranks_host():
+def test_zero_1_and_2_clone_the_weights_to_every_ranks_host():
     save = zero_replicated(2 * N, 2 * N, 12 * N, 4 * N // 8)
     assert save.rank0_host_bytes == save.other_host_bytes == 2 * N
     assert save.disk_bytes == 2 * 2 * N + 12 * N
@@ -141,7 +141,7 @@ def test_zero_1_and_2_clone_the_weights_on_every_ranks_host():
     assert adapters.other_host_bytes == about(2 * (PARAMETERS + 41_943_040))
 
 
-def test_zero_3_gathers_only_where_it_is_told_to_and_adapters_always():
+def test_zero_3_gathers_adapters_always_and_weights_only_on_request():
     gathered = zero3_gathered(2 * N, 2 * HEAD, 12 * N, 4 * 10**9)
     assert gathered.gpu_bytes == 2 * HEAD
     assert gathered.rank0_host_bytes == 2 * N
@@ -159,32 +159,32 @@ def test_zero_3_gathers_only_where_it_is_told_to_and_adapters_always():
     assert (adapters.gpu_bytes, adapters.disk_bytes) == (2 * VOCABULARY * HIDDEN, 2 * 41_943_040)
 
 
-def test_float32_under_zero_3_has_its_weights_in_the_checkpoint_all_the_same():
+def test_a_float32_zero_3_checkpoint_contains_its_weights():
     setup = replace(
         ON_8, strategy=Strategy.ZERO3, dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO
     )
     assert saved(setup).disk_bytes == about(12 * PARAMETERS)
 
 
-def test_one_copy_on_every_gpu_is_saved_by_rank_0_alone():
+def test_only_rank_0_saves_replicated_weights():
     ddp = saved(replace(ON_8, strategy=Strategy.DDP))
     alone = saved(TrainingSetup())
     assert ddp == alone
     assert ddp.other_host_bytes == 0
 
 
-def test_experts_that_were_gathered_are_taken_apart_on_the_host():
+def test_gathered_experts_are_split_on_the_host():
     assert saved(ON_8, MIXTRAL).gpu_bytes < saved(TrainingSetup(), MIXTRAL).gpu_bytes
     moment = save_moment(MIXTRAL, ON_8, resident_memory(MIXTRAL, structure(ON_8)), 0)
     assert Component.TEMPORARIES not in moment.resident
 
 
-def test_trainer_refuses_shards_without_states():
+def test_trainer_refuses_sharded_state_dicts_without_optimizer_states():
     setup = replace(ON_8, save_only_model=True, fsdp_state_dict_type=SHARDED_STATE_DICT)
     assert "take FULL_STATE_DICT" in (refusal(setup) or "")
 
 
-def test_the_estimate_of_a_run_has_its_strategys_disk_and_host():
+def test_an_estimate_includes_its_strategys_disk_and_host_memory():
     answer = estimate(MISTRAL, None, replace(ON_8, num_train_epochs=3.0))
     assert answer.disk_bytes == about(16 * PARAMETERS)
     assert answer.run_disk_bytes == about(3 * 16 * PARAMETERS)
@@ -211,8 +211,8 @@ def test_the_estimate_of_a_run_has_its_strategys_disk_and_host():
         bnb_4bit_quant_storage=st.just("bfloat16"),
     ),
 )
-def test_what_is_gathered_to_be_saved_was_gathered_to_be_trained(model, setup):
-    # so that saving decides nothing; and if it ever does, the need counts it and a sentence says how to avoid it
+def test_saving_gathers_no_more_than_training(model, setup):
+    # so saving never sets the peak; if it ever did, the need would count it and a sentence say how to avoid it
     assume(refusal(setup) is None and not (model is MIXTRAL and setup.uses_adapters))
     answer = estimate(model, None, setup)
     assert answer.phases[Phase.SAVE].bytes <= answer.peak.bytes
@@ -222,6 +222,6 @@ def test_what_is_gathered_to_be_saved_was_gathered_to_be_trained(model, setup):
 
 
 @pytest.mark.parametrize("speed", [0, -1.0, float("nan")])
-def test_a_disk_without_speed_is_refused(speed):
+def test_a_disk_with_an_invalid_speed_is_refused(speed):
     with pytest.raises(ValueError, match="give the disk's speed"):
         write_seconds(1, speed)

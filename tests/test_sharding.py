@@ -1,4 +1,4 @@
-"""Several GPUs: what each strategy divides, what it adds, and which combinations are refused."""
+"""Several GPUs: what each strategy shards, what it adds, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def told(keys: dict[str, Any], **config: Any) -> Estimate:
 
 
 def heights(of: Estimate) -> list[int]:
-    """The heights of the step's phases without cuBLAS's workspace, which the trace does not have."""
+    """Peaks of the step's phases without cuBLAS's workspace, which the trace lacks."""
     workspace = of.peak.resident[Component.WORKSPACE]
     return [of.phases[phase].bytes - workspace for phase in STEP_PHASES]
 
 
 # Two steps of the real torch 2.13 fully_shard, by accelerate 1.15's own fsdp2_prepare_model on transformers 5.23's
 # Llama, rank 0 of a fake process group, on a stand-in CUDA device that counts every allocation, rounded to 512 bytes:
-# heights of forward, loss, backward and optimizer step.
+# peaks of forward, loss, backward and optimizer step.
 TRACED = {
     "fsdp": ({"strategy": "fsdp"}, {}, (186_618_368, 126_801_920, 222_372_864, 139_419_136)),
     "fsdp, a large vocabulary": (
@@ -214,15 +214,15 @@ TRACED = {
 
 
 @pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
-def test_heights_are_those_of_the_real_fsdp2(
+def test_peaks_match_real_fsdp2(
     keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
 ) -> None:
-    # two buffers of flags and indices a batch are left out, 18 bytes a token at most
+    # two buffers of flags and indices per batch are left out, at most 18 bytes per token
     assert heights(told({**ON_8, **keys}, **config)) == pytest.approx(traced, abs=16384)
 
 
-def test_trls_loss_gathers_a_head_that_nothing_calls() -> None:
-    # traced as above; there its gather, 65,536,000 bytes, is counted to the forward pass, before the loss begins
+def test_trls_loss_gathers_the_head_although_it_is_never_called() -> None:
+    # traced as above; the trace counts the gather, 65,536,000 bytes, in the forward pass, before the loss begins
     keys = {**LORA, "strategy": "fsdp", "loss": "chunked_trl", "max_length": 512}
     _, *others = heights(told({**ON_8, **keys}, **LARGE))
     assert others == pytest.approx((269_807_616, 271_883_264, 30_025_216), abs=16384)
@@ -254,15 +254,15 @@ STOPS = {
 
 
 @pytest.mark.parametrize(("keys", "config", "words"), STOPS.values(), ids=STOPS)
-def test_what_stops_or_goes_wrong_under_the_real_fsdp2_is_refused(
+def test_setups_that_fail_under_real_fsdp2_are_refused(
     keys: dict[str, Any], config: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         told({**ON_8, "strategy": "fsdp", **keys}, **config)
 
 
-def test_fsdp_divides_weights_gradients_and_states_by_the_ranks() -> None:
-    # by hand: float32 shards of every tensor under mixed precision, each of 8 divides its rows evenly here
+def test_fsdp_divides_weights_gradients_and_states_by_ranks() -> None:
+    # by hand: float32 shards of every tensor under mixed precision; here 8 divides all row counts
     step = told({**ON_8, "strategy": "fsdp"}).phases[Phase.OPTIMIZER_STEP].resident
     layer = 2 * 1024**2 + 2 * 256 * 1024 + 3 * 1024 * 2816 + 2 * 1024
     parameters = 2 * 1000 * 1024 + 1024 + 6 * layer
@@ -281,7 +281,7 @@ def test_more_ranks_never_need_more() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.FSDP_GRAD_OP])
 @pytest.mark.parametrize("gpus", [2, 3, 8, 1000])
-def test_the_need_alone_is_that_of_the_estimate(strategy: Strategy, gpus: int) -> None:
+def test_need_matches_the_estimate(strategy: Strategy, gpus: int) -> None:
     setup = TrainingSetup(strategy=strategy, num_gpus=gpus, gradient_accumulation_steps=2)
     of = estimate(MISTRAL, A100, setup)
     assert need(MISTRAL, A100, setup) == (of.need_low_bytes, of.need_high_bytes)
@@ -299,7 +299,7 @@ def test_ddp_adds_a_second_copy_of_the_gradients_in_every_phase() -> None:
         assert shared.phases[phase].resident[Component.COMMUNICATION] == added
 
 
-def test_packed_weights_lie_whole_unless_they_pass_for_floats() -> None:
+def test_4_bit_weights_are_unsharded_without_a_float_storage_dtype() -> None:
     keys = {**ON_8, "strategy": "fsdp", "method": "qlora"}
     whole = told(keys).phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
     shard = told({**keys, "bnb_4bit_quant_storage": "bfloat16"})
@@ -312,13 +312,13 @@ def test_packed_weights_lie_whole_unless_they_pass_for_floats() -> None:
 
 
 def small_tensors() -> Model:
-    """A model whose largest tensor is far smaller than a rank's part, so that no part is cut by one."""
+    """A model whose largest tensor is far smaller than a rank's part, so none spans several parts."""
     config = {**LLAMA, "num_hidden_layers": 600, "num_key_value_heads": 16}
     return parse({"model": config})[0]
 
 
 def states_of(strategy: Strategy) -> float:
-    """GB of weights, gradients and states of a rank of 64, scaled to the paper's 7.5 billion parameters."""
+    """GB of weights, gradients and states on one rank of 64, scaled to the paper's 7.5 billion parameters."""
     model = small_tensors()
     of = rank_bytes(
         model, TrainingSetup(strategy=strategy, num_gpus=64, gradient_accumulation_steps=2)
@@ -332,15 +332,15 @@ def states_of(strategy: Strategy) -> float:
     ("strategy", "gigabytes"),
     [(Strategy.ZERO1, 31.4), (Strategy.ZERO2, 16.6), (Strategy.ZERO3, 1.9)],
 )
-def test_zero_divides_as_figure_1_of_its_paper_says(strategy: Strategy, gigabytes: float) -> None:
+def test_zero_divides_as_in_figure_1_of_its_paper(strategy: Strategy, gigabytes: float) -> None:
     # Rajbhandari et al. 2020, arXiv:1910.02054, Figure 1: 7.5B parameters, 64 GPUs, 12 bytes of states each
     assert states_of(strategy) == pytest.approx(gigabytes, rel=0.03)
 
 
-def test_zero_2_at_its_step_beside_deepspeeds_own_estimate() -> None:
-    # DeepSpeed 0.19.6, stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 N + 18 N/W, where 18 is the weights'
-    # and states' 12, gradients in 16 bits and in float32. We count 2 more for the moment when the flat copy of the
-    # 16-bit gradients is turned into float32, and whole tensors where a part cuts them.
+def test_zero_2_at_its_step_matches_deepspeeds_own_estimate() -> None:
+    # DeepSpeed 0.19.6, stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 N + 18 N/W, where 18 is 12 of
+    # weights and states, plus gradients in 16 bits and in float32. We count 2 more while the flat copy of the 16-bit
+    # gradients is cast to float32, and whole tensors where a part's bound splits them.
     model, ranks = small_tensors(), 8
     of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
     count = total_parameters(model)
@@ -348,10 +348,10 @@ def test_zero_2_at_its_step_beside_deepspeeds_own_estimate() -> None:
     assert ours - 2 * count / ranks == pytest.approx(2 * count + 18 * count / ranks, rel=0.005)
 
 
-def test_zero_3_keeps_what_deepspeeds_own_estimate_counts() -> None:
+def test_zero_3_matches_deepspeeds_own_estimate() -> None:
     # stage3.py, estimate_zero3_model_states_mem_needs: 18 N/W + 4 bytes of the largest layer. Its 18 are stage 2's
-    # (2 and 4 of gradients, 12 of states); the shards of the 16-bit weights, 2 N/W, it leaves out. Ours has them, 2 N/W
-    # more for the flat copy of the gradients (one group of 10^9 elements holds all here), and norms whole on each rank.
+    # (2 and 4 of gradients, 12 of states); it omits the shards of the 16-bit weights, 2 N/W. Ours adds them, another
+    # 2 N/W for the flat copy of the gradients (one group of 10^9 elements holds all), and norms whole on each rank.
     model, ranks = small_tensors(), 64
     of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
     count = total_parameters(model)
@@ -360,7 +360,7 @@ def test_zero_3_keeps_what_deepspeeds_own_estimate_counts() -> None:
     assert ours - 4 * count / ranks == pytest.approx(18 * count / ranks, rel=0.005)
 
 
-def test_a_large_embedding_lies_whole_on_the_rank_that_cuts_it() -> None:
+def test_a_large_embeddings_gradient_is_whole_on_each_rank_that_shares_it() -> None:
     # Llama-3-8B on 64 GPUs: a part is 125 million elements, the embedding 525 million, and its gradient is kept whole
     # (copy_grads_in_partition copies param.numel() elements)
     model = catalog.model("meta-llama/Meta-Llama-3-8B")
@@ -370,7 +370,7 @@ def test_a_large_embedding_lies_whole_on_the_rank_that_cuts_it() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 64])
 def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
-    # nccl_start_alignment_factor is 2: a group of n elements is filled up to a multiple of 2 · ranks. One group has an
+    # nccl_start_alignment_factor is 2: a group of n elements is padded to a multiple of 2 · ranks. One group has an
     # embedding and a head of 1,001 h each and a layer's 4 h² + 3 h f, the other 3 h of norms: h 48, f 101
     model = parse(
         {
@@ -388,14 +388,14 @@ def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
     expected = sum(2 * -(-group // (2 * ranks)) for group in (matrices, norms))
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks)
     assert partition(model, setup) == expected
-    # a rank keeps float32 weights and two states of its part; its 16-bit weights stay whole
+    # a rank holds float32 weights and two states of its part; its 16-bit weights stay whole
     states = rank_bytes(model, setup).states.resident_bytes
     assert 0 <= states - 12 * expected < 4 * 512
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3])
 @pytest.mark.parametrize("keys", [{}, {"method": Method.LORA}], ids=["full", "lora"])
-def test_zero_needs_less_by_stage_and_its_ledger_sums(
+def test_each_zero_stage_needs_no_more_than_the_one_before(
     strategy: Strategy, keys: dict[str, Any]
 ) -> None:
     setup = TrainingSetup(strategy=strategy, num_gpus=8, gradient_checkpointing=True, **keys)
@@ -407,7 +407,7 @@ def test_zero_needs_less_by_stage_and_its_ledger_sums(
         assert of.peak.bytes <= estimate(MISTRAL, A100, replace(setup, strategy=before)).peak.bytes
 
 
-def test_nccl_is_needed_beside_what_torch_counts() -> None:
+def test_nccl_buffers_are_needed_beside_torchs_memory() -> None:
     two = TrainingSetup(strategy=Strategy.DDP, num_gpus=2)
     of = estimate(MISTRAL, A100, two)
     assert of.need_low_bytes - of.peak.bytes - of.context_low_bytes == 256 * 2**20
@@ -447,9 +447,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("keys", "sentence"), REFUSED, ids=lambda value: str(value)[:60])
-def test_what_makes_no_sense_is_refused_in_one_sentence(
-    keys: dict[str, Any], sentence: str
-) -> None:
+def test_contradictions_are_refused_in_one_sentence(keys: dict[str, Any], sentence: str) -> None:
     (problem,) = read_setup({"model": "mistralai/Mistral-7B-v0.1", **keys}).problems
     assert sentence in problem
 
@@ -465,7 +463,7 @@ FP16_WEIGHTS = [
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp", "fsdp_grad_op", "zero2", "zero3"])
 def test_fp16_is_refused_only_where_the_scaler_meets_16_bit_gradients(strategy: str) -> None:
     # torch 2.13, GradScaler: "Attempting to unscale FP16 gradients.", and no kernel for bfloat16. Its ShardedGradScaler
-    # allows them, and accelerate's FSDP 1 makes none. FSDP 2's trained weights become float32 but beside a 4-bit base.
+    # allows them; accelerate's FSDP 1 makes none. FSDP 2's trained weights become float32 except with a 4-bit base.
     sharing = {"strategy": strategy.removesuffix("1"), "num_gpus": 4, "max_length": 256}
     if strategy == "fsdp1":
         sharing["fsdp_version"] = 1
@@ -483,14 +481,14 @@ def test_fp16_is_refused_only_where_the_scaler_meets_16_bit_gradients(strategy: 
             assert f"refuses to unscale {keys['dtype']} gradients" in found[0]
             continue
         assert found == ()
-        # gathered and computed in 16 bits either way: the same memory
+        # either way gathered and computed in 16 bits: the same memory
         told_fp16 = estimate(*parse({**given, "mixed_precision": "fp16"}))
         told_bf16 = estimate(*parse({**given, "mixed_precision": "bf16"}))
         assert heights(told_fp16) == heights(told_bf16)
 
 
-def test_a_t4_is_asked_for_fsdp_under_fp16() -> None:
-    # a card without bfloat16; weights, gradients and AdamW's states take 16 bytes each, divided
+def test_a_t4_can_run_fsdp_under_fp16() -> None:
+    # no bfloat16; weights, gradients and AdamW's states take 16 bytes per parameter, sharded
     keys = {"dtype": "float16", "mixed_precision": "fp16", "strategy": "fsdp", "num_gpus": 16}
     answer = estimate(
         *parse({"model": "bigscience/bloom-7b1", "gpu": "T4", "max_length": 256, **keys})
@@ -500,24 +498,24 @@ def test_a_t4_is_asked_for_fsdp_under_fp16() -> None:
     assert answer.time.step_seconds_low > 0
 
 
-def test_zero_3_divides_packed_weights_and_gathers_them_by_call() -> None:
+def test_zero_3_shards_4_bit_weights() -> None:
     # the real DeepSpeed 0.19.8 on two ranks, bitsandbytes 0.50 with bfloat16 storage: after deepspeed.initialize a
-    # Params4bit of 128 x 128 has ds_numel 4,096 (two weights a byte, two bytes an element), no data, and 2,048 elements
-    # in its ds_tensor; it is run, too
+    # Params4bit of 128 x 128 has ds_numel 4,096 (two weights per byte, two bytes per element), no data, and 2,048
+    # elements in its ds_tensor; the model was also run
     config = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
     keys = {"method": "qlora", "strategy": "zero3", "bnb_4bit_quant_storage": "bfloat16"}
     model, _, two = parse({"model": {**LLAMA, **config}, **keys, "num_gpus": 2})
     query = next(module for module in layer_modules(model, 0) if module.name == "self_attn.q_proj")
     scales = scale_bytes(128 * 128, double_quant=two.bnb_4bit_use_double_quant)
     assert packed_part(query, two, 10 * 128) - scales == 2 * 2048
-    # a weight of up to 10 h elements stays whole as well
+    # a weight of up to 10 h elements also stays whole
     assert packed_part(query, two, 4096) - scales == 2 * (2048 + 4096)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_qlora_under_zero_3_shares_the_base(ranks: int) -> None:
-    # by hand, Llama-2-70B: 34 GB of packed weights, of which a rank rests its part; what it gathers is bounded by 10^9
-    # elements of 2 bytes, and what was begun
+def test_qlora_under_zero_3_shards_the_base(ranks: int) -> None:
+    # by hand, Llama-2-70B: 34 GB of 4-bit weights, sharded; a rank gathers at most 10^9 elements of 2 bytes, plus
+    # the fetch in progress
     model = catalog.model("meta-llama/Llama-2-70b-hf")
     keys = {
         "method": Method.QLORA,
@@ -527,7 +525,7 @@ def test_qlora_under_zero_3_shares_the_base(ranks: int) -> None:
     setup = TrainingSetup(num_gpus=ranks, gradient_checkpointing=True, lora_r=1, **keys)
     weights = rank_bytes(model, setup).weights
     packed = (total_parameters(model) - 2 * 32_000 * 8192) / 2
-    # a byte of scale for 64 weights, and 4 bytes for 256 of these, lie whole on each
+    # a byte of scale per 64 weights, and 4 bytes per 256 of these, whole on each rank
     scales = 2 * packed / 64 * (1 + 4 / 256)
     ends = 4 * 32_000 * 8192
     assert weights == pytest.approx((packed + ends) / ranks + scales, rel=0.02)
@@ -535,8 +533,8 @@ def test_qlora_under_zero_3_shares_the_base(ranks: int) -> None:
     assert peak.resident[Component.WEIGHTS] < weights + 2.6 * 10**9
 
 
-def test_a_larger_rank_lowers_the_peak_only_by_what_zero_3_has_gathered() -> None:
-    # 10^9 live elements, of which the embedding is half: stage3_max_live_parameters
+def test_a_larger_lora_rank_lowers_the_peak_only_through_zero_3_gathers() -> None:
+    # stage3_max_live_parameters: 10^9 live elements; the embedding is half of them
     model = catalog.model("meta-llama/Meta-Llama-3-8B")
     keys = {
         "method": Method.QLORA,
@@ -591,7 +589,7 @@ ALL_LINEAR = {"method": "lora", "lora_target_modules": "all-linear", "lora_dropo
         ),
     ],
 )
-def test_stage_2_keeps_gradients_of_the_ranks_whose_turn_it_is(
+def test_zero_2_gradients_by_rank_match_real_deepspeed(
     config: dict[str, Any],
     layers: int,
     keys: dict[str, Any],
@@ -601,8 +599,8 @@ def test_stage_2_keeps_gradients_of_the_ranks_whose_turn_it_is(
 ) -> None:
     # Two micro-steps of the real DeepSpeed 0.19.8 (transformers 5.23, peft 0.21, torch 2.13) for each rank of 5 or 6, a
     # fake process group, on the CPU with every storage counted: elements of params_in_partition by rank, the sum of
-    # partition_size, and how far backward's highest (of all ranks) is above forward's highest in the second micro-step.
-    # Phi-3 of 2 layers: rank 3 is highest in backward, rank 1 in forward, where it keeps most from before.
+    # partition_size, and in the second micro-step backward's peak over all ranks less forward's peak.
+    # Phi-3 of 2 layers: rank 3 peaks in backward, rank 1 in forward, where it holds the most from the first micro-step.
     model, gpu, setup = parse(
         {
             "model": {**config, "num_hidden_layers": layers},
@@ -617,16 +615,14 @@ def test_stage_2_keeps_gradients_of_the_ranks_whose_turn_it_is(
     assert partition(model, setup) == part
     of = estimate(model, gpu, setup).phases
     found = of[Phase.BACKWARD].bytes - max(of[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
-    # 20 tensors of up to 512 bytes, as CPU and GPU do not save the same numbers of attention
+    # 20 tensors of up to 512 bytes: attention saves different statistics on CPU and GPU
     assert found == pytest.approx(grown, abs=20 * 512)
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 8, 13])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_layers_that_stand_for_no_other_are_those_where_more_is_kept(
-    ranks: int, accumulated: int
-) -> None:
-    # all layers played one by one give the same step
+def test_playing_only_distinct_layers_matches_playing_all(ranks: int, accumulated: int) -> None:
+    # playing every layer separately gives the same step
     model, _, setup = parse(
         {
             "model": {**PHI3, "num_hidden_layers": 12, "hidden_size": 128, "vocab_size": 900},
@@ -639,12 +635,12 @@ def test_layers_that_stand_for_no_other_are_those_where_more_is_kept(
     )
     short, every = (_timeline(model, setup, alone) for alone in (None, range(12)))
     of_short, of_every = (it.heights()[Phase.BACKWARD].bytes for it in (short, every))
-    # between these layers a gradient is copied where it is in any of theirs: a layer's input apart at most
+    # a represented layer copies a gradient if any layer of its kind does: at most a layer's input more
     assert 0 <= of_short - of_every <= 12 * 16 * 128 * 2
 
 
 def _timeline(model: Model, setup: TrainingSetup, alone: Iterable[int] | None) -> StepTimeline:
-    """With so many layers played, or as many as need be."""
+    """With these layers played separately; None: as many as needed."""
     found = (
         nullcontext()
         if alone is None
@@ -655,9 +651,9 @@ def _timeline(model: Model, setup: TrainingSetup, alone: Iterable[int] | None) -
         return StepTimeline(setup, plan, resident_memory(model, setup), 0)
 
 
-def test_a_bucket_of_several_ranks_is_laid_end_to_end() -> None:
-    # by hand: a part of 10 elements; 8 to 12 lie in two parts, and a tensor beyond the limit is copied only where a
-    # slice waits for the next one: 5 and 5 do under a limit of 6, 10 and 10 do not
+def test_a_tensor_split_across_ranks_is_copied_only_while_a_slice_waits() -> None:
+    # by hand: a part of 10 elements; 8 to 12 span two parts. A tensor beyond the limit is copied only if a slice
+    # waits for the next one: 5 and 5 do under a limit of 6, 10 and 10 do not
     assert place(8, 12, 10, 6).ranks == range(2)
     assert place(0, 10, 10, 6) == (range(1), False)
     assert place(5, 15, 10, 6).copied
@@ -673,7 +669,7 @@ def test_an_estimate_refuses_what_the_contract_refuses() -> None:
         need(MISTRAL, A100, replace(setup, num_gpus=5))
 
 
-# --- the real stage 1 -----------------------------------------------------------------------------
+# --- real ZeRO stage 1 ----------------------------------------------------------------------------
 
 OFFLOADED = {"offload_optimizer": "cpu"}
 
@@ -684,7 +680,7 @@ OFFLOADED = {"offload_optimizer": "cpu"}
         ({}, 2, (203_498_496, 203_615_232, 270_626_816, 295_159_296)),
         (OFFLOADED, 2, (61_679_104, 61_795_840, 122_037_760, 54_969_344)),
         (OFFLOADED, 8, (213_915_136, 214_031_872, 392_619_520, 190_274_048)),
-        # with accumulation the buckets of the micro-step before are still there
+        # with accumulation the previous micro-step's buckets are still allocated
         (
             {"gradient_accumulation_steps": 2},
             2,
@@ -692,10 +688,10 @@ OFFLOADED = {"offload_optimizer": "cpu"}
         ),
     ],
 )
-def test_every_phase_is_as_high_as_the_real_stage_1(
+def test_peaks_match_real_zero_1(
     keys: dict[str, Any], layers: int, traced: tuple[int, ...]
 ) -> None:
-    # rank 0 of 2 in the third step of DeepSpeed 0.19.6, as tests/test_coordinator.py has it, with Trainer's two groups
+    # rank 0 of 2 in the third step of DeepSpeed 0.19.6, as in tests/test_coordinator.py, with Trainer's two groups
     of = told(
         {"max_length": 64, "num_gpus": 2, "strategy": "zero1", **keys}, num_hidden_layers=layers
     ).phases
@@ -704,9 +700,9 @@ def test_every_phase_is_as_high_as_the_real_stage_1(
     assert heights == pytest.approx(traced, abs=24_000)
 
 
-def test_the_step_takes_a_gradients_norm_in_float64() -> None:
-    # the real stage 1, the same: of eight ranks some have nothing but a piece of the embedding, 32,000 · 1,024, whose
-    # norm is taken at once, 8 bytes an element, beside the states: rank 0's step. The fullest rank keeps 5.8 MB more.
+def test_the_zero_1_step_takes_gradient_norms_in_float64() -> None:
+    # traced the same way: some of the eight ranks have only a piece of the embedding, 32,000 · 1,024. Its norm is taken
+    # at once, 8 bytes per element, on top of the states: rank 0's step. The fullest rank holds 5.8 MB more.
     given = {"max_length": 64, "num_gpus": 8, "strategy": "zero1"}
     of = told(given, num_hidden_layers=2, vocab_size=32000).phases
     workspace = of[Phase.FORWARD].resident[Component.WORKSPACE]
@@ -719,15 +715,15 @@ def test_the_step_takes_a_gradients_norm_in_float64() -> None:
     "model",
     [pytest.param(it, id=kind) for kind, it in ONE_OF_EACH.items()],
 )
-def test_every_module_has_its_place_among_the_parameters(model: Model) -> None:
+def test_modules_in_order_lists_every_module_with_parameters(model: Model) -> None:
     counted: Counter[Module] = Counter(tied_head(model))
     for module, count in modules_with_counts(model):
         counted[module] += count * bool(weight_shapes(module))
     assert Counter(it.module for it in modules_in_order(model)) == +counted
 
 
-def test_layers_that_hold_different_things_keep_gradients_under_zero_2() -> None:
-    # by hand: every gradient is kept by a rank, those that a part cuts by both
+def test_zero_2_keeps_every_gradient_of_mixed_layers() -> None:
+    # by hand: some rank keeps every gradient; both ranks keep one that their bound splits
     model = ONE_OF_EACH["granitemoehybrid"]
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=3, max_length=16)
     trained = total_parameters(model)

@@ -1,4 +1,4 @@
-"""The picture of a setup says all of it, and the page of an address carries the tags that unfold a link to it."""
+"""A setup's picture is self-contained, and each address serves the tags that unfold a link to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINK, DAY = "https://headroom.example.org", "2026-11-22"
 
 
 @pytest.mark.parametrize("of", [FITS, DOES_NOT_FIT], ids=["fits", "does not fit"])
-def test_the_picture_stands_alone(of) -> None:
+def test_the_picture_is_self_contained(of) -> None:
     said = unescape(share_card.svg(of, DAY, LINK))
     for text in (
         "Mistral-7B-v0.1",
@@ -41,7 +41,7 @@ def test_the_picture_stands_alone(of) -> None:
     assert ("$" in said) is of.can_run
 
 
-def test_the_picture_of_a_run_that_does_not_fit_has_no_hours() -> None:
+def test_the_picture_of_a_run_that_does_not_fit_shows_no_hours() -> None:
     said = share_card.svg(DOES_NOT_FIT, DAY, LINK)
     assert "Does not fit: 30.7 to 34.6 GiB short" in said
     assert "It runs out at the first optimizer step" in said
@@ -55,14 +55,14 @@ def test_the_png_is_the_same_picture() -> None:
         assert len(image.getcolors(1 << 20) or []) > 8, "bars in their colours, and letters"
 
 
-def test_names_of_an_address_are_text_in_the_tags() -> None:
+def test_names_in_the_address_are_escaped_in_the_tags() -> None:
     nasty = 'model=mistralai/Mistral-7B-v0.1&gpu=L4&x="><script>alert(1)</script>'
     written = unfolding.head("/", nasty, LINK)
     assert "<script>" not in written
     assert escape('"><script>', quote=True) in written
 
 
-def test_the_tags_name_the_setup_of_the_address() -> None:
+def test_the_tags_name_the_addressed_setup() -> None:
     written = unescape(unfolding.head("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", LINK))
     assert "<title>QLoRA of Qwen3-8B on L4: fits, 4.1 GiB free</title>" in written
     assert f'og:image" content="{LINK}/share/card.png?model=Qwen/Qwen3-8B&gpu=L4' in written
@@ -76,13 +76,13 @@ def test_the_tags_name_the_setup_of_the_address() -> None:
         ("/", "x" * 9000),
     ],
 )
-def test_an_address_without_an_estimate_has_the_product_s_tags_and_no_picture(path, query) -> None:
+def test_an_address_without_an_estimate_has_generic_tags_and_no_picture(path, query) -> None:
     written = unfolding.head(path, query, LINK)
     assert f"<title>{unfolding.NAME}</title>" in written
     assert "og:image" not in written
 
 
-def test_a_comparison_names_its_setups_and_what_cannot_be_estimated() -> None:
+def test_a_comparison_names_its_setups_and_those_not_estimated() -> None:
     scenarios = ["small~m.Qwen/Qwen3-0.6B~g.L4", "strange~m.nobody/knows-it"]
     written = unfolding.head("/compare", urlencode({"s": scenarios}, doseq=True), LINK)
     assert "<title>2 setups compared</title>" in written
@@ -90,7 +90,7 @@ def test_a_comparison_names_its_setups_and_what_cannot_be_estimated() -> None:
 
 
 def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, bytes]:
-    """What the middleware sends where the server behind it sends this text in two pieces."""
+    """What the middleware sends if the server behind it sends this text in two chunks."""
     sent: list[dict] = []
 
     async def server(scope, receive, send):
@@ -115,14 +115,14 @@ def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, byte
         "headers": [(b"host", b"headroom.example.org")],
         "server": ("headroom.example.org", 443),
     }
-    # in a thread of its own: Playwright leaves a loop running in a process that has run browser tests
+    # in a separate thread: Playwright leaves an event loop running after browser tests
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(lambda: asyncio.run(unfolding.OpenGraph(server)(scope, None, send))).result()
     start, *pieces = sent
     return dict(start["headers"]), b"".join(it.get("body", b"") for it in pieces)
 
 
-def test_the_tags_stand_where_streamlit_s_title_stood() -> None:
+def test_the_tags_replace_streamlits_title() -> None:
     page = b"<html><head><meta charset='utf-8'><title>Streamlit</title></head><body></body></html>"
     headers, body = answer_of("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", page)
     assert b"<title>Streamlit</title>" not in body
@@ -131,12 +131,12 @@ def test_the_tags_stand_where_streamlit_s_title_stood() -> None:
     assert b"etag" not in headers, "the text differs by its address"
 
 
-def test_a_file_is_passed_on_as_it_is() -> None:
+def test_files_pass_through_unchanged() -> None:
     script = b"const a = '<title>Streamlit</title>' // a script"
     assert answer_of("/static/js/index.js", body=script)[1] == script
 
 
-def test_streamlit_s_page_has_the_title_that_is_replaced() -> None:
+def test_streamlits_page_has_the_title_to_replace() -> None:
     from importlib.resources import files
 
     page = (files("streamlit") / "static" / "index.html").read_text()

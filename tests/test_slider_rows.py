@@ -1,4 +1,4 @@
-"""Rows of answers along a slider: each step of a row is the answer that the server gives at that step."""
+"""Precomputed answers along a slider: each step of a row equals the server's answer there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCUMENTS = st.lists(st.dictionaries(st.sampled_from("ab"), VALUES), min_size=1,
 
 
 def document_at(made, place):
-    """What ``documentAt`` of slider_rows.js makes of a row."""
+    """The document that slider_rows.js's ``documentAt`` builds from a row."""
     document = deepcopy(made["first"])
     for number, value in made["changes"][place]:
         *way, last = made["paths"][number]
@@ -37,13 +37,13 @@ def document_at(made, place):
 
 @settings(deadline=None)
 @given(DOCUMENTS)
-def test_a_row_gives_back_each_of_its_documents(documents):
+def test_a_row_reproduces_each_of_its_documents(documents):
     whole = [{"whole": document} for document in documents]
     made = row(whole)
     assert [document_at(made, place) for place in range(len(whole))] == whole
 
 
-def test_a_row_holds_what_differs_and_nothing_else():
+def test_a_row_stores_only_differences():
     alike = {"figure": {"x": list(range(100))}, "title": "same"}
     other = {"figure": {"x": [*range(99), 5]}, "title": "same"}
     assert row([alike, other])["changes"] == [[], [[0, 5]]]
@@ -64,7 +64,7 @@ def page_with_a_row(slider, **address):
 
 
 def hero(page):
-    """Figure and words of the hero figure as the server sent them, and the verdict beside."""
+    """The hero figure, its text and the verdict, as the server sent them."""
     (sent,) = [
         data
         for it in page.get("bidi_component")
@@ -81,28 +81,28 @@ def hero(page):
         ("max_length", "max_length", (0, 20)),
     ],
 )
-def test_a_step_of_a_row_is_what_the_server_answers_there(slider, key, places):
+def test_each_step_of_a_row_is_the_servers_answer(slider, key, places):
     page = page_with_a_row(slider)
     made = page.session_state["row"]
     for place in places:
         document = document_at(made, place)
         other = page_with_a_row(slider, **{key: made["texts"][place]})
-        # JSON, since the page turns tuples into lists
+        # through JSON, which turns tuples into lists as the page does
         figure, alt, html = hero(other)
         assert json.loads(json.dumps(document["figure"])) == figure
         assert (document["alt"], "".join(*document["html"].values())) == (alt, html)
 
 
-def test_a_row_holds_while_only_its_own_slider_moves():
+def test_a_row_is_kept_while_only_its_slider_moves():
     page = page_with_a_row("max_length")
     made = page.session_state["row"]
-    page.select_slider(key="max_length").set_value(512).run().run()  # a move alone runs fragments
+    page.select_slider(key="max_length").set_value(512).run().run()  # a move reruns only fragments
     assert page.session_state["row"] is made
     page.select_slider(key="per_device_train_batch_size").set_value(2).run().run()
     assert page.session_state["row"] is None
 
 
-def test_a_step_that_is_refused_says_why():
+def test_a_refused_step_says_why():
     look = at_a_glance.GlanceOptions(shown=("Weights",))
     refused = at_a_glance.document("max_length 2048 exceeds <it>", look)
     assert refused["figure"] is None

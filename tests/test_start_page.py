@@ -1,4 +1,4 @@
-"""The start page as a visitor reads it, without a browser. Verdicts come from the estimator's own tests."""
+"""The start page as a visitor reads it, without a browser. The estimator's own tests check the verdicts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def figure(page: AppTest) -> dict:
 
 
 def sizes(drawn: dict, label: str) -> list[float]:
-    """The lengths in GiB of all pieces of a part, bar by bar."""
+    """Lengths in GiB of one component's segments, bar by bar."""
     bars = drawn["data"][0]
     return [
         x
@@ -56,7 +56,7 @@ def sizes(drawn: dict, label: str) -> list[float]:
 
 
 def setting(page: AppTest, key: str) -> object:
-    """What a key of the contract is set to, whether or not its widget is drawn."""
+    """The value of a contract key, whether or not its widget is drawn."""
     if key in session.BOUND:
         return page.session_state[key]
     return page.session_state["unbound"].get(key, getattr(TrainingSetup(), key))
@@ -72,7 +72,7 @@ def widget(page: AppTest, key: str):
 
 
 def move(page: AppTest, key: str, value: object) -> None:
-    """Move a control, then draw the whole page: a move alone runs fragments, and AppTest forgets the rest."""
+    """Move a control, then rerun the whole page: a move reruns only fragments, and AppTest forgets the rest."""
     widget(page, key).set_value(value).run()
     assert not page.exception
     page.run()
@@ -90,7 +90,7 @@ WIDGETS = (
 )
 
 
-def test_it_opens_on_the_example_which_does_not_fit_and_says_by_how_much_and_when():
+def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not_fit():
     page = open_page()
     said = text(page)
     assert "Does not fit" in said
@@ -101,7 +101,7 @@ def test_it_opens_on_the_example_which_does_not_fit_and_says_by_how_much_and_whe
     assert "rule of thumb" in said
 
 
-def test_one_click_on_qlora_and_it_fits_with_room():
+def test_one_click_on_qlora_makes_the_example_fit():
     page = open_page()
     page.button(key="open qlora").click().run()
     assert not page.exception
@@ -110,7 +110,7 @@ def test_one_click_on_qlora_and_it_fits_with_room():
     assert "Does not fit" not in said.split("At the peak")[0]
 
 
-def test_it_opens_as_trl_runs_it_and_says_so_and_the_article_s_count_is_one_click():
+def test_the_page_opens_with_trls_defaults_and_one_click_gives_the_articles_count():
     page = open_page()
     assert "Set as SFTTrainer of TRL 1.16 runs it by default." in text(page)
     for key, value in TRL_DEFAULTS.items():
@@ -120,13 +120,13 @@ def test_it_opens_as_trl_runs_it_and_says_so_and_the_article_s_count_is_one_clic
     assert setting(page, "optim_state_dtype") == "float32"
     said = text(page)
     assert "A what-if: no tool keeps float32 states for 16-bit weights." in said
-    # 14.5 GB of weights and gradients each, 57.9 GB of states: the article's 86.9 GB, 81.0 GiB
+    # 14.5 GB each of weights and gradients, 57.9 GB of states: the article's 86.9 GB, 81.0 GiB
     assert "needs 81." in said
     page.button(key="other count").click().run()
     assert "Set as SFTTrainer of TRL 1.16 runs it by default." in text(page)
 
 
-def test_the_start_is_full_fine_tuning_as_the_tool_trl_says():
+def test_the_example_matches_trls_full_fine_tuning_defaults():
     facts = {key: EXAMPLE[key] for key in ("model", "gpu")}
     _, _, by_tool = contract.parse({**facts, "tool": "trl"})
     _, _, ours = contract.parse(dict(EXAMPLE))
@@ -135,7 +135,7 @@ def test_the_start_is_full_fine_tuning_as_the_tool_trl_says():
 
 
 @pytest.mark.parametrize("change", [{"model": "Qwen/Qwen3-8B"}, {"method": "lora"}])
-def test_a_what_if_ends_with_its_model_or_method_and_the_page_says_so(change):
+def test_changing_model_or_method_ends_a_what_if_and_the_page_says_so(change):
     page = open_page(**WHAT_IF)
     assert setting(page, "optim_state_dtype") == "float32"
     for key, value in change.items():
@@ -144,14 +144,14 @@ def test_a_what_if_ends_with_its_model_or_method_and_the_page_says_so(change):
     assert "float32 states were a what-if for full fine-tuning of Mistral-7B-v0.1" in text(page)
 
 
-def test_a_card_of_another_method_does_not_take_the_what_if_with_it():
+def test_opening_another_methods_card_drops_the_what_if():
     page = open_page(**WHAT_IF)
     page.button(key="open lora").click().run()
     assert setting(page, "optim_state_dtype") is None
     assert "float32 states were a what-if" in text(page)
 
 
-def test_an_address_may_say_a_what_if_of_any_model():
+def test_an_address_may_set_a_what_if_for_any_model():
     page = open_page(**WHAT_IF | {"model": "Qwen/Qwen3-8B"})
     page.run()
     assert setting(page, "optim_state_dtype") == "float32"
@@ -165,7 +165,7 @@ WHAT_IF = {
 }
 
 
-def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
+def test_one_click_replaces_the_what_if_with_bfloat16_states():
     page = open_page(**WHAT_IF)
     page.button(key="open bfloat16 states too").click().run()
     assert not page.exception
@@ -173,17 +173,17 @@ def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
     assert setting(page, "optim_state_dtype") is None
 
 
-def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
+def test_the_hero_figure_stacks_phases_and_methods_with_one_capacity_line():
     drawn = figure(open_page())
     line = next(shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
     weights = sizes(drawn, "Weights")
     assert len(weights) == 8, "five phases and three methods"
-    # TRL loads a model given by name in float32: four bytes a parameter
+    # TRL loads a model given by name in float32: four bytes per parameter
     assert weights[0] == pytest.approx(4 * 7_241_732_096 / 2**30, abs=0.01)
 
 
-def test_switching_a_component_off_keeps_the_scale():
+def test_hiding_a_component_keeps_the_scale():
     page = open_page()
     before = figure(page)["layout"]["xaxis"]["range"]
     page.session_state["shown"] = [name for name in hero_figure.SWITCHES if "Optimizer" not in name]
@@ -194,7 +194,7 @@ def test_switching_a_component_off_keeps_the_scale():
     assert not sizes(after, "Optimizer states")
 
 
-def test_moving_one_control_twice_resets_no_other():
+def test_moving_a_control_twice_resets_no_other():
     page = open_page(
         model="Qwen/Qwen3-8B",
         method="lora",
@@ -217,7 +217,7 @@ def test_moving_one_control_twice_resets_no_other():
     assert widget(page, "per_device_train_batch_size").value == 4
 
 
-def test_a_damaged_address_opens_on_what_was_sound_and_says_what_was_not():
+def test_a_damaged_address_opens_with_its_valid_keys_and_names_the_others():
     page = open_page(
         model="Qwen/Qwen3-8B", method="qlroa", max_length="-3", lora_r="32", bogus="1", gpu="H1000"
     )
@@ -232,13 +232,13 @@ def test_a_damaged_address_opens_on_what_was_sound_and_says_what_was_not():
     "nasty", ["<script>alert(1)</script>", "9" * 400, "NaN", "\x00", "../../etc/passwd", ""]
 )
 @pytest.mark.parametrize("key", ["model", "gpu", "max_length", "lora_dropout"])
-def test_hostile_values_in_the_address_give_a_sentence_and_no_traceback(key, nasty):
+def test_hostile_address_values_give_a_sentence_and_no_traceback(key, nasty):
     page = open_page(**{key: nasty})
     assert "<script>" not in "\n".join(element.proto.body for element in page.get("html"))
     assert page.get("bidi_component")
 
 
-def test_a_setup_that_cannot_run_is_one_sentence():
+def test_a_setup_that_cannot_run_gives_one_sentence():
     page = open_page(
         model="openai-community/gpt2",
         dtype="float32",
@@ -251,15 +251,15 @@ def test_a_setup_that_cannot_run_is_one_sentence():
 
 
 @pytest.mark.parametrize("method", Method)
-def test_what_hero_writes_is_a_valid_plotly_figure(method):
+def test_the_hero_figure_is_valid_plotly(method):
     model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
     methods = {m: estimate(model, gpu, TrainingSetup(method=m)) for m in Method}
     for dark in (False, True):
         written = hero_figure.hero(methods[method], methods, dark=dark)
-        assert go.Figure(written).to_dict()["data"]  # raises where a key or value is not Plotly's
+        assert go.Figure(written).to_dict()["data"]  # raises on a key or value unknown to Plotly
 
 
-# --- what lies in an expander -------------------------------------------------------------------
+# --- expanders ----------------------------------------------------------------------------------
 
 WHERE_IT_MATTERS = {
     "model_class": {"model": "google/gemma-3-4b-it"},
@@ -305,7 +305,7 @@ WHERE_IT_MATTERS = {
         for name in names.split()
     },
 }
-"""Widgets that are drawn only for some setups, each with such a setup."""
+"""Widgets drawn only for some setups, each with such a setup."""
 EXPANDERS = {
     section: [
         key.name for key in KEYS if key.section is section and key.name not in WHERE_IT_MATTERS
@@ -313,7 +313,7 @@ EXPANDERS = {
     for section in Section
     if section is not Section.ALWAYS
 }
-"""What each holds, whatever the setup."""
+"""The widgets of each expander that are drawn for every setup."""
 
 
 def keys_drawn(page: AppTest) -> set[str]:
@@ -344,7 +344,7 @@ def all_open(**address: str) -> AppTest:
     return page
 
 
-def test_every_key_of_the_contract_has_a_widget_or_a_reason_for_none():
+def test_every_contract_key_has_a_widget_or_a_reason_for_none():
     reasons = {key.name: key.widget for key in KEYS if key.section is None}
     assert all(isinstance(reason, str) and reason for reason in reasons.values()), reasons
     page = all_open()
@@ -355,18 +355,18 @@ def test_every_key_of_the_contract_has_a_widget_or_a_reason_for_none():
 
 
 @pytest.mark.parametrize("key", WHERE_IT_MATTERS)
-def test_a_widget_that_matters_to_some_setups_is_drawn_for_those_alone(key):
+def test_a_widget_is_drawn_only_for_setups_it_affects(key):
     assert key not in keys_drawn(all_open(gpu="A100-SXM4-80GB"))
     assert key in keys_drawn(all_open(**WHERE_IT_MATTERS[key]))
 
 
-def test_moving_what_decides_draws_the_widget_at_once():
+def test_a_dependent_widget_appears_at_once():
     page = all_open()
     widget(page, "gradient_checkpointing").set_value(True).run()
     assert "use_reentrant" in keys_drawn(page)
 
 
-def test_the_network_is_a_figure_of_the_card_and_goes_back():
+def test_the_network_speed_is_set_on_the_card_and_can_be_cleared():
     page = all_open(**WHERE_IT_MATTERS["network"])
     before = page.session_state["gpu"]
     move(page, "network box", 12.5)
@@ -377,7 +377,7 @@ def test_the_network_is_a_figure_of_the_card_and_goes_back():
     assert page.session_state["gpu"] == before
 
 
-def test_the_newer_fsdp_lays_no_checkpoints_around_its_modules():
+def test_choosing_fsdp2_resets_checkpoint_around_fsdp():
     page = all_open(**WHERE_IT_MATTERS["checkpoint_around_fsdp"])
     move(page, "checkpoint_around_fsdp box", True)
     assert not page.error
@@ -386,7 +386,7 @@ def test_the_newer_fsdp_lays_no_checkpoints_around_its_modules():
     assert not page.error
 
 
-def test_a_method_opens_the_expanders_that_belong_to_it():
+def test_a_method_opens_its_expanders():
     assert not keys_drawn(open_page(method="full", **MISTRAL))
     assert keys_drawn(open_page(method="lora", **MISTRAL)) == set(EXPANDERS["LoRA"])
     both = {*EXPANDERS["LoRA"], *EXPANDERS["Quantisation"]}
@@ -427,9 +427,7 @@ MISTRAL = {"model": "mistralai/Mistral-7B-v0.1"}
         ("checkpoint_around_fsdp", True, "true"),
     ],
 )
-def test_a_widget_of_an_expander_sets_its_key_and_the_address_and_takes_both_back(
-    key, value, spelled
-):
+def test_an_expander_widget_sets_and_resets_its_key_and_the_address(key, value, spelled):
     address = WHERE_IT_MATTERS.get(key, {"method": "qlora"})
     page = all_open(**address)
     before = widget(page, f"{key} box").value
@@ -464,7 +462,7 @@ FAR_FROM_DEFAULT = {
 
 
 def as_a_browser_first_shows(widget) -> object:
-    """What a widget is in a browser that missed all earlier messages, and will send back: set, or its default."""
+    """The value shown and sent back by a browser that missed all earlier messages: the set value, or the default."""
     proto, kind = widget.proto, type(widget).__name__
     match kind:
         case "SelectSlider":
@@ -485,12 +483,12 @@ def as_a_browser_first_shows(widget) -> object:
 
 
 @pytest.mark.parametrize("address", [{}, FAR_FROM_DEFAULT], ids=["defaults", "far from them"])
-def test_a_widget_of_an_expander_shows_its_key_s_value_though_its_first_message_be_lost(address):
+def test_an_expander_widget_shows_its_keys_value_even_if_its_first_message_is_lost(address):
     """A run may overtake the message that sets a widget; the browser then shows, and sends back, its default."""
     page = open_page(**{**MISTRAL, **address})
     for label in EXPANDERS:
         page.session_state[f"{label} open"] = True
-    for _ in range(2):  # the second tells nothing but what stands in the widgets themselves
+    for _ in range(2):  # the second run sends only the widgets' own state
         page.run()
     seen = 0
     for kind in WIDGETS:
@@ -513,7 +511,7 @@ def test_a_widget_of_an_expander_shows_its_key_s_value_though_its_first_message_
         ("strategy", "hsdp", (4, "hsdp", 2)),
     ],
 )
-def test_gpus_and_strategy_are_set_together_and_go_back_together(key, value, becomes):
+def test_gpus_and_strategy_are_set_and_reset_together(key, value, becomes):
     page = open_page(**MISTRAL)
     page.session_state["Several GPUs open"] = True
     page.run()
@@ -526,13 +524,16 @@ def test_gpus_and_strategy_are_set_together_and_go_back_together(key, value, bec
     assert tuple(setting(page, it) for it in keys) == (1, "none", 1)
 
 
-def test_what_rests_on_the_host_is_set_as_the_strategy_allows():
+def test_offload_targets_follow_the_strategy():
     page = open_page(num_gpus="8", strategy="fsdp", gradient_checkpointing="true", **MISTRAL)
     page.session_state["Several GPUs open"] = True
     page.run()
     keys = ("offload_optimizer", "offload_param")
     move(page, "offload_param box", "cpu")
-    assert tuple(setting(page, it) for it in keys) == ("cpu", "cpu")  # FSDP offloads both or none
+    assert tuple(setting(page, it) for it in keys) == (
+        "cpu",
+        "cpu",
+    )  # FSDP offloads both or neither
     assert not page.error
     assert "of CPU memory, offloaded tensors included" in text(page)
     move(page, "strategy box", "zero3")
@@ -544,7 +545,7 @@ def test_what_rests_on_the_host_is_set_as_the_strategy_allows():
     assert "offloaded" not in text(page)
 
 
-def test_what_lora_had_is_there_again_after_full_with_its_expander_closed_in_between():
+def test_lora_settings_return_after_full_even_with_their_expander_closed():
     page = open_page(method="lora", lora_r="64", lora_target_modules="q_proj", **MISTRAL)
     before = figure(page)
     move(page, "method", "full")
@@ -556,7 +557,7 @@ def test_what_lora_had_is_there_again_after_full_with_its_expander_closed_in_bet
     assert widget(page, "lora_r box").value == 64
 
 
-def test_going_back_to_an_address_sets_what_lies_in_closed_expanders_too():
+def test_going_back_to_an_address_sets_widgets_in_closed_expanders_too():
     page = open_page(**MISTRAL)
     page.session_state["Run: examples, price open"] = True
     page.run()
@@ -568,7 +569,7 @@ def test_going_back_to_an_address_sets_what_lies_in_closed_expanders_too():
     assert widget(page, "num_train_examples box").value == 10_000
 
 
-def test_a_model_at_one_layer_of_which_peft_stops_has_its_three_cards_all_the_same():
+def test_a_model_with_a_layer_peft_rejects_still_has_its_three_cards():
     page = open_page(model="nvidia/Nemotron-H-8B-Base-8K", gpu="H100-SXM5-80GB")
     for method in ("lora", "qlora"):
         assert page.button(key=f"open {method}")
@@ -578,7 +579,7 @@ def test_a_model_at_one_layer_of_which_peft_stops_has_its_three_cards_all_the_sa
     assert "LoRA of Nemotron-H-8B-Base-8K needs" in text(page)
 
 
-def test_the_targets_that_peft_takes_of_one_model_are_not_carried_to_the_next() -> None:
+def test_one_models_default_lora_targets_are_not_carried_to_the_next() -> None:
     page = open_page(model="mistralai/Mixtral-8x7B-v0.1", method="lora")
     assert "lora_target_modules" not in page.query_params
     page.selectbox[0].select("openai-community/gpt2").run()  # which has no q_proj

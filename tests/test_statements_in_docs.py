@@ -1,4 +1,4 @@
-"""What is told in prose is so today: the changelog's figures, the page's account of itself, scripts that are named."""
+"""Prose is up to date: the changelog's figures, the page's description of itself, and the scripts named."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def hours(of: Estimate) -> str:
     ],
     ids=["example", "qlora"],
 )
-def test_the_changelog_tells_today_s_figures(given, told):
+def test_the_changelog_gives_todays_figures(given, told):
     said = told(estimate(*parse(given)))
     assert said in CHANGELOG, f"its first lines should say: {said}"
 
 
-def test_the_page_says_that_reserved_memory_is_played_through_the_allocator():
-    # estimator.step.reserved: no share of the peak is taken any more
+def test_the_page_says_reserved_memory_is_simulated_by_the_allocator():
+    # estimator.step.reserved: no longer a share of the peak
     said = evidence.summary_html(accuracy.summaries(accuracy.measured()))
     assert "through PyTorch's caching allocator" in said
     assert "middle of what was measured" not in said

@@ -1,4 +1,4 @@
-"""Scripts are compressed once, and sent to whoever asks; what is no script passes untouched."""
+"""Scripts are compressed once and served from memory; everything else passes through unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = "let a = 1;\n" * 1000
 
 
 def served() -> tuple[TestClient, list[str]]:
-    """A server of one script that notes what it is asked."""
+    """A server of one script, and the paths requested from it."""
     asked: list[str] = []
 
     async def script(request: Request) -> Response:
@@ -45,7 +45,7 @@ def test_a_script_is_read_and_compressed_once() -> None:
     assert "accept-encoding" in first.headers["vary"].lower()
 
 
-def test_who_has_it_is_told_so_and_who_cannot_unpack_gets_it_as_it_is() -> None:
+def test_a_cached_script_gets_304_and_clients_without_gzip_get_it_plain() -> None:
     client, _ = served()
     etag = client.get("/static/a.js").headers["etag"]
     again = client.get("/static/a.js", headers={"If-None-Match": etag})
@@ -55,14 +55,14 @@ def test_who_has_it_is_told_so_and_who_cannot_unpack_gets_it_as_it_is() -> None:
     assert plain.text == TEXT
 
 
-def test_what_is_missing_is_not_kept_and_pages_pass() -> None:
+def test_missing_scripts_are_not_cached_and_pages_pass_through() -> None:
     client, asked = served()
     assert [client.get("/static/b.js").status_code for _ in range(2)] == [404, 404]
     assert asked == ["/static/b.js"] * 2
-    assert client.get("/x").text  # its own Accept-Encoding
+    assert client.get("/x").text  # the page answers with the request's Accept-Encoding
 
 
-def test_plotly_is_there_before_the_first_run_declares_it() -> None:
+def test_plotly_is_served_before_the_first_run_declares_it() -> None:
     client, asked = served()
     assert static_files.PLOTLY[0] == f"/{drawing.SCRIPT}"
     with client.stream("GET", static_files.PLOTLY[0]) as answer:

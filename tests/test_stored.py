@@ -82,8 +82,8 @@ def test_matrix_of_128_by_256(quantization: Quantization, expected: dict[int, in
     assert dict(matrix_elements(quantization, 128, 256)) == expected
 
 
-def test_nf4_file_and_nf4_in_memory_hold_the_same_bytes() -> None:
-    """What `weights.quantized_bytes` counts of a matrix, less the 512-byte blocks of the allocator and the offset."""
+def test_nf4_takes_as_many_bytes_in_a_file_as_in_memory() -> None:
+    """`weights.quantized_bytes` of a matrix, less the allocator's rounding to 512 bytes and the offset."""
     held = sum(size * count for size, count in matrix_elements(NF4, 4096, 4096).items())
     loaded = quantized_bytes(4096 * 4096, double_quant=True)
     assert 0 <= loaded - held < 6 * 512
@@ -95,30 +95,30 @@ def test_nf4_file_and_nf4_in_memory_hold_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("model", "quantization", "gigabytes"),
     [
-        # sizes on the model cards: TheBloke/Llama-2-7B-GPTQ (main: 4 bits, groups of 128), -AWQ, in GB of 10^9 bytes
+        # sizes from the model cards: TheBloke/Llama-2-7B-GPTQ (main: 4 bits, groups of 128), -AWQ, in GB of 10^9 bytes
         (LLAMA_2_7B, GPTQ, 3.90),
         (LLAMA_2_7B, AWQ, 3.89),
     ],
 )
-def test_file_is_as_large_as_its_card_says(model: Any, quantization: Any, gigabytes: float) -> None:
+def test_file_sizes_match_the_model_cards(model: Any, quantization: Any, gigabytes: float) -> None:
     assert stored_bytes(model, quantization) / 10**9 == pytest.approx(gigabytes, abs=0.01)
 
 
-def test_fp8_scales_of_qwen3_8b_are_those_of_the_hub() -> None:
+def test_fp8_scales_of_qwen3_8b_match_the_hub() -> None:
     """Hub total of Qwen/Qwen3-8B-FP8: 8191159296, the scales counted as parameters (llmfit 1.1.17)."""
     assert sum(stored_elements(QWEN_3_8B, FP8).values()) == 8_191_159_296
 
 
-def test_rows_scales_of_llama_3_1_8b_are_those_of_the_hub() -> None:
+def test_row_scales_of_llama_3_1_8b_match_the_hub() -> None:
     """Hub total of RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: 8031637504."""
     fp8 = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
     assert sum(stored_elements(LLAMA_3_8B, fp8).values()) == 8_031_637_504
 
 
-def test_nf4_bytes_of_llama_3_1_8b_are_those_of_the_hub() -> None:
+def test_nf4_bytes_of_llama_3_1_8b_match_the_hub() -> None:
     """Hub total of unsloth/Llama-3.1-8B-Instruct-bnb-4bit: 8248929342, each byte counted twice.
 
-    Beside what we count it has the JSON of 224 quant states, 150 to 200 bytes each.
+    We do not count the JSON of its 224 quant states, 150 to 200 bytes each.
     """
     stored = stored_elements(LLAMA_3_8B, NF4)
     states = 8_248_929_342 - (sum(stored.values()) + stored[1])
@@ -131,11 +131,11 @@ def test_plain_weights_take_two_or_four_bytes() -> None:
     assert stored_bytes(TINY_LLAMA, None, 4) == 4 * total
 
 
-# --- what is left whole -------------------------------------------------------------------------
+# --- unquantised modules ------------------------------------------------------------------------
 
 
 def saved(*skipped: str) -> int:
-    """How much larger the tiny model gets by leaving these modules in 16 bits, in 8-bit elements."""
+    """How many fewer 8-bit elements the tiny model has if these modules stay in 16 bits."""
     one_byte = read(quant_method="fbgemm_fp8", modules_to_not_convert=list(skipped))
     counted = stored_elements(TINY_LLAMA, read(quant_method="fbgemm_fp8"))
     return counted[1] - stored_elements(TINY_LLAMA, one_byte)[1]
@@ -153,19 +153,19 @@ def saved(*skipped: str) -> int:
         (
             ["proj", "model.layers.11.mlp", "(a+)+$", ".*"],
             0,
-        ),  # no part of a name; never run as a pattern
+        ),  # not part of any name; must never run as a pattern
     ],
 )
-def test_modules_that_the_config_leaves_whole(skipped: list[str], expected: int) -> None:
+def test_modules_excluded_by_the_config_stay_unquantised(skipped: list[str], expected: int) -> None:
     assert saved(*skipped) == expected
 
 
-def test_head_is_quantised_only_where_the_config_says_so() -> None:
+def test_the_head_is_quantised_only_if_the_config_says_so() -> None:
     plain, whole = read(quant_method="gptq"), read(quant_method="gptq", lm_head=True)
     assert stored_bytes(LLAMA_2_7B, plain) - stored_bytes(LLAMA_2_7B, whole) > 1.4 * 4096 * 32000
 
 
-def test_mxfp4_leaves_everything_but_experts_whole() -> None:
+def test_mxfp4_quantises_only_experts() -> None:
     assert stored_bytes(TINY_LLAMA, read(quant_method="mxfp4")) == stored_bytes(TINY_LLAMA, None)
 
 
@@ -190,11 +190,11 @@ def test_format_has_a_name(given: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"quant_method": "bitsandbytes", "load_in_4bit": False}, None]
 )
-def test_config_that_quantises_nothing(given: object) -> None:
+def test_a_config_without_quantisation_gives_none(given: object) -> None:
     assert quantization_of({"quantization_config": given}) is None
 
 
-def test_quantization_of_a_wrapper_s_text_part() -> None:
+def test_quantization_is_read_from_a_nested_text_config() -> None:
     inner = {"quantization_config": {"quant_method": "awq"}}
     found = quantization_of({"text_config": inner})
     assert found is not None
@@ -217,11 +217,11 @@ def test_quantization_of_a_wrapper_s_text_part() -> None:
         ),
     ],
 )
-def test_impossible_value_is_named(given: object, problem: str) -> None:
+def test_impossible_values_are_named(given: object, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
         quantization_of({"quantization_config": given})
 
 
-def test_rule_that_is_not_known_is_not_guessed() -> None:
+def test_an_unknown_format_is_not_guessed() -> None:
     with pytest.raises(ValueError, match="how 'exl2' stores a matrix is unknown here"):
         matrix_elements(read(quant_method="exl2"), 8, 8)

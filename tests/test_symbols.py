@@ -1,4 +1,4 @@
-"""A recording gives for other inputs what the computation would have given."""
+"""A recording evaluated with other inputs gives what the computation itself would give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def computation(a, b):
 
 
 @given(a=SIZE, b=SIZE, c=SIZE, d=SIZE)
-def test_it_evaluates_to_what_the_same_steps_give_or_says_that_they_would_differ(a, b, c, d):
+def test_a_recording_matches_the_computation_or_says_it_does_not_hold(a, b, c, d):
     recording = Recording()
     results = computation(recording.symbol(a), recording.symbol(b))
     table = recording.evaluate([c, d])
@@ -29,7 +29,7 @@ def test_it_evaluates_to_what_the_same_steps_give_or_says_that_they_would_differ
     assert [table[recording.position(result)] for result in results] == list(computation(c, d))
 
 
-def test_a_symbol_is_equal_to_its_number_and_never_a_key():
+def test_a_symbol_equals_its_number_and_cannot_be_hashed():
     symbol = Recording().symbol(3)
     assert symbol == 3
     assert symbol + 1 == 4
@@ -42,6 +42,6 @@ def test_a_symbol_is_equal_to_its_number_and_never_a_key():
     [float, str, abs, round, lambda n: n / 2, lambda n: n % 2, lambda n: n * 0.5, lambda n: n**3],
     ids=["float", "str", "abs", "round", "quotient", "remainder", "times a float", "cube"],
 )
-def test_what_cannot_be_noted_raises_rather_than_forgets(operation):
+def test_operations_that_cannot_be_recorded_raise(operation):
     with pytest.raises(TypeError):
         operation(Recording().symbol(8))

@@ -23,13 +23,13 @@ def codes(page: AppTest) -> list[str]:
     return [element.value for element in page.get("code")]
 
 
-def test_section_has_the_command_and_the_files_of_the_setup_on_the_page() -> None:
+def test_the_section_shows_the_setups_command_and_files() -> None:
     page = open_page(**SETUP, gpu="A100-SXM4-80GB", lora_r="8", section="Take away")
     command, script, config, requirements = codes(page)
     assert command == "python train.py"
     assert "lora_r=8," in script
     ast.parse(script)
-    assert "Fits: needs" in script.replace("\n", " ")  # the verdict stands at its head
+    assert "Fits: needs" in script.replace("\n", " ")  # the verdict is in its header
     assert "lora_r: 8" in config
     assert "trl==" in requirements
     run = read_files({"train.py": script})
@@ -37,13 +37,13 @@ def test_section_has_the_command_and_the_files_of_the_setup_on_the_page() -> Non
     assert sayable(run.setup) == sayable(contract.write_fields(*here))
 
 
-def test_another_tool_is_a_click_away() -> None:
+def test_one_click_switches_the_tool() -> None:
     page = open_page(model="meta-llama/Llama-3.1-8B", method="lora", section="Take away")
     page.segmented_control(key="tool to take away").set_value("Trainer").run()
     assert "from transformers import (" in codes(page)[1]
 
 
-def test_what_a_tool_cannot_say_is_one_sentence_and_no_file() -> None:
+def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file() -> None:
     page = open_page(**SETUP | {"loss": "standard"}, section="Take away")
     assert codes(page) == []
     assert "TRL's SFTTrainer has no word for loss 'standard'" in page.info[0].value
@@ -51,7 +51,7 @@ def test_what_a_tool_cannot_say_is_one_sentence_and_no_file() -> None:
 
 
 @pytest.mark.parametrize("tool", take_away.tools().values())
-def test_archive_has_every_file_and_the_command(tool: str) -> None:
+def test_the_archive_contains_every_file_and_the_command(tool: str) -> None:
     keys = {**SETUP, "gpu": "A100-SXM4-80GB", "tool": tool}
     keys.pop("loss")
     answer = estimate(*parse(keys))
@@ -63,20 +63,20 @@ def test_archive_has_every_file_and_the_command(tool: str) -> None:
     assert all(take_away.language(name) for name in away.files)
 
 
-def test_model_without_a_name_is_refused() -> None:
+def test_a_model_without_a_name_is_refused() -> None:
     model = parse({"model": {"like": "openai-community/gpt2", "num_hidden_layers": 3}})[0]
     answer = estimate(model, catalog.gpu("L4"), parse({"model": "openai-community/gpt2"})[2])
     with pytest.raises(ValueError, match="the model has no name that a file could load it by"):
         take_away.files(answer, "trainer")
 
 
-# --- the visitor's own files ----------------------------------------------------------------------
+# --- the visitor's files --------------------------------------------------------------------------
 
 COMMAND = "trl sft --model_name_or_path meta-llama/Llama-3.1-8B --dtype bfloat16 --use_peft true --max_length 4096"
 
 
-def test_lines_of_one_s_own_that_make_it_fit_are_a_diff() -> None:
-    """16 rows of 4,096 tokens do not fit an RTX 4090; one click on a remedy, and the command is shown changed."""
+def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command() -> None:
+    """16 rows of 4,096 tokens do not fit an RTX 4090; after one click on a remedy the page shows the changed command."""
     page = open_page(model="openai-community/gpt2", gpu="GeForce RTX 4090", section="Take away")
     page = paste(page, f"{COMMAND} --per_device_train_batch_size 16 --load_in_4bit true")
     assert "Your files say what the page shows" in text(page)
@@ -90,7 +90,7 @@ def test_lines_of_one_s_own_that_make_it_fit_are_a_diff() -> None:
     assert "This line makes it fit." in text(page)
 
 
-def test_own_files_stand_before_the_tools_and_the_tools_stay() -> None:
+def test_the_visitors_files_are_offered_before_the_tools() -> None:
     page = paste(open_page(model="openai-community/gpt2", section="Take away"), COMMAND)
     switch = page.segmented_control(key="own to take away")
     assert switch.options[:2] == ["Your files", "TRL's SFTTrainer"]

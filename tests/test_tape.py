@@ -26,7 +26,7 @@ def total(tape: Tape) -> int:
 
 
 def height(tape: Tape, phase: Phase) -> int:
-    """The highest moment of a phase, over what the stretches before left."""
+    """The peak of a phase, including what earlier segments left allocated."""
     before, heights = 0, []
     for segment in played(tape):
         if segment.mark.phase is phase:
@@ -46,7 +46,7 @@ def test_a_tensor_counts_until_its_last_reference_goes():
     assert total(tape) == 0
 
 
-def test_trained_linear_keeps_its_input_and_frozen_linear_does_not():
+def test_a_trained_linear_saves_its_input_and_a_frozen_one_does_not():
     for trainable, kept in ((True, ROWS * IN * 2), (False, 0)):
         tape = Tape(autocast_width=None)
         x = input_tensor(tape)
@@ -56,22 +56,22 @@ def test_trained_linear_keeps_its_input_and_frozen_linear_does_not():
         assert y.elements == ROWS * OUT
 
 
-def test_linear_backward_holds_both_gradients_and_the_output_s():
+def test_linear_backward_holds_both_gradients_and_the_outputs_gradient():
     tape = Tape(autocast_width=None)
     x = tape.new(ROWS * IN, 2)
     x = op.clone(tape, op.linear(tape, x, weight(IN, IN), None, IN, IN, "first"))
     y = op.linear(tape, x, weight(), None, IN, OUT, "second")
     del x
     tape.backward(y)
-    saved, output = ROWS * IN * 2, ROWS * OUT * 2  # of each linear; y is held by this test
+    saved, output = ROWS * IN * 2, ROWS * OUT * 2  # of each linear; this test holds y
     second = 2 * saved + output + 512 + ROWS * IN * 2 + OUT * IN * 2  # 512: the loss's own gradient
     first = (
         saved + output + OUT * IN * 2 + ROWS * IN * 2 + IN * IN * 2
-    )  # one gradient kept, one arriving
+    )  # one gradient accumulated, one arriving
     assert height(tape, Phase.BACKWARD) == max(first, second)
 
 
-def test_a_leaf_s_gradient_becomes_a_gradient_and_stays():
+def test_a_leafs_gradient_stays_after_backward():
     tape = Tape(autocast_width=None)
     y = op.linear(tape, tape.new(ROWS * IN, 2), weight(), None, IN, OUT, "linear")
     tape.backward(y)
@@ -80,7 +80,7 @@ def test_a_leaf_s_gradient_becomes_a_gradient_and_stays():
     assert alive(tape)[TEMPORARIES] == 0
 
 
-def test_two_uses_of_a_weight_sum_into_a_third_tensor_because_a_linear_s_gradient_is_a_view():
+def test_gradients_of_a_shared_weight_sum_into_a_third_tensor():
     tape = Tape(autocast_width=None)
     tied = weight(IN, IN)
     y = op.linear(tape, tape.new(ROWS * IN, 2), tied, None, IN, IN, "first")
@@ -92,7 +92,7 @@ def test_two_uses_of_a_weight_sum_into_a_third_tensor_because_a_linear_s_gradien
     assert alive(tape)[GRADIENTS] == IN * IN * 2
 
 
-def test_product_saves_only_what_a_gradient_needs():
+def test_a_product_saves_only_what_a_gradient_needs():
     tape = Tape(autocast_width=None)
     a, b = input_tensor(tape), input_tensor(tape, requires_grad=False)
     y = op.multiply(tape, a, b)
@@ -105,7 +105,7 @@ def test_product_saves_only_what_a_gradient_needs():
     assert total(tape) == 0
 
 
-def test_checkpoint_keeps_the_input_alone_and_replays_until_the_last_saved_tensor():
+def test_a_checkpoint_saves_only_its_input_and_replays_up_to_the_last_saved_tensor():
     tape = Tape(autocast_width=None)
     first, second = weight(IN, IN), weight(OUT, IN)
     played: list[str] = []
@@ -115,7 +115,7 @@ def test_checkpoint_keeps_the_input_alone_and_replays_until_the_last_saved_tenso
         x = op.linear(tape, x, first, None, IN, IN, "first")
         x = op.linear(tape, x, second, None, IN, OUT, "second")
         played.append("second")
-        x = op.clone(tape, x)  # saves nothing: the replay need not come here
+        x = op.clone(tape, x)  # saves nothing, so the replay stops before it
         played.append("end")
         return x
 
@@ -129,7 +129,7 @@ def test_checkpoint_keeps_the_input_alone_and_replays_until_the_last_saved_tenso
     )
 
 
-def test_dropout_of_zero_is_nothing_and_else_keeps_one_byte_an_element():
+def test_dropout_saves_one_byte_per_element_unless_it_is_zero():
     tape = Tape(autocast_width=None)
     x = input_tensor(tape)
     assert op.dropout(tape, x, 0.0) is x
@@ -155,7 +155,7 @@ def test_cross_entropy_backward_holds_three_float32_copies_of_the_logits():
     assert 0 <= height(tape, Phase.BACKWARD) - 3 * 4 * ROWS * 1000 <= small
 
 
-def test_autocast_copies_a_float32_weight_once_and_every_input_anew():
+def test_autocast_casts_a_float32_weight_once_and_each_input_every_time():
     tape = Tape(autocast_width=2)
     w = Parameter("w", OUT * IN, 4, trainable=True)
     x = tape.new(ROWS * IN, 4)

@@ -1,4 +1,4 @@
-"""No text of 300 random setups has a mistake that was once found in one."""
+"""No text of 300 random setups repeats a mistake once found."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MISTAKES = {
 
 
 def wrong(text: str) -> list[str]:
-    """What is wrong with a text, with where."""
+    """The mistakes in a text, with context."""
     plain = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", "\n", text, flags=re.DOTALL))
     return [
         f"{what}: …{plain[max(0, it.start() - 40) : it.end() + 40]}…"
@@ -94,13 +94,13 @@ def test_each_mistake_is_found(text: str) -> None:
     assert wrong(text)
 
 
-def test_what_is_right_is_not_called_a_mistake() -> None:
+def test_correct_text_is_not_called_a_mistake() -> None:
     right = "None of the 67 GPUs holds it: 10 tokens, 1,024 tokens, 114 ×, 2026-11-22, $0.00, 1 GPU, 20 minutes."
     assert wrong(right) == []
 
 
 def some_setups(number: int) -> Iterator[ComparedEntry]:
-    """Entries of random setups on random cards, refused ones among them."""
+    """Entries of random setups on random cards, including refused ones."""
     dice = random.Random(18)
     models, cards = list(catalog.models()), list(catalog.gpus().values())
     for place in range(number):
@@ -135,7 +135,7 @@ def some_setups(number: int) -> Iterator[ComparedEntry]:
 
 
 def texts_of(it: ComparedEntry) -> Iterator[str]:
-    """Every sentence and table that the page shows of one setup without a search."""
+    """Every sentence and table that the page shows of one setup without a search over setups."""
     if it.estimate is None:
         yield it.problem
         return
@@ -150,7 +150,7 @@ def texts_of(it: ComparedEntry) -> Iterator[str]:
     yield two_steps.step_html(of) + two_steps.step_alt(of)
     yield saving.stages_html(of, stages(of))
     yield time_and_money.time_html(of, None, None)
-    yield describe(of).replace("fast  slow", "")  # the heads of two columns
+    yield describe(of).replace("fast  slow", "")  # two column headings
     if of.gpu is not None:
         yield " ".join(f"{value}" for value in which_gpu.gpu_row(of).values() if value is not None)
 
@@ -191,14 +191,14 @@ def test_no_table_report_or_file_of_a_comparison_has_a_mistake(
 
 
 def is_float(cell: str) -> bool:
-    """Whether a program reads it as a number, to the last digit."""
+    """Whether a program can read the cell as a number with all its digits."""
     return re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) is not None
 
 
 NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def test_a_refused_setup_is_never_said_not_to_fit(entries: list[ComparedEntry]) -> None:
+def test_a_refused_setup_is_never_called_too_large(entries: list[ComparedEntry]) -> None:
     refused = [it for it in entries if it.estimate is None]
     assert refused
     for it in refused:
@@ -207,7 +207,7 @@ def test_a_refused_setup_is_never_said_not_to_fit(entries: list[ComparedEntry]) 
         assert "not fit" not in it.problem
 
 
-def test_what_cannot_run_has_no_hours_and_no_dollars(entries: list[ComparedEntry]) -> None:
+def test_a_setup_that_does_not_fit_has_no_hours_or_dollars(entries: list[ComparedEntry]) -> None:
     for it in entries:
         of = it.estimate
         if of is None or of.verdict is not Verdict.DOES_NOT_FIT:
@@ -218,7 +218,7 @@ def test_what_cannot_run_has_no_hours_and_no_dollars(entries: list[ComparedEntry
         assert {row[key] for key in row if key.startswith(("Hours", "Dollars"))} == {None}
 
 
-def test_the_best_way_says_nothing_wrong() -> None:
+def test_the_best_ways_sentence_has_no_mistake() -> None:
     model = catalog.model("meta-llama/Llama-3.1-8B")
     for name in ("L4", "T4", "A100-SXM4-80GB"):
         for number in (1, 4):

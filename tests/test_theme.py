@@ -26,20 +26,20 @@ def luminance(rgb: list[float]) -> float:
 
 
 def contrast(text: str, ground: str, tint: float = 0) -> float:
-    """Of a text on a ground that is tinted with the text's own colour."""
+    """Contrast of text on a background tinted with the text's own colour."""
     front, back = channels(text), channels(ground)
     mixed = [tint * f + (1 - tint) * b for f, b in zip(front, back, strict=True)]
     high, low = sorted((luminance(front), luminance(mixed)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
-def test_black_on_white_has_the_contrast_that_the_standard_names():
+def test_black_on_white_has_the_standards_contrast():
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 @pytest.mark.parametrize("tint", [0, 0.11])
-def test_a_verdict_is_legible_on_the_page_and_on_its_panel(verdict, tint):
+def test_a_verdict_is_legible_on_page_and_panel(verdict, tint):
     assert contrast(theme.VERDICTS[verdict].colour, LIGHT, tint) >= 4.5
     assert contrast(theme.VERDICTS_ON_DARK[verdict], DARK, tint) >= 4.5
 

@@ -46,7 +46,7 @@ LONG = TrainingSetup(max_length=4096, attn_implementation=AttnImplementation.FLA
 
 
 def timed(setup: TrainingSetup, model: object = MISTRAL, gpu: Gpu = A100) -> RunTime:
-    """The time of an estimate that has one."""
+    """The estimated time; fails if there is none."""
     assert isinstance(model, type(MISTRAL))
     time = estimate(model, gpu, setup).time
     assert time is not None
@@ -54,7 +54,7 @@ def timed(setup: TrainingSetup, model: object = MISTRAL, gpu: Gpu = A100) -> Run
 
 
 def part(time: RunTime, name: str) -> tuple[float, float]:
-    """Both ends of one part, in seconds; zeros where the step has none."""
+    """Low and high seconds of one part; zeros if the step lacks it."""
     ends = [(low, high) for found, low, high in time.parts if found == name]
     return ends[0] if ends else (0.0, 0.0)
 
@@ -77,7 +77,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("chosen", [ONE_GPU, SEVERAL])
-def test_nine_of_ten_published_runs_lie_inside_the_bracket(
+def test_nine_of_ten_published_runs_are_inside_the_bracket(
     chosen: Callable[[PublishedRun], bool],
 ) -> None:
     runs = [run for run in published_runs() if chosen(run)]
@@ -87,14 +87,14 @@ def test_nine_of_ten_published_runs_lie_inside_the_bracket(
 
 
 @pytest.mark.parametrize("chosen", KINDS)
-def test_half_of_the_brackets_are_narrower_than_one_and_four_fifths(
+def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_8(
     chosen: Callable[[PublishedRun], bool],
 ) -> None:
     assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.8
 
 
 def test_few_published_runs_are_faster_than_the_fast_end() -> None:
-    """Between the ends lie 93 % of a generation's runs; neither end may take more than its part of the rest."""
+    """93 % of a generation's runs are inside; at most one in 20 runs may be faster than the fast end."""
     runs = published_runs()
     faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds_low]
     assert len(faster) <= len(runs) / 20, faster
@@ -108,17 +108,17 @@ def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
     elements = 7_241_732_096 - 32_000 * 4096  # without the embedding
     seconds = 6 * 64 * 4096 * elements / 1e14
     low = part(time, "matrix products")[0]
-    assert seconds < low < 1.1 * seconds  # and a little for what they read and write
+    assert seconds < low < 1.1 * seconds  # slightly more, for reads and writes
 
 
-def test_optimizer_moves_every_byte_of_weights_gradients_and_states() -> None:
-    """By hand, bfloat16 AdamW: gradient 2, weight 2 in and 2 out, two states 2 in and 2 out; the norm reads 2 more."""
+def test_the_optimizer_step_moves_weights_gradients_and_states() -> None:
+    """By hand, bfloat16 AdamW: read gradient 2; read and write weight 2 and two states of 2; the norm reads 2 more."""
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO)
     low, _ = part(timed(setup, MISTRAL, CARD), "optimizer step")
     assert low == pytest.approx((2 + 4 + 8 + 2) * 7_241_732_096 / 1e12, rel=0.001)
 
 
-def test_foreach_optimizer_passes_more_often() -> None:
+def test_a_foreach_optimizer_makes_more_passes() -> None:
     fused = timed(TrainingSetup())
     foreach = timed(TrainingSetup(optim=Optimizer.ADAMW_TORCH))
     assert part(foreach, "optimizer step") > part(fused, "optimizer step")
@@ -133,7 +133,7 @@ def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
     assert part(timed(replace(LONG, method=Method.LORA)), "dequantisation") == (0, 0)
 
 
-def test_autocast_of_float32_weights_costs_six_bytes_an_element() -> None:
+def test_autocast_of_float32_weights_moves_six_bytes_per_element() -> None:
     low, _ = part(timed(TrainingSetup(dtype=Dtype.FLOAT32), MISTRAL, CARD), "casts of weights")
     linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 4096 * 32_000
     assert low == pytest.approx(6 * linears / 1e12)
@@ -145,21 +145,21 @@ def test_accumulation_repeats_all_but_the_optimizer_step() -> None:
     assert four.step_seconds_high - step == pytest.approx(4 * (once.step_seconds_high - step))
 
 
-def test_small_step_waits_for_the_host() -> None:
-    """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers, as much as LitGPT's at 120 tokens."""
+def test_a_small_step_waits_for_the_host() -> None:
+    """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers; LitGPT takes as long for 120 tokens."""
     small = timed(TrainingSetup(method=Method.LORA, max_length=128))
     assert part(small, "waiting for the host")[1] > 0.5 * small.step_seconds_high
     assert 0.142 < small.step_seconds_high < 0.3
     assert part(timed(LONG), "waiting for the host") == (0, 0)
 
 
-def test_float32_products_take_the_vector_rate() -> None:
+def test_float32_matmuls_run_at_the_vector_rate() -> None:
     setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
     assert rates(A100, setup).peak == 19.5e12
     assert timed(setup).step_seconds_low > 9 * timed(TrainingSetup()).step_seconds_low
 
 
-def test_measured_rate_of_the_card_bounds_its_matrix_products() -> None:
+def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
     assert rates(A100, TrainingSetup()).best == 271e12
     assert rates(CARD, TrainingSetup()).best == 100e12
 
@@ -178,7 +178,7 @@ def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
     assert part.high_seconds == pytest.approx(2 * 3 / 4 * 6 * 7_241_732_096 / 1e11, rel=0.001)
 
 
-def test_shards_step_their_share_of_the_optimizer() -> None:
+def test_sharding_divides_the_optimizer_step() -> None:
     setup = replace(LONG, num_gpus=4)
     resident = resident_memory(MISTRAL, structure(setup))
     shards = run_time(MISTRAL, A100, setup, resident, sharing=Sharing.WEIGHTS)
@@ -186,12 +186,12 @@ def test_shards_step_their_share_of_the_optimizer() -> None:
     assert part(shards, "optimizer step")[0] == part(replicas, "optimizer step")[0] / 4
 
 
-# --- what a reader looks for --------------------------------------------------------------------
+# --- expected orders of magnitude ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", list(Method))
 def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
-    """A forward pass again: a third of full fine-tuning's operations, half of the frozen ones' (2 of 6, 2 of 4)."""
+    """One more forward pass: a third of full fine-tuning's operations (2 of 6), half with a frozen base (2 of 4)."""
     setup = replace(LONG, method=method)
     plain, again = timed(setup), timed(replace(setup, gradient_checkpointing=True))
     most = 1.34 if method is Method.FULL else 1.51
@@ -201,19 +201,19 @@ def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
     assert part(plain, "recomputation") == (0, 0)
 
 
-def test_quantised_base_is_slower_than_a_plain_one() -> None:
+def test_a_quantised_base_is_slower_than_a_plain_one() -> None:
     lora, qlora = (timed(replace(LONG, method=it)) for it in (Method.LORA, Method.QLORA))
     assert qlora.step_seconds_low > lora.step_seconds_low
     assert qlora.step_seconds_high > lora.step_seconds_high
 
 
-def test_examples_times_their_mean_length_is_the_work() -> None:
+def test_packed_steps_follow_from_examples_times_mean_length() -> None:
     packed = TrainingSetup(num_train_examples=8000, mean_tokens_per_example=256)
     assert timed(packed).total_steps == 2000
     assert timed(replace(packed, mean_tokens_per_example=None)).total_steps == 8000
 
 
-def test_padding_is_computed_at_worst_and_left_out_at_best() -> None:
+def test_padding_counts_only_at_the_slow_end() -> None:
     padded = replace(LONG, padded=True, mean_tokens_per_example=1024)
     full = timed(replace(LONG, padded=True))
     time = timed(padded)
@@ -238,7 +238,7 @@ def test_hours_and_tokens_follow_from_the_step() -> None:
     assert time.tokens_per_second_high == pytest.approx(4096 / time.step_seconds_low)
 
 
-def test_utilisation_of_ones_own_closes_the_bracket() -> None:
+def test_a_given_mfu_closes_the_bracket() -> None:
     time = timed(replace(LONG, mfu=0.5))
     assert time.step_seconds_low == time.step_seconds_high
     assert time.mfu_low == time.mfu_high == pytest.approx(0.5)
@@ -262,10 +262,10 @@ TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSet
     utilisation=st.sampled_from([None, None, 0.4]),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_end_uses_more_than_all_of_a_card(
+def test_mfu_never_exceeds_one(
     gpu, model, method, padded, mean, batch, length, kernel, utilisation
 ) -> None:
-    """Each end computes its own operations in its own time: padded rows take longer, and are more of both."""
+    """Each end uses its own operations and its own time: padded rows have more of both."""
     setup = TrainingSetup(
         method=method,
         padded=padded,
@@ -282,8 +282,8 @@ def test_no_end_uses_more_than_all_of_a_card(
         assert time.mfu_high == pytest.approx(utilisation)
 
 
-def test_utilisation_at_best_counts_the_text_alone() -> None:
-    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations a second: 50 tokens' work in their time."""
+def test_mfu_of_the_fast_end_excludes_padding() -> None:
+    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations per second: the work of 50 tokens, in its time."""
     short = replace(LONG, max_length=50)
     padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
     work, time = timed(short, gpu=CARD).model_flops_per_step, timed(padded, gpu=CARD)
@@ -296,10 +296,10 @@ def test_utilisation_at_best_counts_the_text_alone() -> None:
     assert (time.mfu_low, time.mfu_high) == pytest.approx((min(ends), max(ends)))
 
 
-# --- what is missing ----------------------------------------------------------------------------
+# --- missing data -------------------------------------------------------------------------------
 
 
-def test_card_without_bfloat16_gives_no_time_but_a_sentence() -> None:
+def test_a_card_without_bfloat16_gets_a_sentence_instead_of_a_time() -> None:
     answer = estimate(MISTRAL, catalog.gpu("T4"), TrainingSetup(method=Method.QLORA))
     assert answer.time is answer.cost is answer.energy_kwh_low is None
     assert (
@@ -314,13 +314,13 @@ def test_card_without_bfloat16_gives_no_time_but_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["Apple M4 Max (128 GB)", "P100-PCIe-16GB"])
-def test_card_of_unknown_rate_gives_no_time(name: str) -> None:
+def test_a_card_of_unknown_rate_gets_no_time(name: str) -> None:
     answer = estimate(MISTRAL, catalog.gpu(name), TrainingSetup())
     assert answer.time is None
     assert any(sentence.startswith("No time is given") for sentence in answer.assumptions)
 
 
-def test_own_card_needs_its_rate_and_its_bandwidth() -> None:
+def test_a_custom_card_needs_its_rate_and_bandwidth() -> None:
     bare = Gpu(name="card", memory_bytes=2**34)
     assert "bf16_dense_tflops" in str(missing_rate(bare, TrainingSetup()))
     half = replace(bare, bf16_dense_tflops=100.0)
@@ -328,7 +328,7 @@ def test_own_card_needs_its_rate_and_its_bandwidth() -> None:
     assert missing_rate(CARD, TrainingSetup()) is None
 
 
-def test_without_a_gpu_no_time_is_asked_for() -> None:
+def test_without_a_gpu_there_is_no_time() -> None:
     answer = estimate(MISTRAL, None, TrainingSetup())
     assert answer.time is None
     assert not any("time" in sentence for sentence in answer.assumptions)
@@ -362,13 +362,13 @@ LYING = {
 
 
 def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:
-    """The time alone: no step is played, so that any batch and length will do."""
+    """Only the time: no step is played, so any batch and length work."""
     return run_time(MISTRAL, gpu, setup, LYING[setup.method])
 
 
 @settings(deadline=None, max_examples=200)
 @given(SETUPS, st.sampled_from(TIMED))
-def test_fast_end_never_exceeds_the_slow_end_and_all_is_finite(
+def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     setup: TrainingSetup, gpu: Gpu
 ) -> None:
     time = run(setup, gpu)
@@ -408,7 +408,7 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     SETUPS,
     st.sampled_from(["per_device_train_batch_size", "gradient_accumulation_steps"]),
 )
-def test_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
+def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
     less = replace(setup, **{name: 7})
     more = replace(setup, **{name: 8})
     assert run(less).step_seconds_low <= run(more).step_seconds_low * ROUNDING
@@ -438,7 +438,7 @@ def _seconds(time: RunTime, name: str) -> float:
     return next(part.high_seconds for part in time.parts if part.name == name)
 
 
-def test_what_gpus_exchange_follows_from_the_whole_model_and_the_strategy():
+def test_exchanged_bytes_follow_from_the_whole_model_and_the_strategy():
     """By hand: 2-byte weights and gradients of 7,241,732,096 parameters over half of 600 GB/s, 3/4 of it."""
     link, whole = A100.interconnect_gb_per_s / 2 * 1e9, 2 * 7_241_732_096
     exchanged = {
@@ -453,14 +453,14 @@ def test_what_gpus_exchange_follows_from_the_whole_model_and_the_strategy():
         assert seconds == pytest.approx(size * 3 / 4 / link, rel=1e-3), strategy
 
 
-def test_groups_of_hsdp_exchange_inside_and_then_their_shards_gradients():
+def test_hsdp_exchanges_inside_groups_and_then_between_them():
     """By hand: 3 · whole · 1/2 inside groups of two, and 2 · 1/2 · whole / 2 between the two groups."""
     link, whole = A100.interconnect_gb_per_s / 2 * 1e9, 2 * 7_241_732_096
     seconds = _seconds(_on_four(Strategy.HSDP, dp_replicate_size=2), "exchange between GPUs")
     assert seconds == pytest.approx((3 * whole / 2 + whole / 2) / link, rel=1e-3)
 
 
-def test_gpus_that_divide_the_states_divide_the_optimizer_s_step():
+def test_sharding_optimizer_states_divides_the_optimizer_step():
     alone = _seconds(_on_four(Strategy.DDP), OPTIMIZER_STEP)
     assert _seconds(_on_four(Strategy.FSDP), OPTIMIZER_STEP) == pytest.approx(alone / 4, rel=1e-3)
 
@@ -468,7 +468,7 @@ def test_gpus_that_divide_the_states_divide_the_optimizer_s_step():
 @pytest.mark.parametrize(
     ("strategy", "bytes_a_parameter"),
     [
-        (Strategy.DDP, 2 + 4),  # bfloat16 weights and AdamW's two states in the same
+        (Strategy.DDP, 2 + 4),  # bfloat16 weights and AdamW's two states
         (Strategy.FSDP, 4 + 4 + 8),  # float32: for inference, for resuming, and two states
         (
             Strategy.ZERO2,
@@ -476,7 +476,7 @@ def test_gpus_that_divide_the_states_divide_the_optimizer_s_step():
         ),  # for inference, for resuming, and float32 weights with two states
     ],
 )
-def test_a_checkpoint_is_of_the_whole_model_whatever_the_ranks_hold(strategy, bytes_a_parameter):
+def test_a_checkpoint_contains_the_whole_model_on_any_number_of_gpus(strategy, bytes_a_parameter):
     model = catalog.model("mistralai/Mistral-7B-v0.1")
     for num_gpus in (2, 4, 8):
         setup = TrainingSetup(num_gpus=num_gpus, strategy=strategy)

@@ -1,7 +1,7 @@
-"""Every constant of time, by hand: figures small enough to redo on paper, from each constant's own docstring.
+"""Every time constant by hand: numbers small enough to redo on paper, from each constant's docstring.
 
-The card moves 10¹² bytes a second and multiplies at 10¹⁴ operations a second, 8·10¹³ in fast runs and 4·10¹³ in slow
-ones; attention at 5·10¹³ and 2.5·10¹³; the slow end's memory bandwidth is 8·10¹¹. The model has 2 layers, a hidden size
+The card moves 10¹² bytes per second and multiplies at 10¹⁴ operations per second, 8·10¹³ in fast and 4·10¹³ in slow
+runs; attention at 5·10¹³ and 2.5·10¹³; the slow end's memory bandwidth is 8·10¹¹. The model has 2 layers, a hidden size
 of 8, an MLP of 16, 2 heads of queries and 1 of keys, 4 wide, and 10 words.
 """
 
@@ -66,7 +66,7 @@ def part(
     resident: Resident = RESIDENT,
     **keys: Any,
 ) -> tuple[float, float]:
-    """Both ends of one part of a step of 256 tokens."""
+    """Low and high seconds of one part of a step of 256 tokens."""
     setup = TrainingSetup(max_length=LENGTH, **keys)
     length = Lengths(1, LENGTH, LENGTH, LENGTH, float(LENGTH))
     found = step_parts(model, setup, resident, RATE, length, of, of)
@@ -84,20 +84,20 @@ def near(fast: float, slow: float) -> Any:
 LINEARS = 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16)
 """Elements of the linears of both layers; the head has 8 · 10 more."""
 INPUTS = 2 * (4 * 8 + 2 * 8 + 16) + 8
-"""A token's values that all products read: q, k, v, o; gate, up; down; the head."""
+"""Values per token that all matmuls read: q, k, v, o; gate, up; down; the head."""
 OUTPUTS = 2 * (8 + 4 + 4 + 8 + 16 + 16 + 8) + 10
 MOVED = 2 * (LINEARS + 80 + 256 * (INPUTS + OUTPUTS))
-"""Bytes that the products of a forward pass read and write: weights once, values of 256 tokens."""
+"""Bytes that a forward pass's matmuls read and write: weights once, values of 256 tokens."""
 HALF_WAVE = 128 * 256 * 108 // 2
 IDLE = 2 * HALF_WAVE * INPUTS / 1e14
-"""Seconds of half a wave of tiles in each product of a pass, which is as deep as its input is wide."""
+"""Seconds of half a wave of tiles in each matmul of a pass; a matmul's depth is its input width."""
 
 
 @pytest.mark.parametrize(("method", "passes"), [(Method.FULL, 3), (Method.LORA, 2)])
-def test_products_take_their_operations_what_they_move_and_half_a_wave(
+def test_matmuls_take_operations_memory_traffic_and_half_a_wave(
     method: Method, passes: int
 ) -> None:
-    # backward multiplies for the inputs' gradients, and for the weights' where they are trained, 256 tokens deep
+    # backward multiplies for gradients of inputs and of trained weights, the latter 256 tokens deep
     found = part("matrix products", of=NOTHING._replace(products=4e14), method=method)
     gradients = 2 * HALF_WAVE * 15 * 256 / 1e14 if method is Method.FULL else 0
     assert found == near(
@@ -105,7 +105,7 @@ def test_products_take_their_operations_what_they_move_and_half_a_wave(
     )
 
 
-def test_attention_runs_at_its_kernel_s_rate() -> None:
+def test_attention_runs_at_its_kernels_rate() -> None:
     assert part("attention", of=NOTHING._replace(attention=4e14)) == near(8, 16)
 
 
@@ -113,13 +113,13 @@ def test_attention_runs_at_its_kernel_s_rate() -> None:
     ("architecture", "fast", "slow", "flash"),
     [
         ("Ampere", 0.93, 0.69, (0.68, 0.43)),
-        ("Ada Lovelace", 0.92, 0.41, (0.68, 0.41)),  # at worst no faster than products
+        ("Ada Lovelace", 0.92, 0.41, (0.68, 0.41)),  # at worst no faster than matmuls
         ("Hopper", 0.805, 0.61, (0.65, 0.235)),
         ("Blackwell", 1.0, 0.40, (0.65, 0.235)),
-        ("Volta", 1.0, 0.40, (0.68, 0.40)),  # too few runs were published
+        ("Volta", 1.0, 0.40, (0.68, 0.40)),  # too few published runs
     ],
 )
-def test_products_of_fast_and_slow_runs_reach_their_generation_s_shares(
+def test_fast_and_slow_matmuls_reach_their_generations_shares_of_peak(
     architecture: str, fast: float, slow: float, flash: tuple[float, float]
 ) -> None:
     card = Gpu(
@@ -139,18 +139,18 @@ def test_products_of_fast_and_slow_runs_reach_their_generation_s_shares(
 # --- norms, activations, residuals ----------------------------------------------------------------
 
 FUSED = 2 * (12 * 8 + 6 * 16)
-"""Bytes a token in both layers, forward: two norms of 12 an element of the hidden state, the MLP's 6 of its width."""
+"""Forward bytes per token in both layers: two norms of 12 per hidden element, and 6 per MLP element."""
 WRITTEN, WRITTEN_BACK = 1128, 1672
-"""Bytes a token that operators between products write, both layers: by hand in tests/test_traffic.py."""
+"""Bytes per token that operators between matmuls write in both layers: by hand in tests/test_traffic.py."""
 
 
-def test_operators_between_products_take_what_they_write_once_at_best_and_thrice_at_worst() -> None:
+def test_elementwise_operators_move_their_output_once_at_best_and_three_times_at_worst() -> None:
     written = 256 * (WRITTEN + WRITTEN_BACK)
     assert part("norms, activations, residuals") == near(1.15 * written / FAST, 3 * written / FAST)
 
 
-def test_no_kernel_moves_less_than_fused_ones_do() -> None:
-    """Liger's kernels write so little, and in place, that the roofline of fused kernels decides at best."""
+def test_no_kernel_moves_less_than_fused_kernels() -> None:
+    """Liger's kernels write so little, and in place, that the fused kernels' roofline sets the fast end."""
     keys: dict[str, Any] = {"use_liger_kernel": True, "mixed_precision": MixedPrecision.NO}
     assert part("norms, activations, residuals", **keys)[0] == pytest.approx(
         max(256 * FUSED, 1.15 * 256 * traffic(TINY_LLAMA, TrainingSetup(**keys), 0.0).forward)
@@ -160,7 +160,7 @@ def test_no_kernel_moves_less_than_fused_ones_do() -> None:
     )
 
 
-def test_a_score_of_eager_attention_is_eight_bytes_at_best_and_twenty_four_at_worst() -> None:
+def test_an_eager_attention_score_moves_8_bytes_at_best_and_24_at_worst() -> None:
     name = "norms, activations, residuals"
     short, long = (
         part(name, attn_implementation=kernel)
@@ -171,7 +171,7 @@ def test_a_score_of_eager_attention_is_eight_bytes_at_best_and_twenty_four_at_wo
     assert long[1] - short[1] > 0.95 * 24 * scores / SLOW
 
 
-def test_a_checkpoint_moves_the_forward_pass_once_more() -> None:
+def test_a_checkpoint_repeats_the_forward_passs_traffic() -> None:
     found = part(
         "recomputation",
         of=NOTHING._replace(products_again=1e14, attention_again=1e14),
@@ -183,7 +183,7 @@ def test_a_checkpoint_moves_the_forward_pass_once_more() -> None:
 
 
 @pytest.mark.parametrize(("loss", "bytes_a_word"), [(Loss.STANDARD, 12), (Loss.CHUNKED_TRL, 4)])
-def test_logits_are_twelve_bytes_a_word_at_best_or_four_if_fused_and_forty_two_at_worst(
+def test_a_logit_moves_12_bytes_at_best_4_if_fused_and_42_at_worst(
     loss: Loss, bytes_a_word: int
 ) -> None:
     found = part("logits and loss", loss=loss)
@@ -201,10 +201,10 @@ def test_logits_are_twelve_bytes_a_word_at_best_or_four_if_fused_and_forty_two_a
         ({"mixed_precision": MixedPrecision.NO}, 4),
     ],
 )
-def test_an_adapter_s_products_read_the_input_and_write_the_output(
+def test_an_adapters_matmuls_read_the_input_and_write_the_output(
     keys: dict[str, Any], width: int
 ) -> None:
-    # q_proj of both layers, 8 in and 8 out, three passes; what is cast and summed counts between the products
+    # q_proj of both layers, 8 in and 8 out, three passes; casts and sums count as elementwise operators
     found = part(
         "adapters", of=NOTHING._replace(adapters=4e14), method=Method.LORA, **(FROZEN | keys)
     )
@@ -212,7 +212,7 @@ def test_an_adapter_s_products_read_the_input_and_write_the_output(
     assert found == near(5 + 0.3 * moves / FAST, 10 + 0.8 * moves / FAST)
 
 
-def test_dora_moves_thirty_four_bytes_an_element_of_an_adapted_weight() -> None:
+def test_dora_moves_34_bytes_per_element_of_an_adapted_weight() -> None:
     found = part("adapters", method=Method.LORA, use_dora=True, **FROZEN)
     skinny, weights = 3 * 256 * 4 * 2 * (8 + 8), 34 * 2 * 8 * 8
     assert found == near((0.3 * skinny + weights) / FAST, 0.8 * skinny / FAST + weights / SLOW)
@@ -226,7 +226,7 @@ def test_dora_moves_thirty_four_bytes_an_element_of_an_adapted_weight() -> None:
         ({"method": Method.LORA, "load_in_8bit": True}, 1 + 2, 2),
     ],
 )
-def test_a_packed_weight_is_read_and_a_16_bit_one_written_at_two_to_nine_times_the_roofline(
+def test_dequantising_takes_two_to_nine_times_the_roofline(
     keys: dict[str, Any], bytes_an_element: float, passes: int
 ) -> None:
     found = part("dequantisation", **({"method": Method.QLORA} | FROZEN | keys))
@@ -234,7 +234,7 @@ def test_a_packed_weight_is_read_and_a_16_bit_one_written_at_two_to_nine_times_t
     assert found == near(2 * seconds, 9 * seconds)
 
 
-def test_a_float32_weight_is_cast_once_a_forward_pass_at_six_bytes() -> None:
+def test_casting_a_float32_weight_moves_6_bytes_once_per_forward_pass() -> None:
     size = 6 * (LINEARS + 8 * 10)
     assert part("casts of weights", dtype=Dtype.FLOAT32) == near(size / FAST, size / SLOW)
     again = part("casts of weights", dtype=Dtype.FLOAT32, gradient_checkpointing=True)
@@ -260,7 +260,7 @@ def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(
     # 2 layers of 6 heads, 4 chunks of 64 tokens; keys 5 and values 7 wide
     fused = 12 * 256 * 2 * (2 * 5 + 2 * 7)
     chunk = 64 * (136 * 5 + 128 * 7 + 64 * 64) + 36 * 5 * 7
-    # each round of the loop takes slices of q, k, the solved values and keys, and decays, 3 · 5 + 7 + 64, and writes 7
+    # each iteration of the loop slices q, k, the solved values and keys, and decays, 3 · 5 + 7 + 64, and writes 7
     sliced = 4 * 64 * (16 * (3 * 5 + 7 + 64) + 8 * 7)
     found = part("delta-nets", DELTA, gradient_checkpointing=checkpointing)
     assert found == near(passes * fused / FAST, 12 * 4 * (passes * chunk + sliced) / SLOW)
@@ -270,7 +270,7 @@ def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(
 def test_a_state_space_moves_scores_values_states_and_channels(
     checkpointing: bool, passes: int
 ) -> None:
-    # 2 layers of 6 heads, 5 wide, 7 numbers of state, 4 chunks of 64 tokens; B and C for 2 groups
+    # 2 layers of 6 heads, 5 wide, state size 7, 4 chunks of 64 tokens; B and C for 2 groups
     width = 30
     projected, channels = 2 * width + 2 * 14 + 6, width + 2 * 14
     fused = 2 * 256 * 2 * (projected + width)
@@ -281,27 +281,27 @@ def test_a_state_space_moves_scores_values_states_and_channels(
 
 
 def test_without_autocast_a_state_space_multiplies_in_float32() -> None:
-    # 2 operations for each product: 2 layers · 6 heads · 256 rows · (64 · (7 + 5) + 2 · 7 · 5), at 1e13 a second
+    # 2 operations per multiply-add: 2 layers · 6 heads · 256 rows · (64 · (7 + 5) + 2 · 7 · 5), at 1e13 a second
     autocast = part("state spaces", MAMBA)[1]
     assert part("state spaces", MAMBA, mixed_precision=MixedPrecision.NO)[1] == pytest.approx(
         autocast + 3 * 2 * (2 * 6 * 256 * (64 * 12 + 70)) / 1e13
     )
 
 
-def test_products_of_delta_nets_and_state_spaces_are_counted_in_whole_chunks() -> None:
+def test_delta_net_and_state_space_operations_are_counted_in_whole_chunks() -> None:
     # 65 tokens are two chunks of 64. Keys with keys, queries with keys, scores with values; two triangles; the state
     delta = 2 * 6 * 128 * (64 * (2 * 5 + 7) + 64 * (5 + 7) // 2 + 3 * 5 * 7)
     assert delta_products(DELTA, 65) == delta
     space = 2 * 6 * 128 * (64 * (7 + 5) + 2 * 7 * 5)
     assert scan_products(MAMBA, 65) == space
-    # a product is 2 operations, its backward twice as many; the rest of attention counts no pair here
+    # a multiply-add is 2 operations, its backward twice as many; other attention has no pairs here
     for model, mixed in ((DELTA, delta), (MAMBA, space)):
         found = work(model, TrainingSetup(gradient_checkpointing=True), 65, pairs=0)
         assert found.attention == 3 * 2 * mixed
         assert found.attention_again == 2 * mixed
 
 
-def test_dora_sends_a_unit_matrix_through_its_adapter_and_with_dropout_the_base_once_more() -> None:
+def test_dora_multiplies_a_unit_matrix_and_with_dropout_repeats_the_base() -> None:
     keys = {"method": Method.LORA, "lora_r": 3, "lora_target_modules": ("q_proj",)}
     plain, dora, dropped = (
         work(TINY_LLAMA, TrainingSetup(**keys, **more), 4, pairs=0).adapters
@@ -316,7 +316,7 @@ def test_dora_sends_a_unit_matrix_through_its_adapter_and_with_dropout_the_base_
     assert dropped == dora + 2 * (2 * 4 * 2 * 8 * 8)  # forward and backward
 
 
-def test_trl_s_loss_multiplies_by_the_head_once_more() -> None:
+def test_trls_loss_multiplies_by_the_head_once_more() -> None:
     found = work(TINY_LLAMA, TrainingSetup(loss=Loss.CHUNKED_TRL), 4, pairs=0)
     assert found.products_again == 2 * 4 * 10 * 8
 
@@ -328,7 +328,7 @@ def test_trl_s_loss_multiplies_by_the_head_once_more() -> None:
     ("keys", "passes", "trained"),
     [
         ({}, 1, 1000),
-        ({"optim": Optimizer.ADAMW_TORCH}, 20 / 7, 1000),  # foreach: 20 passes for 7
+        ({"optim": Optimizer.ADAMW_TORCH}, 20 / 7, 1000),  # foreach: 20 passes instead of 7
         ({"optim": Optimizer.ADAFACTOR}, 20 / 7, 1000),
         ({"method": Method.LORA}, 1, 100),
     ],
@@ -336,16 +336,16 @@ def test_trl_s_loss_multiplies_by_the_head_once_more() -> None:
 def test_the_optimizer_moves_gradients_once_and_weights_and_all_states_twice(
     keys: dict[str, Any], passes: float, trained: int
 ) -> None:
-    # paged states, 500 bytes here, count as the others do
+    # paged states, 500 bytes here, count like the others
     update = passes * (10 + 2 * trained + 2 * (2000 + 500))
     unclipped = part("optimizer step", max_grad_norm=0.0, **keys)
     assert unclipped == near(update / FAST, update / SLOW)
-    # clipping reads gradients for their norm, and at worst reads and writes them to scale them
+    # clipping reads gradients for their norm; at worst it also reads and writes them to scale them
     assert part("optimizer step", **keys) == near((update + 10) / FAST, (update + 30) / SLOW)
 
 
 def operators(model: Model = TINY_LLAMA, **keys: Any) -> int:
-    """Operators of a micro-step, which tests/test_traffic.py checks."""
+    """Operators of a micro-step; tests/test_traffic.py checks them."""
     setup = TrainingSetup(**keys)
     return traffic(model, setup, float(setup.gradient_checkpointing)).operators
 
@@ -353,18 +353,18 @@ def operators(model: Model = TINY_LLAMA, **keys: Any) -> int:
 @pytest.mark.parametrize("method", list(Method))
 @pytest.mark.parametrize(("gpus", "times"), [(1, 1), (2, 1.5)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_host_starts_an_operator_in_ten_to_twenty_five_microseconds(
+def test_the_host_launches_an_operator_in_10_to_25_microseconds(
     method: Method, gpus: int, times: float, checkpointing: bool
 ) -> None:
     keys: dict[str, Any] = {"method": method, "gradient_checkpointing": checkpointing}
     shared = {"strategy": Strategy.DDP, "num_gpus": gpus} if gpus > 1 else {}
     found = part("waiting for the host", gradient_accumulation_steps=3, **keys, **shared)
-    # 3 micro-batches; what the GPU takes meanwhile, some microseconds of these, is less than a tenth
+    # 3 micro-batches; the GPU's own time, a few microseconds of these, is less than a tenth
     assert found[0] == pytest.approx(3 * 10e-6 * operators(**keys), rel=0.1)
     assert found[1] == pytest.approx(3 * 25e-6 * times * operators(**keys), rel=0.1)
 
 
-def test_deepspeed_s_third_stage_fetches_each_module_at_each_call() -> None:
+def test_zero_3_fetches_each_module_at_each_call() -> None:
     alone, sharded = (
         part("waiting for the host", strategy=it, num_gpus=2)
         for it in (Strategy.ZERO2, Strategy.ZERO3)
@@ -373,13 +373,13 @@ def test_deepspeed_s_third_stage_fetches_each_module_at_each_call() -> None:
     assert sharded[1] - alone[1] == pytest.approx(15 * 3 * 300e-6)  # 15 modules, 3 passes
 
 
-def test_the_host_waits_for_no_step_that_takes_the_gpu_longer() -> None:
+def test_a_step_limited_by_the_gpu_never_waits_for_the_host() -> None:
     assert part("waiting for the host", of=NOTHING._replace(products=1e14)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("checkpointing", "kernels"), [(False, 9 + 37), (True, 2 * 9 + 37)])
-def test_a_delta_net_s_loop_starts_46_kernels_a_chunk(checkpointing: bool, kernels: int) -> None:
-    # 4 chunks in each of 2 layers, the first of which is among the operators
+def test_a_delta_nets_loop_launches_46_kernels_per_chunk(checkpointing: bool, kernels: int) -> None:
+    # 4 chunks in each of 2 layers; the first chunk is counted among the operators
     keys = {"gradient_checkpointing": checkpointing}
     _, slow = part("waiting for the host", DELTA, **keys)
     _, busy = part("delta-nets", DELTA, **keys)
@@ -387,7 +387,7 @@ def test_a_delta_net_s_loop_starts_46_kernels_a_chunk(checkpointing: bool, kerne
     assert slow == pytest.approx(expected - busy, rel=0.05)
 
 
-def test_a_state_space_has_no_loop_that_the_host_starts() -> None:
+def test_a_state_space_has_no_loop_on_the_host() -> None:
     _, busy = part("state spaces", MAMBA)
     assert part("waiting for the host", MAMBA)[1] == pytest.approx(
         25e-6 * operators(MAMBA) - busy, rel=0.05
@@ -412,7 +412,7 @@ def test_a_host_is_as_old_as_its_gpu(architecture: str, link: float, memory: flo
     assert slow == fast == Host(link, pytest.approx(memory, rel=0.002))
 
 
-def test_a_host_of_unknown_age_is_anything_from_the_oldest_to_the_newest() -> None:
+def test_a_host_of_unknown_age_spans_the_oldest_to_the_newest() -> None:
     slow, fast = hosts(replace(A100, architecture=""))
     assert (slow.link, fast.link) == (15.75, 63.0)
 
@@ -435,29 +435,32 @@ FSDP = {
 @pytest.mark.parametrize(
     ("keys", "bytes_an_element"),
     [
-        # Adam: weight, gradient and two moments in, all but the gradient out: 4 · 4 + 3 · 4
+        # Adam reads weight, gradient and two moments and writes all but the gradient: 4 · 4 + 3 · 4
         ({**FSDP, "max_grad_norm": 0.0}, 28),
-        (FSDP, 28 + 12),  # clipping reads for the norm, reads and writes for the product
+        (FSDP, 28 + 12),  # clipping reads for the norm, then reads and writes to scale
         ({**FSDP, "optim": Optimizer.ADAMW_TORCH}, (28 + 12) * 20 / 7),
         (
             ZERO,
             28 + 8 + 6,
         ),  # DeepSpeed scales every gradient in place and copies weights into 16 bits
         ({**ZERO, "max_grad_norm": 0.0}, 28 + 8 + 6),
-        ({**ZERO, "optim": Optimizer.ADAMW_TORCH}, 28 + 8 + 6),  # replaced by DeepSpeed's own
+        (
+            {**ZERO, "optim": Optimizer.ADAMW_TORCH},
+            28 + 8 + 6,
+        ),  # replaced by DeepSpeed's own optimizer
     ],
 )
-def test_the_cpu_steps_every_element_with_all_that_goes_with_it(
+def test_the_cpu_step_moves_all_bytes_of_each_element(
     keys: dict[str, Any], bytes_an_element: float
 ) -> None:
     setup = TrainingSetup(num_gpus=2, max_length=LENGTH, **keys)
-    stepped = 2 * moved(TINY_LLAMA, setup).stepped  # both ranks are in one machine
+    stepped = 2 * moved(TINY_LLAMA, setup).stepped  # both ranks share one machine
     passes = 20 / 7 if bytes_an_element > 100 else 1
     found = offloaded("optimizer step on the CPU", **keys)
     assert found == near(stepped * bytes_an_element / 409.6e9, stepped * passes / 1.8e9)
 
 
-def test_the_link_is_hidden_behind_the_gpu_at_best_and_reaches_a_third_at_worst() -> None:
+def test_transfers_overlap_compute_at_best_and_reach_a_third_of_the_link_at_worst() -> None:
     of = moved(TINY_LLAMA, TrainingSetup(num_gpus=2, max_length=LENGTH, **FSDP))
     assert of.in_micro_steps > 0
     both = of.in_micro_steps + of.after
@@ -467,7 +470,7 @@ def test_the_link_is_hidden_behind_the_gpu_at_best_and_reaches_a_third_at_worst(
     assert hidden == near(of.after / 31.5e9, slow)
 
 
-def test_stages_1_and_2_send_on_the_stream_that_computes() -> None:
+def test_zero_1_and_2_transfer_on_the_compute_stream() -> None:
     of = moved(TINY_LLAMA, TrainingSetup(num_gpus=2, max_length=LENGTH, **ZERO))
     both = of.in_micro_steps + of.after
     found = offloaded("between GPU and host", behind=1.0, **ZERO)
@@ -491,8 +494,8 @@ def test_nvme_is_eight_fast_disks_at_best_and_one_at_worst() -> None:
 # --- the network ----------------------------------------------------------------------------------
 
 
-def test_a_gpu_without_a_link_of_its_own_has_half_of_pcie_3_each_way_and_ethernet() -> None:
-    # PCIe 3.0 x16: 16 GB/s each way; 25 Gb/s are 3.125 GB/s, and at best the network is as fast as the link
+def test_a_gpu_without_a_known_link_has_half_of_pcie_3_each_way_and_ethernet() -> None:
+    # PCIe 3.0 x16: 16 GB/s each way; 25 Gb/s are 3.125 GB/s; at best the network is as fast as the link
     assert ETHERNET.network_gbit_per_s == 25
     assert links(Gpu(name="card", memory_bytes=2**34), TrainingSetup()) == Links(
         16e9, 3.125e9, 16e9

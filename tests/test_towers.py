@@ -1,4 +1,4 @@
-"""Checkpoints with towers: which class is made of them, and what the towers take in a step on text."""
+"""Checkpoints with towers: which class they load as, and what the towers cost in a step on text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = {"model_class": ModelClass.TEXT}
 
 
 def tower_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Of all modules of the towers, as they lie on the GPU."""
+    """Bytes of all tower modules on the GPU."""
     buffers = sum(it.copies * it.bytes for it in tower_buffers(model, setup))
     return buffers + sum(n * module_bytes(it, setup) for it, n in tower_modules(model, setup))
 
@@ -40,7 +40,7 @@ def ledger(model: Model, setup: TrainingSetup) -> dict[Component, int]:
 
 @pytest.mark.parametrize("hub_id", WITH)
 def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
-    """The Hub counts what is stored: besides keys and values that transformers 5 does not make, and stored buffers."""
+    """The Hub also counts stored buffers, and keys and values that transformers 5 does not create."""
     entry = catalog.models()[hub_id]
     towers = tower_parameters(entry.model, TrainingSetup())
     made = estimate(entry.model, None, TrainingSetup()).total_parameters
@@ -50,7 +50,7 @@ def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
     assert f"{towers}" in entry.published_extra_is or entry.published_extra == towers
 
 
-def test_every_catalogued_gemma_of_three_kinds_says_its_class() -> None:
+def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
     assert {catalog.model(hub_id).model_type for hub_id in WITH} == {
         name for name, it in FAMILIES.items() if it.with_towers
     }
@@ -70,11 +70,11 @@ def test_every_catalogued_gemma_of_three_kinds_says_its_class() -> None:
 
 
 def test_all_linear_adapts_the_linears_of_siglip_too() -> None:
-    # of 27 layers q, k, v and out of 1152 x 1152, fc1 and fc2 of 1152 x 4304; the projector is no linear
+    # in 27 layers q, k, v and out of 1152 x 1152, fc1 and fc2 of 1152 x 4304; the projector is not a linear
     by_hand = 27 * 16 * (4 * (1152 + 1152) + 2 * (1152 + 4304))
     alone = adapter_parameters(GEMMA_3, replace(LORA, **TEXT))
     assert adapter_parameters(GEMMA_3, LORA) == alone + by_hand
-    # by names: what the tower shares with the text, which calls its last one o_proj
+    # by name: q_proj is in tower and text; the text's output projection is o_proj, the tower's is not
     named = replace(LORA, lora_target_modules=("q_proj", "o_proj"))
     without = adapter_parameters(GEMMA_3, replace(named, **TEXT))
     assert adapter_parameters(GEMMA_3, named) == without + 27 * 16 * (1152 + 1152)
@@ -93,9 +93,7 @@ SETUPS = [
 
 @pytest.mark.parametrize("model", [GEMMA_3, GEMMA_31B, E2B], ids=["3", "4 31B", "4 E2B"])
 @pytest.mark.parametrize("setup", SETUPS)
-def test_towers_take_their_weights_and_adapters_and_nothing_else(
-    model: Model, setup: TrainingSetup
-) -> None:
+def test_towers_cost_only_their_weights_and_adapters(model: Model, setup: TrainingSetup) -> None:
     text = replace(setup, **TEXT)
     alone, made = ledger(model, text), ledger(model, setup)
     weights = made.pop(Component.WEIGHTS) - alone.pop(Component.WEIGHTS)
@@ -115,13 +113,13 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _rounded(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of the adapters that no gradient reaches, each as allocated: by multiples of 512."""
+    """Bytes of the adapters that get no gradient, each rounded up to 512."""
     return sum(
         it.alike * -(-it.width * _size(it.shape) // 512) * 512 for it in idle_tensors(model, setup)
     )
 
 
-def test_a_packed_base_packs_the_towers_linears_but_the_models_last_parameter() -> None:
+def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
     setup = TrainingSetup(method=Method.QLORA)
     whole = [
         it.name
@@ -135,12 +133,12 @@ def test_a_packed_base_packs_the_towers_linears_but_the_models_last_parameter() 
 
 
 @pytest.mark.parametrize("setup", [TrainingSetup(), LORA])
-def test_ddp_has_room_in_its_buckets_for_what_gets_no_gradient(setup: TrainingSetup) -> None:
+def test_ddp_buckets_include_parameters_without_gradients(setup: TrainingSetup) -> None:
     setup = replace(setup, num_gpus=2, strategy=Strategy.DDP)
     text = ledger(GEMMA_3, replace(setup, **TEXT))[Component.COMMUNICATION]
     more = sum(it.alike * it.width * _size(it.shape) for it in idle_tensors(GEMMA_3, setup))
     made = ledger(GEMMA_3, setup)[Component.COMMUNICATION]
-    assert abs(made - text - more) < 512  # the buckets are allocated by multiples of 512
+    assert abs(made - text - more) < 512  # buckets are rounded up to 512 bytes
 
 
 BARE = {"mixed_precision": MixedPrecision.NO}
@@ -160,13 +158,11 @@ CHECKPOINTED = {**BARE, "gradient_checkpointing": True}
     ],
     ids=["full", "lora", "lora, checkpointed", "qlora, checkpointed"],
 )
-def test_peaks_of_gemma_3_4b_on_text_are_those_of_real_steps(
-    changes: dict[str, Any], traced: int
-) -> None:
+def test_peaks_of_gemma_3_4b_on_text_match_real_steps(changes: dict[str, Any], traced: int) -> None:
     """Every live tensor of Gemma3ForConditionalGeneration on 1,024 tokens without an image, bfloat16 and sdpa.
 
-    torch 2.13, transformers 5.23, peft 0.21 (all-linear) on a stand-in device that counts what is allocated, by
-    multiples of 512 bytes and without cuBLAS' workspace. Of the text class they are 0.3 to 0.9 GB lower.
+    torch 2.13, transformers 5.23, peft 0.21 (all-linear) on a stand-in device that counts allocations,
+    rounded up to 512 bytes and without cuBLAS's workspace. The text class's peaks are 0.3 to 0.9 GB lower.
     """
     peak = estimate(GEMMA_3, None, TrainingSetup(**changes)).peak
     assert peak.bytes - peak.resident[Component.WORKSPACE] == pytest.approx(traced, rel=1e-4)
@@ -177,7 +173,7 @@ def test_gemma_3n_runs_its_embedders_on_text() -> None:
     more = len(trainable_tensors(GEMMA_3N, full)) - len(
         trainable_tensors(GEMMA_3N, replace(full, **TEXT))
     )
-    assert more == 6  # of each of two: the table, its norm, the projection
+    assert more == 6  # two embedders, each with a table, its norm and a projection
     said = " ".join(estimate(GEMMA_3N, None, full).assumptions)
     assert "whose activations are not counted" in said
 
@@ -210,7 +206,7 @@ def test_gemma_3n_runs_its_embedders_on_text() -> None:
         ),
     ],
 )
-def test_what_stops_at_the_towers_runs_without_them(
+def test_setups_refused_for_their_towers_run_without_them(
     model: Model, changes: dict[str, Any], sentence: str
 ) -> None:
     setup = TrainingSetup(**{"num_gpus": 2, **changes})
@@ -235,7 +231,7 @@ WRAPPER: dict[str, Any] = {
 }
 
 
-def test_a_config_with_towers_is_the_catalogues_model() -> None:
+def test_a_config_with_towers_equals_the_catalogued_model() -> None:
     found = from_config(WRAPPER)
     assert found.model is not None
     assert found.model.towers == GEMMA_3.towers
@@ -253,7 +249,7 @@ def test_a_config_with_towers_is_the_catalogues_model() -> None:
         {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     ],
 )
-def test_towers_whose_modules_are_not_known_are_said_to_be_left_out(
+def test_towers_of_unknown_modules_are_reported_as_left_out(
     changes: dict[str, Any],
 ) -> None:
     found = from_config(WRAPPER | changes)
@@ -277,7 +273,7 @@ def test_a_tower_with_impossible_sizes_is_refused_by_key(vision: object, sentenc
     assert sentence in found.problem
 
 
-def test_a_text_config_by_itself_has_no_towers() -> None:
+def test_a_text_config_alone_has_no_towers() -> None:
     found = from_config(WRAPPER["text_config"])
     assert found.model is not None
     assert found.model.towers is None

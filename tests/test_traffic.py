@@ -1,4 +1,4 @@
-"""Bytes that operators between matrix products write, counted by hand from transformers' code."""
+"""Bytes that operators between matmuls write, counted by hand from transformers' code."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ HIDDEN, QUERIES, KEYS, MLP = 8, 8, 4, 16
 """Widths of the tiny model, which has two layers, and heads of 4 that the kernel pads to 8."""
 
 
-def test_a_layer_writes_what_transformers_llama_computes_between_its_products() -> None:
+def test_a_layer_writes_what_transformers_llama_computes_between_matmuls() -> None:
     """transformers 5.23, models/llama/modeling_llama.py, in bfloat16, bytes per token and layer."""
-    # LlamaRMSNorm: float32 4, square 4, times the root 4, bfloat16 2, times the weight 2; a row: mean, sum, root
+    # LlamaRMSNorm: float32 4, square 4, times the root 4, bfloat16 2, times the weight 2; per row: mean, sum, root
     norm = 16 * HIDDEN + 3 * 4
     # rotate_half: negated half 1, joined 2; times cos 2, times sin 2, summed 2
     rotary = 9 * (QUERIES + KEYS)
     padded = (
         2 * 2 * (QUERIES + 2 * KEYS) + 2 * QUERIES
-    )  # twice as wide; the output copied without its padding
+    )  # padded to twice the width; the output is copied without its padding
     forward = 2 * norm + rotary + padded + 2 * 2 * HIDDEN + 2 * 2 * MLP
-    # backward: both factors of both products of a norm, 2·2 and 2·4, and a sum a row; casts 4 and 2; the root 4+4 a
-    # row; the mean spread 4; the square's three steps 12
+    # backward: both factors of both products of a norm, 2·2 and 2·4, and a sum per row; casts 4 and 2; the root 4+4 per
+    # row; the expanded mean 4; the square's three steps 12
     norm_back = 12 * HIDDEN + 4 + 6 * HIDDEN + 8 + 4 * HIDDEN + 12 * HIDDEN
     rotary_back = 5 * (QUERIES + KEYS)
-    # gradients of slices: halves into wholes for q and k twice, and q, k, v of the padding, and the output's
+    # gradients of slices: halves into full tensors twice for q and k, then the padded q, k, v and the output
     sliced = 80 + 32
     backward = 2 * norm_back + rotary_back + sliced + 2 * MLP + 2 * 2 * MLP
     found = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
@@ -37,7 +37,7 @@ def test_a_layer_writes_what_transformers_llama_computes_between_its_products() 
     assert found.image == found.fixed == 0
 
 
-def test_a_checkpoint_changes_what_runs_and_not_what_a_pass_writes() -> None:
+def test_checkpointing_adds_operators_but_not_bytes_per_pass() -> None:
     plain = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
     again = traffic(TINY_LLAMA, TrainingSetup(gradient_checkpointing=True), 1.0)
     assert again.forward == plain.forward
@@ -45,7 +45,7 @@ def test_a_checkpoint_changes_what_runs_and_not_what_a_pass_writes() -> None:
     assert again.operators > 1.3 * plain.operators
 
 
-def test_layer_norms_and_plain_mlps_write_a_fraction_of_rms_norms_and_gated_ones() -> None:
+def test_layer_norms_and_plain_mlps_write_less_than_rms_norms_and_gated_mlps() -> None:
     mpt, llama = (catalog.model(name) for name in ("mosaicml/mpt-7b", "meta-llama/Llama-2-7b-hf"))
     setup = TrainingSetup(attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
     assert traffic(mpt, setup, 0.0).forward < 0.6 * traffic(llama, setup, 0.0).forward
@@ -60,7 +60,7 @@ def test_adapters_more_than_double_the_operators() -> None:
     assert lora.forward > 2 * full.forward
 
 
-def test_experts_with_adapters_are_folded_once_a_micro_batch_whatever_its_length() -> None:
+def test_adapted_experts_are_merged_once_per_micro_batch_whatever_its_length() -> None:
     mixtral = catalog.model("mistralai/Mixtral-8x7B-v0.1")
     setup = TrainingSetup(method=Method.LORA)
     found = traffic(mixtral, setup, 0.0)
@@ -69,7 +69,7 @@ def test_experts_with_adapters_are_folded_once_a_micro_batch_whatever_its_length
     assert traffic(mixtral, replace(setup, max_length=4096), 0.0) == found
 
 
-def test_preference_pairs_write_twice_and_the_reference_s_pass_counts_as_a_pass() -> None:
+def test_preference_pairs_write_twice_as_much() -> None:
     dpo = traffic(TINY_LLAMA, TrainingSetup(objective="dpo"), 0.0)
     sft = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
     assert dpo.forward == pytest.approx(2 * sft.forward, rel=0.1)

@@ -1,6 +1,6 @@
-"""Models that see: what their towers hold, what a step saves of them, and what images make of a row.
+"""Vision models: parameters of their towers, activations a step saves, and rows with images.
 
-Bytes a patch and layer are counted by hand from transformers' code: each term is a tensor that backward reads.
+Bytes per patch and layer are counted by hand from transformers' code: each term is a tensor that backward reads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def pixtral(depth: int = 24, **text: Any) -> dict[str, Any]:
     }
 
 
-def test_a_tower_without_sizes_has_those_of_its_class() -> None:
+def test_a_tower_without_sizes_takes_its_classs_defaults() -> None:
     # transformers 5.23, models/qwen2_vl/configuration_qwen2_vl.py, Qwen2VLVisionConfig: mlp_ratio 4
     config = {"model_type": "qwen2_vl", "text_config": QWEN2, "vision_config": {}}
     vision = parse({"model": config})[0].vision
@@ -111,7 +111,7 @@ def parameters(config: dict[str, Any], part: Part) -> int:
     return sum(n * module_parameters(it) for it, n in vision_modules(model) if it.part is part)
 
 
-# Hub: safetensors.total of each repository less its text part, by the names of its tensors
+# Hub: safetensors.total of each repository less its text part, by tensor names
 @pytest.mark.parametrize(
     ("config", "tower", "projector"),
     [
@@ -134,7 +134,7 @@ SEEING = [entry for entry in catalog.models().values() if entry.model.vision is 
 
 
 @pytest.mark.parametrize("entry", SEEING, ids=lambda entry: entry.hub_id)
-def test_a_listed_tower_and_projector_are_what_the_published_count_has_beyond_the_text(
+def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(
     entry: Any,
 ) -> None:
     modules = vision_modules(entry.model)
@@ -143,22 +143,22 @@ def test_a_listed_tower_and_projector_are_what_the_published_count_has_beyond_th
         for part in (Part.VISION, Part.PROJECTOR)
     )
     said = entry.published_extra_is
-    # test_parameters.py: the published count less these words is the text part, to the last digit
+    # test_parameters.py checks that the published count less these parameters is the text part
     assert (
         f"{tower + projector}"
         in said  # "vision tower N and one MTP layer", "towers with their projections N"
         or (f"{tower}" in said and tower + projector == entry.published_extra)
-        or entry.model.towers is not None  # with a tower of sound: tests/test_towers.py
+        or entry.model.towers is not None  # with an audio tower: tests/test_towers.py
     )
 
 
-def test_the_catalogue_lists_models_of_every_kind_of_tower() -> None:
+def test_the_catalogue_has_a_model_of_every_kind_of_tower() -> None:
     wrappers = {entry.model.vision.wrapper for entry in SEEING if entry.model.vision}
     assert wrappers == set(VISION)
 
 
 def saved_per_patch(config: Any, **keys: Any) -> float:
-    """What one more layer of the tower leaves for backward, in bytes a patch."""
+    """Bytes per patch that one more tower layer saves for backward."""
     saved, patches = [], 0
     for depth in (4, 5):
         model, _, read = parse(setup(config(depth), **keys))
@@ -168,28 +168,30 @@ def saved_per_patch(config: Any, **keys: Any) -> float:
     return (saved[1] - saved[0]) / patches
 
 
-# h: hidden, f: MLP, a: heads. A LayerNorm keeps its input 2h and two numbers of float32; what a linear is given, 2h or
-# 2f, is another tensor. SigLIP: 2 norms (4h + 16), given to q, k, v (2h), q k v and output (8h), given to fc1 (2h),
-# before and after the activation (4f), log-sum-exp 4a.
+# h: hidden, f: MLP, a: heads. A LayerNorm saves its input 2h and two float32 numbers; a linear's input, 2h or 2f, is
+# another tensor. SigLIP: 2 norms (4h + 16), input of q, k, v (2h), q k v and output (8h), input of fc1 (2h), before and
+# after the activation (4f), log-sum-exp 4a.
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
         (gemma3, 16 * 1152 + 4 * 4304 + 4 * 16 + 16),
-        # queries, keys and values stay as one tensor (6h) beside turned queries and keys (4h); outputs joined (2h)
+        # q, k and v stay as one tensor (6h) beside rotated queries and keys (4h); concatenated outputs (2h)
         (qwen3, 22 * 1152 + 4 * 4304 + 4 * 16 + 16),
-        # an RMS norm keeps float32 x (4h), its own output twice (4h) and one number; gate, up, both products (8f)
+        # an RMS norm saves float32 x (4h), its output twice (4h) and one number; gate, up, both products (8f)
         (qwen2_5, 30 * 1280 + 8 * 3420 + 4 * 16 + 8),
-        # what the two scales multiply (4h); 1,025 positions in a tile of 1,024 patches
+        # inputs of the two layer scales (4h); 1,025 positions per tile of 1,024 patches
         (internvl, (20 * 1024 + 4 * 4096 + 4 * 16 + 16) * 1025 / 1024),
     ],
 )
-def test_a_layer_of_a_trained_tower_saves_what_its_code_says(config: Any, expected: float) -> None:
-    # every tensor is rounded up to 512 bytes
+def test_a_trained_tower_layer_saves_the_bytes_counted_by_hand(
+    config: Any, expected: float
+) -> None:
+    # tensors are rounded up to 512 bytes
     assert saved_per_patch(config) == pytest.approx(expected, rel=0.002)
 
 
 @pytest.mark.parametrize(("config", "expected"), [(gemma3, 2 * 1152), (qwen3, 0)])
-def test_checkpointing_drags_a_frozen_tower_into_backward_where_its_hook_sits(
+def test_checkpointing_pulls_a_frozen_tower_into_backward_from_its_hook_on(
     config: Any, expected: float
 ) -> None:
     keys = {"freeze_vision": True, "gradient_checkpointing": True}
@@ -214,18 +216,18 @@ def test_all_linear_adapts_the_tower_unless_it_is_frozen() -> None:
     keys = {"method": "lora", "lora_r": 8, "lora_target_modules": "all-linear"}
     everywhere = estimate(*parse(setup(gemma3(2), **keys))).trainable_parameters
     text = estimate(*parse(setup(gemma3(2), **keys, freeze_vision=True))).trainable_parameters
-    # two layers: four linears of h × h, and h × f both ways; the projector is no linear
+    # two layers: four linears of h × h, and h × f both ways; the projector is not a linear
     assert everywhere - text == 2 * 8 * (4 * 2 * 1152 + 2 * (1152 + 4304))
 
 
-def test_images_come_on_top_of_the_text_and_max_length_cuts_the_row() -> None:
-    # 448² pixels in patches of 14, four a token: 256 tokens, and two markers
+def test_images_add_to_the_text_and_max_length_cuts_the_row() -> None:
+    # 448² pixels in patches of 14, four per token: 256 tokens, and two markers
     reading = read_setup(setup(qwen2_5(), text_tokens=512))
     assert reading.setup.max_length == 512 + 256 + 2
     assert read_setup(setup(qwen2_5(), text_tokens=512, max_length=600)).setup.max_length == 600
 
 
-def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() -> None:
+def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
     keys: dict[str, Any] = {
         "freeze_vision": True,
         "text_tokens": 740,
@@ -241,7 +243,7 @@ def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() 
         for depth in (3, 4)
     )
     flash = deep.resident[Component.ACTIVATIONS] - shallow.resident[Component.ACTIVATIONS]
-    # bfloat16 for every pair of tokens; 1,000 is a multiple of 8, so no row is padded
+    # bfloat16 per pair of tokens; 1,000 is a multiple of 8, so rows are not padded
     assert saved - flash == pytest.approx(2 * 1000**2, rel=0.01)
 
 
@@ -266,7 +268,7 @@ def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() 
         ({"use_liger_kernel": True}, "use_liger_kernel true is not modelled yet"),
     ],
 )
-def test_what_is_not_modelled_with_images_is_said(keys: dict[str, Any], sentence: str) -> None:
+def test_setups_not_modelled_with_images_are_refused(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         estimate(*parse(setup(qwen3(), **keys)))
 
@@ -284,33 +286,33 @@ def test_what_is_not_modelled_with_images_is_said(keys: dict[str, Any], sentence
         ({"model": LLAMA}, "needs a vision tower, and none is modelled for llama"),
     ],
 )
-def test_wrong_images_get_one_sentence(keys: dict[str, Any], sentence: str) -> None:
+def test_invalid_images_get_one_sentence(keys: dict[str, Any], sentence: str) -> None:
     (problem,) = read_setup({**setup(qwen2_5()), **keys}).problems
     assert re.search(sentence, problem)
 
 
-def test_fewer_pixels_are_offered_with_the_tokens_they_leave() -> None:
+def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:
     given = setup(
         qwen2_5(), image_height=2160, image_width=3840, text_tokens=100, max_length=20_000
     )
     model, _, read = parse(given)
     (change, freeze) = image_changes(model, read)
     assert "now 10,549 tokens of an example" in change.price
-    # the class's own bound, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
+    # the class's own limit, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
     assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
     assert freeze.options == ({"freeze_vision": True},)
 
 
-def test_fewer_pixels_shorten_a_row_whose_text_is_what_images_leave() -> None:
+def test_fewer_pixels_shorten_a_row_of_unknown_text_length() -> None:
     given = setup(qwen2_5(), image_height=2160, image_width=3840, text_tokens=None)
     given["max_length"] = 11_000
     model, _, read = parse(given)
     change, _ = image_changes(model, read)
-    # the row is 10,549 tokens of the image, two markers and 449 of text, which stay beside 1,222 and two
+    # the row is 10,549 image tokens, two markers and 449 of text; the text stays, with 1,222 image tokens and two markers
     assert {"max_pixels": 1_003_520, "max_length": 449 + 1222 + 2} in change.options
 
 
-def test_small_images_that_a_processor_enlarges_are_said_with_the_way_out() -> None:
+def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix() -> None:
     vision = {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_hidden_layers": 2}
     config = {
         "model_type": "smolvlm",
@@ -325,13 +327,13 @@ def test_small_images_that_a_processor_enlarges_are_said_with_the_way_out() -> N
     assert image_costs(*parse(setup(config, image_longest_edge=512))[::2]) == []
 
 
-def test_a_frozen_tower_in_backward_is_said_with_its_bytes() -> None:
+def test_a_frozen_tower_in_backward_is_reported_with_its_bytes() -> None:
     keys = {"freeze_vision": True, "gradient_checkpointing": True}
     model, _, read = parse(setup(gemma3(2), **keys))
     dragged, mask = image_costs(model, read)
     # 4,096 patches × two layers × 1,152 × 2 bytes
     assert "the inputs of its 2 layers stay, 19 MB" in dragged
-    # 2 bytes for every pair of the row's 64 + 256 + 4 tokens, each row padded to 328
+    # 2 bytes per pair of the row's 64 + 256 + 4 tokens, each row padded to 328
     assert f"{2 * 324 * 328 / 1e6:,.0f} MB" in mask
     assert image_costs(*parse(setup(qwen3(), **keys))[::2]) == []
 
@@ -342,8 +344,8 @@ def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:
 
 
 @pytest.mark.parametrize("name", ["google/gemma-4-E2B-it", "google/gemma-3-4b-it"])
-def test_the_class_that_sees_has_the_towers_that_the_causal_class_has(name: str) -> None:
-    # AutoModelForCausalLM and AutoModelForImageTextToText make the same class of these
+def test_the_image_text_class_has_the_causal_classs_towers(name: str) -> None:
+    # AutoModelForCausalLM and AutoModelForImageTextToText load these as the same class
     causal = estimate(*parse({"model": name}))
     sees = estimate(*parse({"model": name, "model_class": "image_text"}))
     assert causal.total_parameters == sees.total_parameters

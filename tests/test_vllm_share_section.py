@@ -1,4 +1,4 @@
-"""The section on vLLM's share: bands in order, the number first, and no section where there is no share."""
+"""The section on vLLM's share: bands in order, the number first, and no section without a colocated engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(**keys: Any) -> Estimate:
     return estimate(MODEL, GPU, TrainingSetup(**given | keys))
 
 
-def test_the_bands_go_from_too_little_to_too_much() -> None:
+def test_the_bands_are_in_order_from_too_little_to_too_much() -> None:
     found = vllm_shares(MODEL, GPU, answer().setup)
     names = [band.name for band in vllm_share.bands(found)]
     order = [
@@ -51,14 +51,14 @@ def test_the_number_comes_first() -> None:
     assert f"{vllm_share.ALL.lower()} from {found.holding():.2f}" in vllm_share.alt(found)
 
 
-def test_more_gpus_do_not_make_vllms_part_smaller() -> None:
+def test_more_gpus_do_not_shrink_vllms_part() -> None:
     now = answer(num_gpus=2, strategy="zero3")
     assert "more GPUs make the trainer" in vllm_share.head_html(
         vllm_shares(MODEL, GPU, now.setup), now
     )
 
 
-def test_a_figure_has_a_point_for_each_share() -> None:
+def test_the_figure_has_a_point_for_each_share() -> None:
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     drawn = vllm_share.figure(found, now)

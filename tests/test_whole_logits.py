@@ -1,8 +1,8 @@
-"""DPO and KTO from whole logits: LLaMA-Factory's loss and ms-swift's, held against traces of their own code.
+"""DPO and KTO on all logits: LLaMA-Factory's and ms-swift's losses, compared with traces of their own code.
 
 Traced: the loss functions of llamafactory 0.9.5 and ms-swift 4.6.0 on TRL 1.16's trainer, transformers 5.23 and torch
-2.13, every allocation counted, on Llama-3.2-1B, 23 November 2026. The trace runs no kernel, so it lacks the copy that
-CUDA's log-softmax makes of a slice (``host_softmax``), which is added here.
+2.13, every allocation counted, on Llama-3.2-1B, 23 November 2026. The trace runs no kernel, so it lacks the copy of a
+slice in CUDA's log-softmax (``host_softmax``), which is added here.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def _phases(setup: TrainingSetup) -> list[int]:
 def test_trls_older_loss_holds_all_logits_and_copies_them_for_its_metrics(
     keys: dict[str, Any], traced: tuple[int, ...]
 ):
-    """Traced as the others are, with ``_compute_loss`` of trl 1.9.0."""
+    """Traced like the others, with ``_compute_loss`` of trl 1.9.0."""
     said = _phases(replace(PAIRS, loss=Loss.SELECTIVE_TRL, **keys))
     for mine, there in zip(said, traced, strict=True):
         assert mine == pytest.approx(there, abs=2 * MIB)
 
 
-def test_a_prompt_costs_llamafactory_what_a_completion_does_and_ms_swift_nothing():
+def test_prompt_tokens_cost_llamafactory_as_much_as_completions_and_ms_swift_nothing():
     for loss, same in ((Loss.STANDARD, True), (Loss.SELECTIVE, False)):
         peaks = {
             estimate(SMALL, None, replace(PAIRS, loss=loss, max_prompt_length=prompt)).peak.bytes
@@ -125,8 +125,8 @@ def test_a_prompt_costs_llamafactory_what_a_completion_does_and_ms_swift_nothing
         assert (len(peaks) == 1) is same
 
 
-def test_llamafactorys_reference_stays_in_the_dtype_of_autocast():
-    """It casts what it trains to float32, and loads a model that it does not train in ``compute_dtype``."""
+def test_llamafactorys_reference_stays_in_autocasts_dtype():
+    """It casts trained weights to float32 and loads untrained models in ``compute_dtype``."""
     for loss, width in ((Loss.STANDARD, 2), (Loss.SELECTIVE, 4)):
         peak = estimate(SMALL, None, replace(PAIRS, loss=loss, dtype="float32")).peak
         held = peak.resident[Component.REFERENCE_MODEL] / peak.resident[Component.WEIGHTS]
@@ -135,7 +135,7 @@ def test_llamafactorys_reference_stays_in_the_dtype_of_autocast():
 
 @pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_a_grid_says_what_the_estimate_says(objective: str, loss: Loss):
+def test_a_grid_matches_the_estimates(objective: str, loss: Loss):
     gpu = catalog.gpu("A100-SXM4-80GB")
     setup = replace(PAIRS, objective=objective, loss=loss)
     read = needs(SMALL, gpu, setup, per_device_train_batch_size=[2, 3, 8])
@@ -153,7 +153,7 @@ def test_a_grid_says_what_the_estimate_says(objective: str, loss: Loss):
         ("rl: dpo\nadapter: lora\nlora_target_linear: true\nsequence_len: 512\n", "selective_trl"),
     ],
 )
-def test_the_tools_that_compute_whole_logits_are_read_so(text: str, loss: str):
+def test_configs_of_tools_that_compute_whole_logits_set_the_loss(text: str, loss: str):
     named = " --model {}"
     if "\n" in text:
         named = "base_model: {}\n" if "rl: " in text else "model_name_or_path: {}\n"
@@ -171,14 +171,16 @@ def test_the_tools_that_compute_whole_logits_are_read_so(text: str, loss: str):
         ({"precompute_ref_log_probs": True}, "set it false, or take loss chunked_trl"),
     ],
 )
-def test_what_whole_logits_do_not_go_with_is_said(keys: dict[str, Any], sentence: str):
+def test_combinations_unsupported_with_whole_logits_are_refused(
+    keys: dict[str, Any], sentence: str
+):
     with pytest.raises(ValueError, match=sentence):
         estimate(SMALL, None, replace(PAIRS, **keys))
 
 
 @pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
-def test_several_gpus_share_them(strategy: str, loss: Loss):
+def test_whole_logits_work_on_several_gpus(strategy: str, loss: Loss):
     for method in (Method.FULL, Method.LORA):
         setup = replace(PAIRS, loss=loss, strategy=strategy, num_gpus=2, method=method)
         answer = estimate(SMALL, None, setup)

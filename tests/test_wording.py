@@ -1,4 +1,4 @@
-"""What a reader is told: signs, words and numbers, by hand."""
+"""Signs, words and numbers shown to the reader, by hand."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dty
 
 
 def on_card_of(memory_bytes: int):
-    """The example on a card of just this size."""
+    """The example on a card of exactly this size."""
     return estimate(MODEL, Gpu(name="card", memory_bytes=memory_bytes), EXAMPLE)
 
 
-def test_a_verdict_says_sign_word_and_room():
+def test_a_verdict_has_a_sign_a_word_and_the_free_memory():
     needed = estimate(MODEL, None, EXAMPLE)
     low, high = needed.need_low_bytes, needed.need_high_bytes
     fits = verdicts.verdict(on_card_of(high + 3 * units.GIB))
@@ -49,26 +49,26 @@ def test_a_verdict_says_sign_word_and_room():
     assert "3.0 GiB is left" in fits.sentence
 
 
-def test_without_a_gpu_it_says_what_is_needed_and_asks_for_one():
+def test_without_a_gpu_the_verdict_gives_the_need_and_asks_for_one():
     said = verdicts.verdict(estimate(MODEL, None, EXAMPLE))
     assert said.word.startswith("Needs ")
     assert "Choose a GPU" in said.sentence
 
 
-def test_it_says_when_memory_runs_out_and_when_it_is_highest():
+def test_the_verdict_says_when_memory_runs_out_and_when_it_peaks():
     answer = estimate(MODEL, GPU, EXAMPLE)
     said = verdicts.verdict(answer)
     assert said.stops == runs_out(answer)
     assert terms.moment(answer.peak) in said.when
 
 
-def test_the_name_on_the_box_is_explained():
+def test_the_nameplate_capacity_is_explained():
     assert "“80 GB” is the nameplate" in verdicts.capacity_note(GPU)
     assert "79.1 GiB" in verdicts.capacity_note(GPU)
     assert "derived" in verdicts.capacity_note(replace(GPU, memory_is_derived=True))
 
 
-def test_the_rule_of_thumb_is_reconciled_with_the_example():
+def test_the_rule_of_thumb_is_compared_with_the_example():
     said = rule_of_thumb.sentence(estimate(MODEL, GPU, EXAMPLE))
     # 7,241,732,096 parameters: 2 bytes for weights, 8 for AdamW in float32, and 10 to 20 GB
     assert "14.5 + 57.9 + 10 to 20 = 82.4 to 92.4 GB" in said
@@ -77,7 +77,7 @@ def test_the_rule_of_thumb_is_reconciled_with_the_example():
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
-def test_with_adapters_the_rule_of_thumb_says_what_is_trained(method):
+def test_with_adapters_the_rule_of_thumb_counts_trained_parameters(method):
     # r (in + out) over 7 linears of 32 layers, r = 16: 41,943,040
     said = rule_of_thumb.sentence(estimate(MODEL, GPU, replace(EXAMPLE, method=method)))
     assert "41.9 million" in said
@@ -94,26 +94,26 @@ def test_the_ledger_adds_up_and_explains_each_part():
     assert "<0.1" not in table, "a sign that HTML reads is written out"
 
 
-def test_every_part_phase_and_verdict_has_words():
+def test_every_component_phase_and_verdict_has_a_label():
     assert set(ledger.MEANINGS) == set(theme.COMPONENTS) == set(Component)
     assert set(STEP_PHASES) < set(terms.PHASES)
     assert set(terms.SIGNS) == set(theme.VERDICTS) == set(theme.VERDICTS_ON_DARK) == set(Verdict)
 
 
-def test_names_from_outside_are_escaped():
+def test_user_given_names_are_escaped():
     card = Gpu(name="<b>card</b>", memory_bytes=80 * units.GIB)
     answer = estimate(MODEL, card, EXAMPLE)
     assert "<b>card" not in verdict_panel.verdict_html(answer, similar_runs(answer))
 
 
-def test_the_setup_in_one_line():
+def test_the_setup_is_described_in_one_line():
     setup = replace(EXAMPLE, method=Method.LORA, optim=Optimizer.SGD, gradient_checkpointing=True)
     assert one_line.setup_line(estimate(MODEL, GPU, setup)) == (
         "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens · checkpointing"
     )
 
 
-def test_a_run_that_takes_many_times_as_long_is_said_as_a_multiple():
+def test_a_much_longer_run_is_given_as_a_multiple():
     before = estimate(MODEL, GPU, TrainingSetup())
     keys = {"strategy": Strategy.ZERO2, "offload_optimizer": Offload.CPU}
     after = estimate(MODEL, GPU, replace(TrainingSetup(), **keys))

@@ -1,4 +1,4 @@
-"""A setup in a tool's own files: the tool makes of them what was asked for, or a sentence says what it cannot."""
+"""A setup written as a tool's files reads back unchanged, or a sentence says what the tool cannot express."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TASKS: tuple[dict[str, Any], ...] = (
 
 
 def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
-    """A setup in which about a third of the keys is other than the contract's; half have an objective beside SFT."""
+    """A setup with about a third of its keys off the contract's defaults; half have an objective other than SFT."""
     keys = drawn_for_sft(random_, tool)
     if random_.random() < 0.5:
         keys |= random_.choice(TASKS)
@@ -122,8 +122,8 @@ def written_or_refused(tool: str, keys: dict[str, Any]) -> Mapping[str, str] | s
 
 
 @pytest.mark.parametrize("tool", ["trl", "trainer"])
-def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
-    """1,000 random setups that the tool can express, of all its objectives; others are refused by a key's name."""
+def test_written_files_read_back_as_the_same_setup(tool: str) -> None:
+    """1,000 random setups that the tool can express, of all its objectives; refusals name a key."""
     objectives: set[str] = set()
     random_, expressed, refused = random.Random(17), 0, 0
     while expressed < 1000:
@@ -158,9 +158,7 @@ def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "named"), [("axolotl", "args.base_model"), ("llamafactory", "args.model_name_or_path")]
 )
-def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
-    tool: str, named: str
-) -> None:
+def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool: str, named: str) -> None:
     """150 random setups in a tool's own YAML, with DeepSpeed's JSON, accelerate's file and the command."""
     random_, expressed = random.Random(5), 0
     kinds: set[str] = set()
@@ -169,7 +167,7 @@ def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
         others = {key: it for key, it in drawn(random_, tool).items() if random_.random() < 0.5}
         sharing = {key: base[key] for key in ("strategy", "num_gpus") if key in base}
         keys = base | others | sharing | random_.choice(SHARING) | {"model": LLAMA.hub_id}
-        if expressed % 3 == 0:  # a task whole, as both tools train it: TRL's older, whole logits
+        if expressed % 3 == 0:  # a whole task as both tools train it: all logits, as in older TRL
             keys |= {"packing": False, "loss_type": None, **random_.choice(TASKS[:6])}
             whole = "selective_trl" if tool == "axolotl" else "standard"
             keys["loss"] = whole if keys["objective"] in ("dpo", "kto") else None
@@ -202,7 +200,7 @@ def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
         ),
     ],
 )
-def test_tool_that_launches_itself_has_its_command_and_pins_itself(tool: str, command: str) -> None:
+def test_a_self_launching_tool_has_its_command_and_pins_itself(tool: str, command: str) -> None:
     keys = {**dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))}
     keys |= {
         "strategy": "zero3",
@@ -237,15 +235,15 @@ def test_tool_that_launches_itself_has_its_command_and_pins_itself(tool: str, co
         ("trainer", {"activation_offloading": True}, "no word for activation_offloading true"),
     ],
 )
-def test_what_a_tool_cannot_say_is_refused_by_its_key(
+def test_a_setup_a_tool_cannot_express_is_refused_by_key(
     tool: str, keys: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         files_of(tool, {"model": LLAMA.hub_id, **keys}, LLAMA)
 
 
-def test_new_config_states_what_another_version_may_do_otherwise() -> None:
-    """TRL checkpoints by default; a file that means it says so all the same."""
+def test_a_new_config_states_defaults_that_other_versions_may_change() -> None:
+    """TRL checkpoints by default; a file that relies on it still says so."""
     theirs = theirs_of(TOOLS["trl"], TRL, LLAMA)
     assert theirs["args.gradient_checkpointing"] is True
     assert theirs["args.max_length"] == 1024
@@ -253,7 +251,7 @@ def test_new_config_states_what_another_version_may_do_otherwise() -> None:
     assert not any(key.startswith("call.") for key in theirs)
 
 
-def test_config_that_is_changed_changes_no_more_than_it_must() -> None:
+def test_a_changed_config_changes_only_what_it_must() -> None:
     given = {"args.model_name_or_path": LLAMA.hub_id, "args.per_device_train_batch_size": 8}
     keys = said(TOOLS["trl"], given, LLAMA) | {"per_device_train_batch_size": 2}
     theirs = theirs_of(TOOLS["trl"], keys, LLAMA, given=given)
@@ -263,7 +261,7 @@ def test_config_that_is_changed_changes_no_more_than_it_must() -> None:
 @pytest.mark.parametrize("tool", sorted(SCRIPTED))
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("sharing", SHARING)
-def test_script_is_python_and_every_name_in_it_is_known(
+def test_the_script_is_python_without_undefined_names(
     tool: str, method: str, sharing: dict[str, Any]
 ) -> None:
     keys = {"model": LLAMA.hub_id, "method": method, **sharing}
@@ -292,7 +290,7 @@ def test_script_is_python_and_every_name_in_it_is_known(
         assert away.command == "python train.py"
 
 
-def test_zero_is_two_files_and_the_one_names_the_other() -> None:
+def test_zero_is_written_as_two_files_and_one_names_the_other() -> None:
     keys = TRL | {
         "strategy": "zero3",
         "num_gpus": 16,
@@ -303,12 +301,12 @@ def test_zero_is_two_files_and_the_one_names_the_other() -> None:
     config = json.loads(files["deepspeed.json"])
     assert config["zero_optimization"]["stage"] == 3
     assert config["zero_optimization"]["offload_param"] == {"device": "cpu"}
-    assert config["gradient_accumulation_steps"] == "auto"  # else it must repeat Trainer's
+    assert config["gradient_accumulation_steps"] == "auto"  # otherwise it must repeat Trainer's
     assert "deepspeed_config_file: deepspeed.json" in files["accelerate.yaml"]
     assert "num_machines: 2" in files["accelerate.yaml"]
     assert (
         "mixed_precision" not in files["accelerate.yaml"]
-    )  # accelerate refuses it beside the file
+    )  # accelerate refuses it together with a DeepSpeed file
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_zero_is_two_files_and_the_one_names_the_other() -> None:
         ({"attn_implementation": "flash_attention_2"}, {"flash-attn"}),
     ],
 )
-def test_requirements_have_what_the_setup_needs(keys: dict[str, Any], packages: set[str]) -> None:
+def test_requirements_list_what_the_setup_needs(keys: dict[str, Any], packages: set[str]) -> None:
     keys = {"model": LLAMA.hub_id, **keys}
     lines = files_of("trainer", keys, LLAMA).files["requirements.txt"].split()
     assert packages <= {line.split("==")[0] for line in lines}
@@ -330,8 +328,8 @@ def test_requirements_have_what_the_setup_needs(keys: dict[str, Any], packages: 
     assert ("bitsandbytes==0.50.2" in lines) == ("bitsandbytes" in packages)
 
 
-def test_files_are_written_within_a_blink() -> None:
-    """A click on a page: 0.1 seconds with the machine to itself, at most 2 beside others."""
+def test_files_are_written_quickly() -> None:
+    """Fast enough for a click: 0.1 seconds on an idle machine, at most 2 on a busy one."""
     began = time.perf_counter()
     files_of("trl", TRL | {"method": "lora"}, LLAMA)
     assert time.perf_counter() - began < 2
@@ -352,8 +350,8 @@ def test_files_are_written_within_a_blink() -> None:
         ),
     ],
 )
-def test_what_a_tool_stops_at_is_refused(tool: str, keys: dict[str, Any], says: str) -> None:
-    """tests/verify/test_parsers_real.py asks axolotl itself."""
+def test_setups_a_tool_fails_on_are_refused(tool: str, keys: dict[str, Any], says: str) -> None:
+    """tests/verify/test_parsers_real.py checks axolotl itself."""
     base = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full", **keys}, LLAMA)
     with pytest.raises(ValueError, match=re.escape(says)):
         files_of(tool, {**base, "lora_target_modules": "all-linear"}, LLAMA)
@@ -368,8 +366,8 @@ def test_what_a_tool_stops_at_is_refused(tool: str, keys: dict[str, Any], says: 
         ("llamafactory", "val_size: 0.05"),
     ],
 )
-def test_what_is_evaluated_has_rows_to_be_evaluated_on(tool: str, line: str) -> None:
-    """Trainer stops at a strategy without rows: transformers 5.23, trainer.py."""
+def test_a_config_that_evaluates_names_an_evaluation_set(tool: str, line: str) -> None:
+    """Trainer fails if it has an evaluation strategy but no rows: transformers 5.23, trainer.py."""
     keys = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full"}, LLAMA)
     for strategy in ("steps", "no"):
         away = files_of(tool, {**keys, "eval_strategy": strategy}, LLAMA)

@@ -1,4 +1,4 @@
-"""Your config on the page, as a visitor uses it, without a browser."""
+"""The section "Your config" as a visitor uses it, without a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paste(page: AppTest, typed: str) -> AppTest:
     return page
 
 
-def test_a_pasted_command_becomes_the_setup_of_the_page() -> None:
+def test_a_pasted_command_becomes_the_pages_setup() -> None:
     page = paste(open_page(), COMMAND)
     assert setting(page, "model") == LLAMA
     assert setting(page, "method") == "lora"
@@ -40,7 +40,7 @@ def test_a_pasted_command_becomes_the_setup_of_the_page() -> None:
     assert page.query_params["model"] == LLAMA
 
 
-def test_every_key_is_shown_in_its_list_and_what_the_tool_set_with_its_line() -> None:
+def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
     page = paste(open_page(), COMMAND)
     (lists,) = [it for it in page.expander if it.label.startswith("Your config, read as")]
     assert "1 not modelled yet, 1 unknown" in lists.label
@@ -54,7 +54,7 @@ def test_every_key_is_shown_in_its_list_and_what_the_tool_set_with_its_line() ->
 @pytest.mark.parametrize(
     "typed", ["", "max_length: [1", "services: {a: 1}", "ls -l", "a = = 1\nimport x"]
 )
-def test_what_cannot_be_read_is_one_sentence_and_the_page_keeps_what_it_had(typed: str) -> None:
+def test_unreadable_text_gives_one_sentence_and_leaves_the_page_unchanged(typed: str) -> None:
     page = open_page(model=LLAMA, max_length="2048", method="lora")
     page = paste(page, typed)
     assert setting(page, "max_length") == 2048
@@ -62,14 +62,14 @@ def test_what_cannot_be_read_is_one_sentence_and_the_page_keeps_what_it_had(type
     assert "The page keeps what it had." in text(page)
 
 
-def test_it_can_be_undone() -> None:
+def test_a_pasted_config_can_be_undone() -> None:
     page = paste(open_page(model=LLAMA, max_length="2048"), COMMAND)
     page.button(key="undo last").click().run()
     assert not page.exception
     assert setting(page, "max_length") == 2048
 
 
-def test_a_model_that_only_the_hub_knows_is_asked_for() -> None:
+def test_an_unknown_model_is_looked_up_on_the_hub() -> None:
     with patch("dashboard.state.models.ask") as ask:
         page = paste(open_page(), "trl sft --model_name_or_path me/unknown --max_length 512")
     ask.assert_called_once_with("me/unknown")
@@ -78,7 +78,7 @@ def test_a_model_that_only_the_hub_knows_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("tool", list(TOOLS))
-def test_the_defaults_of_a_tool_are_one_click_away(tool: str) -> None:
+def test_one_click_applies_a_tools_defaults(tool: str) -> None:
     page = open_page(model=LLAMA, max_length="2048", method="lora", per_device_train_batch_size="2")
     page.button(key=f"as {tool}").click().run()
     assert not page.exception
@@ -88,7 +88,7 @@ def test_the_defaults_of_a_tool_are_one_click_away(tool: str) -> None:
     assert setting(page, "gradient_checkpointing") is (tool in checkpointed)
 
 
-def test_what_a_file_says_is_no_html() -> None:
+def test_text_of_a_file_is_escaped() -> None:
     found = read_files({"a": "trl sft --colour '<script>x</script>' --max_length '<b>'"})
     html = config_lists.lists_html(found)
     assert "<script>" not in html
