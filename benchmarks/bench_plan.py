@@ -1,9 +1,9 @@
-"""The planner on questions of ten thousand setups: how long, and its front against that of brute force.
+"""The planner on questions of ten thousand setups: its time, and its front against brute force.
 
     python benchmarks/bench_plan.py
 
-Brute force asks ``estimate`` about every setup and compares every point with every other. Prints; fails where a front
-or a need differs.
+Brute force asks ``estimate`` about every setup and compares every point with every other. Prints
+times; fails if a front or a need differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so the script runs from any folder
 
 from estimator import (
     Candidates,
@@ -74,7 +76,7 @@ QUESTIONS = {
 
 
 def brute_force(found: Candidates) -> tuple[set[int], int]:
-    """The front by definition, from estimates; and how many needs differ from the arrays'."""
+    """The front by definition, from estimates, and how many needs differ from the arrays'."""
     points, wrong = {}, 0
     for place in range(len(found)):
         one = estimate(found.of(place).model, found.gpu(place), found.setup(place))
@@ -94,7 +96,7 @@ def brute_force(found: Candidates) -> tuple[set[int], int]:
 
 
 def main() -> None:
-    """Ask each question cold and warm, and compare its front."""
+    """Time each question cold and warm, and compare its front."""
     failed = False
     for name, question in QUESTIONS.items():
         times = []

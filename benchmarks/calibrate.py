@@ -1,4 +1,4 @@
-"""Find the pace of this machine's GPU in three minutes: where between the ends of our estimate its steps lie.
+"""Find the pace of this machine's GPU in three minutes: where its steps fall between the ends of our estimate.
 
     python benchmarks/calibrate.py [--gpu NAME] [--output pace.json]
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # so that any interpreter can run this file, from anywhere
+    sys.path.insert(0, str(ROOT))  # so any interpreter can run this file from any folder
 
 from benchmarks.gpu.cases import DEFAULT_MARGIN, read_case  # noqa: E402
 from benchmarks.gpu.session import CannotStart, Session  # noqa: E402
@@ -50,11 +50,11 @@ CASES: tuple[dict[str, object], ...] = (
     },
     {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "max_length": 2048, **CHECKPOINTED},
 )
-"""From small to large, so that a small card has some; those that do not fit are skipped."""
+"""From small to large, so a small card fits some; those that do not fit are skipped."""
 
 
 class Timed(NamedTuple):
-    """One measured step beside its estimate."""
+    """One measured step with its estimate."""
 
     id: str
     seconds: float
@@ -64,7 +64,7 @@ class Timed(NamedTuple):
 
 
 def timed(rows: Iterable[Mapping[str, str]], gpu: Gpu) -> list[Timed]:
-    """The measured rows with their estimated seconds on this card; rows without seconds are passed over."""
+    """The measured rows with their estimated seconds on this card; rows without seconds are skipped."""
     found = []
     for row in rows:
         if not row["step_seconds"]:
@@ -87,7 +87,7 @@ def calibrated(found: Sequence[Timed], gpu: Gpu) -> dict[str, object]:
 
 
 def card(device: str, named: str | None) -> Gpu:
-    """The catalogued card of this device; ``ValueError`` says what to do if there is none."""
+    """The catalogued card of this device; without one, ``ValueError`` says what to do."""
     if named is not None:
         return catalog.gpu(named)
     known = [gpu for gpu in catalog.gpus().values() if gpu.device_name == device]
@@ -99,7 +99,7 @@ def card(device: str, named: str | None) -> Gpu:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, compare and write; the result is the exit status."""
+    """Measure, compare and write; returns the exit status."""
     given = _parser().parse_args(arguments)
     if find_spec("torch") is None:
         print(f"{sys.executable} has no torch; run `make calibrate`.", file=sys.stderr)
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def report(rows: Sequence[Mapping[str, str]], named: str | None, output: Path) -> int:
-    """Print the steps beside their ranges, and write the keys."""
+    """Print the steps with their ranges, and write the keys."""
     try:
         if not rows:
             raise ValueError("No step could be measured.")

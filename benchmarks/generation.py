@@ -1,9 +1,9 @@
-"""What generation is estimated to take, beside published seconds of GRPO steps and TRL's advice on vLLM's share.
+"""Estimated time of generation against published GRPO steps, and vLLM's share against TRL's advice.
 
     python benchmarks/generation.py            # writes docs/generation.md
 
-The first table is data/generation.csv: published steps with their hardware and settings. The second is the formula of
-TRL's Space "recommend-vllm-memory" beside ours on twenty setups.
+The first table is data/generation.csv: published steps with their hardware and settings. The second compares the
+formula of TRL's Space "recommend-vllm-memory" with ours on twenty setups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 class Published(NamedTuple):
-    """One published step beside its estimate."""
+    """One published step with its estimate."""
 
     row: Mapping[str, str]
     low: float
@@ -35,12 +35,12 @@ class Published(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """As published."""
+        """Published seconds."""
         return float(self.row["step_seconds"])
 
     @property
     def is_inside(self) -> bool:
-        """Whether it lies between the two ends."""
+        """Whether the published time is between the two ends."""
         return self.low <= self.seconds <= self.high
 
 
@@ -83,10 +83,10 @@ BUFFER, STEP = 0.2, 20
 
 
 def trls_advice(model: Model, setup: TrainingSetup, memory: int) -> float:
-    """What TRL's Space recommends: weights and one micro-batch's cache, a fifth more, up to the next 0.05.
+    """What TRL's Space recommends: weights and one micro-batch's cache, plus a fifth, rounded up to 0.05.
 
-    Source: https://huggingface.co/spaces/trl-lib/recommend-vllm-memory (``recommend_gpu_mem_util``), whose billions of
-    parameters are multiplied by GiB, and whose heads are as wide as hidden_size / num_attention_heads.
+    Source: https://huggingface.co/spaces/trl-lib/recommend-vllm-memory (``recommend_gpu_mem_util``), which
+    multiplies billions of parameters by GiB and takes hidden_size / num_attention_heads as the head width.
     """
     ranks = setup.vllm_tensor_parallel_size
     weights = total_parameters(model) / 1e9 * GIB * 2 / ranks

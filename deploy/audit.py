@@ -1,8 +1,8 @@
-"""What the page's environment consists of: each package's version, licence and size, and which pins are behind.
+"""The packages of the page's environment: version, licence and size of each, and which pins are outdated.
 
     make audit
 
-Asks the package index for the newest versions, and nothing else; ends with 1 if a pin is behind.
+Asks the package index only for the newest versions; exits with 1 if a pin is outdated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 
 
 def locked(text: str) -> dict[str, str]:
-    """The version of each package in a lock.
+    """The version of each package in a lock file.
 
     >>> locked("altair==6.3.0")
     {'altair': '6.3.0'}
@@ -27,7 +27,7 @@ def locked(text: str) -> dict[str, str]:
 
 
 def licence(of: Distribution) -> str:
-    """A package's licence, as its metadata has it."""
+    """A package's licence according to its metadata."""
     about = of.metadata
     named = about.get("License-Expression") or about.get("License") or ""
     if len(named) > 40 or not named:
@@ -41,13 +41,13 @@ def licence(of: Distribution) -> str:
 
 
 def size(of: Distribution) -> int:
-    """Bytes of a package's files."""
+    """Total bytes of a package's files."""
     paths = [Path(str(file.locate())) for file in of.files or ()]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def main() -> int:
-    """Prints the table."""
+    """Print the table."""
     command = [sys.executable, "-m", "pip", "list", "--outdated", "--format", "json"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     newest = {it["name"].lower().replace("_", "-"): it["latest_version"] for it in json.loads(said)}
@@ -55,7 +55,7 @@ def main() -> int:
     for name, version in locked(LOCK.read_text(encoding="utf-8")).items():
         try:
             of = distribution(name)
-        except ImportError:  # of another platform
+        except ImportError:  # for another platform
             continue
         newer = newest.get(name, "")
         behind += bool(newer)

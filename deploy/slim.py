@@ -1,9 +1,9 @@
-"""Takes out of an environment what the page never loads: 598 MB become under 450, measured with Python 3.11 on x86.
+"""Remove from an environment what the page never loads: 598 MB become under 450, measured with Python 3.11 on x86.
 
     python deploy/slim.py /opt/headroom
 
-Only for an environment that serves the page and nothing else. What the rest is: pyarrow 126 MB and pandas 38, which
-Streamlit needs for a table; plotly 49; numpy 59; streamlit 40.
+Only for an environment that serves nothing but the page. What remains: pyarrow 126 MB and pandas 38, which Streamlit
+needs for a table; plotly 49; numpy 59; streamlit 40.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNUSED = {
     "_distutils_hack": "building",
     "pkg_resources": "building",
 }
-"""Paths in site-packages, and what they are for."""
+"""Paths in site-packages and their purpose."""
 
 
 def slim(environment: Path) -> int:
-    """Removes them; returns the bytes that are left."""
+    """Remove them; returns the remaining bytes."""
     (packages,) = environment.glob("lib/python3.*/site-packages")
     for pattern in UNUSED:
         for path in packages.glob(pattern):

@@ -1,4 +1,4 @@
-"""What every test finds as it was."""
+"""State that is restored after every test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def main_module() -> Iterator[None]:
-    """AppTest leaves its script behind as ``__main__``, and a process that a later test spawns would run it."""
+    """AppTest leaves its script as ``__main__``, and a process spawned by a later test would run it."""
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main

@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on loopback: as much of its HTTP as the real client needs, and its failures.
+"""A small Hugging Face Hub on loopback: the HTTP that the real client needs, and failures.
 
 Headers and statuses are the Hub's own, as huggingface_hub 2.4 reads them (utils/_http.py, ``hf_raise_for_status``).
 """
@@ -15,14 +15,14 @@ from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 MEMBER = "hf_member"
-"""A token that may see gated and private repositories."""
+"""A token with access to gated and private repositories."""
 STRANGER = "hf_stranger"
-"""A token that the Hub knows, but that may see neither."""
+"""A token that the Hub knows, without access to either."""
 
 
 @dataclass
 class Repository:
-    """What the Hub has under one id."""
+    """The Hub's content under one id."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     info: dict[str, object] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Repository:
     disabled: bool = False
     moved_to: str = ""
     answer: Callable[[_Handler], None] | None = None
-    """Answers every question about this repository in its own way."""
+    """Answers every request for this repository instead of the usual handler."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -38,13 +38,13 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: clients that leave early are what is tested."""
+        """Print nothing: tests disconnect early on purpose."""
 
 
 class FakeHub:
-    """Serves ``repositories`` while it is entered; ``asked`` has each request's path, ``tokens`` its credentials.
+    """Serves ``repositories`` while entered; ``asked`` lists each request's path, ``tokens`` its credentials.
 
-    ``cookies`` has what each request brought back of the cookies that it was given.
+    ``cookies`` lists the cookies that each request sent back.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class FakeHub:
         parameters: int | None = None,
         **info: object,
     ) -> Repository:
-        """Put a repository there; ``info`` is what the API says of it beside."""
+        """Add a repository; ``info`` is extra content of the API's answer."""
         all_files = dict(files or {}) | ({} if config is None else {"config.json": config})
         written = {
             name: text if isinstance(text, bytes) else json.dumps(text).encode()
@@ -100,14 +100,14 @@ class FakeHub:
         return repository
 
     def answers(self, hub_id: str, answer: Callable[[_Handler], None]) -> str:
-        """A repository that answers in its own way; its id."""
+        """Add a repository with its own handler; returns its id."""
         self.repositories[hub_id] = Repository(answer=answer)
         return hub_id
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
+    disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
 
     @property
     def hub(self) -> FakeHub:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 def _wanted(path: str) -> tuple[str, str]:
@@ -178,21 +178,21 @@ def _wanted(path: str) -> tuple[str, str]:
     return hub_id, rest.partition("/")[2]
 
 
-# --- repositories that answer in their own way --------------------------------------------------
+# --- repositories with their own handler --------------------------------------------------------
 
 
 def silence(handler: _Handler) -> None:
-    """Take the question and never answer."""
+    """Accept the request and never answer."""
     handler.hub.closing.wait(10)
 
 
 def hang_up(handler: _Handler) -> None:
-    """Close the connection without a word."""
+    """Close the connection without an answer."""
     handler.close_connection = True
 
 
 def drip(handler: _Handler) -> None:
-    """Send a byte now and then, so that no single read is slow."""
+    """Send a byte now and then, so no single read times out."""
     handler.send_response(200)
     handler.send_header("content-length", "100000")
     handler.end_headers()
@@ -200,38 +200,38 @@ def drip(handler: _Handler) -> None:
         while not handler.hub.closing.wait(0.02):
             handler.wfile.write(b" ")
             handler.wfile.flush()
-    except OSError:  # the client has gone
+    except OSError:  # the client has disconnected
         handler.close_connection = True
 
 
 def fault(handler: _Handler) -> None:
-    """A fault of the Hub's own."""
+    """An error of the Hub itself."""
     handler.refuse(503, "", "Service unavailable")
 
 
 def wants_a_token(handler: _Handler) -> None:
-    """As a mirror may answer who brings no token: without a code of the Hub's."""
+    """A mirror's possible answer to a request without a token: no error code of the Hub's."""
     handler.refuse(401, "", "Invalid credentials in Authorization header")
 
 
 def gives_a_cookie(handler: _Handler) -> None:
-    """A fault, with a cookie that says who asked."""
+    """An error with a cookie that identifies the client."""
     handler.refuse(503, "", "Service unavailable", set_cookie="session=of-a-member; Path=/")
 
 
 def web_page(handler: _Handler) -> None:
-    """What a hotel's network answers to everything."""
+    """A captive portal's answer to everything."""
     handler.send(200, b"<html>Please log in</html>")
 
 
 def too_many(handler: _Handler) -> None:
-    """A rate limit, with the Hub's own headers."""
+    """A rate limit with the Hub's own headers."""
     limit = {"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
     handler.refuse(429, "", "Too many requests", **limit)
 
 
 def endless(handler: _Handler) -> None:
-    """An answer without end."""
+    """An endless answer."""
     handler.send_response(200)
     handler.send_header("connection", "close")
     handler.end_headers()

@@ -1,4 +1,4 @@
-"""Single operators as our rules play them, at the sizes that tests/verify/test_operators.py gives the real ones."""
+"""Single operators under our rules, at the sizes that tests/verify/test_operators.py uses for real torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from estimator.values.specs import AttnImplementation, Phase
 
 BATCH, LENGTH = 2, 192
 T = BATCH * LENGTH
-"""Tokens: a number for each is 1,536 bytes in float32, three blocks of 512, so that one number more or less is seen."""
+"""Tokens: one float32 per token is 1,536 bytes, three blocks of 512, so one number more or less is noticed."""
 H, OUT, VOCABULARY = 640, 896, 1000
 HEADS, KV_HEADS, HEAD_DIM = 10, 5, 64
 Q, KV = T * HEADS * HEAD_DIM, T * KV_HEADS * HEAD_DIM
 CHOSEN = 4
-"""Chosen of each row by ``top_k``."""
+"""Chosen per row by ``top_k``."""
 EXPERTS = 3
 LOSS_BYTES = 512
 TABLE = Path(__file__).parent / "reference" / "operators.csv"
@@ -31,19 +31,19 @@ WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Measured(NamedTuple):
-    """What one operator takes, in bytes, beside its weights and constants."""
+    """Bytes that one operator takes, without its weights and constants."""
 
     kept: int
-    """What its backward needs, after forward, when nobody holds input or output any more."""
+    """Bytes saved for backward once forward's input and output are released."""
     forward: int
-    """Highest moment of forward; the caller holds the inputs."""
+    """Peak of forward; the caller holds the inputs."""
     backward: int
-    """Highest moment of backward: the loss and the outputs' gradients too, but not the loss's own gradient, which
+    """Peak of backward, including the loss and the outputs' gradients, but not the loss's own gradient, which
     PyTorch's Python frame holds longer than our tape does."""
 
 
 class Played:
-    """A tape with inputs that need a gradient, and weights and constants that are counted elsewhere."""
+    """A tape with inputs that need a gradient, and with weights and constants that are counted elsewhere."""
 
     def __init__(self, dtype: str, *, autocast: bool) -> None:
         self.width = WIDTHS[dtype]
@@ -54,7 +54,7 @@ class Played:
         self._weights = 0
 
     def input(self, elements: int, width: int | None = None, *, grad: bool = True) -> Tensor:
-        """The output of something before, which hands its gradient to nobody."""
+        """The output of an earlier operator that passes its gradient to nothing."""
         x = self.tape.new(elements, width or self.width)
         if not grad:
             return x
@@ -65,7 +65,7 @@ class Played:
         return Parameter(f"weight {self._weights}", elements, self.width, trainable=trained)
 
     def constant(self, elements: int, width: int | None = None) -> Tensor:
-        """Indices, masks and tables that were there before."""
+        """An existing tensor of indices, a mask or a table."""
         return Tensor(elements, width or self.width, None)
 
 
@@ -105,7 +105,7 @@ def _sink(tape: Tape, outputs: Sequence[Tensor]) -> Tensor:
 
 
 def read_table() -> dict[tuple[str, str], Measured]:
-    """What the real torch takes, by operator and dtype."""
+    """What real torch takes, by operator and dtype."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         return {
             (row["operator"], row["dtype"]): Measured(
@@ -116,7 +116,7 @@ def read_table() -> dict[tuple[str, str], Measured]:
 
 
 def write_table(rows: Mapping[tuple[str, str], Measured]) -> None:
-    """Write the file anew."""
+    """Rewrite the file."""
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["operator", "dtype", *Measured._fields])
@@ -196,7 +196,7 @@ def attention_shape(**keys: object) -> AttentionShape:
 
 
 def _kernel(*, mask: bool = False, groups: bool = False) -> Play:
-    """One fused kernel, or with a mask its bias too."""
+    """One fused kernel; with a mask, also its bias."""
 
     def play(tape: Tape, it: Played) -> Tensor:
         q, k, v = it.input(Q), *(it.input(KV if groups else Q) for _ in range(2))
@@ -243,7 +243,7 @@ SCAN_HEADS, SCAN_DIM, STATE, GROUPS, CHUNK = 6, 40, 48, 2, 64
 
 
 def _scan(batch: int, length: int, groups: int = GROUPS) -> Play:
-    """Mamba 2's scan of so many texts; its inputs are of 16 bits or 32, the decays of 32."""
+    """Mamba 2's scan of ``batch`` texts; its inputs are in 16 or 32 bits, the decays in 32."""
 
     def play(tape: Tape, it: Played) -> Tensor:
         shape = scan.ScanShape(batch, length, SCAN_HEADS, SCAN_DIM, STATE, groups, CHUNK)
@@ -339,7 +339,7 @@ def _add_in_place(tape: Tape, it: Played) -> Tensor:
 
 
 def _two_linears_of_one_weight(tape: Tape, it: Played) -> Sequence[Tensor]:
-    """Autocast casts a weight once and each input anew."""
+    """Autocast casts a weight once but each input every time."""
     x, weight = it.input(T * H), it.weight(OUT * H)
     return [op.linear(tape, x, weight, None, H, OUT, "linear") for _ in range(2)]
 

@@ -1,4 +1,4 @@
-"""What a tape holds and how high it went, for tests that play one themselves."""
+"""Live bytes and segments of a tape, for tests that play one themselves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from estimator.tape.tape import COMPONENTS, Tape
 
 
 def played(tape: Tape) -> list[Segment]:
-    """The stretches of a tape at the sizes that it was played with."""
+    """The segments of a tape at the sizes it was played with."""
     sized = Program(tape, Recording()).at(())
     assert sized is not None
     return sized.segments
 
 
 def alive(tape: Tape) -> list[int]:
-    """What is alive on a tape now, by component."""
+    """Live bytes of a tape, by component."""
     sizes = [0] * len(COMPONENTS)
     for sign, size, component, _, _ in tape.events:
         sizes[component] += sign * size

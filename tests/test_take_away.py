@@ -76,7 +76,7 @@ COMMAND = "trl sft --model_name_or_path meta-llama/Llama-3.1-8B --dtype bfloat16
 
 
 def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command() -> None:
-    """16 rows of 4,096 tokens do not fit an RTX 4090; after one click on a remedy the page shows the changed command."""
+    """16 rows of 4,096 tokens do not fit an RTX 4090; after one click on a remedy the page shows the new command."""
     page = open_page(model="openai-community/gpt2", gpu="GeForce RTX 4090", section="Take away")
     page = paste(page, f"{COMMAND} --per_device_train_batch_size 16 --load_in_4bit true")
     assert "Your files say what the page shows" in text(page)

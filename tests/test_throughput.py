@@ -283,7 +283,7 @@ def test_mfu_never_exceeds_one(
 
 
 def test_mfu_of_the_fast_end_excludes_padding() -> None:
-    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations per second: the work of 50 tokens, in its time."""
+    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations per second: the work of 50, in its time."""
     short = replace(LONG, max_length=50)
     padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
     work, time = timed(short, gpu=CARD).model_flops_per_step, timed(padded, gpu=CARD)
@@ -468,7 +468,7 @@ def test_sharding_optimizer_states_divides_the_optimizer_step():
 @pytest.mark.parametrize(
     ("strategy", "bytes_a_parameter"),
     [
-        (Strategy.DDP, 2 + 4),  # bfloat16 weights and AdamW's two states
+        (Strategy.DDP, 2 + 4),  # bfloat16 weights and AdamW's two bfloat16 states
         (Strategy.FSDP, 4 + 4 + 8),  # float32: for inference, for resuming, and two states
         (
             Strategy.ZERO2,

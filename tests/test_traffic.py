@@ -69,7 +69,7 @@ def test_adapted_experts_are_merged_once_per_micro_batch_whatever_its_length() -
     assert traffic(mixtral, replace(setup, max_length=4096), 0.0) == found
 
 
-def test_preference_pairs_write_twice_as_much() -> None:
+def test_preference_pairs_write_twice_as_much_and_the_reference_adds_a_pass() -> None:
     dpo = traffic(TINY_LLAMA, TrainingSetup(objective="dpo"), 0.0)
     sft = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
     assert dpo.forward == pytest.approx(2 * sft.forward, rel=0.1)

@@ -308,7 +308,7 @@ def test_fewer_pixels_shorten_a_row_of_unknown_text_length() -> None:
     given["max_length"] = 11_000
     model, _, read = parse(given)
     change, _ = image_changes(model, read)
-    # the row is 10,549 image tokens, two markers and 449 of text; the text stays, with 1,222 image tokens and two markers
+    # the row is 10,549 image tokens, two markers and 449 of text; the text stays, beside 1,222 image tokens and two
     assert {"max_pixels": 1_003_520, "max_length": 449 + 1222 + 2} in change.options
 
 

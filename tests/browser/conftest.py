@@ -1,4 +1,4 @@
-"""A server of our own and a real Chromium. Skipped, with a plain reason, where there is no Chromium."""
+"""A local server of the page and a real Chromium. Without Chromium the tests are skipped with a plain reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(port: int = 0, **environment: str) -> Iterator[str]:
-    """A server of the page, with these variables added to its environment; ``port`` 0: on a free one."""
+    """A server of the page with these environment variables added; ``port`` 0 means any free port."""
     port = port or free_port()
     command = [sys.executable, "-m", "streamlit", "run", "serve.py", "--server.headless", "true"]
     command += ["--server.address", "127.0.0.1", "--server.port", str(port)]

@@ -1,4 +1,4 @@
-"""Axe finds nothing of ours on any page in either theme, and the keyboard alone does the whole job."""
+"""Axe finds no violation of ours on any page in either theme, and the keyboard alone does the whole job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGES = (
     "how",
 )
 STREAMLIT_S = '[data-testid="stFileUploaderDropzone"]'
-"""Streamlit 1.67's own: its drop zone has the role presentation and a name."""
+"""Violations of Streamlit 1.67: its drop zone has the role presentation and a name."""
 
 IN_THEME = """(theme) => {
   const [red] = getComputedStyle(document.querySelector('.stApp')).backgroundColor.match(/\\d+/g);
@@ -50,12 +50,12 @@ def violations(page) -> list[str]:
     return list(found)
 
 
-def test_axe_finds_nothing_of_ours_in_either_theme(browser, address):
-    """Each page is opened in the light theme, and follows the system into the dark one."""
+def test_axe_finds_no_violation_of_ours_in_either_theme(browser, address):
+    """Each page opens in the light theme, then follows the system to the dark one."""
     context = browser.new_context(
         viewport={"width": 1440, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
-    context.set_default_timeout(3 * WAIT)  # a page's first visit computes what later ones remember
+    context.set_default_timeout(3 * WAIT)  # a page's first visit fills caches that later visits use
     found = {}
     for path in PAGES:
         page = context.new_page()
@@ -72,7 +72,7 @@ def test_axe_finds_nothing_of_ours_in_either_theme(browser, address):
 
 
 def tab_to(page, name: str) -> None:
-    """Press Tab until an element of this accessible name has the focus."""
+    """Press Tab until an element with this accessible name has the focus."""
     for _ in range(90):
         page.keyboard.press("Tab")
         here = page.evaluate(
@@ -83,7 +83,7 @@ def tab_to(page, name: str) -> None:
     pytest.fail(f"Tab never reaches {name!r}")
 
 
-def test_the_keyboard_alone_does_the_whole_job(browser, address):
+def test_the_keyboard_alone_can_do_the_whole_job(browser, address):
     """Choose a model, a GPU and a method, move a slider, apply a change that makes it fit, keep it, compare."""
     with visitor(browser, f"{address}/?gpu=A100-SXM4-80GB&method=full") as page:
         tab_to(page, "Model")

@@ -24,9 +24,9 @@ THREE = [
 ]
 RESTING = '[data-test-script-state="notRunning"]'
 METRES, PIXELS = 2.0, 1920
-"""A projected picture of two metres, the least that a meeting room has."""
+"""A projected picture two metres wide, the least in a meeting room, and its pixels."""
 MILLIMETRES_FROM_FOUR_METRES = 4000 / 200
-"""DIN 1450 and ISO 9241-303 ask for 0.3 degrees and more, a height of a 200th of the distance."""
+"""DIN 1450 and ISO 9241-303 require at least 0.3 degrees: a 200th of the distance."""
 
 
 def link(address: str, scenarios=THREE, **more: object) -> str:
@@ -39,7 +39,7 @@ def says(page) -> str:
     return page.locator(".hr-compare").inner_text()
 
 
-def test_one_link_is_the_same_for_two_browsers_and_after_a_restart(browser):
+def test_a_link_shows_the_same_in_two_browsers_and_after_a_restart(browser):
     with serving() as first, visitor(browser, link(first)) as page:
         page.locator(".hr-compare").wait_for(timeout=WAIT)
         before, query = says(page), urlsplit(page.url).query
@@ -51,7 +51,7 @@ def test_one_link_is_the_same_for_two_browsers_and_after_a_restart(browser):
         assert page.get_by_text("Page not found").count() == 0
 
 
-def test_setup_is_kept_under_a_name_compared_opened_and_come_back_to(browser, address):
+def test_a_setup_can_be_kept_compared_opened_and_returned_to(browser, address):
     with visitor(browser, f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora") as page:
         page.get_by_role("button", name="Keep for comparison").click()
         name = page.get_by_role("dialog").get_by_label("Name")
@@ -73,7 +73,7 @@ def test_setup_is_kept_under_a_name_compared_opened_and_come_back_to(browser, ad
         page.locator(".hr-compare").wait_for(timeout=WAIT)
 
 
-def test_a_chart_s_own_menu_saves_it_as_a_picture_of_either_kind(browser, address):
+def test_a_charts_menu_saves_it_as_png_and_svg(browser, address):
     with visitor(browser, link(address)) as page:
         for kind, begins in {"PNG": b"\x89PNG", "SVG": b"<svg "}.items():
             with page.expect_download(timeout=WAIT) as saving:
@@ -91,7 +91,7 @@ def test_two_tabs_do_not_disturb_each_other(browser, address):
         assert "All weights" not in says(one)
 
 
-def test_button_copies_the_address(browser, address):
+def test_a_button_copies_the_address(browser, address):
     with visitor(browser, link(address)) as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy the link").click()
@@ -99,17 +99,17 @@ def test_button_copies_the_address(browser, address):
         assert page.evaluate("navigator.clipboard.readText()") == page.url
 
 
-def test_phone_scrolls_the_table_and_not_the_page(browser, address):
+def test_on_a_phone_the_table_scrolls_and_not_the_page(browser, address):
     with visitor(browser, link(address), width=390, height=844) as page:
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
-def test_verdict_is_read_from_four_metres_and_the_keyboard_leads_on(browser, address):
+def test_a_presented_verdict_is_legible_at_four_metres_and_arrow_keys_advance(browser, address):
     with visitor(browser, link(address, present=1), 1920, 1080, "dark") as page:
         pixels = page.evaluate(
             "() => parseFloat(getComputedStyle(document.querySelector('.hr-big')).fontSize)"
         )
-        capitals = 0.66 * pixels * METRES * 1000 / PIXELS  # the typeface's height of capitals
+        capitals = 0.66 * pixels * METRES * 1000 / PIXELS  # the typeface's cap height
         assert capitals >= MILLIMETRES_FROM_FOUR_METRES
         assert "All weights" in page.locator(".hr-stage").inner_text()
         page.keyboard.press("ArrowRight")
@@ -122,7 +122,7 @@ def test_verdict_is_read_from_four_metres_and_the_keyboard_leads_on(browser, add
 
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
 @pytest.mark.parametrize("count", [2, 8])
-def test_report_prints_to_two_pages(browser, tmp_path: Path, count, paper):
+def test_the_report_prints_on_two_pages(browser, tmp_path: Path, count, paper):
     names = ["The smallest card that could hold it, rented for a week in May"[:60], *"abcdefg"]
     methods = [Method.FULL, Method.LORA, Method.QLORA]
     shown = [
@@ -161,14 +161,14 @@ def test_report_prints_to_two_pages(browser, tmp_path: Path, count, paper):
     page.close()
 
 
-def test_back_leads_through_pages_and_changes_one_by_one(browser, address):
+def test_back_steps_through_pages_and_changes_one_by_one(browser, address):
     first = "/?model=Qwen%2FQwen3-8B&gpu=L40S&method=lora&lora_r=64&max_length=2048"
     with visitor(browser, address + first) as page:
         seen = []
 
         def arrive(path: str) -> None:
             page.wait_for_function("path => location.pathname === path", arg=path, timeout=WAIT)
-            page.wait_for_timeout(700)  # entries of half a second are joined
+            page.wait_for_timeout(700)  # history entries within half a second are merged
             page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
             seen.append(page.url.removeprefix(address))
 

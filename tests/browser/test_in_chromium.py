@@ -1,4 +1,4 @@
-"""The start page in a real browser: its link, its keyboard, its width, and what it asks of the network."""
+"""The start page in a real browser: its link, keyboard control, width and network requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT = 60_000
 
 @contextmanager
 def visitor(browser, url, width=1440, height=900, theme="light", first=""):
-    """A new visitor's page: no script fails, and it asks nothing of anyone but its own server.
+    """A new visitor's page: no script fails, and all requests go to its own server.
 
     ``first``: a script that runs before the page's.
     """
@@ -49,12 +49,12 @@ def bars(page):
 
 
 def changed(page, before):
-    """Wait until the bars are others."""
+    """Wait until the bars differ from these."""
     _await_bars(page, "!==", before)
 
 
 def becomes(page, wanted):
-    """Wait until the bars are these."""
+    """Wait until the bars equal these."""
     _await_bars(page, "===", wanted)
 
 
@@ -69,7 +69,7 @@ def _await_bars(page, compared, others):
     settled(page)
 
 
-def test_the_keyboard_moves_a_slider_and_reload_and_a_copied_link_keep_it(browser, address):
+def test_a_slider_moved_by_keyboard_survives_reload_and_a_copied_link(browser, address):
     with visitor(browser, f"{address}/?model=mistralai/Mistral-7B-v0.1&gpu=L4") as page:
         before = bars(page)
         page.get_by_role("slider", name="Micro-batch").first.focus()
@@ -88,7 +88,7 @@ def test_the_keyboard_moves_a_slider_and_reload_and_a_copied_link_keep_it(browse
 CONNECTED = '.stApp[data-test-connection-state="CONNECTED"]'
 
 
-def test_the_first_move_after_the_server_was_started_anew_counts(browser):
+def test_the_first_move_after_a_server_restart_counts(browser):
     link = "?model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&max_length=2048"
     port = free_port()
     with ExitStack() as first:
@@ -109,7 +109,7 @@ def test_the_first_move_after_the_server_was_started_anew_counts(browser):
                     becomes(other, moved)
 
 
-def test_the_verdict_and_the_figure_are_seen_without_scrolling(browser, address):
+def test_the_verdict_and_the_figure_are_visible_without_scrolling(browser, address):
     with visitor(browser, address) as page:
         verdict = page.get_by_text("Does not fit").first.bounding_box()
         figure = page.locator(".js-plotly-plot").first.bounding_box()
@@ -117,13 +117,13 @@ def test_the_verdict_and_the_figure_are_seen_without_scrolling(browser, address)
         assert figure["y"] + figure["height"] <= 900
 
 
-def test_a_phone_scrolls_in_one_direction_only(browser, address):
+def test_a_phone_scrolls_only_vertically(browser, address):
     with visitor(browser, address, width=390, height=844) as page:
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
         assert page.get_by_text("Does not fit").first.is_visible()
 
 
-def test_one_click_on_qlora_moves_the_control_the_link_and_the_verdict(browser, address):
+def test_one_click_on_qlora_changes_the_control_the_link_and_the_verdict(browser, address):
     with visitor(browser, address) as page:
         before = bars(page)
         page.get_by_role("button", name="QLoRA").first.click()
@@ -134,8 +134,8 @@ def test_one_click_on_qlora_moves_the_control_the_link_and_the_verdict(browser, 
         assert chosen.get_attribute("aria-checked") == "true"
 
 
-def test_cards_hold_all_their_text_and_their_buttons_none_that_is_seen(browser, address):
-    """960 × 600 is a laptop's window at 150 %. A click that is held shows no label over the card."""
+def test_cards_show_all_their_text_and_their_buttons_show_none(browser, address):
+    """960 × 600 is a laptop's window at 150 %. While the mouse is pressed, no label covers the card."""
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=A100-SXM4-80GB&num_gpus=16&strategy=fsdp"
     with visitor(browser, link) as page:
         cards = page.locator(".st-key-cards-methods")
@@ -159,7 +159,7 @@ def test_cards_hold_all_their_text_and_their_buttons_none_that_is_seen(browser, 
         assert set(clipped) == {"inset(50%)"}
 
 
-def test_what_lora_had_is_there_again_after_full(browser, address):
+def test_lora_settings_return_after_full(browser, address):
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&lora_target_modules=q_proj"
     with visitor(browser, link) as page:
         before = bars(page)
@@ -175,7 +175,7 @@ def test_what_lora_had_is_there_again_after_full(browser, address):
 METHOD_SAYS = {"full": "Full fine-tuning of Qwen3-8B needs", "lora": "LoRA of Qwen3-8B needs"}
 
 
-def test_a_misspelled_link_is_mended_in_the_address(browser, address):
+def test_a_misspelled_link_is_corrected_in_the_address(browser, address):
     link = f"{address}/?model=qwen/qwen3-8b&optim=adamw_8bit&max_length=2000&lora_r=many"
     with visitor(browser, link) as page:
         page.wait_for_url("**model=Qwen**", timeout=WAIT)
@@ -188,7 +188,7 @@ def test_a_misspelled_link_is_mended_in_the_address(browser, address):
             assert other.locator('[data-testid="stAlert"]').count() == 0
 
 
-def test_back_to_a_bare_address_opens_the_example_again(browser, address):
+def test_going_back_to_a_bare_address_opens_the_example_again(browser, address):
     with visitor(browser, address) as page:
         page.go_back()
         page.wait_for_url("**model=mistralai**", timeout=WAIT)

@@ -1,4 +1,4 @@
-"""The model box in a real browser, beside a small Hub on loopback: typed ids, their links, models of one's own."""
+"""The model box in a real browser with a small Hub on loopback: typed ids, their links, custom models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hub() -> Iterator[FakeHub]:
 
 
 def _slowly(handler: fake_hub._Handler) -> None:
-    """The repository me/llama, after a while."""
+    """The repository me/llama, after a delay."""
     time.sleep(SECONDS_TO_ANSWER)
     handler.path = handler.path.replace("me/slow", "me/llama")
     handler.do_GET()
@@ -49,9 +49,7 @@ def type_model(page, typed: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsewhere(
-    browser, address
-):
+def test_an_unknown_id_loads_in_the_background_and_its_link_opens_elsewhere(browser, address):
     with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
         before = bars(page)
         type_model(page, "me/slow")
@@ -63,7 +61,7 @@ def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsew
         page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
         settled(page)
         assert "per_device_train_batch_size=2" in page.url
-        for _ in range(2):  # the second time the answer is kept, and there at once
+        for _ in range(2):  # the second time the answer is cached and immediate
             with visitor(browser, page.url) as other:
                 other.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
                 other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
@@ -71,7 +69,7 @@ def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsew
                 becomes(other, bars(page))
 
 
-def test_link_with_an_id_of_the_hub_keeps_every_key_when_a_slider_moves(browser, address):
+def test_a_link_with_a_hub_id_keeps_every_key_when_a_slider_moves(browser, address):
     link = {
         "model": "me/slow",
         "gpu": "L4",
@@ -98,8 +96,8 @@ def test_link_with_an_id_of_the_hub_keeps_every_key_when_a_slider_moves(browser,
             assert now == {**link, "model": "me/llama", "per_device_train_batch_size": "2"}
 
 
-def test_gated_model_is_a_sentence_until_a_token_is_given(browser, address, hub):
-    """The server's own token, which may see it, is not used."""
+def test_a_gated_model_gives_a_sentence_until_a_token_is_given(browser, address, hub):
+    """The server's own token has access but is not used."""
     with visitor(browser, address) as page:
         before = bars(page)
         type_model(page, "me/gated")
@@ -115,7 +113,7 @@ def test_gated_model_is_a_sentence_until_a_token_is_given(browser, address, hub)
         said.wait_for(state="hidden", timeout=WAIT)
 
 
-def test_hub_that_never_answers_is_a_sentence_in_five_seconds(browser, address):
+def test_a_hub_that_never_answers_gives_a_sentence_in_five_seconds(browser, address):
     link = f"{address}/?model=me/silent&gpu=L4&method=lora&lora_r=64"
     with visitor(browser, link) as page:
         said = page.get_by_role("alert").filter(has_text="The Hub has not answered within 5 s")
@@ -125,14 +123,14 @@ def test_hub_that_never_answers_is_a_sentence_in_five_seconds(browser, address):
         assert page.get_by_role("button", name="Ask again").is_visible()
 
 
-def test_words_propose_models(browser, address):
+def test_typed_words_suggest_models(browser, address):
     with visitor(browser, address) as page:
         type_model(page, "qwen 7b")
         page.get_by_role("button", name="Qwen/Qwen2.5-7B · 7.62B", exact=True).click()
         page.wait_for_url("**model=Qwen%2FQwen2.5-7B**", timeout=WAIT)
 
 
-def test_pasted_config_and_its_dimensions_travel_in_the_link(browser, address):
+def test_a_pasted_config_is_part_of_the_link(browser, address):
     with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
         before = bars(page)
         page.get_by_role("button", name="Own model").click()

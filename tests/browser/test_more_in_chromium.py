@@ -1,4 +1,4 @@
-"""Clicks that only a real browser makes: a cell of the map, a remedy and its undo, and the keyboard alone."""
+"""Interactions that need a real browser: a cell of the map, a remedy and its undo, and the keyboard."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_click_on_the_map_sets_both_sliders(browser, address):
         page.get_by_text("Effective batch 2 = 2 × 1 on 1 GPU").wait_for(timeout=WAIT)
 
 
-def test_a_remedy_applied_and_undone_leaves_the_setup_as_it_was(browser, address):
+def test_undoing_a_remedy_restores_the_setup(browser, address):
     link = f"{address}/{LORA}"
     with visitor(browser, link) as page:
         before = bars(page)
@@ -49,7 +49,7 @@ def test_a_remedy_applied_and_undone_leaves_the_setup_as_it_was(browser, address
         becomes(page, before)
 
 
-def test_a_remedy_may_set_a_slider_to_what_it_did_not_offer_before(browser, address):
+def test_a_remedy_may_set_a_slider_to_a_value_between_its_steps(browser, address):
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=14"
     with visitor(browser, link) as page:
         page.get_by_role("button", name="Apply Micro-batch").first.click()
@@ -57,11 +57,11 @@ def test_a_remedy_may_set_a_slider_to_what_it_did_not_offer_before(browser, addr
         page.get_by_text("Effective batch 14 = ").wait_for(timeout=WAIT)
 
 
-def test_a_card_is_clicked_anywhere_on_it_and_opened_by_the_keyboard(browser, address):
+def test_a_card_opens_by_a_click_anywhere_and_by_keyboard(browser, address):
     with visitor(browser, address) as page:
         before = bars(page)
         corner = page.get_by_text("smallest:").last.bounding_box()
-        page.mouse.click(corner["x"] + 5, corner["y"] + 5)  # over the text lies the unseen button
+        page.mouse.click(corner["x"] + 5, corner["y"] + 5)  # an invisible button covers the text
         changed(page, before)
         page.wait_for_url("**method=qlora**", timeout=WAIT)
         before = bars(page)
@@ -71,7 +71,7 @@ def test_a_card_is_clicked_anywhere_on_it_and_opened_by_the_keyboard(browser, ad
         page.wait_for_url("**method=lora**", timeout=WAIT)
 
 
-def test_the_section_that_is_open_travels_in_the_link(browser, address):
+def test_the_open_section_is_part_of_the_link(browser, address):
     with visitor(browser, address) as page:
         page.get_by_role("radio", name="Through the step").click()
         page.get_by_text("Every moment of two training steps").wait_for(timeout=WAIT)
@@ -80,7 +80,7 @@ def test_the_section_that_is_open_travels_in_the_link(browser, address):
             other.get_by_text("Every moment of two training steps").wait_for(timeout=WAIT)
 
 
-def test_how_it_works_is_reached_from_the_top_and_back_keeps_the_setup(browser, address):
+def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, address):
     with visitor(browser, f"{address}/{LORA}") as page:
         before = bars(page)
         page.get_by_role("link", name="How it works").click()
@@ -90,8 +90,8 @@ def test_how_it_works_is_reached_from_the_top_and_back_keeps_the_setup(browser, 
         assert bars(page) == before
 
 
-def test_a_new_server_s_first_visitor_may_come_by_a_link_to_any_page(browser):
-    """The comparison comes first to a fresh server where it is restarted: ``test_compare_in_chromium``."""
+def test_a_new_servers_first_visit_may_be_to_any_page(browser):
+    """``test_compare_in_chromium`` opens the comparison first after a restart."""
     with serving() as fresh:
         page = browser.new_page()
         page.goto(f"{fresh}/how")

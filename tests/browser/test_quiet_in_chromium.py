@@ -1,4 +1,4 @@
-"""The verdict stays in sight, a phone's sidebar makes way, and a pasted link unfolds."""
+"""The verdict stays visible, a phone's sidebar closes, and a pasted link unfolds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def opacity(page) -> float:
     return float(page.locator(STAYS).evaluate("it => getComputedStyle(it).opacity"))
 
 
-def test_the_verdict_stays_in_sight_and_a_remedy_leads_back_to_it(browser, address):
+def test_the_verdict_stays_visible_and_a_remedy_scrolls_back_to_it(browser, address):
     with visitor(browser, f"{address}/{TIGHT}") as page:
         assert opacity(page) == 0, "the panel itself is in sight"
         remedy = page.get_by_role("button", name="Apply Gradient checkpointing").first
@@ -35,7 +35,7 @@ def test_the_verdict_stays_in_sight_and_a_remedy_leads_back_to_it(browser, addre
         page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
 
 
-def test_a_phone_has_the_verdict_below_and_a_choice_closes_the_sidebar(browser, address):
+def test_a_phone_shows_the_verdict_at_the_bottom_and_a_choice_closes_the_sidebar(browser, address):
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=full"
     with visitor(browser, link, width=390, height=844) as page:
         bar = page.locator(STAYS).bounding_box()
@@ -45,13 +45,11 @@ def test_a_phone_has_the_verdict_below_and_a_choice_closes_the_sidebar(browser, 
         page.wait_for_url("**method=qlora**", timeout=WAIT)
         page.get_by_test_id("stExpandSidebarButton").wait_for(
             timeout=WAIT
-        )  # there while it is closed
+        )  # present while the sidebar is closed
         page.locator(STAYS).get_by_text("✓ Fits").wait_for(timeout=WAIT)
 
 
-def test_the_navigation_stays_where_it_is_and_has_the_name_beside_it_where_there_is_room(
-    browser, address
-):
+def test_the_navigation_stays_in_place_and_shows_the_name_if_there_is_room(browser, address):
     with visitor(browser, address) as page:
         link = page.get_by_role("link", name="How it works")
         before = link.bounding_box()
@@ -66,7 +64,7 @@ def test_the_navigation_stays_where_it_is_and_has_the_name_beside_it_where_there
 
 
 def test_a_pasted_link_unfolds(address):
-    """As a program that unfolds links reads it: one request, no script."""
+    """Read as a link preview does: one request, no script."""
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=qlora"
     with urllib.request.urlopen(link, timeout=30) as answer:
         page = answer.read().decode()

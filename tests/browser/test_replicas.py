@@ -1,4 +1,4 @@
-"""Two replicas behind nginx, as deploy/nginx.conf has it: one is killed, and the document stays."""
+"""Two replicas behind nginx, configured by deploy/nginx.conf: one is killed, and the open page stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @contextmanager
 def proxied(folder: Path, ports: list[int]) -> Iterator[str]:
-    """The proxy that docs/deploy.md describes, before servers of this machine."""
+    """The proxy that docs/deploy.md describes, in front of local servers."""
     port = free_port()
     config = (ROOT / "deploy" / "nginx.conf").read_text(encoding="utf-8")
     for number, replica in enumerate(ports, 1):
@@ -46,7 +46,7 @@ def proxied(folder: Path, ports: list[int]) -> Iterator[str]:
 
 
 def sockets() -> list[tuple[int, str, str]]:
-    """Local port, state and inode of each connection of this machine."""
+    """Local port, state and inode of each connection on this machine."""
     lines = Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]
     fields = [line.split() for line in lines]
     return [(int(it[1].split(":")[1], 16), it[3], it[9]) for it in fields]
@@ -65,7 +65,7 @@ def process_at(port: int) -> int:
 
 
 @pytest.mark.browser
-def test_a_visitor_whose_replica_is_killed_goes_on_at_the_other(browser, tmp_path: Path) -> None:
+def test_a_visitor_whose_replica_is_killed_continues_on_the_other(browser, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     with serving(ports[0]), serving(ports[1]), proxied(tmp_path, ports) as address:
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
@@ -87,7 +87,7 @@ def test_a_visitor_whose_replica_is_killed_goes_on_at_the_other(browser, tmp_pat
         moved = page.get_by_text("18.1 to 19.3 GiB").first
         try:
             moved.wait_for(timeout=WAIT / 6)
-        except PlaywrightTimeout:  # one click at most is repeated
+        except PlaywrightTimeout:  # at most one click must be repeated
             slider.press("ArrowRight")
             moved.wait_for(timeout=WAIT)
         assert "max_length=2048" in page.url

@@ -1,4 +1,4 @@
-"""Verdict and figure follow a slider under the finger, and say what the server then answers, to the last digit."""
+"""Verdict and figure follow a slider while it is dragged and match the server's later answer to the last digit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def thumb(page, label):
 
 
 def row_of(page, name, slider):
-    """Come to a slider, and wait for its row."""
+    """Focus a slider and wait for its row."""
     slider.focus()
     page.wait_for_function("(name) => window.headroomRows?.rows[name]", arg=name, timeout=WAIT)
 
@@ -62,7 +62,7 @@ def row_of(page, name, slider):
 @pytest.mark.parametrize(
     ("setup", "sliders"), [(LORA, SLIDERS), (SHARED, {"num_gpus-box": "GPUs"})]
 )
-def test_every_step_of_every_slider_is_what_the_server_answers(browser, address, setup, sliders):
+def test_every_step_of_every_slider_matches_the_servers_answer(browser, address, setup, sliders):
     url = f"{address}/?{urlencode(setup)}"
     with visitor(browser, url) as page, visitor(browser, url, first=WITHOUT_ROWS) as plain:
         for name, label in sliders.items():
@@ -82,23 +82,23 @@ def test_every_step_of_every_slider_is_what_the_server_answers(browser, address,
 
 
 def told(page, name, place):
-    """What the row says of a step."""
+    """The row's content for a step."""
     return page.evaluate(IN_THE_ROW, [name, place])
 
 
 def answered(plain, name, said):
-    """What the server sends while the slider stands there."""
+    """What the server sends for the slider's current value."""
     plain.wait_for_function(
         "([name, said]) => document.querySelector('.st-key-hero .hr-plot').follows.at[name] === said",
         arg=[name, said],
         timeout=WAIT,
     )
-    # the verdict was sent before the figure, and is on the page by the next frame
+    # the verdict was sent before the figure and is rendered by the next frame
     plain.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     return plain.evaluate(SHOWN)
 
 
-def test_figure_and_verdict_move_while_the_thumb_is_held(browser, address):
+def test_figure_and_verdict_move_while_the_thumb_is_dragged(browser, address):
     with visitor(browser, f"{address}/?{urlencode(LORA)}") as page:
         slider = thumb(page, "Context")
         row_of(page, "max_length", slider)
@@ -127,7 +127,7 @@ def test_figure_and_verdict_move_while_the_thumb_is_held(browser, address):
         assert page.evaluate(DRAWN) == before
 
 
-def test_a_row_is_not_used_once_another_slider_has_moved(browser, address):
+def test_a_row_is_not_used_after_another_slider_has_moved(browser, address):
     with visitor(browser, f"{address}/?{urlencode(LORA)}") as page:
         context, batch = thumb(page, "Context"), thumb(page, "Micro-batch")
         row_of(page, "max_length", context)

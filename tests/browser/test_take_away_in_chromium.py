@@ -1,4 +1,4 @@
-"""Files come out of the page as they are shown."""
+"""Downloaded files equal those shown on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ pytestmark = pytest.mark.browser
 SETUP = "model=meta-llama%2FLlama-3.1-8B&method=lora&loss=chunked_trl&gpu=A100-SXM4-80GB&section=Take+away"
 
 
-def test_script_and_archive_can_be_downloaded(browser: Any, address: str, tmp_path: Any) -> None:
+def test_the_script_and_the_archive_can_be_downloaded(
+    browser: Any, address: str, tmp_path: Any
+) -> None:
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     page = context.new_page()
     page.goto(f"{address}/?{SETUP}")

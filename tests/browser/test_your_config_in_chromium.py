@@ -1,4 +1,4 @@
-"""Your config in a real browser: files of one run are dropped together, and the page shows their run."""
+""" "Your config" in a real browser: the files of one run are dropped together, and the page shows that run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ trainer = SFTTrainer("meta-llama/Llama-3.2-1B", args=args)
 ACCELERATE = b"compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\n"
 
 
-def test_dropped_files_become_the_page_and_its_link(browser, address):
+def test_dropped_files_set_the_page_and_its_link(browser, address):
     with visitor(browser, address) as page:
         page.get_by_role("button", name="Your config").first.click()
         page.locator("input[type=file]:visible, input[type=file]").last.set_input_files(
