@@ -45,7 +45,7 @@ class Published(NamedTuple):
 
 
 def setup_of(row: Mapping[str, str]) -> TrainingSetup:
-    """A published step as TRL would run it: vLLM beside ZeRO-3, one generation a step, a reference in the loss."""
+    """A published step as TRL would run it: a vLLM server, ZeRO-3, one generation per step, a reference in the loss."""
     of_each, prompt = int(row["rows"]) // int(row["num_gpus"]), int(row["prompt_tokens"])
     batch = 2 - of_each % 2
     return TrainingSetup(

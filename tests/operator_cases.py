@@ -97,7 +97,7 @@ def measure(play: Play, dtype: str, *, autocast: bool) -> Measured:
 
 
 def _sink(tape: Tape, outputs: Sequence[Tensor]) -> Tensor:
-    """A loss that saves nothing and hands each output a new gradient."""
+    """A loss that saves nothing and passes a new gradient to each output."""
     sizes = [(x.elements, x.width) for x in outputs]
     return tape.record(
         "sink backward", tape.new(1, 4), outputs, lambda t, g: [t.new(*size) for size in sizes]

@@ -109,7 +109,7 @@ def test_offloaded_states_and_gradients_are_absent_from_the_step(
         assert Component.GRADIENTS not in step.resident
 
 
-def test_zero_offload_keeps_the_weights_and_a_buffer_of_the_largest_gradient() -> None:
+def test_zero_offload_keeps_weights_and_a_buffer_for_the_largest_gradient() -> None:
     # ZeRO-Offload, arXiv:2101.06840, section 3: 2 N on the GPU. DeepSpeed 0.19.6 also keeps
     # temp_grad_buffer_for_gpu_offload, as large as the largest tensor: V h of Mistral's embedding
     step = estimate(MISTRAL, None, on("zero2", CPU)).phases[Phase.OPTIMIZER_STEP]
@@ -403,7 +403,7 @@ def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
 
 
 def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
-    # github.com/deepspeedai/DeepSpeed/pull/7474: two A100 40GB, 128 cores: 2.38 s a step with cores bound to ranks,
+    # github.com/deepspeedai/DeepSpeed/pull/7474: two A100 40GB, 128 cores: 2.38 s per step with cores bound to ranks,
     # 3.08 without; the slow end is within 3 % of that. The batch is not given; 1 x 2,048 tokens is assumed
     model = catalog.model("Qwen/Qwen2.5-3B")
     setup = on("zero2", CPU, num_gpus=2, max_length=2048, gradient_checkpointing=True)

@@ -104,7 +104,7 @@ def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
         return op.linear_4bit(tape, x, H, OUT, 2, "linear")
 
     absmax = H * OUT // 64 * 4
-    # forward: input in float32 and in 16 bits, weight, output; no more when the output goes back to float32
+    # forward: input in float32 and in 16 bits, weight, output; casting the output to float32 needs no more
     assert measure(play, "float32", autocast=False) == Measured(
         kept=0,
         forward=max(2 * X + X + W + absmax + Y, 2 * X + X + Y + 2 * Y),

@@ -53,6 +53,6 @@ def test_foreach_adamw_takes_temporaries_for_one_weight_only() -> None:
         ({"num_gpus": 2, "strategy": "fsdp"}, "not modelled yet"),
     ],
 )
-def test_what_torchtune_refuses_is_refused(keys: dict[str, object], says: str) -> None:
+def test_setups_that_torchtune_refuses_are_refused(keys: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, **keys))

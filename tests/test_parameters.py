@@ -44,7 +44,7 @@ def test_published_count_is_reproduced_to_the_last_digit(entry: catalog.CatalogM
     assert ours == entry.published_parameters
 
 
-def test_nearly_every_row_has_a_published_count() -> None:
+def test_nearly_every_catalogued_model_has_a_published_count() -> None:
     assert len(PUBLISHED) >= len(catalog.models()) - 6
 
 
@@ -181,7 +181,7 @@ def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
             count(unknown)
 
 
-def test_layer_beyond_the_last_is_refused() -> None:
+def test_a_layer_beyond_the_last_is_refused() -> None:
     with pytest.raises(ValueError, match="layer 2 does not exist in a model with 2 layers"):
         layer_modules(TINY_LLAMA, 2)
 
@@ -247,6 +247,6 @@ def test_a_target_without_a_match_is_ignored_beside_one_that_matches() -> None:
     assert both == alone
 
 
-def test_regular_expression_is_refused() -> None:
+def test_a_regular_expression_is_refused() -> None:
     with pytest.raises(ValueError, match=r"regular expression\. These are not modelled yet"):
         adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn"))

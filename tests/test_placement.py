@@ -188,7 +188,7 @@ def _covers(name: str, leaf: ModuleNode) -> bool:
 
 
 def test_limits_are_read_as_accelerate_reads_them():
-    """accelerate 1.15, ``convert_file_size_to_int``: a small b at the end of GB is bits."""
+    """accelerate 1.15, ``convert_file_size_to_int``: a lower-case b, as in Gb, means bits."""
     as_bytes = {"0": 2**27, "1": 10**9 // 8, "cpu": 10**9}
     as_text = {"0": "0.125GiB", "1": "1Gb", "cpu": "1000MB"}
     maps = [place({"model": GPT2, "max_memory": limits}) for limits in (as_bytes, as_text)]

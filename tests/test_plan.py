@@ -131,7 +131,7 @@ def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> 
     assert in_arrays.high_bytes.tolist() == one_by_one.high_bytes.tolist()
 
 
-def test_effective_batch_is_kept_exactly() -> None:
+def test_every_candidate_has_the_exact_effective_batch() -> None:
     rows = FOUND.num_gpus * FOUND.micro_batch * FOUND.accumulation
     assert (rows == QUESTION.effective_batch).all()
     three = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=3),))
@@ -297,7 +297,7 @@ def test_an_unknown_model_is_refused() -> None:
 def test_the_longest_example_sets_memory_and_the_mean_sets_time() -> None:
     setup = FOUND.setup(0)
     assert setup.max_length == 4096
-    # the lines between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
+    # linear between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
     assert setup.mean_tokens_per_example == round(0.5 * 200 + 0.4 * 800 + 0.1 * 2648)
     assert setup.padded
 

@@ -86,7 +86,7 @@ def test_take_away_writes_files_of_the_chosen_point(
         ("dead_line: 3\n", 2, "did you mean"),
     ],
 )
-def test_exit_statuses(
+def test_a_missed_deadline_exits_with_1_and_a_bad_question_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, status: int, says: str
 ) -> None:
     assert main(["plan", _asked(tmp_path, more)]) == status
@@ -125,7 +125,7 @@ def test_text_lengths_without_a_tokenizer_are_a_range() -> None:
     assert "a guess" in found.how
 
 
-def test_a_csv_and_a_parquet_file_are_counted_alike() -> None:
+def test_csv_and_parquet_files_are_counted_alike() -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 

@@ -107,7 +107,7 @@ def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
     assert need < 1.23 * run.gpu.memory_bytes
 
 
-def test_every_published_reading_is_a_row_or_has_its_reason():
+def test_every_published_reading_is_a_row_or_has_a_reason_for_its_omission():
     # 431 readings were collected; data/README.md says so
     rows, rest = catalog.measurements(), catalog.left_out()
     published = [it for it in MEASURED if it.source.startswith("https://github.com/")]

@@ -130,5 +130,7 @@ def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit() -> None:
         ([[None], [None]], "512 tokens cannot be trained."),
     ],
 )
-def test_the_map_says_what_cannot_be_trained(headroom: list[list[int | None]], said: str) -> None:
+def test_the_maps_text_says_what_cannot_be_trained(
+    headroom: list[list[int | None]], said: str
+) -> None:
     assert headroom_map.map_alt([1, 2], [512], headroom).endswith(said)

@@ -45,7 +45,7 @@ def test_the_verdict_names_the_deciding_stage():
     assert "Evaluation beyond that" in ledger.ledger_html(answer)
 
 
-def test_checkpoints_are_counted():
+def test_the_section_counts_the_checkpoints():
     assert "The run leaves one checkpoint of 0.5 GiB" in said(LORA)
     three = replace(LORA, num_train_epochs=5.0, save_total_limit=2)
     assert "At most 3 checkpoints are on disk at once, 1.4 GiB" in said(three)

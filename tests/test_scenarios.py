@@ -73,7 +73,7 @@ def one_sentence(text: str) -> bool:
     return bool(text) and "\n" not in text and "Traceback" not in text and len(text) < 600
 
 
-def test_scenario_survives_a_link_and_a_file():
+def test_a_scenario_survives_a_link_and_a_file():
     kept = tuple(sound(it) for it in EIGHT)
     query = urlencode({"s": [write_text(it) for it in kept], "v": 1}, doseq=True)
     opened = read_texts(parse_qs(query)["s"], version=["1"])
@@ -94,7 +94,7 @@ def test_eight_scenarios_and_a_setup_fit_2000_characters():
 
 
 @pytest.mark.parametrize("old", OLD, ids=lambda old: old["scenarios"][0]["name"])
-def test_link_of_an_earlier_release_opens(old):
+def test_a_link_of_an_earlier_release_opens(old):
     """Lines of tests/reference/links.jsonl are never changed; each release adds its own."""
     params = parse_qs(old["query"], strict_parsing=True)
     found = read_texts(params["s"], version=params["v"])
@@ -104,7 +104,7 @@ def test_link_of_an_earlier_release_opens(old):
     ]
 
 
-def test_file_of_an_earlier_release_opens():
+def test_a_file_of_an_earlier_release_opens():
     """tests/reference/scenarios_0_1.json holds the scenarios of release 0.1's links and is never changed."""
     found = read_file((LINKS.parent / "scenarios_0_1.json").read_bytes())
     assert found.problems == ()
@@ -120,7 +120,7 @@ def test_each_code_stands_for_one_key_and_is_not_itself_a_key():
     assert set(CODES) <= {*BY_NAME, "model", "gpu"}
 
 
-def test_damaged_link_says_what_was_dropped_and_opens_the_rest():
+def test_a_damaged_link_says_what_was_dropped_and_opens_the_rest():
     found = read_texts(
         [
             f"Good~m.{MISTRAL}~g.L4~me.qlora",
@@ -144,7 +144,7 @@ def test_damaged_link_says_what_was_dropped_and_opens_the_rest():
     assert all(one_sentence(it) for it in found.problems)
 
 
-def test_ninth_scenario_is_dropped_with_a_sentence():
+def test_a_ninth_scenario_is_dropped_with_a_sentence():
     found = read_texts([f"{n}~m.{MISTRAL}" for n in range(MOST_SCENARIOS + 3)])
     assert len(found.scenarios) == MOST_SCENARIOS
     assert found.problems == ("A comparison holds 8 scenarios; the last 3 of 11 were dropped.",)

@@ -461,7 +461,7 @@ FP16_WEIGHTS = [
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp", "fsdp_grad_op", "zero2", "zero3"])
-def test_fp16_is_refused_only_where_the_scaler_meets_16_bit_gradients(strategy: str) -> None:
+def test_fp16_is_refused_only_if_the_scaler_gets_16_bit_gradients(strategy: str) -> None:
     # torch 2.13, GradScaler: "Attempting to unscale FP16 gradients.", and no kernel for bfloat16. Its ShardedGradScaler
     # allows them; accelerate's FSDP 1 makes none. FSDP 2's trained weights become float32 except with a 4-bit base.
     sharing = {"strategy": strategy.removesuffix("1"), "num_gpus": 4, "max_length": 256}

@@ -326,7 +326,7 @@ def keys_drawn(page: AppTest) -> set[str]:
 
 
 @pytest.mark.parametrize("label", EXPANDERS)
-def test_an_expander_s_widgets_exist_only_while_it_is_open(label):
+def test_an_expanders_widgets_exist_only_while_it_is_open(label):
     page = open_page()
     assert not keys_drawn(page) & set(EXPANDERS[label])
     page.session_state[f"{label} open"] = True
@@ -582,7 +582,7 @@ def test_a_model_with_a_layer_peft_rejects_still_has_its_three_cards():
 def test_one_models_default_lora_targets_are_not_carried_to_the_next() -> None:
     page = open_page(model="mistralai/Mixtral-8x7B-v0.1", method="lora")
     assert "lora_target_modules" not in page.query_params
-    page.selectbox[0].select("openai-community/gpt2").run()  # which has no q_proj
+    page.selectbox[0].select("openai-community/gpt2").run()  # GPT-2 has no q_proj
     assert not page.exception
     assert not page.error
     assert "lora_target_modules" not in page.query_params

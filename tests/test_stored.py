@@ -1,4 +1,4 @@
-"""Weights of quantised checkpoints, byte by byte: by hand on one matrix, and against files that people downloaded."""
+"""Bytes of quantised checkpoints: by hand for one matrix, and against published files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def compressed(format: str, **weights: Any) -> Quantization:
         ),
     ],
 )
-def test_matrix_of_128_by_256(quantization: Quantization, expected: dict[int, int]) -> None:
+def test_a_128_by_256_matrix_by_hand(quantization: Quantization, expected: dict[int, int]) -> None:
     assert dict(matrix_elements(quantization, 128, 256)) == expected
 
 
@@ -183,7 +183,7 @@ def test_mxfp4_quantises_only_experts() -> None:
         (COMPRESSED, "compressed-tensors"),
     ],
 )
-def test_format_has_a_name(given: dict[str, Any], name: str) -> None:
+def test_each_format_has_a_name(given: dict[str, Any], name: str) -> None:
     assert read(**given).name == name
 
 

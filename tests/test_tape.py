@@ -15,7 +15,7 @@ def weight(out_features: int = OUT, in_features: int = IN, *, trainable: bool = 
 
 
 def input_tensor(tape: Tape, *, requires_grad: bool = True) -> Tensor:
-    """An input with a node before it, as a layer's input has."""
+    """An input produced by an earlier node, like a layer's input."""
     x = tape.new(ROWS * IN, 2)
     x.requires_grad = requires_grad
     return x
@@ -35,7 +35,7 @@ def height(tape: Tape, phase: Phase) -> int:
     return max(heights)
 
 
-def test_a_tensor_counts_until_its_last_reference_goes():
+def test_a_tensor_counts_until_its_last_reference_is_deleted():
     tape = Tape(autocast_width=None)
     x = tape.new(100, 4)  # 400 bytes, allocated as 512
     view = tape.view(x)

@@ -1,4 +1,4 @@
-"""Text can be read: WCAG 2.2's contrast of 4.5 to 1 (level AA), by its own formula."""
+"""Text is legible: WCAG 2.2's contrast of 4.5 to 1 (level AA), by its own formula."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_trls_loss_multiplies_by_the_head_once_more() -> None:
         ({"method": Method.LORA}, 1, 100),
     ],
 )
-def test_the_optimizer_moves_gradients_once_and_weights_and_all_states_twice(
+def test_the_optimizer_step_moves_gradients_once_and_weights_and_states_twice(
     keys: dict[str, Any], passes: float, trained: int
 ) -> None:
     # paged states, 500 bytes here, count like the others
@@ -407,7 +407,7 @@ A100 = Gpu(name="card", memory_bytes=2**36, architecture="Ampere")
         ("Hopper", 63.0, 2 * 8 * 38.4),
     ],
 )
-def test_a_host_is_as_old_as_its_gpu(architecture: str, link: float, memory: float) -> None:
+def test_the_host_is_of_its_gpus_generation(architecture: str, link: float, memory: float) -> None:
     slow, fast = hosts(replace(A100, architecture=architecture))
     assert slow == fast == Host(link, pytest.approx(memory, rel=0.002))
 
@@ -477,7 +477,7 @@ def test_zero_1_and_2_transfer_on_the_compute_stream() -> None:
     assert found == near(both / 31.5e9, both / (0.35 * 31.5e9))
 
 
-def test_nvme_is_eight_fast_disks_at_best_and_one_at_worst() -> None:
+def test_nvme_offload_uses_eight_fast_disks_at_best_and_one_at_worst() -> None:
     keys = {
         "strategy": Strategy.ZERO3,
         "offload_optimizer": Offload.NVME,

@@ -83,7 +83,7 @@ def test_with_adapters_the_rule_of_thumb_counts_trained_parameters(method):
     assert "41.9 million" in said
 
 
-def test_the_ledger_adds_up_and_explains_each_part():
+def test_the_ledger_explains_each_component_and_shows_the_total():
     answer = estimate(MODEL, GPU, EXAMPLE)
     table = ledger.ledger_html(answer)
     for component, size in answer.peak.resident.items():

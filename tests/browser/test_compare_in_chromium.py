@@ -1,4 +1,4 @@
-"""The comparison in a real browser: one link for two, a restart in between, paper, the projector, the keyboard."""
+"""The comparison in a real browser: shared links, a server restart, printing, presenting, the keyboard."""
 
 from __future__ import annotations
 

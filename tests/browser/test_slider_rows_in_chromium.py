@@ -117,7 +117,7 @@ def test_figure_and_verdict_move_while_the_thumb_is_dragged(browser, address):
             assert [figure, alt, html] == page.evaluate(IN_THE_ROW, ["max_length", now])
             drawn = page.evaluate(DRAWN)
             seen.add(str(drawn))
-            page.wait_for_timeout(250)  # Plotly has drawn what was moved in its stead
+            page.wait_for_timeout(250)  # by now Plotly has redrawn what the script moved itself
             assert page.evaluate(DRAWN) == drawn
         assert len(seen) > 4
         before = page.evaluate(DRAWN)

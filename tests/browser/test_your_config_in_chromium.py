@@ -1,4 +1,4 @@
-""" "Your config" in a real browser: the files of one run are dropped together, and the page shows that run."""
+"""The section "Your config" in a real browser: the files of one run are dropped together, and the page shows it."""
 
 from __future__ import annotations
 
