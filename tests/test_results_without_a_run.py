@@ -46,7 +46,7 @@ def test_only_runs_that_may_fit_show_hours_and_dollars(model, gpu, setup):
         "text": describe(answer).partition("Assumed:")[0],
         "table": f"{rows['Hours']} {rows['Cost']}".strip("– "),
         "csv": of_csv["total_hours_high"] + of_csv["cost_usd_low"],
-        "gpus": f"{row['Hours, slow'] or ''}{row['Dollars, low'] or ''}",
+        "gpus": "" if row["Hours, slow"] is row["Dollars, low"] is None else "numbers",
     }
     bare = {"table", "csv", "gpus"}  # only numbers
     for where, said in shown.items():
