@@ -71,6 +71,15 @@ def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
     budget.set_value(None).run()
 
 
+def test_no_chosen_method_is_refused_rather_than_replaced(small_page):
+    (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
+    chosen = methods.value
+    methods.set_value([]).run()
+    assert "methods is empty" in text(small_page)
+    (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
+    methods.set_value(chosen).run()
+
+
 def test_an_invalid_link_is_refused_in_one_sentence_and_keeps_the_page(small_page):
     small_page.query_params["plan"] = '{"model": "Qwen/Qwen3-0.6B", "cards": ["L5"]}'
     small_page.run()

@@ -140,7 +140,7 @@ def _what(question: Question, number: int) -> dict[str, object]:
         "epochs": float(epochs),
         "effective_batch": int(batch),
         "lengths": lengths,
-        "methods": list(methods) or None,
+        "methods": list(methods),
     }
 
 

@@ -31,9 +31,7 @@ def proxied(folder: Path, ports: list[int]) -> Iterator[str]:
     config = (ROOT / "deploy" / "nginx.conf").read_text(encoding="utf-8")
     for number, replica in enumerate(ports, 1):
         config = config.replace(f"page{number}:8501", f"127.0.0.1:{replica}")
-    config = config.replace("listen 8080", f"listen 127.0.0.1:{port}").replace(
-        "/tmp/", f"{folder}/"
-    )
+    config = config.replace("listen 8080", f"listen 127.0.0.1:{port}")
     (folder / "nginx.conf").write_text(config, encoding="utf-8")
     command = [NGINX, "-c", str(folder / "nginx.conf"), "-p", str(folder), "-g", "daemon off;"]
     proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
