@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.plan import view
+
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==([^ \\;]+)", LOCK, re.M))
@@ -79,3 +81,10 @@ def test_telemetry_and_error_details_are_off() -> None:
     assert config["client"]["showErrorDetails"] == "none"
     assert "HF_HUB_DISABLE_TELEMETRY=1" in text("Dockerfile")
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("Dockerfile")
+
+
+def test_server_and_proxy_let_the_largest_upload_of_a_widget_through() -> None:
+    # streamlit 1.67 ends a request body above server.maxUploadSize, whatever a widget's own limit
+    server = tomllib.loads(text(".streamlit/config.toml"))["server"]["maxUploadSize"]
+    proxy = int(re.findall(r"client_max_body_size (\d+)m;", text("deploy/nginx.conf"))[0])
+    assert view.MOST_MEGABYTES <= server < proxy
