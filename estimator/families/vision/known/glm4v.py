@@ -10,11 +10,12 @@ from estimator.families.family import Architecture, Family, FamilyModules, NormK
 from estimator.families.images.qwen_vl import Glm4vImageProcessor
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Rotary
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.known.qwen_vl import one_row, patch_tables
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
 
 
@@ -141,17 +142,6 @@ def _project(outer: TowerBlock, merger: Block, vision: Vision, seen: Seen, x: Te
     return _gated(merger, x, name)
 
 
-def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
-    """Cosine and sine of every patch, in float32."""
-    elements = seen.patches * vision.tower.head_dim
-    return Tables(tape.new(elements, 4, ACTIVATIONS), tape.new(elements, 4, ACTIVATIONS))
-
-
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """All patches are one row."""
-    return 1, seen.patches
-
-
 def _processor(vision: Vision) -> Glm4vImageProcessor:
     return Glm4vImageProcessor(patch_size=vision.patch_size, merge_size=vision.merge_size)
 
@@ -170,8 +160,8 @@ TOWERS = (
         projector=_projector,
         embed=_embed,
         project=_project,
-        tables=_tables,
-        tokens_a_row=_rows,
+        tables=patch_tables,
+        tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
         layers="blocks",

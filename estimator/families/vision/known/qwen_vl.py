@@ -315,14 +315,20 @@ def _windowed_pairs(vision: Vision, seen: Seen) -> int:
     return seen.rows * (full * whole + (layers - full) * windowed)
 
 
-def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
-    """Cosine and sine of every patch, in float32."""
+def patch_tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """Cosine and sine of every patch, in float32: [patches, head_dim] each.
+
+    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, Qwen2_5_VLVisionRotaryEmbedding.
+    """
     elements = seen.patches * vision.tower.head_dim
     return Tables(tape.new(elements, 4, ACTIVATIONS), tape.new(elements, 4, ACTIVATIONS))
 
 
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """All patches are one row."""
+def one_row(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """Rows, and patches of each: all patches are one row.
+
+    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, line 283: query_states.unsqueeze(0).
+    """
     return 1, seen.patches
 
 
@@ -366,8 +372,8 @@ TOWERS = (
         projector=_qwen2_merger,
         embed=_embed,
         project=_project_qwen2,
-        tables=_tables,
-        tokens_a_row=_rows,
+        tables=patch_tables,
+        tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
@@ -388,8 +394,8 @@ TOWERS = (
         embed=_embed_qwen2_5,
         project=_project_qwen2_5,
         pairs=_windowed_pairs,
-        tables=_tables,
-        tokens_a_row=_rows,
+        tables=patch_tables,
+        tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
@@ -405,8 +411,8 @@ TOWERS = (
         embed=_embed,
         project=_project_qwen3,
         project_deep=_project_deep,
-        tables=_tables,
-        tokens_a_row=_rows,
+        tables=patch_tables,
+        tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
@@ -421,8 +427,8 @@ TOWERS = (
         projector=_qwen3_mergers,
         embed=_embed,
         project=_project_qwen3,
-        tables=_tables,
-        tokens_a_row=_rows,
+        tables=patch_tables,
+        tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
