@@ -190,5 +190,6 @@ def test_back_steps_through_pages_and_changes_one_by_one(browser, address):
         for before in reversed(there[:-1]):
             page.go_back()
             page.wait_for_url(address + before, timeout=WAIT)
+            page.wait_for_timeout(700)  # its run has begun, so that resting means that it has ended
             page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
         page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
