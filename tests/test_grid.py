@@ -25,6 +25,7 @@ from estimator import (
 from estimator.families.modules import TINY_LLAMA
 from estimator.grid import rows as grid_rows
 from estimator.grid.arrays import evaluate, holds
+from estimator.grid.reals import RealRecording
 from estimator.grid.rows import highest, peaks
 from estimator.tape.symbols import Recording, next_power_of_2
 
@@ -169,6 +170,27 @@ def test_hours_and_dollars_of_a_whole_grid_match_each_run(keys, monkeypatch):
     cell_by_cell = "estimator.grid.runs._Group._read_some"
     monkeypatch.setattr(cell_by_cell, lambda *_: pytest.fail("a grid was read cell by cell"))
     alike(MISTRAL, setup, asked)
+
+
+def test_one_record_covers_both_sides_of_a_maximum(monkeypatch):
+    """The host's launches outlast the GPU's work on 16 tokens, and hide behind that on 64 rows of 2,048.
+
+    With ``max`` in place of ``larger``, each side is a record of its own.
+    """
+    records = []
+    monkeypatch.setattr(
+        "estimator.grid.runs.RealRecording", lambda: records.append(RealRecording()) or records[-1]
+    )
+    batches, lengths = np.array([1, 64, 1, 64]), np.array([16, 16, 2048, 2048])
+    asked = {"per_device_train_batch_size": batches, "max_length": lengths}
+    setup = TrainingSetup(method="lora")
+    alike(MISTRAL, setup, asked)
+    small, large = (
+        estimate(MISTRAL, CARD, replace(setup, **dict(zip(asked, cell, strict=True)))).time.parts
+        for cell in ((1, 16), (64, 2048))
+    )
+    assert {it.name for it in small} - {it.name for it in large} == {"waiting for the host"}
+    assert len(records) == 1
 
 
 @pytest.mark.parametrize(

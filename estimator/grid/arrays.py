@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,11 @@ def _powers_of_2_from(numbers: Numbers, _: int) -> Numbers:
     return np.left_shift(np.int64(1), bits.astype(np.int64))
 
 
-IN_ARRAYS: Mapping[Callable[..., int], Callable[..., Any]] = {power_of_2_from: _powers_of_2_from}
+IN_ARRAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    power_of_2_from: _powers_of_2_from,
+    max: np.maximum,
+    min: np.minimum,
+}
 """Operations of a recording that arrays spell differently; sums, products and quotients are the same for both."""
 _BOUNDS: Mapping[Callable[..., int], Callable[[int, int], int]] = {
     operator.add: operator.add,
@@ -52,15 +56,34 @@ def bound(recording: Recording, largest: Sequence[int]) -> int:
     return max(table, default=0)
 
 
-def evaluate(recording: Recording, inputs: Sequence[Numbers]) -> Table:
+def evaluate(
+    recording: Recording, inputs: Sequence[Any], wanted: Iterable[int] | None = None
+) -> Table:
     """Every number of a recording, in its own unit, for many inputs at once; equals ``Recording.evaluate`` for each.
+
+    ``wanted``: places in the table; what these do not depend on stays 0.
 
     Source: derived.
     """
+    steps = list(enumerate(recording.steps, recording.inputs))
+    if wanted is not None:
+        steps = _leading_to(steps, set(wanted))
     table: Table = [*inputs, *([0] * len(recording.steps)), *reversed(recording.constants)]
-    for place, (function, left, right) in enumerate(recording.steps, recording.inputs):
+    for place, (function, left, right) in steps:
         table[place] = IN_ARRAYS.get(function, function)(table[left], table[right])
     return table
+
+
+Step = tuple[int, tuple[Callable[..., Any], int, int]]
+
+
+def _leading_to(steps: Sequence[Step], wanted: set[int]) -> list[Step]:
+    leading = []
+    for place, step in reversed(steps):
+        if place in wanted:
+            wanted.update(step[1:])
+            leading.append((place, step))
+    return leading[::-1]
 
 
 def holds(recording: Recording, table: Table, cells: int) -> Some:

@@ -82,8 +82,11 @@ class _Reader:
     def __init__(self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Cells) -> None:
         self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
         self._workspace = workspace_bytes(gpu)
+        # rank, GPUs and accumulation, in which groups differ, do not matter to these
         self._scored: dict[int, int] = {}
-        """Scored tokens by length: rank, GPUs and accumulation, in which the groups differ, do not matter to them."""
+        """Scored tokens by length."""
+        self._is_allowed: dict[tuple[int, int], bool] = {}
+        """Whether a batch at a length is not refused."""
         count = len(cells[BATCH])
         self._low, self._high = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._refused = np.zeros(count, np.bool_)
@@ -92,16 +95,15 @@ class _Reader:
         by_plan: dict[object, list[_Group]] = {}
         for group in self._groups():
             setup = group.setup
-            keeps = setup.compute_metrics and setup.eval_strategy != "no"
-            is_single = setup.strategy is Strategy.DEVICE_MAP or setup.objective.generates
-            if keeps or is_single:
+            evaluates = setup.eval_strategy != "no"
+            if (
+                setup.strategy is Strategy.DEVICE_MAP
+                or setup.objective.generates
+                or (evaluates and setup.compute_metrics)
+            ):
                 self._one_by_one(group.cells)
-            else:
-                evaluates = group.setup.eval_strategy != "no"
-                key = (
-                    group.fixed.plan,
-                    evaluates and evaluation_plan(self._model, structure(group.setup)),
-                )
+            elif len(self._refuse_rows(group)):
+                key = group.fixed.plan, evaluates and evaluation_plan(self._model, structure(setup))
                 by_plan.setdefault(key, []).append(group)
         for groups in by_plan.values():
             self._read(groups)
@@ -132,21 +134,22 @@ class _Reader:
             except ValueError:
                 self._refused[members] = True
                 continue
-            allowed = self._allowed(setup, members)
-            self._refused[members[~allowed]] = True
-            if allowed.any():
-                yield _Group(fixed, setup, members[allowed])
+            yield _Group(fixed, setup, members)
 
-    def _allowed(self, setup: TrainingSetup, members: Numbers) -> Some:
-        """Which of the group's batches and lengths are not refused; for batches only one row or several matters."""
-        batches, lengths = self._cells[BATCH][members], self._cells[LENGTH][members]
+    def _refuse_rows(self, group: _Group) -> Numbers:
+        """Take the refused batches and lengths out of a group; of batches only one row or several matters."""
+        batches, lengths = self._cells[BATCH][group.cells], self._cells[LENGTH][group.cells]
         columns, number = distinct([np.minimum(batches, 2), lengths])
-        pairs = zip(*(column.tolist() for column in columns), strict=True)
-        allowed = np.array([self._is_allowed(setup, *pair) for pair in pairs], np.bool_)
-        chosen: Some = allowed[number]
-        return chosen
+        pairs = list(zip(*(column.tolist() for column in columns), strict=True))
+        for pair in pairs:
+            if pair not in self._is_allowed:
+                self._is_allowed[pair] = self._allows(group.setup, *pair)
+        allowed = np.array([self._is_allowed[pair] for pair in pairs], np.bool_)[number]
+        self._refused[group.cells[~allowed]] = True
+        group.cells = group.cells[allowed]
+        return group.cells
 
-    def _is_allowed(self, setup: TrainingSetup, batch: int, length: int) -> bool:
+    def _allows(self, setup: TrainingSetup, batch: int, length: int) -> bool:
         try:
             check_sizes(self._model, _sized(setup, batch, length))
         except ValueError:

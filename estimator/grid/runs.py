@@ -7,8 +7,7 @@ in arrays: the same operations in the same order. Where a comparison comes out d
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from estimator.grid.cells import (
     of,
     present,
 )
+from estimator.grid.reals import RealRecording, Recorded
 from estimator.inference.seconds import time_of
 from estimator.objectives.registry import as_trained
 from estimator.resident.model import Resident
@@ -142,9 +142,14 @@ class _Group:
                 break
             for start in range(0, len(open_), along):
                 part = slice(start, start + along)
-                if open_[part].any():
-                    block = values[0][part], values[1], values[2]
-                    _evaluated_block(recording, outcome, block, open_[part], found[:, part])
+                box = _box_around(open_[part])
+                block = [
+                    it[span] for it, span in zip((values[0][part], *values[1:]), box, strict=True)
+                ]
+                if all(map(len, block)):
+                    _evaluated_block(
+                        recording, outcome, block, open_[part][box], found[:, part][:, *box]
+                    )
             if open_[first]:
                 break
         for place in zip(*np.nonzero(open_), strict=True):
@@ -184,7 +189,7 @@ class _Group:
         return [time.total_hours_low, time.total_hours_high, *dollars]
 
     def _recorded(self, sample: Sequence[int]) -> tuple[Recording, list[Any]]:
-        recording = _RealRecording()
+        recording = RealRecording()
         inputs = [recording.input(number) for number in sample]
         return recording, self._ends(_with(self._setup, inputs))
 
@@ -200,6 +205,16 @@ def _with(setup: TrainingSetup, numbers: Sequence[Any]) -> TrainingSetup:
     return TrainingSetup(**{**facets, "batch": batch})
 
 
+def _box_around(chosen: Some) -> tuple[slice, ...]:
+    """The smallest block that holds all chosen cells; empty if none is chosen."""
+    spans = []
+    for axis in range(chosen.ndim):
+        others = tuple(it for it in range(chosen.ndim) if it != axis)
+        places = np.flatnonzero(chosen.any(axis=others))
+        spans.append(slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0))
+    return tuple(spans)
+
+
 def _evaluated_block(
     recording: Recording,
     outcome: Sequence[Any],
@@ -208,20 +223,24 @@ def _evaluated_block(
     into: Reals,
 ) -> None:
     """Write the ends of a block's open cells that take the record's course, and close these."""
+    inputs = np.ix_(*(it.astype(np.float64) for it in block))
+    held = open_.copy()
+    compared = {place for _, *both in recording.guards for place in both}
     with np.errstate(all="ignore"):  # in cells that it does not hold for
-        table = evaluate(recording, list(np.ix_(*(it.astype(np.float64) for it in block))))
-        held = open_.copy()
+        table = evaluate(recording, inputs, compared)
         for (compare, left, right), said in recording.guards.items():
             same = np.asarray(compare(table[left], table[right])) == said
             if not same.all():
                 held &= same
-    whole = held.all()
+        box = _box_around(held)
+        inputs = np.ix_(*(it[part].astype(np.float64) for it, part in zip(block, box, strict=True)))
+        places = [it.place for it in outcome if isinstance(it, Recorded)]
+        table = evaluate(recording, inputs, places)
+    chosen = held[box]
+    where = True if chosen.all() else chosen
     for end, value in enumerate(outcome):
         number = table[value.place] if isinstance(value, Recorded) else value
-        if whole:
-            into[end] = number
-        else:
-            np.copyto(into[end], number, where=held)
+        np.copyto(into[end][box], number, where=where)
     open_ &= ~held
 
 
@@ -239,77 +258,3 @@ def _evaluated(
         found = table[value.place] if isinstance(value, Recorded) else value
         ends[end, members[held]] = np.broadcast_to(found, held.shape)[held]
     return held
-
-
-class Recorded:
-    """A number that records its arithmetic and comparisons; other operations raise ``TypeError``."""
-
-    __slots__ = ("place", "recording", "value")
-
-    def __init__(self, recording: Recording, place: int, value: float) -> None:
-        self.recording, self.place, self.value = recording, place, value
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __bool__(self) -> bool:
-        return self._decided(operator.ne, 0)
-
-    def __ceil__(self) -> Recorded:
-        return self._computed(_ceil, self, 0)
-
-    def __neg__(self) -> Recorded:
-        return self._computed(operator.sub, 0, self)
-
-    def _computed(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Recorded:
-        place = self.recording.computed(function, left, right, 0).position
-        return Recorded(self.recording, place, function(_value(left), _value(right)))
-
-    def _decided(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
-        outcome = bool(compare(self.value, _value(other)))
-        self.recording.decided(compare, self, other, outcome)  # type: ignore[arg-type]  # by its place
-        return outcome
-
-
-def _ceil(number: Any, _: Any) -> Any:
-    return np.ceil(number)
-
-
-def _value(number: Any) -> Any:
-    return number.value if isinstance(number, Recorded) else number
-
-
-def _arithmetic(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    def forward(self: Recorded, other: Any) -> Any:
-        return self._computed(function, self, other)
-
-    def backward(self: Recorded, other: Any) -> Any:
-        return self._computed(function, other, self)
-
-    return forward, backward
-
-
-def _comparison(compare: Callable[[Any, Any], bool]) -> Any:
-    return lambda self, other: self._decided(compare, other)
-
-
-_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")
-}
-for _name, _function in _ARITHMETIC.items():
-    _forward, _backward = _arithmetic(_function)
-    setattr(Recorded, f"__{_name}__", _forward)
-    setattr(Recorded, f"__r{_name}__", _backward)
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Recorded, f"__{_name}__", _comparison(getattr(operator, _name)))
-
-
-class _RealRecording(Recording):
-    """A recording of floats."""
-
-    def input(self, value: float) -> Recorded:
-        self.inputs += 1
-        return Recorded(self, self.inputs - 1, value)
-
-    def position(self, number: Any) -> int:
-        return number.place if isinstance(number, Recorded) else super().position(number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Machine
@@ -112,8 +112,8 @@ def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[floa
     if n <= m:
         return inside, inside
     return (
-        max(inside, beside * size * (n - m) / n / by.fast),
-        max(inside, beside * size * (n - 1) / n / by.slow),
+        larger(inside, beside * size * (n - m) / n / by.fast),
+        larger(inside, beside * size * (n - 1) / n / by.slow),
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
 from estimator.step.host_copies import host_copies
+from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -128,7 +129,7 @@ def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, fast: Host) 
 
 def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float) -> TimePart:
     hidden = 0.0 if mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
-    low = max(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
+    low = larger(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
     low += of.after / (fast.link * GIGA)
     high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
     return TimePart("between GPU and host", low, high)
@@ -153,7 +154,7 @@ def saved_tensor_parts(
     slow, fast = hosts(gpu)
     low = copied / (fast.link * GIGA)
     if setup.activation_offloading:
-        low = max(0.0, low - behind)
+        low = larger(0.0, low - behind)
     high = copied / (SLOW_LINK_SHARE * slow.link * GIGA)
     return (TimePart("saved tensors to the host and back", low, high),)
 

@@ -46,7 +46,7 @@ from estimator.time.flops import (
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
 from estimator.time.own_reading import paced
 from estimator.time.traffic import traffic
-from estimator.values.arithmetic import ceil_div, real, total
+from estimator.values.arithmetic import StandIn, ceil_div, larger, real, smaller, total
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.results import TERA, RunTime, TimePart
@@ -462,7 +462,7 @@ def run_time(
         least_model_flops_per_step=least_model_flops,
         hardware_flops_per_step=accumulation * slow.hardware,
         peak_tflops=peak / TERA,
-        tokens_per_step=min(setup.effective_batch_size, length.rows_per_epoch)
+        tokens_per_step=smaller(setup.effective_batch_size, length.rows_per_epoch)
         * rows_per_example(setup)
         * length.text,
         steps_per_epoch=steps,
@@ -483,7 +483,7 @@ def _exchanging(
         for name, low, high in parts
     )
     behind = total(part.low_seconds for part in own)
-    return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
+    return (*own, exchange._replace(low_seconds=larger(0.0, exchange.low_seconds - behind)))
 
 
 def _with_offload(
@@ -661,12 +661,20 @@ def step_parts(
         ),
     ]
     parts = [
-        TimePart(name, times * low, times * high) for name, low, high in once if low + high > 0
+        TimePart(part.name, times * part.low_seconds, times * part.high_seconds)
+        for part in once
+        if _takes_time(part)
     ]
     parts.append(_optimizer(setup, resident, rate))
     calls = sizes.products * (passes + again + asked)
     parts.append(_launches(model, setup, length, parts, again + asked, written.operators, calls))
-    return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
+    return tuple(part for part in parts if _takes_time(part))
+
+
+def _takes_time(part: TimePart) -> bool:
+    """Whether a part is listed; a record lists it in any case, since no seconds add nothing."""
+    seconds = part.low_seconds + part.high_seconds
+    return isinstance(seconds, StandIn) or seconds > 0
 
 
 def _moved(setup: TrainingSetup, sizes: Matrices, tokens: float, passes: int) -> float:
@@ -723,12 +731,12 @@ def _between(
         # operators in place write without allocating, so backward moves at least what forward does
         back = rows * max(moves.backward, moves.forward)
         forward = (
-            max(fused, FAST_WRITES * (length.fast * ahead + apart)),
-            max(fused, SLOW_WRITES * (length.slow * ahead + apart)),
+            larger(fused, FAST_WRITES * (length.fast * ahead + apart)),
+            larger(fused, SLOW_WRITES * (length.slow * ahead + apart)),
         )
         backward = (
-            max(BACKWARD_TRAFFIC * fused, FAST_WRITES * (length.fast * back + apart)),
-            max(BACKWARD_TRAFFIC * fused, SLOW_WRITES * (length.slow * back + apart)),
+            larger(BACKWARD_TRAFFIC * fused, FAST_WRITES * (length.fast * back + apart)),
+            larger(BACKWARD_TRAFFIC * fused, SLOW_WRITES * (length.slow * back + apart)),
         )
     slow_scores = scores_slow / SLOW_BANDWIDTH_SHARE
     return _Between(
@@ -938,8 +946,8 @@ def _launches(
     high += SLOW_HOOK * calls * (setup.mesh.strategy is Strategy.ZERO3)
     return TimePart(
         "waiting for the host",
-        max(0.0, times * low - total(part.low_seconds for part in parts)),
-        max(0.0, times * high - total(part.high_seconds for part in parts)),
+        larger(0.0, times * low - total(part.low_seconds for part in parts)),
+        larger(0.0, times * high - total(part.high_seconds for part in parts)),
     )
 
 

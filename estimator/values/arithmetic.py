@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 ALLOCATION_BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of 512 bytes: torch c10/core/AllocatorConfig.h, ``kMinBlockSize``."""
@@ -28,6 +29,44 @@ def allocated(size: int) -> int:
     """
     block = ALLOCATION_BLOCK_BYTES
     return (size + (block - 1)) // block * block
+
+
+class StandIn:
+    """What stands for a number while a formula is recorded. It knows the arithmetic of numbers, and these two."""
+
+    def larger(self, other: Any) -> Any:
+        """The larger of two, as one operation of the record."""
+        raise NotImplementedError
+
+    def smaller(self, other: Any) -> Any:
+        """The smaller of two, likewise."""
+        raise NotImplementedError
+
+
+def larger(left: float, right: float) -> float:
+    """``max`` of two numbers, which a record holds as one operation, whichever is the larger.
+
+    >>> larger(2, 3)
+    3
+    """
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, StandIn):
+            found: float = one.larger(other)
+            return found
+    return max(left, right)
+
+
+def smaller(left: float, right: float) -> float:
+    """``min`` of two numbers, likewise.
+
+    >>> smaller(2, 3)
+    2
+    """
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, StandIn):
+            found: float = one.smaller(other)
+            return found
+    return min(left, right)
 
 
 def real(number: float) -> float:
