@@ -41,7 +41,7 @@ from estimator.values.kinds import (
     WholeNumber,
 )
 from estimator.values.setup import KEY_FACET
-from tests.test_vision import internvl, pixtral, qwen2_5
+from tests.test_vision import internvl, pixtral, qwen2_5, smolvlm
 
 MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
@@ -93,10 +93,13 @@ for _key in IMAGE_KEYS:
     BESIDE[_key] = {"model": "google/gemma-3-4b-it"}
 for _key in ("image_height", "image_width"):
     BESIDE[_key] = {"model": "google/gemma-3-4b-it", "images_per_example": 1}
+BESIDE["vision_gradient_checkpointing"] |= {"images_per_example": 1}
 for _key, _model in {
     "min_pixels": qwen2_5(2),
     "max_pixels": qwen2_5(2),
+    "do_image_splitting": smolvlm(),
     "image_longest_edge": pixtral(2),
+    "crop_to_patches": internvl(2),
     "max_patches": internvl(2),
     "max_soft_tokens": "google/gemma-4-E2B-it",
 }.items():

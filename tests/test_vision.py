@@ -83,6 +83,16 @@ def pixtral(depth: int = 24, **text: Any) -> dict[str, Any]:
     }
 
 
+def smolvlm() -> dict[str, Any]:
+    vision = {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_hidden_layers": 2}
+    return {
+        "model_type": "smolvlm",
+        "scale_factor": 4,
+        "text_config": LLAMA,
+        "vision_config": vision,
+    }
+
+
 def test_a_tower_without_sizes_takes_its_classs_defaults() -> None:
     # transformers 5.23, models/qwen2_vl/configuration_qwen2_vl.py, Qwen2VLVisionConfig: mlp_ratio 4
     config = {"model_type": "qwen2_vl", "text_config": QWEN2, "vision_config": {}}
@@ -203,6 +213,24 @@ def test_a_frozen_tower_saves_nothing_without_checkpointing(config: Any) -> None
     assert saved_per_patch(config, freeze_vision=True) == 0
 
 
+# by hand, as above: 2h per patch if the tower is checkpointed, all that its layer saves if not, nothing if it is frozen
+@pytest.mark.parametrize(
+    ("text", "tower", "frozen", "expected"),
+    [
+        (False, True, False, 2 * 1152),
+        (True, False, False, 16 * 1152 + 4 * 4304 + 4 * 16 + 16),
+        (True, False, True, 0),
+        (False, True, True, 2 * 1152),
+    ],
+)
+def test_the_tower_is_checkpointed_apart_from_the_text(
+    text: bool, tower: bool, frozen: bool, expected: float
+) -> None:
+    keys = {"gradient_checkpointing": text, "vision_gradient_checkpointing": tower}
+    saved = saved_per_patch(gemma3, **keys, freeze_vision=frozen)
+    assert saved == pytest.approx(expected, rel=0.002)
+
+
 def test_frozen_parts_are_not_trained() -> None:
     whole = estimate(*parse(setup(gemma3())))
     tower = estimate(*parse(setup(gemma3(), freeze_vision=True)))
@@ -296,10 +324,11 @@ def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:
         qwen2_5(), image_height=2160, image_width=3840, text_tokens=100, max_length=20_000
     )
     model, _, read = parse(given)
-    (change, freeze) = image_changes(model, read)
+    (change, checkpoint, freeze) = image_changes(model, read)
     assert "now 10,549 tokens of an example" in change.price
     # the class's own limit, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
     assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
+    assert checkpoint.options == ({"vision_gradient_checkpointing": True},)
     assert freeze.options == ({"freeze_vision": True},)
 
 
@@ -307,19 +336,13 @@ def test_fewer_pixels_shorten_a_row_of_unknown_text_length() -> None:
     given = setup(qwen2_5(), image_height=2160, image_width=3840, text_tokens=None)
     given["max_length"] = 11_000
     model, _, read = parse(given)
-    change, _ = image_changes(model, read)
+    change, *_ = image_changes(model, read)
     # the row is 10,549 image tokens, two markers and 449 of text; the text stays, beside 1,222 image tokens and two
     assert {"max_pixels": 1_003_520, "max_length": 449 + 1222 + 2} in change.options
 
 
 def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix() -> None:
-    vision = {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_hidden_layers": 2}
-    config = {
-        "model_type": "smolvlm",
-        "scale_factor": 4,
-        "text_config": LLAMA,
-        "vision_config": vision,
-    }
+    config = smolvlm()
     model, _, read = parse(setup(config))
     (said,) = image_costs(model, read)
     # 448² becomes 2,048²: 4 × 4 tiles and the overview, of 64 tokens each

@@ -52,6 +52,8 @@ def draw(section: contract.Section, unusual: Mapping[str, Unusual]) -> None:
 
 
 USUAL = Unusual()
+SWITCH = {True: "On", False: "Off"}
+"""What a switch of three states offers; emptied, it is null."""
 
 
 def widget(key: contract.Key, **others: Any) -> None:
@@ -87,6 +89,8 @@ def _widget(key: contract.Key, **others: Any) -> None:
             )
         case "select":
             offered = others.pop("options", None) or options(key)
+            if isinstance(key.kind, contract.Flag):
+                described["format_func"] = SWITCH.get
             st.selectbox(**described, **_shown(key, "index", offered) | others)
         case "toggle":
             st.toggle(**described, **_shown(key, "value") | others)
@@ -107,6 +111,8 @@ def options(key: contract.Key) -> list[Any]:
     match key.kind:
         case contract.Choice(words=words):
             return [str(word) for word in words]
+        case contract.Flag():
+            return list(SWITCH)
         case contract.WholeNumber(low=low, high=high):
             return list(range(low, high + 1))
         case _:

@@ -80,8 +80,11 @@ UNUSUAL = {
         for name in (
             "min_pixels",
             "max_pixels",
+            "do_image_splitting",
             "image_longest_edge",
+            "crop_to_patches",
             "max_patches",
+            "do_pan_and_scan",
             "max_soft_tokens",
         )
     },

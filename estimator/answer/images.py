@@ -67,13 +67,16 @@ def _check_attention(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_reentrant(model: Model, setup: TrainingSetup) -> None:
-    if not (setup.gradient_checkpointing and setup.use_reentrant and sees(model, setup.adapters)):
+    checkpoints = setup.gradient_checkpointing or setup.computation.checkpoints_vision
+    if not (checkpoints and setup.use_reentrant and sees(model, setup.adapters)):
         return
     assert model.vision is not None
     family, tower = vision_family(model.vision), model.vision.tower
     if family.calls_head:
         raise REENTRANT_LATER(wrapper=model.vision.wrapper)
-    if family.hooks_embedding or Part.VISION in setup.adapters.frozen_parts:
+    if not setup.computation.checkpoints_vision or family.hooks_embedding:
+        return
+    if Part.VISION in setup.adapters.frozen_parts:
         return
     before = any(is_trained(module, setup.adapters) for module in outer_modules(tower))
     within = any(is_trained(module, setup.adapters) for module in layer_modules(tower, 0))

@@ -32,7 +32,7 @@ from estimator.tools.defaults import QUESTION
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, KEYS
-from estimator.values.kinds import Choice, Kind, Number, WholeNumber
+from estimator.values.kinds import Choice, Flag, Kind, Number, WholeNumber
 
 __all__ = [
     "BY_NAME",
@@ -44,6 +44,7 @@ __all__ = [
     "QUESTION",
     "VERSION",
     "Choice",
+    "Flag",
     "Key",
     "Kind",
     "Number",

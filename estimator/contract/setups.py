@@ -183,6 +183,7 @@ IMAGE_KEYS = frozenset(row.name for row in rows(Images)) | {
     "freeze_vision",
     "freeze_projector",
     "freeze_language",
+    "vision_gradient_checkpointing",
 }
 """Keys that apply only to vision models; naming one implies ``AutoModelForImageTextToText``."""
 NO_TOWER = Refusal(

@@ -243,7 +243,7 @@ class Forward:
             features, added, outliving = self.loaded.tower.features(
                 self.phase,
                 setup.per_device_train_batch_size,
-                checkpointing=setup.gradient_checkpointing,
+                checkpointing=setup.computation.checkpoints_vision,
             )
             embedded[0] = merged(self.loaded.tower, embedded[0], features)
             outliving.append(features)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.families.vision_family import images_of, processor_of, sees
+from estimator.families.vision_family import images_of, processor_of, sees, vision_family
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -63,6 +63,20 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
                 f"The same images and text; images are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )
+    computation = setup.computation
+    if setup.adapters.freeze_vision:
+        if computation.checkpoints_vision and vision_family(vision).hooks_embedding:
+            yield ImageChange(
+                "Checkpoint the language model alone",
+                "Backward no longer runs through the frozen tower, which also saves time.",
+                ({"vision_gradient_checkpointing": False},),
+            )
+    elif not computation.checkpoints_vision:
+        yield ImageChange(
+            "Checkpoint the image tower",
+            "The tower's forward runs twice; the text is computed as before.",
+            ({"vision_gradient_checkpointing": True},),
+        )
     if not setup.adapters.freeze_vision:
         yield ImageChange(
             "Freeze the image tower",

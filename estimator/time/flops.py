@@ -301,7 +301,7 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
     once, products, branches = 0, 0.0, 0
     trained = Part.VISION not in setup.adapters.frozen_parts
     family = vision_family(vision)
-    enters = trained or (setup.computation.gradient_checkpointing and family.hooks_embedding)
+    enters = trained or (setup.computation.checkpoints_vision and family.hooks_embedding)
     projector_learns = Part.PROJECTOR not in setup.adapters.frozen_parts
     for module, count in modules:
         elements = FORWARD * count * _elements(module, model)
@@ -320,7 +320,7 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
     pairs = attended_patches(vision, seen)
     attention = real(FORWARD * ATTENTION_PRODUCTS * pairs * vision.tower.query_size)
     backward = PLAIN_BACKWARD if is_eager(vision.tower, setup.computation) else FLASH_BACKWARD
-    again = real(setup.computation.gradient_checkpointing and enters)
+    again = real(setup.computation.checkpoints_vision and enters)
     return Work(
         products=products,
         adapters=real(3 * branches),

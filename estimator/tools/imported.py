@@ -160,6 +160,7 @@ def _joined(
         else:
             notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
     refused |= dict(images.without_use(given, tool.rules, model))
+    refused |= dict(images.with_hook(given, values, model))
     if pool.model_config is not None and "model" not in values:
         values = {**values, "model": dict(pool.model_config)}
     if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(

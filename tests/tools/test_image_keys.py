@@ -48,6 +48,12 @@ Trainer(model=model, args=TrainingArguments(output_dir="x"))
         ({"a.sh": f"IMAGE_MAX_TOKEN_NUM=1024 {SWIFT}"}, {"max_pixels": 1024 * 32 * 32}),
         ({"a.sh": f"{SWIFT} --max_pixels 262144 --freeze_vit false"}, {"max_pixels": 262_144}),
         (
+            {"a.sh": f"{SWIFT} --freeze_vit false --vit_gradient_checkpointing false"},
+            {"gradient_checkpointing": True, "vision_gradient_checkpointing": False},
+        ),
+        # the frozen tower's layers are not checkpointed: llamafactory 0.9.5, model/model_utils/checkpointing.py:100
+        ({"a.yaml": f"{LLAMAFACTORY}{QWEN}\n"}, {"vision_gradient_checkpointing": False}),
+        (
             {"a.yaml": f"base_model: {QWEN}\nimage_size: 512\nfreeze_mm_modules: true\n"},
             {"image_height": 512, "image_width": 512, "freeze_vision": True},
         ),
@@ -103,7 +109,7 @@ def test_processor_limits_round_trip(tool: str, more: dict[str, Any], line: str)
     model = KNOWN[QWEN]
     keys = {**with_defaults_of(tool, {"model": QWEN, "method": "lora", "objective": "sft"}, model)}
     keys |= {"freeze_vision": False, "freeze_projector": False, "max_pixels": None, **more}
-    keys["lora_target_modules"] = "all-linear"
+    keys |= {"lora_target_modules": "all-linear", "vision_gradient_checkpointing": None}
     away = files_of(tool, keys, model)
     assert line in away.files[away.main]
     assert "sft.yaml" not in away.files

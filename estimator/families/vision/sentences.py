@@ -55,7 +55,7 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
         return []
     sentences = []
     if (
-        setup.gradient_checkpointing
+        setup.computation.checkpoints_vision
         and Part.VISION in setup.adapters.frozen_parts
         and vision_family(vision).hooks_embedding
     ):
@@ -66,7 +66,8 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
         sentences.append(
             "Gradient checkpointing's hook also catches the tower's patch embedding, so backward runs through the "
             f"frozen tower for nothing: the inputs of its {layers} layers stay, {width * kept / 1e6:,.0f} MB, and each "
-            "is computed again and differentiated. Turning checkpointing on for the language model alone avoids it."
+            "is computed again and differentiated. Checkpointing the language model alone, "
+            "vision_gradient_checkpointing false, avoids it."
         )
     if vision_family(vision).masks_text:
         rows, length = setup.per_device_train_batch_size, setup.max_length

@@ -126,6 +126,27 @@ def without_use(
             yield from ((key, says) for key in rule.theirs if key in given)
 
 
+def with_hook(
+    given: Mapping[str, Entry], values: Mapping[str, Value], model: Model | None
+) -> Iterator[tuple[str, str]]:
+    """ms-swift's key that leaves a frozen tower's layers without checkpoints, but its embedding's hook in place.
+
+    Source: modelscope/ms-swift 3602360, swift/trainers/mixin.py, ``_prepare_gradient_checkpointing``;
+    transformers 5.23, modeling_utils.py, ``disable_input_require_grads`` (removes a module's own hooks alone).
+    """
+    key = "args.vit_gradient_checkpointing"
+    if key not in given or model is None or model.vision is None:
+        return
+    is_frozen = values.get("freeze_vision") and values.get("gradient_checkpointing")
+    is_off = values.get("vision_gradient_checkpointing") is False
+    if is_frozen and is_off and vision_family(model.vision).hooks_embedding:
+        says = (
+            "The text's checkpointing still makes the frozen tower's patches require a gradient, so that its layers "
+            "keep all their tensors: more memory than estimated."
+        )
+        yield key, says
+
+
 def stated(keys: Mapping[str, Value], model: Model | None) -> Mapping[str, Value]:
     """A setup's keys with the settings of its model's own processor, for a tool that has others by itself."""
     if model is None or model.vision is None:

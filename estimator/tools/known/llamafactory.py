@@ -114,6 +114,20 @@ def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | ({"args.use_reentrant_gc": bool(values.get("use_reentrant"))} if on else {})
 
 
+def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """A frozen tower's layers are not checkpointed, and no hook makes their input require a gradient.
+
+    Source: llamafactory 0.9.5, llamafactory/model/model_utils/checkpointing.py,
+    ``get_custom_gradient_checkpointing_func``, ``_gradient_checkpointing_enable``.
+    """
+    model = so_far.model
+    if model is None or model.vision is None:
+        return {}
+    if not (so_far["gradient_checkpointing"] and so_far["freeze_vision"]):
+        return {}
+    return {"vision_gradient_checkpointing": False}
+
+
 def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     given = names(theirs["args.lora_target"])
     return {"lora_target_modules": ALL_LINEAR if given in (["all"], "all", None) else given}
@@ -293,6 +307,13 @@ RULES: tuple[Rule, ...] = (
         "args.freeze_vision_tower",
         "args.freeze_multi_modal_projector",
         "args.freeze_language_model",
+    ),
+    Rule(
+        theirs=(),
+        ours=("vision_gradient_checkpointing",),
+        read=_tower_checkpoints,
+        says="layers that are not trained, as those of a frozen tower, are not checkpointed",
+        source=f"{VERSION}, llamafactory/model/model_utils/checkpointing.py:100",
     ),
     images.setting("max_pixels", "args.image_max_pixels"),
     images.setting("min_pixels", "args.image_min_pixels"),

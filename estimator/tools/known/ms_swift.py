@@ -140,6 +140,13 @@ def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
+def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    own = theirs["args.vit_gradient_checkpointing"]
+    if own is None or so_far.model is None or so_far.model.vision is None:
+        return {}
+    return {"vision_gradient_checkpointing": is_on(own)}
+
+
 def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     value = theirs["args.lora_alpha"]
     return {} if value is None else {"lora_alpha": rounded(value)}
@@ -233,6 +240,14 @@ RULES: tuple[Rule, ...] = (
         says="it packs with double quantisation",
     ),
     images.frozen("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
+    Rule(
+        theirs=("args.vit_gradient_checkpointing",),
+        ours=("vision_gradient_checkpointing",),
+        read=_tower_checkpoints,
+        write=lambda values: {
+            "args.vit_gradient_checkpointing": values["vision_gradient_checkpointing"]
+        },
+    ),
     images.setting("max_pixels", "args.max_pixels"),
     images.setting("min_pixels", "args.min_pixels"),
     images.setting("max_patches", "args.max_num"),
@@ -276,7 +291,6 @@ LATER: tuple[Later, ...] = (
     later("sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
     later("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
     later("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
-    later("vit_gradient_checkpointing", "The tower checkpoints by itself", EITHER),
     later("lora_ga_batch_size", "LoRA-GA begins from gradients of the data", MORE),
     later("to_cached_dataset", "Rows are made beforehand", EITHER),
     later("vllm_data_parallel_size", "Several engines", EITHER, 1),

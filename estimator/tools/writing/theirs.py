@@ -236,6 +236,8 @@ def _unused(values: Mapping[str, Value]) -> Iterator[str]:
         yield "load_in_8bit"
     if not values["gradient_checkpointing"]:
         yield from _OF_CHECKPOINTS
+    if values["freeze_vision"]:
+        yield "vision_gradient_checkpointing"  # each tool has its own way with a frozen tower
     if values["eval_strategy"] == "no":
         yield "per_device_eval_batch_size"
     if strategy not in {"fsdp", "fsdp_grad_op", "hsdp"}:

@@ -36,6 +36,22 @@ class Computation(Checked):
             decides=True,
         ),
     )
+    vision_gradient_checkpointing: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "gradient checkpointing of the image tower's layers, apart from the text's",
+        default_from=DefaultSource.TRANSFORMERS,
+        remark="ms-swift's vit_gradient_checkpointing",
+        null="as gradient_checkpointing",
+        code="vgc",
+        widget=Widget(
+            shape="select",
+            section=Section.IMAGES,
+            label="Checkpoint the image tower",
+            help="activation_checkpointing_enable of the tower alone, or of the language model alone; Trainer turns "
+            "both on.",
+        ),
+    )
     use_reentrant: bool = key(
         False,
         Flag(),
@@ -129,3 +145,9 @@ class Computation(Checked):
             help="Trainer's use_liger_kernel: fused norm, MLP, rotary embedding and loss.",
         ),
     )
+
+    @property
+    def checkpoints_vision(self) -> bool:
+        """Whether the image tower's layers are checkpointed."""
+        own = self.vision_gradient_checkpointing
+        return self.gradient_checkpointing if own is None else own

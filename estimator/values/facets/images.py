@@ -107,7 +107,12 @@ class Images(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="sp",
-        widget="a switch of three states; max_pixels and tiles are what people set",
+        widget=Widget(
+            shape="select",
+            section=Section.IMAGES,
+            label="Split images",
+            help="do_image_splitting of the processors of Idefics 3 and SmolVLM: whether an image is cut into tiles.",
+        ),
     )
     image_longest_edge: int | None = key(
         None,
@@ -130,7 +135,12 @@ class Images(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="cr",
-        widget="a switch of three states; max_patches 1 turns cropping off",
+        widget=Widget(
+            shape="select",
+            section=Section.IMAGES,
+            label="Crop to tiles",
+            help="crop_to_patches of InternVL's processor: whether an image is cut into tiles.",
+        ),
     )
     max_patches: int | None = key(
         None,
@@ -153,7 +163,12 @@ class Images(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="ps",
-        widget="a switch of three states",
+        widget=Widget(
+            shape="select",
+            section=Section.IMAGES,
+            label="Pan and scan",
+            help="do_pan_and_scan of Gemma 3's processor: an elongated image is cropped as well, each crop 256 tokens.",
+        ),
     )
     max_soft_tokens: int | None = key(
         None,
