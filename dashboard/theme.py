@@ -140,11 +140,12 @@ def _cells() -> str:
         f"{cards} {{ display: grid; gap: .6rem; grid-template-columns: 1fr; }}",
         ".st-key-cards-methods { grid-template-columns: repeat(3, 1fr); }",
         ".st-key-cards-neighbours { grid-template-columns: repeat(2, 1fr); }",
-        f"{cards} > * {{ grid-area: 1 / var(--cell); min-width: 0; }}",
-        ".st-key-cards-remedies > * { grid-area: var(--cell) / 1; }",
+        f"{cards} > :first-child, {cards} > :first-child > * {{ display: contents; }}",
+        f"{cards} > *, {cards} .hr-card {{ grid-area: 1 / var(--cell); min-width: 0; }}",
+        ".st-key-cards-remedies > *, .st-key-cards-remedies .hr-card { grid-area: var(--cell) / 1; }",
     ]
     rules += [
-        f"{cards} > :nth-child({2 * cell - 1}), {cards} > :nth-child({2 * cell}) {{ --cell: {cell}; }}"
+        f"{cards} .hr-card:nth-child({cell}), {cards} > :nth-child({cell + 1}) {{ --cell: {cell}; }}"
         for cell in range(1, MOST_CARDS + 1)
     ]
     return "\n".join(rules)
@@ -275,7 +276,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
-  [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
+  [class*="st-key-cards-"] > *, [class*="st-key-cards-"] .hr-card {{ grid-area: var(--cell) / 1 !important; }}
   .hr-verdict {{ min-height: 0; }}
   .hr-stays {{ top: auto; bottom: 0; left: 0; right: 0; height: 2.9rem; padding: 0 1rem; animation: none;
     background: light-dark(#FFFFFF, #11161C); border-top: .25rem solid var(--hr); overflow: hidden;

@@ -30,22 +30,22 @@ from dashboard.widgets import (
     slider_rows,
 )
 from dashboard.words import markup, terms
-from estimator import similar_runs
 
 
 @st.fragment(key=rerun.VERDICT)
 def verdict() -> None:
     """What was invalid in the address, and the verdict."""
-    comparison.note(question.reading())
+    now = question.reading()
+    comparison.note(now)
     navigation.draw(navigation.ESTIMATE.path)
-    for problem in question.reading().problems:
+    for problem in now.problems:
         st.warning(markup.plain(problem), icon=":material/link_off:")
-    answer = question.answer()
+    answer = question.answer(now)
     if isinstance(answer, str):
         st.error(markup.plain(answer), icon=":material/block:")
         st.html(verdict_panel.refused_html())
         return
-    st.html(verdict_panel.verdict_html(answer, similar_runs(answer)))
+    st.html(at_a_glance.verdict_html(answer))
     start.draw(answer)
 
 

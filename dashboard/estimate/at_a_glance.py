@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from dashboard.estimate import hero_figure, method_cards, verdict_panel
 from dashboard.figures.memory_bars import Figure
 from dashboard.figures.rows import Document
-from estimator import Estimate, similar_runs
+from estimator import Estimate, Gpu, Model, TrainingSetup, estimate, similar_runs
 
 
 class GlanceOptions(NamedTuple):
@@ -28,8 +29,28 @@ class DescribedFigure(NamedTuple):
     alt: str
 
 
+def verdict_html(answer: Estimate) -> str:
+    """The verdict of an answer as HTML."""
+    return _verdict(answer.model, answer.gpu, answer.setup)
+
+
 def figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
-    """The hero figure of an answer."""
+    """The hero figure of an answer. Shared by all visitors: do not change it."""
+    return _figure(answer.model, answer.gpu, answer.setup, look)
+
+
+# A slider's row computes what the page shows after its release.
+@lru_cache(maxsize=512)
+def _verdict(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
+    answer = estimate(model, gpu, setup)
+    return verdict_panel.verdict_html(answer, similar_runs(answer))
+
+
+@lru_cache(maxsize=256)
+def _figure(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, look: GlanceOptions
+) -> DescribedFigure:
+    answer = estimate(model, gpu, setup)
     methods = method_cards.methods(answer)
     drawn = hero_figure.hero(answer, methods, look.shown, dark=look.dark)
     if look.large:
@@ -41,7 +62,7 @@ def document(answer: Estimate | str, look: GlanceOptions) -> Document:
     """Verdict and figure as one document. The verdict is split into tags. A refusal has only its sentence."""
     if isinstance(answer, str):
         return _document(verdict_panel.no_estimate_html(answer), DescribedFigure({}, ""))
-    return _document(verdict_panel.verdict_html(answer, similar_runs(answer)), figure(answer, look))
+    return _document(verdict_html(answer), figure(answer, look))
 
 
 def _document(html: str, seen: DescribedFigure) -> Document:

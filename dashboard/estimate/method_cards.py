@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dashboard.address import links
@@ -14,6 +16,7 @@ from estimator import (
     Estimate,
     Gpu,
     Method,
+    Model,
     TrainingSetup,
     Verdict,
     catalog,
@@ -68,12 +71,19 @@ def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
         return None
 
 
-def methods(of: Estimate) -> dict[Method, Estimate]:
+def methods(of: Estimate) -> Mapping[Method, Estimate]:
     """The same setup under each method that can train it, adjusted if PEFT or ZeRO-3 refuse it.
 
     PEFT refuses some layers, and dropout on stacked experts. ZeRO-3 shards packed weights only if their storage
     dtype is a float.
     """
+    return _methods(of.model, of.gpu, of.setup)
+
+
+@lru_cache(maxsize=64)
+def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Method, Estimate]:
+    """Cached because figure and cards ask for the same."""
+    of = estimate(model, gpu, setup)
     targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (
         {},
@@ -88,7 +98,7 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
         others = (changed(of, {"method": method, **real, **way}) for way in ways)
         if (other := next(filter(None, others), None)) is not None:
             found[method] = other
-    return found
+    return MappingProxyType(found)
 
 
 def method_keys(of: Estimate) -> dict[str, object]:

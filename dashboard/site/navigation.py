@@ -6,6 +6,7 @@ the browser's history for the bare URL and one per key. These links avoid that, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -79,22 +80,25 @@ if a widget has changed the URL in the meantime.
 def draw(current: str) -> None:
     """The links; the page with path ``current`` is marked."""
     items = []
+    others = _query(comparison.params(estimates=False))
     for page in PAGES:
         marks, title = ' aria-current="page"' if page.path == current else "", page.title
         if page is COMPARE and (count := len(comparison.scenarios())):
             marks += f' aria-label="{title}, {count} kept"'
             title += f" <span>{count}</span>"
-        items.append(f'<a href="{escape(_address(page))}"{marks}>{title}</a>')
+        items.append(f'<a href="{escape(_address(page, others))}"{marks}>{title}</a>')
     st.html(f'<nav class="hr-pages" aria-label="Pages"><b>Headroom</b>{"".join(items)}</nav>')
 
 
-def _address(page: Page) -> str:
-    """A relative URL that works from every page, whatever path the server is mounted under."""
-    estimates = page is ESTIMATE
-    params = {
-        **(comparison.estimate_params() if estimates else {}),
-        **comparison.params(estimates=estimates),
-    }
-    return (
-        f"./{'' if estimates else page.path}{'?' if params else ''}{urlencode(params, doseq=True)}"
-    )
+def _address(page: Page, others: str) -> str:
+    """A relative URL that works from every page, whatever path the server is mounted under.
+
+    ``others``: the query of all pages but the start page.
+    """
+    if page is not ESTIMATE:
+        return f"./{page.path}{others}"
+    return f"./{_query({**comparison.estimate_params(), **comparison.params(estimates=True)})}"
+
+
+def _query(params: Mapping[str, Sequence[str]]) -> str:
+    return f"{'?' if params else ''}{urlencode(params, doseq=True)}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,11 +26,11 @@ def as_fact(option: object) -> object:
 
 def _asked() -> dict[str, object]:
     state = st.session_state
-    asked = {
-        **session.unbound_values(),
-        **{key: state[key] for key in session.BOUND if key in state},
-    }
-    return asked | {"model": models.name(), "gpu": as_fact(state["gpu"])}
+    asked = dict(session.unbound_values())
+    for key in session.BOUND:  # reading the session takes most of the time of an unchanged answer
+        with suppress(KeyError):
+            asked[key] = state[key]
+    return asked | {"model": models.name(), "gpu": as_fact(asked["gpu"])}
 
 
 def reading() -> contract.Reading:
@@ -37,6 +38,10 @@ def reading() -> contract.Reading:
 
     Every part of the page calls this. The result is cached until a widget, the model or the URL changes.
     """
+    return _current().reading
+
+
+def _current() -> _Read:
     asked, known = _asked(), models.in_use()
     said = list(st.session_state["address_problems"])
     last: _Read | None = st.session_state.get("reading")
@@ -46,7 +51,7 @@ def reading() -> contract.Reading:
         last = st.session_state["reading"] = _Read(
             asked, known, said, replace(now, problems=problems)
         )
-    return last.reading
+    return last
 
 
 class _Read(NamedTuple):
@@ -66,9 +71,9 @@ class _Read(NamedTuple):
         } == {name: id(model) for name, model in self.known.items()}
 
 
-def answer() -> Estimate | str:
-    """The estimate of the setup in the widgets, or the sentence that refuses it."""
-    return _answer(reading())
+def answer(of: contract.Reading | None = None) -> Estimate | str:
+    """The estimate of the setup in the widgets, or the sentence that refuses it. ``of``: that setup, if read before."""
+    return _answer(of or reading())
 
 
 def answer_at(key: str, value: object) -> Estimate | str:
@@ -76,10 +81,11 @@ def answer_at(key: str, value: object) -> Estimate | str:
     return _answer(contract.read_setup({**_asked(), key: value}, models.in_use()))
 
 
-def all_but(key: str) -> tuple[object, ...]:
-    """All inputs except one key, hashable. Equal as long as only that key changes."""
-    asked = _asked()
-    return reading().model, *((name, repr(asked[name])) for name in sorted(asked) if name != key)
+def all_but(keys: Iterable[str]) -> dict[str, tuple[object, ...]]:
+    """For each key, all inputs except that key, hashable. Equal as long as only that key changes."""
+    now = _current()
+    inputs = [(name, repr(value)) for name, value in sorted(now.asked.items())]
+    return {key: (now.reading.model, *(it for it in inputs if it[0] != key)) for key in keys}
 
 
 def _answer(read: contract.Reading) -> Estimate | str:

@@ -25,11 +25,14 @@ def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
 
     Each is a text with a button over it in the same grid cell. Labels are Markdown, which takes longer to parse than
     the card takes to draw. The browser redraws every element at each move, so the label stays constant while numbers
-    change.
+    change, and all texts are one element.
     """
+    drawn = tuple(proposals)
+    if not drawn:
+        return
     with st.container(key=f"cards {name}"):
-        for it in proposals:
-            st.html(f'<p class="hr-card">{it.html}</p>')
+        st.html("".join(f'<p class="hr-card">{it.html}</p>' for it in drawn))
+        for it in drawn:
             st.button(
                 f"{verb} {it.title or it.name}",
                 on_click=actions.take,

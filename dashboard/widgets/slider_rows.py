@@ -35,11 +35,8 @@ _component = component(
 
 def bases(look: object) -> dict[str, str]:
     """For each slider, a hash of all other inputs; ``look``: anything else that affects the page."""
-    return {slider: _base(key, look) for slider, key in SLIDERS.items()}
-
-
-def _base(key: str, look: object) -> str:
-    return str(hash((question.all_but(key), look)))
+    others = question.all_but(SLIDERS.values())
+    return {slider: str(hash((others[key], look))) for slider, key in SLIDERS.items()}
 
 
 def positions() -> dict[str, str]:
@@ -51,9 +48,9 @@ def draw(show: Show, look: object) -> None:
     """Sends the requested row, or the last one while it is valid. Computes no other."""
     state = st.session_state
     if (slider := state.pop("row asked", None)) is not None:
-        base = _base(SLIDERS[slider], look)
+        base = bases(look)[slider]
         state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show)}
-    elif (sent := state.get("row")) and sent["base"] != _base(SLIDERS[sent["slider"]], look):
+    elif (sent := state.get("row")) and sent["base"] != bases(look)[sent["slider"]]:
         state["row"] = None
     _component(key="slider-rows", data={"row": state.get("row")}, on_slider_change=_take)
 
