@@ -217,6 +217,22 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-table.hr-proof {{ width: auto; margin-top: .6rem; }}
 .hr-next {{ margin-top: .6rem; }}
 .hr-picked {{ border-left: .3rem solid #0072B2; padding: .3rem .8rem; overflow-wrap: anywhere; }}
+.hr-plan-asked {{ display: none; margin: 0; }}
+.st-key-plan-head {{ gap: 1.5rem; }}
+.st-key-plan-form [data-testid="stNumberInputContainer"] button,
+.st-key-team-form [data-testid="stNumberInputContainer"] button {{ display: none; }}
+.hr-team .hr-verdict {{ min-height: 0; }}
+.hr-jobs a, .hr-plan-asked a {{ color: light-dark(#0072B2, #56B4E9); }}
+.st-key-plan-amounts > div, .st-key-plan-lengths > div {{ flex: 1 1 4.2rem !important; min-width: 4.2rem; }}
+.hr-jobs th[scope="row"] {{ font-size: 1rem; opacity: 1; }}
+.hr-jobs td {{ white-space: nowrap; }}
+.hr-jobs td:last-child {{ white-space: normal; min-width: 16rem; }}
+@media (max-width: 1000px) {{
+  .hr-plan-asked {{ display: block; }}
+  .st-key-plan-columns [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-plan-form)
+    {{ flex-direction: column-reverse; }}
+  .st-key-plan-columns [data-testid="stColumn"] {{ width: 100%; flex: none; }}
+}}
 {_cells()}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; padding: .6rem .95rem; }}
 [class*="st-key-open-"] {{ align-self: stretch; position: relative; height: auto; }}

@@ -98,15 +98,16 @@ if TYPE_CHECKING:
     from estimator.plan.candidates import Candidates, Recipe, candidates
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
+    from estimator.plan.lanes import lanes
     from estimator.plan.question import Offer, Question, TokenLengths
     from estimator.plan.reading import (
-        TeamQuestion,
+        object_of_text,
         question_object,
         question_of,
         question_of_text,
-        team_of,
     )
-    from estimator.plan.report import plan_csv
+    from estimator.plan.report import plan_csv, timetable_csv, timetable_summary
+    from estimator.plan.team_reading import TeamQuestion, question_of_setup, team_object, team_of
     from estimator.plan.teams import (
         Assignment,
         Job,
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
         Timetable,
         options_of,
         schedule,
+        team_jobs,
     )
 
 __all__ = [
@@ -230,6 +232,7 @@ __all__ = [
     "images_of",
     "kept_logits_bytes",
     "kept_terms",
+    "lanes",
     "largest_micro_batch",
     "least_batch",
     "least_length",
@@ -240,6 +243,7 @@ __all__ = [
     "middle_hours",
     "need",
     "needs",
+    "object_of_text",
     "offload_targets",
     "offloads",
     "options_of",
@@ -254,6 +258,7 @@ __all__ = [
     "priced_by",
     "question_object",
     "question_of",
+    "question_of_setup",
     "question_of_text",
     "rank_gpus",
     "ranks",
@@ -272,7 +277,11 @@ __all__ = [
     "smallest_gpu",
     "smallest_set",
     "stages",
+    "team_jobs",
+    "team_object",
     "team_of",
+    "timetable_csv",
+    "timetable_summary",
     "vllm_shares",
     "ways_on",
     "why_left_on_the_cpu",
@@ -288,13 +297,19 @@ _WITH_ARRAYS = {
     "Timetable": "plan.teams",
     "options_of": "plan.teams",
     "schedule": "plan.teams",
-    "TeamQuestion": "plan.reading",
-    "team_of": "plan.reading",
+    "team_jobs": "plan.teams",
+    "lanes": "plan.lanes",
+    "TeamQuestion": "plan.team_reading",
+    "question_of_setup": "plan.team_reading",
+    "team_object": "plan.team_reading",
+    "team_of": "plan.team_reading",
     "price_list": "plan.files",
     "priced_by": "plan.command",
     "CountedTexts": "plan.files",
     "count_texts": "plan.files",
     "plan_csv": "plan.report",
+    "timetable_csv": "plan.report",
+    "timetable_summary": "plan.report",
     "Needs": "grid.needs",
     "needs": "grid.needs",
     "Runs": "grid.runs",
@@ -309,6 +324,7 @@ _WITH_ARRAYS = {
     "Offer": "plan.question",
     "Question": "plan.question",
     "TokenLengths": "plan.question",
+    "object_of_text": "plan.reading",
     "question_object": "plan.reading",
     "question_of": "plan.reading",
     "question_of_text": "plan.reading",

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.plan import asked, options_figure, view, words
+from dashboard.plan import asked, form, options_figure, words
 from estimator import Advice, advise, candidates, question_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ def small_page() -> AppTest:
 
 
 def test_the_page_shows_the_planners_sentences(small_page, advice):
-    assert advice.sentence.partition(": ")[0] in text(small_page)
+    assert words.panel_html(advice) in text(small_page)
     assert all(stair.text.partition(":")[0] in text(small_page) for stair in advice.stairs)
 
 
@@ -66,7 +66,7 @@ def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
     (budget,) = [it for it in small_page.number_input if it.label.startswith("Budget")]
     budget.set_value(0.0001).run()
     assert not small_page.exception
-    assert "the budget of $0.00" in text(small_page)
+    assert "No setup that fits meets the budget of" in text(small_page)
     assert json.loads("".join(small_page.query_params["plan"]))["budget_usd"] == 0.0001
     budget.set_value(None).run()
 
@@ -102,7 +102,7 @@ def test_cards_survive_the_table():
         {"gpu": "L40S", "usd_per_gpu_hour": 0.5, "region": "eu"},
     ]
     question = question_of({"model": "Qwen/Qwen3-0.6B", "cards": cards})
-    written = asked.cards_of(asked.card_rows(question), cards)
+    written = asked.cards_of(asked.card_rows(question.offers), cards)
     assert question_of({"model": "Qwen/Qwen3-0.6B", "cards": written}) == question
 
 
@@ -148,15 +148,15 @@ class Dropped:
 def test_an_uploaded_file_sets_examples_and_lengths(monkeypatch):
     rows = b'{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 2, 3, 4, 5]}\n'
     state = {"plan texts 1": Dropped("a.jsonl", rows), "plan tokenizer 1": None}
-    monkeypatch.setattr(view.st, "session_state", state)
-    view._count(1)
+    monkeypatch.setattr(form.st, "session_state", state)
+    form.count(1)
     assert [state[f"plan {it} 1"] for it in ("examples", "mean", "longest")] == [2, 4, 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b'{"other": 1}'])
 def test_an_uncountable_file_is_refused_and_changes_nothing(monkeypatch, content):
     state = {"plan texts 1": Dropped("a.jsonl", content), "plan tokenizer 1": None}
-    monkeypatch.setattr(view.st, "session_state", state)
-    view._count(1)
+    monkeypatch.setattr(form.st, "session_state", state)
+    form.count(1)
     assert state["plan counted"].endswith(".")
     assert "plan examples 1" not in state

@@ -425,7 +425,7 @@ def _take_away(answer: Estimate) -> None:
             )
     st.download_button(
         "Download all (zip)",
-        take_away.archive(away),
+        away.archive(),
         "headroom.zip",
         "application/zip",
         on_click="ignore",

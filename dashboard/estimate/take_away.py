@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 
 from estimator import (
@@ -89,16 +87,3 @@ def language(name: str) -> str:
     ('python', 'yaml')
     """
     return LANGUAGES[name.rpartition(".")[2]]
-
-
-def archive(away: TakeAway) -> bytes:
-    """All files in one zip. Equal files give equal bytes.
-
-    >>> zipfile.ZipFile(io.BytesIO(archive(TakeAway(files={"a.txt": "x"}, command="run")))).namelist()
-    ['a.txt', 'run.sh']
-    """
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for name, text in {**away.files, "run.sh": f"{away.command}\n"}.items():
-            zipped.writestr(zipfile.ZipInfo(name), text)
-    return whole.getvalue()

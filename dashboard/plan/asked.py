@@ -1,4 +1,4 @@
-"""The question of the page Plan: in its URL, in the session, and in its form."""
+"""The question of one run: its text, its answer, and its form's rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import streamlit as st
 
+from dashboard.plan.held import Held, short
 from dashboard.state import models
 from estimator import (
     Candidates,
+    Offer,
     Question,
     candidates,
     catalog,
@@ -21,10 +23,6 @@ from estimator import (
     question_of_text,
 )
 
-KEY = "plan"
-"""The question in the URL, as one JSON object."""
-LONGEST = 8192
-"""Maximum characters of a question in a URL. Our choice, above what servers accept."""
 FIRST: Mapping[str, object] = {
     "model": ["mistralai/Mistral-7B-v0.1"],
     "cards": [
@@ -41,45 +39,9 @@ Row = Mapping[str, Any]
 """A row of the table of cards."""
 
 
-def current() -> Question:
-    """The question in the URL, else the session's, else the initial one. A changed URL is read again."""
-    state = st.session_state
-    given = st.query_params.get(KEY)
-    if given and given != state.get("plan text"):
-        _take(given)
-    elif "plan text" not in state:
-        _take(text_of(question_of(FIRST)))
-    if st.query_params.get(KEY) != state["plan text"]:
-        st.query_params[KEY] = state["plan text"]
-    asked: Question = state["plan question"]
-    return asked
-
-
-def _take(text: str) -> None:
-    state = st.session_state
-    try:
-        question = read(text)
-    except ValueError as problem:
-        state["plan problem"] = f"The link's question cannot be read: {problem}"
-        question = state.get("plan question") or question_of(FIRST)
-    state["plan question"] = question
-    state["plan text"] = text_of(question)
-    state["plan round"] = state.get("plan round", 0) + 1
-    if st.query_params.get(KEY) == text:
-        st.query_params[KEY] = state["plan text"]
-
-
-def ask(question: Question) -> None:
-    """Sets the page's question."""
-    st.session_state["plan question"] = question
-    st.session_state["plan text"] = st.query_params[KEY] = text_of(question)
-
-
 def read(text: str) -> Question:
     """A question from its JSON text; ``ValueError`` with one sentence if the text is invalid."""
-    if len(text) > LONGEST:
-        raise ValueError(f"it has more than {LONGEST:,} characters.")
-    return question_of_text(text, "the link")
+    return question_of_text(short(text), "the link")
 
 
 def text_of(question: Question) -> str:
@@ -89,6 +51,10 @@ def text_of(question: Question) -> str:
     True
     """
     return json.dumps(question_object(question), separators=(",", ":"))
+
+
+RUN = Held("plan", read, text_of, lambda: question_of(FIRST))
+"""The question of one run."""
 
 
 @lru_cache(maxsize=4)
@@ -113,7 +79,13 @@ def answered(question: Question) -> Candidates | str:
         return str(refusal)
 
 
-def card_rows(question: Question) -> list[dict[str, object]]:
+def card_object(offer: Offer) -> dict[str, Any]:
+    """A card as a question writes it."""
+    (written,) = cast("Any", question_object(Question(models=("",), offers=(offer,)))["cards"])
+    return dict(written)
+
+
+def card_rows(offers: Sequence[Offer]) -> list[dict[str, object]]:
     """The cards of a question as rows of a table."""
     return [
         {
@@ -123,11 +95,21 @@ def card_rows(question: Question) -> list[dict[str, object]]:
             "Dollars per GPU-hour": it.usd_per_gpu_hour,
             "Provider": it.provider or None,
         }
-        for it in question.offers
+        for it in offers
     ]
 
 
-NOT_IN_THE_TABLE = ("region", "commitment", "gpus_per_node")
+NOT_IN_THE_TABLE = frozenset(
+    {
+        "region",
+        "commitment",
+        "gpus_per_node",
+        "spot_share",
+        "interruptions_per_hour",
+        "checkpoint_hours",
+        "restart_hours",
+    }
+)
 """Keys of a card without a column in the table. A row takes them from the card with its name and provider."""
 
 

@@ -7,7 +7,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, terms, units
-from estimator import Advice, Candidates, Verdict, plan_words
+from estimator import Advice, Candidates, Method, Offer, Question, Verdict, plan_words
 
 MOST_ROWS = 200
 """Maximum rows of the front's table. Our choice."""
@@ -16,15 +16,23 @@ MOST_ROWS = 200
 def panel_html(advice: Advice) -> str:
     """The recommendation with its reasons, in a colour that shows how certain it is."""
     kind = Verdict.DOES_NOT_FIT
-    if advice.recommended is not None:
+    first, rest = advice.sentence, ""
+    if (place := advice.recommended) is not None:
         kind = Verdict.FITS if advice.is_sure else Verdict.TIGHT
-    first, _, rest = advice.sentence.partition(": ")
+        found = advice.candidates
+        first = f"Take {plan_words.cards(found, place)}: {plan_words.terms(found, place)}"
+        rest = plan_words.recommended_setup(found, advice.question, place, is_sure=advice.is_sure)
+    return verdict_html(kind, first, rest, advice.reasons)
+
+
+def verdict_html(kind: Verdict, first: str, rest: str, reasons: Sequence[str]) -> str:
+    """A panel in a verdict's colour: a large line, a smaller one, and a list."""
     colours = f"light-dark({theme.VERDICTS[kind].colour}, {theme.VERDICTS_ON_DARK[kind]})"
-    reasons = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in advice.reasons)
+    items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in reasons)
     said = f'<p class="hr-say">{markup.whole_prices(escape(rest))}</p>' if rest else ""
     return (
-        f'<div class="hr-verdict" role="status" style="--hr: {colours}"><p class="hr-word">{escape(first)}</p>'
-        f'{said}<ul class="hr-run">{reasons}</ul></div>'
+        f'<div class="hr-verdict" role="status" style="--hr: {colours}">'
+        f'<p class="hr-word">{markup.whole_prices(escape(first))}</p>{said}<ul class="hr-run">{items}</ul></div>'
     )
 
 
@@ -68,3 +76,59 @@ def picked_html(found: Candidates, place: int) -> str:
         f'<p class="hr-picked"><b>{escape(plan_words.title(found, place))}</b><br>'
         f"{markup.whole_prices(escape(said))}</p>"
     )
+
+
+# --- the question in words ----------------------------------------------------------------------
+
+
+def asked_in_words(question: Question) -> str:
+    """The question of one run in two sentences: what is trained on what, and what may be used."""
+    names = [
+        terms.short_name(it) if isinstance(it, str) else "your own model" for it in question.models
+    ]
+    adapters = any(it is not Method.FULL for it in question.methods)
+    methods = one_of([plan_words.METHOD_NAMES[it] for it in question.methods])
+    rank = f" of rank {one_of([str(it) for it in question.ranks])}" if adapters else ""
+    return (
+        f"Train {one_of(names)} with {methods}{rank} on {question.num_train_examples:,} examples of "
+        f"{lengths_in_words(question)}, {_epochs(question.num_train_epochs)}, {question.effective_batch:,} a step. "
+        f"{cards_in_words(question.offers)}{_limits(question)}."
+    )
+
+
+def lengths_in_words(question: Question) -> str:
+    """The tokens of an example: ``600 tokens on average, 1,024 at most``."""
+    lengths = question.lengths
+    if lengths.mean == lengths.longest:
+        said = f"{lengths.longest:,} tokens"
+    else:
+        said = f"{lengths.mean:,.0f} tokens on average, {lengths.longest:,} at most"
+    return said if question.context is None else f"{said}, in rows of {question.context:,}"
+
+
+def cards_in_words(offers: Sequence[Offer]) -> str:
+    """The cards that can be had, in a clause."""
+    said = [f"up to {it.most} × {it.name}" if it.most > 1 else f"1 × {it.name}" for it in offers]
+    return f"Cards: {'; '.join(said)}"
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:g} epochs"
+
+
+def _limits(question: Question) -> str:
+    said = []
+    if question.deadline_hours is not None:
+        said.append(f"within {plan_words.duration(question.deadline_hours)}")
+    if question.budget_usd is not None:
+        said.append(f"for at most {plan_words.usd(question.budget_usd)}")
+    return f"; {' and '.join(said)}" if said else ""
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Alternatives in a sentence.
+
+    >>> one_of(["a"]), one_of(["a", "b", "c"])
+    ('a', 'a, b or c')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

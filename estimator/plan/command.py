@@ -12,8 +12,9 @@ from estimator.plan import files, report
 from estimator.plan.advice import Advice, advise
 from estimator.plan.candidates import candidates
 from estimator.plan.question import Question, TokenLengths
-from estimator.plan.reading import object_of_text, question_of, team_of
-from estimator.plan.teams import Job, options_of, schedule
+from estimator.plan.reading import object_of_text, question_of
+from estimator.plan.team_reading import team_of
+from estimator.plan.teams import options_of, schedule, team_jobs
 from estimator.tools.defaults import TOOLS
 from estimator.tools.writing.files import files_of
 from estimator.values.kinds import one_of
@@ -60,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("question", metavar="QUESTION", help="a file of YAML or JSON")
     made.add_argument("--json", action="store_true", help="the whole answer as one object")
-    made.add_argument("--csv", action="store_true", help="the points of the front as CSV")
+    made.add_argument(
+        "--csv", action="store_true", help="the points of the front, or a team's schedule, as CSV"
+    )
     made.add_argument(
         "--take-away",
         nargs=2,
@@ -122,8 +125,8 @@ def _schedule(
     known: Callable[[object], Mapping[str, Model]],
 ) -> int:
     """Schedule a team's jobs; the status says whether all run in time."""
-    if given.csv or given.take_away:
-        raise InputError("--csv and --take-away are for one question; a team's jobs take --json.")
+    if given.take_away:
+        raise InputError("--take-away is for one question; a team's jobs take --json or --csv.")
     team = team_of(asked)
     prices = None
     if given.prices:
@@ -133,18 +136,12 @@ def _schedule(
         question = own if prices is None else priced_by(own, prices)
         models = {key: it for one in question.models for key, it in known(one).items()}
         answers[name] = advise(candidates(question, models))
-    jobs = [
-        Job(
-            name=name,
-            options=options_of(answer),
-            ready_hours=team.ready_hours[name],
-            deadline_hours=answer.question.deadline_hours,
-        )
-        for name, answer in answers.items()
-    ]
+    jobs = team_jobs(team, {name: options_of(answer) for name, answer in answers.items()})
     found = schedule(jobs, team.pools, team.horizon_hours, team.slots)
     if given.json:
         output.write(f"{json.dumps(report.timetable_json(found, answers), allow_nan=False)}\n")
+    elif given.csv:
+        output.write(report.timetable_csv(found, report.timetable_titles(found, answers)))
     else:
         output.write(f"{report.timetable_text(found, answers)}\n")
     return NONE_MEETS if found.left_out or found.late_hours > 0 else MEETS

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from estimator.plan.question import SLOTS, TRIED, WEEK, Offer, Question, TokenLengths
+from estimator.plan.question import TRIED, Offer, Question, TokenLengths
 from estimator.sources import catalog
 from estimator.tools.defaults import TOOLS
 from estimator.tools.reading.parsed import decoded
@@ -134,20 +133,20 @@ def question_of(given: Mapping[str, object]) -> Question:
     said: dict[str, Any] = {
         "models": tuple(listed),
         "offers": tuple(
-            _offer(it) for it in (_list(given["cards"], "cards") if "cards" in given else [])
+            _offer(it) for it in (as_list(given["cards"], "cards") if "cards" in given else [])
         ),
     }
     plain: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
-        "examples": ("num_train_examples", _whole),
-        "epochs": ("num_train_epochs", _number),
+        "examples": ("num_train_examples", as_whole),
+        "epochs": ("num_train_epochs", as_number),
         "lengths": ("lengths", lambda value, _: _lengths(value)),
-        "context": ("context", _whole),
+        "context": ("context", as_whole),
         "rows": ("rows", _word),
-        "effective_batch": ("effective_batch", _whole),
-        "methods": ("methods", lambda value, _: tuple(map(_method, _list(value, "methods")))),
+        "effective_batch": ("effective_batch", as_whole),
+        "methods": ("methods", lambda value, _: tuple(map(_method, as_list(value, "methods")))),
         "lora_r": ("ranks", _wholes),
-        "deadline_hours": ("deadline_hours", _number),
-        "budget_usd": ("budget_usd", _number),
+        "deadline_hours": ("deadline_hours", as_number),
+        "budget_usd": ("budget_usd", as_number),
         "tool": ("tool", lambda value, _: _tool(value)),
         "keys": ("keys", lambda value, _: _keys(value)),
         "try": ("tried", lambda value, _: _tried(value)),
@@ -251,17 +250,17 @@ def _offer(given: object) -> Offer:
     if meant is not None:
         said["most"] = meant.number
     readers: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
-        "most": ("most", _whole),
+        "most": ("most", as_whole),
         "owned": ("is_owned", _flag),
-        "usd_per_gpu_hour": ("usd_per_gpu_hour", _number),
+        "usd_per_gpu_hour": ("usd_per_gpu_hour", as_number),
         "provider": ("provider", _word),
         "region": ("region", _word),
         "commitment": ("commitment", _word),
-        "gpus_per_node": ("gpus_per_node", _whole),
-        "spot_share": ("spot_share", _number),
-        "interruptions_per_hour": ("interruptions_per_hour", _number),
-        "checkpoint_hours": ("checkpoint_hours", _number),
-        "restart_hours": ("restart_hours", _number),
+        "gpus_per_node": ("gpus_per_node", as_whole),
+        "spot_share": ("spot_share", as_number),
+        "interruptions_per_hour": ("interruptions_per_hour", as_number),
+        "checkpoint_hours": ("checkpoint_hours", as_number),
+        "restart_hours": ("restart_hours", as_number),
     }
     for key, (field, read) in readers.items():
         if given.get(key) is not None:
@@ -271,7 +270,7 @@ def _offer(given: object) -> Offer:
 
 def _lengths(given: object) -> TokenLengths:
     if isinstance(given, list):
-        return TokenLengths.counted([_whole(it, "lengths") for it in given])
+        return TokenLengths.counted([as_whole(it, "lengths") for it in given])
     if not isinstance(given, Mapping):
         raise InputError("lengths are percentiles, mean and max, or a list of token counts.")
     longest = given.get("max", given.get("p100"))
@@ -286,15 +285,17 @@ def _lengths(given: object) -> TokenLengths:
             raise InputError(
                 f"{show(name)} is no length; give mean, max, or percentiles such as p90."
             )
-        quantiles[float(found[1]) / 100] = _whole(value, str(name))
-    most = _whole(longest, "max")
+        quantiles[float(found[1]) / 100] = as_whole(value, str(name))
+    most = as_whole(longest, "max")
     if not quantiles:
-        mean = _number(given["mean"], "mean") if "mean" in given else float(most)
+        mean = as_number(given["mean"], "mean") if "mean" in given else float(most)
         return TokenLengths(mean=mean, longest=most)
     read = TokenLengths.of_quantiles({**quantiles, 1.0: most})
     if "mean" not in given:
         return read
-    return TokenLengths(mean=_number(given["mean"], "mean"), longest=most, quantiles=read.quantiles)
+    return TokenLengths(
+        mean=as_number(given["mean"], "mean"), longest=most, quantiles=read.quantiles
+    )
 
 
 def _keys(given: object) -> dict[str, object]:
@@ -319,7 +320,7 @@ def _tried(given: object) -> dict[str, tuple[object, ...]]:
             raise InputError(
                 f"{show(name)} cannot be tried; name a key of a setup that the question lacks."
             )
-        tried[str(name)] = tuple(_list(values, str(name)))
+        tried[str(name)] = tuple(as_list(values, str(name)))
     return tried
 
 
@@ -336,7 +337,8 @@ def _tool(given: object) -> str:
     return str(given)
 
 
-def _list(given: object, name: str) -> list[object]:
+def as_list(given: object, name: str) -> list[object]:
+    """A list of at least one; a single value is a list of itself."""
     found = given if isinstance(given, list) else [given]
     if not found:
         raise InputError(f"{name} is empty; give at least one.")
@@ -344,16 +346,18 @@ def _list(given: object, name: str) -> list[object]:
 
 
 def _wholes(given: object, name: str) -> tuple[int, ...]:
-    return tuple(_whole(it, name) for it in _list(given, name))
+    return tuple(as_whole(it, name) for it in as_list(given, name))
 
 
-def _whole(given: object, name: str) -> int:
+def as_whole(given: object, name: str) -> int:
+    """A whole number from 1 up."""
     if type(given) is not int or given < 1:
         raise InputError(f"{name} must be a whole number from 1 up, not {show(given)}.")
     return given
 
 
-def _number(given: object, name: str) -> float:
+def as_number(given: object, name: str) -> float:
+    """A number from 0 up."""
     if type(given) not in (int, float) or not 0 <= given < float("inf"):  # type: ignore[operator]
         raise InputError(f"{name} must be a number from 0 up, not {show(given)}.")
     return float(given)  # type: ignore[arg-type]
@@ -369,54 +373,3 @@ def _word(given: object, name: str) -> str:
     if not isinstance(given, str):
         raise InputError(f"{name} must be a word, not {show(given)}.")
     return given
-
-
-JOB_KEYS = ("name", "ready_hours", "deadline_hours")
-TEAM_KEYS = ("jobs", "horizon_hours", "slots")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeamQuestion:
-    """Several jobs on cards that they share."""
-
-    jobs: Mapping[str, Question]
-    """By name; their deadlines count from the beginning of the schedule."""
-    ready_hours: Mapping[str, float]
-    pools: Mapping[str, int]
-    """GPUs of each card."""
-    horizon_hours: float
-    slots: int
-
-
-def team_of(given: Mapping[str, object]) -> TeamQuestion:
-    """The jobs of an object: ``jobs`` (each a question with a ``name``), ``cards``, and defaults for all jobs.
-
-    >>> team = team_of({"jobs": [{"name": "a", "model": "Qwen/Qwen3-8B"}], "cards": ["2x L4"], "epochs": 2})
-    >>> team.jobs["a"].num_train_epochs, dict(team.pools)
-    (2.0, {'L4': 2})
-    """
-    shared = {key: value for key, value in given.items() if key not in TEAM_KEYS}
-    questions: dict[str, Question] = {}
-    ready: dict[str, float] = {}
-    for job in _list(given.get("jobs"), "jobs"):
-        if not isinstance(job, Mapping) or not isinstance(job.get("name"), str):
-            raise InputError("each of jobs needs a name and a model.")
-        name = str(job["name"])
-        if name in questions:
-            raise InputError(f"two jobs are named {show(name)}; give each its own name.")
-        if "cards" in job:
-            raise InputError(f"{name}: cards are the team's; leave them out of a job.")
-        own = {key: value for key, value in job.items() if key not in ("name", "ready_hours")}
-        questions[name] = question_of({**shared, **own})
-        ready[name] = _number(job.get("ready_hours", 0), "ready_hours")
-    offers = next(iter(questions.values())).offers
-    pools = {it.gpu.name: it.most for it in offers}
-    if len(pools) < len(offers):
-        raise InputError("cards names a card twice; give each once, with how many there are.")
-    return TeamQuestion(
-        jobs=questions,
-        ready_hours=ready,
-        pools=pools,
-        horizon_hours=_number(given.get("horizon_hours", WEEK), "horizon_hours"),
-        slots=_whole(given.get("slots", SLOTS), "slots"),
-    )

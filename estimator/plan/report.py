@@ -35,6 +35,19 @@ COLUMNS = (
     "setup",
 )
 """Of the CSV."""
+TIMETABLE_COLUMNS = (
+    "job",
+    "gpu",
+    "num_gpus",
+    "start_hours",
+    "end_hours",
+    "late_hours",
+    "dollars",
+    "setup",
+)
+"""Of a team's CSV; hours from the beginning of the schedule, the end and the dollars by the slow end of the run."""
+LATE = 0.005
+"""Hours that count as late: ours, what two digits show."""
 
 
 def listed(answer: Advice) -> list[int]:
@@ -52,7 +65,7 @@ def text(answer: Advice) -> str:
     parts = ["\n".join([answer.sentence, *answer.reasons])]
     places = listed(answer)
     if places:
-        rows: list[tuple[str, ...]] = [("", "hours", "dollars", "free", "setup")]
+        rows: list[tuple[str, ...]] = [("", "time", "dollars", "free", "setup")]
         rows += [_row(answer, number, place) for number, place in enumerate(places, 1)]
         title = f"The front, {len(answer.front):,} points of {len(found):,} setups, in steps that can be told apart:"
         parts.append("\n".join([title, *_aligned(rows)]))
@@ -71,9 +84,7 @@ def _row(answer: Advice, number: int, place: int) -> tuple[str, ...]:
     mark = "*" if place == answer.recommended else " "
     return (
         f"{mark}{number}",
-        words.span(float(found.hours_low[place]), float(found.hours_high[place])).removesuffix(
-            " hours"
-        ),
+        words.span(float(found.hours_low[place]), float(found.hours_high[place])),
         words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
         f"{100 * found.headroom[place]:.0f} %",
         words.title(found, place),
@@ -189,28 +200,66 @@ def _cell(said: str) -> str:
 def timetable_text(found: Timetable, answers: Mapping[str, Advice]) -> str:
     """Which job runs when and where, what it costs, and what is late or left out."""
     rows: list[tuple[str, ...]] = [("job", "from", "to", "late", "dollars", "setup")]
+    titles = timetable_titles(found, answers)
     for it in found.assignments:
         late = f"{it.late_hours:.1f} h" if it.late_hours else "-"
-        title = words.title(answers[it.job.name].candidates, it.option.place)
-        rows.append(
+        begin, end = f"{it.start_hours:.1f} h", f"{it.end_hours:.1f} h"
+        price = words.usd(it.option.dollars)
+        rows.append((it.job.name, begin, end, late, price, titles[it.job.name]))
+    parts = ["\n".join(_aligned(rows))] if found.assignments else []
+    return "\n".join([*parts, *timetable_summary(found)])
+
+
+def timetable_titles(found: Timetable, answers: Mapping[str, Advice]) -> dict[str, str]:
+    """The setup of each job that runs, in a line."""
+    return {
+        it.job.name: words.title(answers[it.job.name].candidates, it.option.place)
+        for it in found.assignments
+    }
+
+
+def timetable_summary(found: Timetable) -> list[str]:
+    """What runs and what it costs, in a sentence; then each job that is late or left out, and by how much or why."""
+    runs, jobs = len(found.assignments), len(found.assignments) + len(found.left_out)
+    count = (
+        f"All {jobs} jobs run"
+        if runs == jobs > 1
+        else f"{runs} of {jobs} jobs run{'s' * (runs == 1)}"
+    )
+    late = [it for it in found.assignments if it.late_hours > LATE]
+    due = [it for it in found.assignments if it.job.deadline_hours is not None]
+    if late:
+        times = f", {len(late)} late, by {words.duration(found.late_hours)} in all"
+    else:
+        times = ", each in time" if due else ""
+    price = f"for {words.usd(found.dollars)} at most" if found.dollars else "without rent"
+    said = [f"{count}{times}, {price}."]
+    said += [f"{it.job.name} ends {words.duration(it.late_hours)} late." for it in late]
+    said += [f"{name} does not run: {why}" for name, why in found.left_out.items()]
+    if not found.is_best:
+        said.append("The solver ran out of time; a better schedule may exist.")
+    return said
+
+
+def timetable_csv(found: Timetable, titles: Mapping[str, str]) -> str:
+    """The schedule as CSV, one job a line, with ``TIMETABLE_COLUMNS``; a job that does not run says why.
+
+    ``titles``: the setup of each job that runs.
+    """
+    lines: list[tuple[object, ...]] = [TIMETABLE_COLUMNS]
+    for it in found.assignments:
+        hours = (it.start_hours, it.end_hours, it.late_hours, it.option.dollars)
+        lines.append(
             (
                 it.job.name,
-                f"{it.start_hours:.1f} h",
-                f"{it.end_hours:.1f} h",
-                late,
-                words.usd(it.option.dollars),
-                title,
+                it.option.pool,
+                it.option.num_gpus,
+                *(f"{value:.4g}" for value in hours),
+                titles[it.job.name],
             )
         )
-    parts = ["\n".join(_aligned(rows))] if found.assignments else []
-    parts.append(
-        f"{len(found.assignments)} of {len(answers)} jobs run, {words.usd(found.dollars)} in all, "
-        f"{found.late_hours:.1f} hours late in all; by the slow end of every run."
-    )
-    parts += [f"{name} does not run: {why}" for name, why in found.left_out.items()]
-    if not found.is_best:
-        parts.append("The solver ran out of time; a better schedule may exist.")
-    return "\n".join(parts)
+    lines += [(name, "", "", "", "", "", "", why) for name, why in found.left_out.items()]
+    return "\r\n".join([*(",".join(_cell(str(it)) for it in line) for line in lines), ""])
 
 
 def timetable_json(found: Timetable, answers: Mapping[str, Advice]) -> dict[str, object]:

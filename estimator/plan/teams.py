@@ -17,6 +17,7 @@ import numpy as np
 from estimator.grid.runs import Reals
 from estimator.plan.advice import Advice
 from estimator.plan.question import SLOTS, WEEK
+from estimator.plan.team_reading import TeamQuestion
 from estimator.values.refusals import InputError
 
 MOST_STARTS = 200_000
@@ -121,6 +122,19 @@ def options_of(answer: Advice) -> tuple[JobOption, ...]:
         )
         for place in order[first].tolist()
     )
+
+
+def team_jobs(team: TeamQuestion, options: Mapping[str, tuple[JobOption, ...]]) -> list[Job]:
+    """The jobs of a team, each with the ways to run it by its name."""
+    return [
+        Job(
+            name=name,
+            options=options[name],
+            ready_hours=team.ready_hours[name],
+            deadline_hours=own.deadline_hours,
+        )
+        for name, own in team.jobs.items()
+    ]
 
 
 def schedule(

@@ -25,12 +25,14 @@ WIDE = 2
 """Times the mean length, from which the longest widens the hours so that it is said: ours."""
 SAME_SHARE = 0.02
 """Share of the dollars that is no difference: ours, the last of two digits."""
+AN_HOUR = 0.995
+"""Hours below which minutes are said: ours, what two digits of hours show as one."""
 MOST_NAMED = 3
 """Things that one sentence names: ours."""
 
 
 def hours(value: float) -> str:
-    """Hours to two digits, or minutes below one.
+    """A number of hours, to two digits.
 
     >>> hours(13.4), hours(2.25), hours(0.5)
     ('13', '2.2', '0.50')
@@ -38,6 +40,15 @@ def hours(value: float) -> str:
     return (
         f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
     )
+
+
+def duration(value: float) -> str:
+    """Hours, or minutes below one hour.
+
+    >>> duration(2.25), duration(0.06)
+    ('2.2 hours', '3.6 minutes')
+    """
+    return f"{60 * value:.2g} minutes" if value < AN_HOUR else f"{hours(value)} hours"
 
 
 def usd(value: float) -> str:
@@ -52,13 +63,17 @@ def usd(value: float) -> str:
 def span(low: float, high: float, unit: str = "") -> str:
     """A bracket of hours, or of US dollars with ``unit`` $.
 
-    >>> span(2, 3.5), span(10, 20, "$"), span(0, 0, "$")
-    ('2.0 to 3.5 hours', '$10 to $20', '$0.00')
+    >>> span(2, 3.5), span(0.06, 0.22), span(10, 20, "$"), span(0, 0, "$")
+    ('2.0 to 3.5 hours', '3.6 to 13 minutes', '$10 to $20', '$0.00')
     """
-    say = usd if unit == "$" else hours
-    first, last = say(low), say(high)
-    said = first if first == last else f"{first} to {last}"
-    return said if unit == "$" else f"{said} hours"
+    if unit == "$":
+        first, last = usd(low), usd(high)
+        return first if first == last else f"{first} to {last}"
+    if high < AN_HOUR:
+        first, last = duration(low).removesuffix(" minutes"), duration(high)
+    else:
+        first, last = hours(low), duration(high)
+    return last if last.startswith(f"{first} ") else f"{first} to {last}"
 
 
 def cards(found: Candidates, place: int) -> str:
@@ -149,15 +164,27 @@ def recommendation(found: Candidates, asked: Question, place: int | None, *, is_
     at = rent(found.offer(place), int(found.num_gpus[place]))
     at = f" at {at}" if at else ""
     said = f"Take {title(found, place)}: {terms(found, place)}{at}; {free(found, place)} stay free."
-    if is_sure:
-        return said
-    return f"{said[:-1]}; at the worse ends it misses {_missed(found, asked, place)}."
+    return said if is_sure else f"{said[:-1]}; {_unless(found, asked, place)}."
+
+
+def recommended_setup(found: Candidates, asked: Question, place: int, *, is_sure: bool) -> str:
+    """What ``recommendation`` says beyond the cards, hours and dollars."""
+    setup = title(found, place).partition(", ")[2]
+    at = rent(found.offer(place), int(found.num_gpus[place]))
+    said = [setup, f"{free(found, place)} stay free", *([at] if at else [])]
+    if not is_sure:
+        said.append(_unless(found, asked, place))
+    return "; ".join(said) + "."
+
+
+def _unless(found: Candidates, asked: Question, place: int) -> str:
+    return f"at the worse ends it misses {_missed(found, asked, place)}"
 
 
 def _limits(asked: Question) -> str:
     limits = []
     if asked.deadline_hours is not None:
-        limits.append(f"the deadline of {hours(asked.deadline_hours)} hours")
+        limits.append(f"the deadline of {duration(asked.deadline_hours)}")
     if asked.budget_usd is not None:
         limits.append(f"the budget of {usd(asked.budget_usd)}")
     return " and ".join(limits)
@@ -167,7 +194,7 @@ def _missed(found: Candidates, asked: Question, place: int) -> str:
     said = []
     if asked.deadline_hours is not None and found.hours_high[place] > asked.deadline_hours:
         over = float(found.hours_high[place]) - asked.deadline_hours
-        said.append(f"the deadline by {hours(over)} hours")
+        said.append(f"the deadline by {duration(over)}")
     if asked.budget_usd is not None and found.dollars_high[place] > asked.budget_usd:
         said.append(f"the budget by {usd(float(found.dollars_high[place]) - asked.budget_usd)}")
     return " and ".join(said)
@@ -188,12 +215,12 @@ def equals(found: Candidates, place: int, others: Sequence[int]) -> str:
     names: dict[str, None] = dict.fromkeys(cards(found, it) for it in others)
     own = cards(found, place)
     elsewhere = [it for it in names if it != own]
-    count = f"{len(others):,} other{'s' * (len(others) > 1)}"
-    said = f"{count} cannot be told from it: their hours and dollars overlap with its own"
+    count = "1 other may" if len(others) == 1 else f"{len(others):,} others may"
+    said = f"{count} be as good, since the ranges of hours and dollars overlap"
     if not elsewhere:
-        return f"{said}, all on {own}."
+        return f"{said}; all are on {own}."
     more = f" and {len(elsewhere) - MOST_NAMED} more" if len(elsewhere) > MOST_NAMED else ""
-    return f"{said}, also on {', '.join(elsewhere[:MOST_NAMED])}{more}."
+    return f"{said}; some are on {', '.join(elsewhere[:MOST_NAMED])}{more}."
 
 
 def roomiest(found: Candidates, place: int) -> str:
@@ -218,13 +245,13 @@ def stair(found: Candidates, before: int, place: int, *, is_faster: bool, is_dea
     less = float(found.hours[before] - found.hours[place])
     if more <= SAME_SHARE * float(found.dollars[before]):
         price = "For the same dollars"
-        gain = f"{'' if is_faster else 'perhaps '}{hours(less)} hours less"
+        gain = f"{'' if is_faster else 'perhaps '}{duration(less)} less"
         return f"{price}, {gain}: {title(found, place)}, {terms(found, place)}."
     price = f"{usd(more)} more" if is_dearer else f"Perhaps {usd(more)} more"
-    gain = f"{hours(less)} hours" if is_faster else f"perhaps {hours(less)} hours"
+    gain = duration(less) if is_faster else f"perhaps {duration(less)}"
     each = f", {usd(more / less)} per hour saved" if less > 0 and is_faster and is_dearer else ""
     doubt = "" if is_faster else " (their brackets overlap)"
-    return f"{price} buys {gain}{doubt}{each}: {title(found, place)}, {terms(found, place)}."
+    return f"{price} saves {gain}{doubt}{each}: {title(found, place)}, {terms(found, place)}."
 
 
 def miss(
@@ -250,7 +277,7 @@ def miss(
         return f"{title(found, place)}: no price is known; give usd_per_gpu_hour."
     said = []
     if late > 0:
-        said.append(f"{hours(late)} hours late ({terms(found, place)})")
+        said.append(f"{duration(late)} late ({terms(found, place)})")
     if dear > 0:
         said.append(f"{usd(dear)} above the budget")
     worse = " at the worse end of its bracket" if may_do else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,6 +72,18 @@ class TakeAway:
     def main(self) -> str:
         """The name of the first: the script, or the tool's own config."""
         return next(iter(self.files))
+
+    def archive(self) -> bytes:
+        """All files and the command in one zip. Equal files give equal bytes.
+
+        >>> zipfile.ZipFile(io.BytesIO(TakeAway(files={"a.txt": "x"}, command="run").archive())).namelist()
+        ['a.txt', 'run.sh']
+        """
+        whole = io.BytesIO()
+        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for name, text in {**self.files, "run.sh": f"{self.command}\n"}.items():
+                zipped.writestr(zipfile.ZipInfo(name), text)
+        return whole.getvalue()
 
 
 def files_of(

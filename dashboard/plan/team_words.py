@@ -1,0 +1,88 @@
+"""A team's schedule as HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from urllib.parse import urlencode
+
+from dashboard.plan import timeline_figure, words
+from dashboard.plan.team_asked import TeamAnswer
+from dashboard.words import markup
+from estimator import TeamQuestion, Verdict, plan_words, timetable_summary
+
+
+def panel_html(found: TeamAnswer) -> str:
+    """What runs, what it costs, and what is late or left out, in a verdict's colour."""
+    table = found.timetable
+    late = any(it.late_hours for it in table.assignments)
+    kind = Verdict.DOES_NOT_FIT if table.left_out else Verdict.TIGHT if late else Verdict.FITS
+    first, *rest = timetable_summary(table)
+    if not rest:
+        rest = [ends(found)]
+    return f'<div class="hr-team">{words.verdict_html(kind, first, "", rest)}</div>'
+
+
+def ends(found: TeamAnswer) -> str:
+    """When the last job ends."""
+    last = max(found.timetable.assignments, key=lambda it: it.end_hours)
+    return f"The last to end is {last.job.name}: {timeline_figure.clock(last.end_hours)}."
+
+
+def caption(team: TeamQuestion) -> str:
+    """How to read the timeline."""
+    return (
+        "One lane is one GPU. Times are of the slow end of each run, so a run may end sooner. "
+        f"A job can start every {_hours(team.slot_hours)} and holds its GPUs until the next such time. "
+        "Dotted: a deadline. Red: beyond it."
+    )
+
+
+def _hours(number: float) -> str:
+    return "hour" if number == 1 else f"{number:.3g} hours"
+
+
+def table_html(found: TeamAnswer) -> str:
+    """The jobs that run, in the order of their starts, each with a link to its setup; then those that do not."""
+    head = ("Job", "From", "To", "On", "Dollars", "Deadline", "Setup")
+    cells = "".join(f'<th scope="col">{it}</th>' for it in head)
+    body = "".join(_row(found, name) for name in found.titles)
+    body += "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td colspan="6">Does not run: {escape(why)}</td></tr>'
+        for name, why in found.timetable.left_out.items()
+    )
+    return (
+        '<div class="hr-scroll" tabindex="0" role="region" aria-label="The jobs as a table">'
+        f'<table class="hr-table hr-jobs"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _row(found: TeamAnswer, name: str) -> str:
+    it = next(it for it in found.timetable.assignments if it.job.name == name)
+    due = it.job.deadline_hours
+    deadline = "none" if due is None else timeline_figure.clock(due)
+    if it.late_hours:
+        deadline += f", {plan_words.duration(it.late_hours)} late"
+    title = found.titles[name].partition(", ")[2]
+    cells = (
+        timeline_figure.clock(it.start_hours),
+        timeline_figure.clock(it.end_hours),
+        f"{timeline_figure.numbered(found.gpus[name])} of {it.option.pool}",
+        plan_words.usd(it.option.dollars) if it.option.dollars else "no rent",
+        deadline,
+    )
+    said = "".join(f"<td>{markup.whole_prices(escape(cell))}</td>" for cell in cells)
+    link = f'<a href="./?{escape(query(found.keys[name]))}">{escape(title)}</a>'
+    return f'<tr><th scope="row">{escape(name)}</th>{said}<td>{link}</td></tr>'
+
+
+def query(keys: Mapping[str, object]) -> str:
+    """The contract's keys as the query of a URL."""
+    return urlencode(
+        [
+            (key, it if isinstance(it, str) else json.dumps(it))
+            for key, value in keys.items()
+            for it in (value if isinstance(value, list) else [value])
+        ]
+    )

@@ -1,0 +1,311 @@
+"""A team's schedule as a timeline: a band for each pool, a lane for each GPU, a bar for each job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure
+from estimator import Assignment, Component, TeamQuestion, Timetable, plan_words
+
+LANE, BAND, FOOT = 46, 34, 56
+"""Pixels of a lane, of a band's title and of the axis. Our choice: letters of 18 pixels fit into a lane."""
+MOST_LANES = 440
+"""Pixels of all lanes at most; with more GPUs a lane is thinner."""
+STEPS = (0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 168)
+"""Hours between two ticks."""
+MOST_TICKS = 8
+FAR = 1.3
+"""Times the last end, beyond which a deadline is not drawn. Our choice."""
+HOURS_OF_A_DAY = 24
+COLOURS = tuple(
+    theme.COMPONENTS[it]
+    for it in (
+        Component.WEIGHTS,
+        Component.OPTIMIZER_STATES,
+        Component.GRADIENTS,
+        Component.ACTIVATIONS,
+        Component.COMMUNICATION,
+        Component.TEMPORARIES,
+    )
+)
+"""Of the jobs, in turn; the red of the logits is for what is late."""
+
+
+class JobBar(NamedTuple):
+    """Neighbouring GPUs that a job holds."""
+
+    job: Assignment
+    first: int
+    """The first lane, over all pools."""
+    lanes: int
+
+
+def bars(
+    found: Timetable, pools: Mapping[str, int], gpus: Mapping[str, tuple[int, ...]]
+) -> Iterator[JobBar]:
+    """The bars of each job: one for each run of neighbouring GPUs.
+
+    ``gpus``: by job, the GPUs of its pool.
+    """
+    names = list(pools)
+    for it in found.assignments:
+        before = sum(pools[name] for name in names[: names.index(it.option.pool)])
+        own = gpus[it.job.name]
+        first = own[0]
+        for left, right in zip(own, [*own[1:], None], strict=True):
+            if right != left + 1:
+                yield JobBar(it, before + first, left - first + 1)
+                first = -1 if right is None else right
+
+
+def figure(
+    found: Timetable,
+    team: TeamQuestion,
+    gpus: Mapping[str, tuple[int, ...]],
+    titles: Mapping[str, str],
+    *,
+    dark: bool = False,
+) -> Figure:
+    """Jobs over time on each GPU, what is late in red, deadlines as dashed lines."""
+    look = theme.DARK if dark else theme.LIGHT
+    total = sum(team.pools.values())
+    lane = min(LANE, MOST_LANES / total)
+    band = BAND / lane  # a band's title in lanes
+    drawn = list(bars(found, team.pools, gpus))
+    tops = _tops(team.pools, band)
+    end = max((it.end_hours for it in found.assignments), default=team.horizon_hours)
+    due = [it.job.deadline_hours for it in found.assignments if it.job.deadline_hours]
+    end = max([end, *(it for it in due if it <= FAR * end)]) * 1.02
+    names = [it.job.name for it in found.assignments]
+    return {
+        "data": [_jobs(drawn, tops, names, titles, gpus, look), _late(drawn, tops, look)],
+        "layout": {
+            "height": round(lane * total + BAND * len(team.pools) + FOOT),
+            "margin": {"l": 20, "r": 36, "t": 4, "b": FOOT - 8},
+            "showlegend": False,
+            "barmode": "overlay",
+            "bargap": 0,
+            "dragmode": False,
+            "hovermode": "closest",
+            "xaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "tickvals": ticks(end),
+                "ticktext": [clock(it, end) for it in ticks(end)],
+                "tickfont": {"size": 16, "color": look.ink},
+                "ticklabeloverflow": "allow",
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "range": [total + band * len(team.pools), 0],
+                "fixedrange": True,
+                "visible": False,
+            },
+            "shapes": [
+                *_lines(team.pools, tops),
+                *(_deadline(it, tops, look) for it in drawn if it.job.job.deadline_hours),
+            ],
+            "annotations": [*_titles(team, tops, look), *_due(found, drawn, tops, look)],
+        },
+    }
+
+
+def _tops(pools: Mapping[str, int], band: float) -> list[float]:
+    """Upper edge of each lane, below the titles of the bands."""
+    found: list[float] = []
+    at = 0.0
+    for count in pools.values():
+        at += band
+        found += [at + number for number in range(count)]
+        at += count
+    return found
+
+
+def _jobs(
+    drawn: Sequence[JobBar],
+    tops: Sequence[float],
+    names: Sequence[str],
+    titles: Mapping[str, str],
+    gpus: Mapping[str, tuple[int, ...]],
+    look: theme.Look,
+) -> Figure:
+    parts = [COLOURS[names.index(it.job.job.name) % len(COLOURS)] for it in drawn]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "Jobs",
+        "base": [it.job.start_hours for it in drawn],
+        "x": [it.job.option.hours for it in drawn],
+        "y": [tops[it.first] + it.lanes / 2 for it in drawn],
+        "width": [it.lanes * 0.92 for it in drawn],
+        "text": [f" <b>{escape(it.job.job.name)}</b>{_lateness(it.job)} " for it in drawn],
+        "textposition": "auto",
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "insidetextfont": {"size": 18, "color": [it.ink for it in parts]},
+        "outsidetextfont": {"size": 18, "color": look.ink},
+        "constraintext": "none",
+        "cliponaxis": False,
+        "hovertext": [_hover(it.job, titles, gpus) for it in drawn],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "marker": {"color": [it.colour for it in parts]},
+    }
+
+
+def _lateness(it: Assignment) -> str:
+    return f", {plan_words.duration(it.late_hours)} late" if it.late_hours else ""
+
+
+def _hover(it: Assignment, titles: Mapping[str, str], gpus: Mapping[str, tuple[int, ...]]) -> str:
+    lines = (
+        it.job.name,
+        f"{clock(it.start_hours)} to {clock(it.end_hours)}{_lateness(it)}",
+        f"{numbered(gpus[it.job.name])} of {it.option.pool}",
+        titles[it.job.name],
+    )
+    return "<br>".join(map(escape, lines))
+
+
+def _late(drawn: Sequence[JobBar], tops: Sequence[float], look: theme.Look) -> Figure:
+    """What lies beyond the deadline: a red strip at the foot of the bar."""
+    late = [it for it in drawn if it.job.late_hours]
+    begins = [max(it.job.start_hours, it.job.end_hours - it.job.late_hours) for it in late]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "Beyond the deadline",
+        "base": begins,
+        "x": [it.job.end_hours - begin for it, begin in zip(late, begins, strict=True)],
+        "y": [tops[it.first] + it.lanes - 0.12 for it in late],
+        "width": [0.16] * len(late),
+        "hoverinfo": "skip",
+        "marker": {"color": look.capacity},
+    }
+
+
+def _deadline(it: JobBar, tops: Sequence[float], look: theme.Look) -> Figure:
+    return {
+        "type": "line",
+        "x0": it.job.job.deadline_hours,
+        "x1": it.job.job.deadline_hours,
+        "y0": tops[it.first],
+        "y1": tops[it.first] + it.lanes,
+        "line": {"color": look.capacity, "width": 4, "dash": "dot"},
+    }
+
+
+def _due(
+    found: Timetable, drawn: Sequence[JobBar], tops: Sequence[float], look: theme.Look
+) -> list[Figure]:
+    """The job's name beside its deadline, where neither its own bar nor another one is."""
+    said: list[Figure] = []
+    for it in drawn:
+        due = it.job.job.deadline_hours
+        if due is None or it.job.late_hours:
+            continue
+        pool = [other for other in found.assignments if other.option.pool == it.job.option.pool]
+        if any(other.start_hours < due and other.end_hours > it.job.end_hours for other in pool):
+            continue
+        said.append(
+            {
+                "text": f"{escape(it.job.job.name)} due ",
+                "x": due,
+                "xanchor": "right",
+                "y": tops[it.first] + it.lanes / 2,
+                "yanchor": "middle",
+                "showarrow": False,
+                "font": {"size": 15, "color": look.ink},
+            }
+        )
+    return said
+
+
+def _lines(pools: Mapping[str, int], tops: Sequence[float]) -> list[Figure]:
+    """A line above each lane, and below the last of each band."""
+    ends = [top + 1 for top in tops]
+    return [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": at,
+            "y1": at,
+            "layer": "below",
+            "line": {"color": theme.GRID, "width": 1},
+        }
+        for at in sorted({*tops, *ends})
+    ]
+
+
+def _titles(team: TeamQuestion, tops: Sequence[float], look: theme.Look) -> list[Figure]:
+    first = 0
+    found: list[Figure] = []
+    for name, count in team.pools.items():
+        found.append(
+            {
+                "text": f"<b>{count} × {escape(name)}</b>",
+                "xref": "paper",
+                "x": 0,
+                "xanchor": "left",
+                "y": tops[first],
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 17, "color": look.ink},
+            }
+        )
+        first += count
+    return found
+
+
+def ticks(end: float) -> list[float]:
+    """Round hours from 0 to an end.
+
+    >>> ticks(20), ticks(100)
+    ([0, 3, 6, 9, 12, 15, 18], [0, 24, 48, 72, 96])
+    """
+    step = next((it for it in STEPS if end / it <= MOST_TICKS), STEPS[-1])
+    return [number * step for number in range(int(end / step) + 1)]
+
+
+def clock(hours: float, end: float = 0.0) -> str:
+    """A time of the schedule: its day from 1, and the time of that day; the day alone on an axis of many.
+
+    >>> clock(0), clock(27.5), clock(48, 168)
+    ('day 1, 0:00', 'day 2, 3:30', 'day 3')
+    """
+    minutes = round(60 * hours)
+    day, rest = minutes // (60 * HOURS_OF_A_DAY) + 1, minutes % (60 * HOURS_OF_A_DAY)
+    if end and ticks(end)[1] % HOURS_OF_A_DAY == 0:
+        return f"day {day}"
+    time = f"{rest // 60}:{rest % 60:02d}"
+    if end <= 0:
+        return f"day {day}, {time}"
+    return f"day {day}, {time}" if rest == 0 and day > 1 else time
+
+
+def numbered(gpus: Sequence[int]) -> str:
+    """GPUs by their numbers, from 1.
+
+    >>> numbered((0, 1, 2)), numbered((3,)), numbered((0, 2))
+    ('GPUs 1 to 3', 'GPU 4', 'GPUs 1, 3')
+    """
+    if len(gpus) == 1:
+        return f"GPU {gpus[0] + 1}"
+    if gpus[-1] - gpus[0] == len(gpus) - 1:
+        return f"GPUs {gpus[0] + 1} to {gpus[-1] + 1}"
+    return f"GPUs {', '.join(str(it + 1) for it in gpus)}"
+
+
+def alt(found: Timetable, gpus: Mapping[str, tuple[int, ...]]) -> str:
+    """The figure as text."""
+    said = [
+        f"{it.job.name} on {numbered(gpus[it.job.name])} of {it.option.pool}, {clock(it.start_hours)} to "
+        f"{clock(it.end_hours)}{_lateness(it)}"
+        for it in found.assignments
+    ]
+    return f"Timeline of {len(said)} jobs. {'; '.join(said)}."
