@@ -279,8 +279,8 @@ def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
     ("keys", "sentence"),
     [
         (
-            {"strategy": "fsdp", "num_gpus": 2},
-            "strategy fsdp is not modelled yet for a model with a vision tower",
+            {"strategy": "device_map", "num_gpus": 2},
+            "strategy device_map is not modelled yet for a model with a vision tower",
         ),
         ({"attn_implementation": "eager"}, "whose tower attends image by image; take sdpa"),
         ({"attn_implementation": "flash_attention_2"}, "flash_attention_2 is not modelled yet"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from estimator.families.adapters import is_trained
 from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.vision_family import sees, vision_family
+from estimator.families.wrapped import class_not_found
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
@@ -30,6 +31,16 @@ REENTRANT_WITHOUT_GRADIENT = Refusal(
     "requires one; set use_reentrant false, or freeze_vision true.",
     Line("torch", "utils/checkpoint.py", 92, "None of the inputs have requires_grad=True."),
 )
+CLASS_NOT_FOUND = Refusal(
+    "strategy {strategy} fails with {wrapper} and its tower: accelerate looks for each class that transformers does "
+    "not split, and the model has no {missing}; take strategy ddp.",
+    Line("accelerate", "utils/fsdp_utils.py", 953, "Could not find the transformer layer class"),
+)
+ATTENTION_WRAPPED = Refusal(
+    "strategy {strategy} is not modelled yet for {wrapper} with its tower, of whose layers it wraps the attention "
+    "alone; take strategy ddp.",
+    NOT_MODELLED,
+)
 
 
 def check_images(model: Model, setup: TrainingSetup) -> None:
@@ -38,9 +49,7 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
         return
     if model.vision is None:
         raise NO_TOWER(model_type=model.model_type)
-    alone = setup.mesh.strategy is Strategy.NONE
-    if not alone and not (setup.mesh.strategy is Strategy.DDP and setup.images.all_image_sizes):
-        raise WITH_IMAGES_LATER(key="strategy", value=setup.mesh.strategy, instead="none")
+    _check_strategy(model, setup)
     for key, instead in (
         ("objective", "sft"),
         ("use_liger_kernel", False),
@@ -55,6 +64,22 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
             raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
     _check_attention(model, setup)
     _check_reentrant(model, setup)
+
+
+def _check_strategy(model: Model, setup: TrainingSetup) -> None:
+    assert model.vision is not None
+    mesh, wrapper = setup.mesh, model.vision.wrapper
+    if mesh.strategy is Strategy.NONE:
+        return
+    is_modelled = mesh.strategy is Strategy.DDP or (mesh.strategy.is_fsdp and not mesh.uses_fsdp1)
+    if not is_modelled or not setup.images.all_image_sizes:
+        raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
+    if not mesh.strategy.is_fsdp:
+        return
+    if missing := class_not_found(model):
+        raise CLASS_NOT_FOUND(strategy=mesh.strategy, wrapper=wrapper, missing=missing)
+    if not vision_family(model.vision).wraps_layers:
+        raise ATTENTION_WRAPPED(strategy=mesh.strategy, wrapper=wrapper)
 
 
 def _check_attention(model: Model, setup: TrainingSetup) -> None:

@@ -71,6 +71,8 @@ def rotate(
         case Rotary.PAIRS:
             tables = _spread(tape, tables)
         case Rotary.FLOAT32_PAIRS | Rotary.FLOAT32_HALVES:
+            if kind is Rotary.FLOAT32_HALVES:  # tables that a strategy cast are cast back
+                tables = Tables(*(op.cast(tape, table, 4) for table in tables))
             q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
         case Rotary.FLOAT32_SPREAD_PAIRS:
             tables = _spread(tape, tables)

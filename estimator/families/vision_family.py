@@ -89,6 +89,8 @@ class VisionFamily:
     calls_head: bool = False
     """The forward that inserts the features also calls the head, so its embeddings and features live until the call
     ends."""
+    wraps_layers: bool = True
+    """FSDP wraps each layer of the tower (``_no_split_modules``). False: its attention alone."""
     masks_text: bool = False
     """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
     hooks_embedding: bool
@@ -141,17 +143,30 @@ def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
         return ()
     family = vision_family(vision)
     prefix = family.prefix
-    made = [
-        (replace(it, name=f"{prefix}.{it.name}", part=Part.VISION), 1)
-        for it in outer_modules(vision.tower)
-    ]
+    made = [(replace(it, name=f"{prefix}.{it.name}"), 1) for it in tower_outer(vision)]
     for lowest, count in layer_groups(vision.tower):
         made += [
-            (replace(it, name=f"{prefix}.{family.layers}.{it.name}", part=Part.VISION), count)
-            for it in layer_modules(vision.tower, lowest)
+            (replace(it, name=f"{prefix}.{family.layers}.{it.name}"), count)
+            for it in tower_layer(vision, lowest)
         ]
-    made += [(replace(it, part=Part.PROJECTOR), 1) for it in family.projector(vision, model)]
+    made += [(it, 1) for it in projector_modules(vision, model)]
     return tuple(made)
+
+
+def tower_outer(vision: Vision) -> tuple[Module, ...]:
+    """Modules with weights of the tower outside its layers; whole model (derived, from the family's table)."""
+    return tuple(replace(it, part=Part.VISION) for it in outer_modules(vision.tower))
+
+
+def tower_layer(vision: Vision, index: int) -> tuple[Module, ...]:
+    """Modules with weights of one layer of the tower; whole model (derived, likewise)."""
+    return tuple(replace(it, part=Part.VISION) for it in layer_modules(vision.tower, index))
+
+
+def projector_modules(vision: Vision, model: Model) -> tuple[Module, ...]:
+    """Modules with weights of the projector; whole model (derived, likewise)."""
+    made = vision_family(vision).projector(vision, model)
+    return tuple(replace(it, part=Part.PROJECTOR) for it in made)
 
 
 SETTINGS: Mapping[str, str] = {

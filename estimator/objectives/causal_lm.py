@@ -109,6 +109,7 @@ class LabelledCall:
         converted = logits
         if logits is not None and logits.width != 4:
             converted = tape.new(logits.elements, 4, LOGITS)
+        self.forward.image_outputs_in_float32()
         scores = self.router_logits[:]
         for index in range(len(scores)):
             tape.enter(self.phase, "outputs", index)

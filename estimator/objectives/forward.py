@@ -95,7 +95,7 @@ class Loaded:
                 self.outer.tie(head, self.head_weight(), "outer")
         self.hooks = hooks(tape, model, setup, self.outer, ranks, devices, trained=trained)
         """Kept from pass to pass."""
-        self.tower = loaded_tower(tape, model, self.setup, number + 1)
+        self.tower = loaded_tower(tape, model, self.setup, number + 1, self.hooks)
         """What sees, where the examples have images."""
 
     @property
@@ -217,6 +217,13 @@ class Forward:
         """Free what the model returned of its images."""
         if self.loaded.tower is not None:
             self.loaded.tower.outer.outputs.clear()
+
+    def image_outputs_in_float32(self) -> None:
+        """Convert what the model returned of its images, all before the first is freed."""
+        if self.loaded.tower is not None:
+            outputs = self.loaded.tower.outer.outputs
+            wide = [it if it.width == 4 else self.tape.new(it.elements, 4) for it in outputs]
+            outputs[:] = wide
 
     def drop_cache(self) -> None:
         """Free autocast's weight copies, layer by layer so that unplayed layers can be counted."""

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Seen, images_of, sees, vision_family
+from estimator.families.vision_family import (
+    Seen,
+    images_of,
+    projector_modules,
+    sees,
+    tower_layer,
+    tower_outer,
+    vision_family,
+)
 from estimator.objectives.stack import Stack
+from estimator.parallel.hooks import Hooks
 from estimator.tape import operators as op
 from estimator.tape.tape import (
     TEMPORARIES,
@@ -27,7 +35,10 @@ from estimator.tape.tape import (
     leaf_node,
 )
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Part, Phase, Vision
+from estimator.values.specs import Model, Phase, Vision
+
+HALF = 2
+"""Bytes per element of what FSDP 2 casts under mixed precision."""
 
 
 def tower_stack(vision: Vision) -> Stack:
@@ -42,9 +53,12 @@ def tower_stack(vision: Vision) -> Stack:
 class LoadedTower:
     """A tower and its projector on the GPU, ready to be called."""
 
-    def __init__(self, tape: Tape, model: Model, setup: TrainingSetup, number: int) -> None:
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, number: int, hooks: Hooks
+    ) -> None:
         vision = model.vision
         assert vision is not None
+        self.hooks = hooks
         self.tape, self.model, self.setup, self.vision = tape, model, setup, vision
         self.family = vision_family(vision)
         self.architecture = architecture(vision.tower)
@@ -52,10 +66,10 @@ class LoadedTower:
         self.number = number
         """Index of its stack among those of the step."""
         self.parameters: dict[str, Parameter] = {}
-        outer = [replace(it, part=Part.VISION) for it in outer_modules(vision.tower)]
-        merger = [replace(it, part=Part.PROJECTOR) for it in self.family.projector(vision, model)]
-        self.outer = self._block(outer, "outer", setup)
-        self.merger = self._block(merger, "projector", setup)
+        self.outer = self._block(tower_outer(vision), "outer", setup)
+        self.merger = self._block(projector_modules(vision, model), "projector", setup)
+        hooks.see(self.outer, self.merger)
+        self.outer.hold_input = hooks.hold_input if hooks.casts_inputs else None
 
     def _block(
         self,
@@ -121,18 +135,31 @@ class LoadedTower:
         *,
         checkpointing: bool,
     ) -> Tensor:
-        modules = [replace(it, part=Part.VISION) for it in layer_modules(self.vision.tower, index)]
-        block = self._block(list(modules), f"layers.{played}", setup, played)
-        block.rotary_tables, block.rotary = tables, self.architecture.rotary
+        block = self._block(tower_layer(self.vision, index), f"layers.{played}", setup, played)
+        block.rotary = self.architecture.rotary
         block.mask = mask
         layer = self.architecture.layer
 
-        def program(x: Tensor) -> Tensor:
-            return layer(block, x)
+        casts = self.hooks.casts_inputs
+        if casts:
+            hidden = op.cast(self.tape, hidden, HALF)
+        if casts and tables is not None:
+            tables = Tables(*(op.cast(self.tape, table, HALF) for table in tables))
 
+        def program(x: Tensor) -> Tensor:
+            block.rotary_tables = tables
+            x = layer(block, x)
+            block.rotary_tables = None
+            return x
+
+        unit = self.hooks.tower_layer(index, block)
+        if unit is not None:
+            hidden = unit.enter(hidden)
         out = self.tape.checkpoint(program, hidden) if checkpointing else program(hidden)
+        if unit is not None:
+            out = unit.leave(op.cast(self.tape, out, HALF) if casts else out)
         if not checkpointing:
-            block.rotary_tables = block.mask = None
+            block.mask = None
         block.weights, block.is_replay = None, True
         return out
 
@@ -154,11 +181,13 @@ def _left(x: Tensor) -> Tensor:
     return x
 
 
-def loaded_tower(tape: Tape, model: Model, setup: TrainingSetup, number: int) -> LoadedTower | None:
+def loaded_tower(
+    tape: Tape, model: Model, setup: TrainingSetup, number: int, hooks: Hooks
+) -> LoadedTower | None:
     """The vision tower, if the examples have images."""
     if not sees(model, setup.adapters) or not setup.images.all_image_sizes:
         return None
-    return LoadedTower(tape, model, setup, number)
+    return LoadedTower(tape, model, setup, number, hooks)
 
 
 def merged(tower: LoadedTower, embedded: Tensor, features: Tensor) -> Tensor:

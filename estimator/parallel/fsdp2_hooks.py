@@ -20,8 +20,10 @@ from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import (
     EMBEDDING,
+    LAYER,
     ROOT,
     TAIL,
+    TOWER,
     computed,
     fsdp_groups,
     is_packed_sharded,
@@ -41,7 +43,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Offload, Strategy
+from estimator.values.specs import Loss, MixedPrecision, Model, Offload, Strategy
 
 HEAD_OF_LIGER = Refusal(
     "Liger's loss reads the head of {model_type} without calling it, and with adapters FSDP 2 gathers the head only "
@@ -106,25 +108,48 @@ class Fsdp2Hooks(Hooks):
         self._tail = self._group(outer, names[TAIL], reshards=False)
         self._root = self._group(outer, names[ROOT], reshards=False)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
-        self._layers: dict[int, Fsdp2Group] = {}
+        self.casts_inputs = setup.mixed_precision is not MixedPrecision.NO
+        self._cast: list[Tensor] = []
+        """Inputs of the model that its root cast."""
+        self._layers: dict[tuple[str, int], Fsdp2Group] = {}
 
     def layer(self, index: int, block: Block) -> Fsdp2Group | None:
         """The group of one layer, the same in every pass."""
-        if index not in self._layers:
-            self._layers[index] = self._group(block, reshards=self._reshards)
-        group = self._layers[index]
+        return self._layer(LAYER, index, block)
+
+    def see(self, outer: Block, projector: Block) -> None:
+        """The root has what of a tower is in no layer."""
+        beside = [it for block in (outer, projector) for it in self._members_of(block)]
+        self._root.members = [*self._root.members, *beside]
+
+    def hold_input(self, x: Tensor) -> None:
+        """Keep an input of the root, cast by ``cast_forward_inputs``, until the root returns."""
+        self._cast.append(x)
+
+    def tower_layer(self, index: int, block: Block) -> Fsdp2Group | None:
+        """The group of one layer of the tower."""
+        return self._layer(TOWER, index, block)
+
+    def _layer(self, stack: str, index: int, block: Block) -> Fsdp2Group | None:
+        if (stack, index) not in self._layers:
+            self._layers[stack, index] = self._group(block, reshards=self._reshards)
+        group = self._layers[stack, index]
         return group if group.members else None
 
     def _group(
         self, block: Block, names: Container[str] | None = None, *, reshards: bool
     ) -> Fsdp2Group:
-        members = [
+        return Fsdp2Group(self._traffic, self._members_of(block, names), reshards=reshards)
+
+    def _members_of(
+        self, block: Block, names: Container[str] | None = None
+    ) -> list[ShardedParameter]:
+        return [
             member
             for owned in block.owned
             if names is None or owned.module.name in names
             for member in self._members(owned)
         ]
-        return Fsdp2Group(self._traffic, members, reshards=reshards)
 
     def _members(self, owned: Owned) -> list[ShardedParameter]:
         """The parameter itself, and the frozen original if PEFT trains a copy."""
@@ -140,7 +165,9 @@ class Fsdp2Hooks(Hooks):
         leaf = parameter.node.leaf if parameter.node is not None else None
         shard = elements(shard_shape(owned.shape, ranks))
         is_copy = not owned.is_adapter and is_copied(owned.module, setup.adapters)
-        stored = member_width(setup, is_adapter=owned.is_adapter, is_copy=is_copy)
+        stored = member_width(
+            setup, is_adapter=owned.is_adapter, is_copy=is_copy, part=owned.module.part
+        )
         member = ShardedParameter(shard, parameter.width, stored, leaf)
         if not is_copy:
             return [member]
@@ -199,6 +226,7 @@ class Fsdp2Hooks(Hooks):
         if self._root.members:
             loss = self._root.leave(loss)
         self._traffic.end_forward()
+        self._cast.clear()
         return loss, outputs
 
     def end_backward(self) -> None:

@@ -23,6 +23,9 @@ class Hooks:
     brings_inputs = False
     """Every layer gets its own copies of shared inputs: masks, tables, positions."""
 
+    casts_inputs = False
+    """Every module that is wrapped gets its float inputs in 16 bits."""
+
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
@@ -41,6 +44,16 @@ class Hooks:
 
     def layer(self, index: int, block: Block) -> ModuleHook | None:
         """The hook around a layer; None if there is none."""
+        return None
+
+    def see(self, outer: Block, projector: Block) -> None:
+        """A vision tower is loaded: the modules outside its layers, and its projector."""
+
+    def hold_input(self, x: Tensor) -> None:
+        """Keep an input that was cast before the model was called until the model returns."""
+
+    def tower_layer(self, index: int, block: Block) -> ModuleHook | None:
+        """The hook around a layer of the vision tower; None if there is none."""
         return None
 
     def read(self, weight: Parameter) -> Tensor:

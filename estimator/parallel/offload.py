@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import starmap
 from typing import NamedTuple
 
+from estimator.families.adapters import is_trained_whole
 from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.sharding import (
@@ -244,7 +245,6 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
     Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
     """
     ranks = setup.shard_ranks
-    own = member_width(setup, is_adapter=False)
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
@@ -254,9 +254,11 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
                     count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
                     yield Shard(count * each, False, count, group.alike)
                 shapes = shapes[1:]
+            own = member_width(setup, is_adapter=False, part=module.part)
+            trained = not setup.uses_adapters and is_trained_whole(module, setup.adapters)
             for shape in shapes:
                 count = elements(shard_shape(shape, ranks))
-                yield Shard(count * own, not setup.uses_adapters, count, group.alike)
+                yield Shard(count * own, trained, count, group.alike)
             if setup.uses_adapters:
                 for part in trained_parts(module, setup):
                     count = elements(shard_shape(part.shape, ranks))

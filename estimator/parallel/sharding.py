@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied
+from estimator.families.adapters import is_copied, is_trained_whole
 from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import base_model_prefix
 from estimator.families.modules import Embedding, Module, Norm, is_quantized, weight_shapes
 from estimator.families.registry import family_of
+from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_tensors,
@@ -29,7 +30,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy
+from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Part, Strategy
 
 UINT8 = "uint8"
 """bitsandbytes' default dtype for packed 4-bit weights."""
@@ -78,16 +79,17 @@ class ShardGroup(NamedTuple):
     alike: int = 1
 
 
-EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
+EMBEDDING, TAIL, ROOT, LAYER, TOWER = "embedding", "tail", "root", "layer", "tower"
 
 
 def joins_norm(model: Model, adapters: Adapters) -> bool:
     """Whether the final norm is gathered with the head; otherwise it belongs to the root.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model with Norm in its
-    class name, which PEFT's ``ModulesToSaveWrapper`` does not have; peft 0.21, tuners/lora/model.py.
+    class name, which PEFT's ``ModulesToSaveWrapper`` does not have, and which a model with a tower has only below its
+    text model; peft 0.21, tuners/lora/model.py.
     """
-    if not family_of(model).finds_final_norm:
+    if sees(model, adapters) or not family_of(model).finds_final_norm:
         return False
     if not adapters.uses_adapters:
         return True
@@ -111,9 +113,11 @@ def final_norms(model: Model) -> list[Norm]:
 def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     """The groups that accelerate makes: the embedding, the final norm with the head, the root, and each layer.
 
-    A tied embedding is in the head's group. A module that PEFT copied counts twice, as original and copy.
+    A tied embedding is in the head's group. A module that PEFT copied counts twice, as original and copy. Each layer
+    of a vision tower is a group, and the root has what else the tower and its projector have.
 
-    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``; ``joins_norm``.
+    Source: transformers 5.23, modeling_utils.py, ``post_init`` (``_no_split_modules`` of every submodel); accelerate
+    1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``; ``joins_norm``.
     """
     outer = outer_modules(model)
     first = next(module for module in outer if isinstance(module, Embedding))
@@ -122,11 +126,19 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     if model.is_tied:
         tail.append(first)
     root = tuple(module for module in outer if module is not first and module not in tail)
+    tower: list[ShardGroup] = []
+    if model.vision is not None and sees(model, adapters):
+        root += (*tower_outer(model.vision), *projector_modules(model.vision, model))
+        tower += (
+            ShardGroup(TOWER, tower_layer(model.vision, lowest), count)
+            for lowest, count in layer_groups(model.vision.tower)
+        )
     embedding = () if model.is_tied else (first,)
     return (
         ShardGroup(EMBEDDING, embedding),
         ShardGroup(TAIL, tuple(tail)),
         ShardGroup(ROOT, root),
+        *tower,
         *(
             ShardGroup(LAYER, layer_modules(model, lowest), count)
             for lowest, count in layer_groups(model)
@@ -134,13 +146,15 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     )
 
 
-def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False) -> int:
-    """Bytes per element of a stored shard and its gradient; ``is_copy``: of a module that PEFT copies.
+def member_width(
+    setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False, part: Part = Part.TEXT
+) -> int:
+    """Bytes per element of a stored shard and its gradient; ``is_copy``: of a module that PEFT copies; ``part``: whose.
 
     Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
     """
-    trained = is_adapter or is_copy or not setup.uses_adapters
-    if trained and upcasts_trained(setup):
+    is_whole = not setup.uses_adapters and part not in setup.adapters.frozen_parts
+    if (is_adapter or is_copy or is_whole) and upcasts_trained(setup):
         return FLOAT32_BYTES
     return adapter_width(setup) if is_adapter else unquantized_width(setup)
 
@@ -241,7 +255,7 @@ def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
     Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
     """
     if not setup.uses_adapters:
-        return weight_shapes(module)
+        return weight_shapes(module) if is_trained_whole(module, setup.adapters) else ()
     return (*adapter_shapes(module, setup), *copied_shapes(module, setup.adapters))
 
 
@@ -259,8 +273,8 @@ def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
     Source: derived, from ``member_width``; DoRA's magnitudes of packed weights are float32 (``adapter_tensors``).
     """
     if not setup.uses_adapters:
-        width = member_width(setup, is_adapter=False)
-        return [TrainedTensor(shape, width) for shape in weight_shapes(module)]
+        width = member_width(setup, is_adapter=False, part=module.part)
+        return [TrainedTensor(shape, width) for shape in trained_shapes(module, setup)]
     upcast = upcasts_trained(setup)
     copied = member_width(setup, is_adapter=False, is_copy=True)
     return [
@@ -342,8 +356,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``.
     """
-    ranks, width = setup.shard_ranks, member_width(setup, is_adapter=False)
-    total = 0
+    ranks, total = setup.shard_ranks, 0
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
@@ -351,6 +364,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
                 total += group.alike * _packed_shard(shapes[0], setup)
                 shapes = shapes[1:]
             shards = [shard_shape(shape, ranks) for shape in shapes]
+            width = member_width(setup, is_adapter=False, part=module.part)
             total += group.alike * tensors_bytes(shards, width)
     return total
 

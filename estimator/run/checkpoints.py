@@ -169,10 +169,7 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/tensor/placement_types.py, ``Shard._to_replicate_tensor``.
     """
-    ranks, wide = setup.mesh.shard_ranks, member_width(setup, is_adapter=False)
-    if setup.optimisation.optim_state_dtype is not None and not setup.adapters.uses_adapters:
-        wide = max(wide, setup.optimisation.optim_state_dtype.bytes)
-    largest = 0
+    ranks, largest = setup.mesh.shard_ranks, 0
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
@@ -180,6 +177,12 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
                 if is_packed_sharded(setup.adapters):
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
+            wide = member_width(setup, is_adapter=False, part=module.part)
+            if (
+                setup.optimisation.optim_state_dtype is not None
+                and not setup.adapters.uses_adapters
+            ):
+                wide = max(wide, setup.optimisation.optim_state_dtype.bytes)
             parts = [TrainedTensor(shape, wide) for shape in shapes]
             for part in (*parts, *trained_parts(module, setup)):
                 padded = elements(shard_shape(part.shape, ranks)) * ranks

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from estimator.families.block import Block
+from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 
 
@@ -19,3 +21,12 @@ class TowerBlock(Block):
         """Local names of ``get_image_features``, which it holds until the projector has returned."""
         self.outputs: list[Tensor] = []
         """Image features that the model returns with the logits."""
+        self.hold_input: Callable[[Tensor], None] | None = None
+        """Keeps cast images until the model returns, where a strategy casts the batch."""
+
+    def cast_pixels(self, pixels: Tensor, width: int) -> Tensor:
+        """Images in the dtype of the tower: cast by the tower itself, or by a strategy before the model is called."""
+        cast = op.cast(self.tape, pixels, width)
+        if self.hold_input is not None:
+            self.hold_input(cast)
+        return cast

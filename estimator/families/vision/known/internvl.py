@@ -132,7 +132,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
     b.batch.append(pixels)
     weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
-    cast = op.cast(tape, pixels, weight.width)
+    cast = b.cast_pixels(pixels, weight.width)
     b.pixels.append(cast)
     x = require_grad(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
     del cast

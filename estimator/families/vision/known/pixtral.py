@@ -117,7 +117,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     pixels = tape.new(padded, 4, ACTIVATIONS)
     b.batch.append(pixels)
     (weight,) = b.tensors["patch_conv"]
-    cast = op.cast(tape, pixels, weight.width)
+    cast = b.cast_pixels(pixels, weight.width)
     patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)
     x = require_grad(op.convolution_of_patches(tape, cast, weight, None, patches * hidden))
     del cast

@@ -239,7 +239,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
     b.batch.append(pixels)
     weight, *bias = b.tensors["patch_embed.proj"]
-    cast = op.cast(tape, pixels, weight.width)
+    cast = b.cast_pixels(pixels, weight.width)
     b.pixels.append(cast)
     x = op.convolution_of_patches(
         tape,

@@ -154,7 +154,7 @@ def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requi
     """Positions are one row for all images; checkpointing's hook is on the convolution."""
     pixels = _pixels(b, vision, seen)
     width = b.tensors["embeddings.patch_embedding"][0].width
-    x = require_grad(_patches(b, vision, seen, op.cast(b.tape, pixels, width)))
+    x = require_grad(_patches(b, vision, seen, b.cast_pixels(pixels, width)))
     ids = b.tape.new(1, 8)
     return op.add(b.tape, x, _positions(b, vision, ids, vision.tower.learned_positions))
 
@@ -165,7 +165,7 @@ def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requ
     pixels = _pixels(b, vision, seen)
     mask = tape.new(pixels.elements // vision.num_channels, 8, ACTIVATIONS)
     b.batch.append(mask)
-    cast = op.cast(tape, pixels, b.tensors["embeddings.patch_embedding"][0].width)
+    cast = b.cast_pixels(pixels, b.tensors["embeddings.patch_embedding"][0].width)
     tape.operation = "tiles that hold an image"
     empty = tape.new(cast.elements, 1)
     del empty
@@ -275,6 +275,7 @@ TOWERS = (
         prefix="vision_model",
         layers="encoder.layers",
         hooks_embedding=True,
+        wraps_layers=False,
         returns_features=False,
     ),
     VisionFamily(
@@ -289,5 +290,6 @@ TOWERS = (
         prefix="vision_model",
         layers="encoder.layers",
         hooks_embedding=True,
+        wraps_layers=False,
     ),
 )
