@@ -245,18 +245,18 @@ def quick(monkeypatch):
     monkeypatch.setattr(catalog, "_near", lambda *_: [])
 
 
-def test_2000_mutated_links_open_or_give_sentences(quick):
+def test_600_mutated_links_open_or_give_sentences(quick):
     dice = random.Random(6)
     texts = [write_text(sound(it)) for it in EIGHT] + [
         text for old in OLD for text in parse_qs(old["query"])["s"]
     ]
     whole = 0
-    for _ in range(2000):
+    for _ in range(600):
         link = [mutated(text, dice) for text in dice.sample(texts, dice.randint(1, 4))]
         found = read_texts(link * dice.choice((1, 1, 1, 9)), version=[mutated("1", dice)])
         opens(found)
         whole += bool(found.scenarios)
-    assert 200 < whole < 2000, "neither everything nor nothing may be refused"
+    assert 60 < whole < 600, "neither everything nor nothing may be refused"
 
 
 def misplaced(value: object, dice: random.Random) -> object:
@@ -274,18 +274,18 @@ def misplaced(value: object, dice: random.Random) -> object:
     )
 
 
-def test_2000_mutated_files_open_or_give_sentences(quick):
+def test_600_mutated_files_open_or_give_sentences(quick):
     """Half are damaged text, half valid JSON with an invalid value."""
     dice = random.Random(66)
     text = write_file([sound(it) for it in EIGHT[:4]], sound(EIGHT[5]).setup)
     given, whole, refusals = json.loads(text), 0, []
-    for number in range(2000):
+    for number in range(600):
         damaged = mutated(text, dice) if number % 2 else json.dumps(misplaced(given, dice))
         try:
             opens(read_file(damaged))
             whole += 1
         except ValueError as sentence:
             refusals.append(str(sentence))
-    assert whole > 500
-    assert len(refusals) > 500
+    assert whole > 150
+    assert len(refusals) > 150
     assert all(one_sentence(it) for it in refusals)
