@@ -2,7 +2,8 @@
 
 Nothing is imported or run: a wheel is a zip, and its files are read by ``ast``. A row of the table names a package, and
 a key as ``holder.name``: a field of a dataclass or a pydantic model, an argument of a function
-(``Class.function.name``), an entry of a dict of the module (``NAME.entry``). To add a default, add a row with its
+(``Class.function.name``), an entry of a dict of the module (``NAME.entry``); in a YAML file what follows the first
+point is the path. To add a default, add a row with its
 ``tool``, ``key`` and ``file``; this fills in the rest.
 
     python benchmarks/tool_defaults.py            compare with the newest wheels, downloaded with pip
@@ -23,6 +24,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from estimator.tools.reading.yaml_text import read_yaml
 
 TABLE = Path(__file__).resolve().parent.parent / "data" / "tool_defaults.csv"
 COLUMNS = ("tool", "version", "key", "default", "file", "line")
@@ -54,6 +57,19 @@ def read_default(text: str, key: str) -> tuple[object, int]:
     if node is None:
         raise MissingError(f"{key} is not in the file any more")
     return _literal(node, (holder, tree)), node.lineno
+
+
+def read_yaml_default(text: str, key: str) -> tuple[object, int]:
+    r"""The default of a key in a YAML file, whose path follows the first point, and its line.
+
+    >>> read_yaml_default("trainer:\n  nnodes: 1", "ppo_trainer.trainer.nnodes")
+    (1, 2)
+    """
+    wanted = tuple(key.split(".")[1:])
+    for found in read_yaml(text, "the file").keys:
+        if found.path == wanted:
+            return found.value, found.line
+    raise MissingError(f"{key} is not in the file any more")
 
 
 @cache
@@ -149,7 +165,9 @@ def _made(factory: ast.expr) -> object:
 def wheel_source(wheel: Path) -> tuple[str, Source]:
     """The version of a wheel, and a reader of its files."""
     with zipfile.ZipFile(wheel) as opened:
-        kept = {name: opened.read(name) for name in opened.namelist() if name.endswith(".py")}
+        kept = {
+            name: opened.read(name) for name in opened.namelist() if name.endswith((".py", ".yaml"))
+        }
     return wheel.name.split("-")[1], lambda file: kept[file].decode()
 
 
@@ -190,7 +208,8 @@ def reread(rows: Sequence[Row], wheel_of: Callable[[str], Path]) -> list[Row]:
 def read_row(row: Mapping[str, str], version: str, file: Source) -> Row:
     """One row with the package's value."""
     try:
-        value, line = read_default(file(row["file"]), row["key"])
+        read = read_yaml_default if row["file"].endswith(".yaml") else read_default
+        value, line = read(file(row["file"]), row["key"])
     except (KeyError, MissingError) as problem:
         raise MissingError(f"{row['tool']} {version}, {row['file']}: {problem}") from None
     return {

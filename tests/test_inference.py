@@ -504,7 +504,6 @@ def test_assumptions_state_concurrent_rows_and_a_sufficient_length() -> None:
 @pytest.mark.parametrize(
     ("command", "tool"),
     [
-        ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo", "verl"),
         ("python3 -m openrlhf.cli.train_ppo_ray --colocate_all_models", "OpenRLHF"),
     ],
 )

@@ -288,8 +288,12 @@ WHERE_IT_MATTERS = {
         f"vllm_{name}": {"objective": "grpo", "use_vllm": "true", "gpu": "H200-SXM-141GB"}
         for name in (
             *("mode", "gpu_memory_utilization", "enable_sleep_mode", "tensor_parallel_size"),
-            "max_model_length",
+            *("max_model_length", "max_num_seqs", "max_num_batched_tokens"),
         )
+    },
+    **{
+        f"generation_offload_{name}": {"objective": "grpo", "use_vllm": "true"}
+        for name in ("model", "optimizer")
     },
     "ds3_gather_for_generation": {"objective": "grpo", "num_gpus": "2", "strategy": "zero3"},
     **{

@@ -42,7 +42,11 @@ UNUSUAL = {
     ),
     "vllm_mode": boxes.Unusual(where=lambda setup: setup.use_vllm),
     **dict.fromkeys(
-        ("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
+        (
+            *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
+            *("vllm_max_num_seqs", "vllm_max_num_batched_tokens"),
+            *("generation_offload_model", "generation_offload_optimizer"),
+        ),
         boxes.Unusual(where=_shares_with_vllm),
     ),
     "vllm_max_model_length": boxes.Unusual(where=lambda setup: setup.use_vllm),

@@ -18,7 +18,7 @@ from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
-from estimator.inference.colocation import check_generation, generating
+from estimator.inference.colocation import check_generation, generating, offloaded_bytes
 from estimator.inference.seconds import time_of
 from estimator.inference.sentences import generation_sentences
 from estimator.objectives.assumptions import objective_sentences
@@ -128,7 +128,12 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_high_bytes=high,
         verdict=fits,
         paged_bytes=resident.states.paged_bytes,
-        host_bytes=_host_bytes(fixed, setup.run, saved.rank0_host_bytes, node_copies(model, setup)),
+        host_bytes=_host_bytes(
+            fixed,
+            setup.run,
+            saved.rank0_host_bytes,
+            node_copies(model, setup) + _waiting_bytes(setup, fixed.resident),
+        ),
         nvme_bytes=fixed.offloaded[1],
         disk_bytes=saved.disk_bytes,
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
@@ -333,6 +338,12 @@ def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int)
     if run.save_strategy == "no":
         return max(fixed.load_host_bytes, offloaded)
     return max(fixed.load_host_bytes, offloaded + saving)
+
+
+def _waiting_bytes(setup: TrainingSetup, resident: Resident) -> int:
+    """What a machine's GPUs offload while vLLM generates."""
+    gpus = min(setup.mesh.num_gpus, setup.mesh.gpus_per_node)
+    return gpus * sum(offloaded_bytes(setup, resident))
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:

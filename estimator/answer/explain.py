@@ -400,6 +400,10 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
         "TRL before 1.15 computes them all, and its loss keeps them.",
         whole_logits.ask,
     ),
+    Loss.SELECTIVE_VERL: (
+        "verl computes those of every token in 16 bits, and backward writes their gradient over them.",
+        fused.flash_cross_entropy,
+    ),
     Loss.SELECTIVE: (
         "ms-swift computes those of the completions, and its loss keeps one copy of them.",
         whole_logits.ask,

@@ -28,6 +28,7 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     Component,
     Gpu,
+    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -96,6 +97,10 @@ PACKED_LATER = Refusal(
     "transformers' generate.",
     NOT_MODELLED,
 )
+OFFLOADS_FOR_VLLM = Refusal(
+    "{key} is for a vLLM on the GPUs that train, which takes turns with the trainer; set it to false.",
+    CONTRADICTION,
+)
 NOT_GENERATED = Refusal(
     "use_vllm is for objectives grpo and rloo, not {objective}; set it to false.", CONTRADICTION
 )
@@ -111,6 +116,16 @@ def rows_at_once(setup: TrainingSetup) -> int:
     """
     steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
     return setup.batch.per_device_train_batch_size * steps
+
+
+def engine_rows(setup: TrainingSetup) -> int:
+    """Rows that one engine runs at once at most (a count): those that its GPUs train on, or ``vllm_max_num_seqs``.
+
+    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_max_num_seqs=4))
+    4
+    """
+    rows = rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
+    return min(rows, setup.generation.vllm_max_num_seqs or rows)
 
 
 def row_tokens(setup: TrainingSetup) -> int:
@@ -140,6 +155,10 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
         if generation.use_vllm:
             raise NOT_GENERATED(objective=task.objective)
         return
+    if not generation.is_colocated:
+        for key in ("generation_offload_model", "generation_offload_optimizer"):
+            if getattr(generation, key):
+                raise OFFLOADS_FOR_VLLM(key=key)
     prompt, completion, limit = (
         prompt_tokens(setup),
         task.max_completion_length,
@@ -197,10 +216,11 @@ def colocated_engine(
         model,
         asked=asked_bytes(gpu.memory_bytes, share),
         ranks=ranks,
-        rows=rows_at_once(setup) * ranks,
+        rows=engine_rows(setup),
         row_tokens=row_tokens(setup),
         longest=longest_row(model, setup),
         captures=(1 + (gpu.architecture == "Blackwell")) * LARGEST_CAPTURE,
+        batched_tokens=generation.vllm_max_num_batched_tokens,
     )
 
 
@@ -243,7 +263,9 @@ def generating(
     moments = {
         Phase.LOAD: _higher(load, _beside(Phase.LOAD, "vLLM starts", start, own.asked)),
         Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, pushed),
-        Phase.GENERATION: _beside(Phase.GENERATION, "vLLM generates", between, own.asked),
+        Phase.GENERATION: _beside(
+            Phase.GENERATION, "vLLM generates", while_generating(setup, between), own.asked
+        ),
     }
     if not own.starts:
         lacking = (own.blocks_needed + 1) * own.block - own.cache[1]
@@ -278,16 +300,51 @@ def between_steps(setup: TrainingSetup, resident: Resident, workspace: int) -> d
     return {part: size for part, size in found.items() if size}
 
 
+def while_generating(
+    setup: TrainingSetup, between: Mapping[Component, int]
+) -> dict[Component, int]:
+    """Of ``between_steps``, what stays on the GPU while vLLM generates, in bytes; weights and states may be offloaded.
+
+    Weights are pushed before they go.
+    Source: ms-swift 4.6.0, swift/rlhf_trainers/rollout_mixin.py:1206 and grpo_trainer.py:1843 (``offload_context``);
+    verl 0.9.1, workers/engine_workers.py, ``update_weights``, and workers/engine/base.py, ``BaseEngineCtx``.
+    """
+    gone = _offloaded(setup)
+    return {part: size for part, size in between.items() if part not in gone}
+
+
+def _offloaded(setup: TrainingSetup) -> tuple[Component, ...]:
+    model = (Component.WEIGHTS, Component.ADAPTERS, Component.REFERENCE_MODEL)
+    states = (Component.OPTIMIZER_STATES,)
+    generation = setup.generation
+    return (
+        model * generation.generation_offload_model
+        + states * generation.generation_offload_optimizer
+    )
+
+
+def offloaded_bytes(setup: TrainingSetup, resident: Resident) -> tuple[int, int]:
+    """Bytes of one GPU that wait on the CPU while vLLM generates: of weights, and of optimizer states (derived)."""
+    sizes = resident.sizes(0)
+    of = [(part, sizes[part]) for part in _offloaded(setup)]
+    states = sum(size for part, size in of if part is Component.OPTIMIZER_STATES)
+    return sum(size for _, size in of) - states, states
+
+
 def at_start(setup: TrainingSetup, resident: Resident) -> dict[Component, int]:
     """What the trainer holds when vLLM starts, in bytes: weights without optimizer states.
 
-    Under FSDP and DeepSpeed's stages 1 and 2 the model is still on the CPU, as is a second model under several GPUs.
+    Under FSDP and DeepSpeed's stages 1 and 2 the model is still on the CPU, as is a second model under several GPUs;
+    verl has divided it. Offloaded weights wait there, too.
 
-    Source: transformers 5.23, trainer.py:481-501 (``place_model_on_device``); trl 1.16, trainer/grpo_trainer.py (vLLM
-    starts in ``__init__``, before ``accelerator.prepare``).
+    Source: verl 0.9.1, workers/engine_workers.py, ``init_model``; transformers 5.23, trainer.py:481-501
+    (``place_model_on_device``); trl 1.16, trainer/grpo_trainer.py (vLLM starts in ``__init__``, before
+    ``accelerator.prepare``).
     """
     strategy = setup.mesh.strategy
-    if strategy.is_fsdp or strategy in (Strategy.ZERO1, Strategy.ZERO2):
+    is_late = strategy.is_fsdp and setup.task.loss is not Loss.SELECTIVE_VERL
+    is_late |= strategy in (Strategy.ZERO1, Strategy.ZERO2)
+    if is_late or setup.generation.generation_offload_model:
         return {}
     found = {Component.WEIGHTS: resident.weights, Component.ADAPTERS: resident.adapters}
     if strategy in (Strategy.NONE, Strategy.ZERO3):
@@ -350,6 +407,10 @@ def least_hundredths(size: int, memory: int) -> float:
     return -(-100 * size // memory) / 100
 
 
+VERL_BUCKET = 2048 * 2**20
+"""Bytes of verl's buffer of weights: ``update_weights_bucket_megabytes`` 2048, trainer/config/rollout/rollout.yaml."""
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 
@@ -372,17 +433,20 @@ def push_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
         full    the largest parameter, gathered; under FSDP 1 the largest unit; nothing without sharding
         lora    the whole model under zero3; and the largest product of adapters, twice: as computed and scaled
 
-    Source: trl 1.16, generation/vllm_generation.py:387-480 (``_iter_fsdp1_params``, ``_iter_fsdp2_params``,
+    verl sends them through a bucket on the GPU.
+
+    Source: verl 0.9.1, workers/rollout/vllm_rollout/bucketed_weight_transfer.py:183; trl 1.16,
+    generation/vllm_generation.py:387-480 (``_iter_fsdp1_params``, ``_iter_fsdp2_params``,
     ``_iter_named_params``); peft 0.21, tuners/lora/layer.py:1067 (``get_delta_weight``).
     """
-    found = 0
+    found = VERL_BUCKET if setup.task.loss is Loss.SELECTIVE_VERL else 0
     strategy = setup.mesh.strategy
     if setup.mesh.uses_fsdp1 and strategy.is_fsdp:
-        found = largest_group(model, setup)
+        found += largest_group(model, setup)
     elif strategy.is_fsdp or (strategy is Strategy.ZERO3 and not setup.adapters.uses_adapters):
-        found = largest_parameter(model, setup)
+        found += largest_parameter(model, setup)
     elif strategy is Strategy.ZERO3:
-        found = weight_bytes(model, setup) - resident.weights
+        found += weight_bytes(model, setup) - resident.weights
     if setup.adapters.uses_adapters:
         found += (
             2

@@ -13,13 +13,22 @@ from typing import NamedTuple
 
 from estimator.families.counts import active_parameters, modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, module_parameters
-from estimator.inference.colocation import colocated_engine, compute_width, row_tokens, rows_at_once
+from estimator.inference.colocation import (
+    colocated_engine,
+    compute_width,
+    engine_rows,
+    offloaded_bytes,
+    row_tokens,
+    rows_at_once,
+)
 from estimator.inference.engine import WIDTH
 from estimator.inference.kv_cache import sequence_bytes
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
+from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
 from estimator.time.flops import FORWARD
+from estimator.time.offload_time import GIGA, SLOW_LINK_SHARE, hosts
 from estimator.time.throughput import FAST_OPERATOR, SLOW_OPERATOR, Rates, rates, run_time
 from estimator.values.arithmetic import ceil_div, total
 from estimator.values.results import RunTime, TimePart
@@ -27,6 +36,7 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy
 
 PROMPTS, TOKENS, PUSH = "prompts of the generation", "tokens of the generation", "weights pushed"
+MOVED = "weights and states to the CPU and back"
 FAST_BANDWIDTH_SHARE, SLOW_BANDWIDTH_SHARE = 0.9, 0.5
 """Share of the memory's bandwidth that decoding reaches: our assumption, not fitted."""
 SLOW_TOKEN_SECONDS = 0.01
@@ -137,6 +147,7 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
     times = generations_per_step(setup)
     if setup.generation.use_vllm:
         parts = [_push_part(model, gpu, setup, rate), *_of_engine(model, gpu, setup, rate)]
+        parts += _moved_parts(model, gpu, setup)
     else:
         parts = list(_of_transformers(model, gpu, setup, rate))
     return tuple(TimePart(it.name, times * it.low_seconds, times * it.high_seconds) for it in parts)
@@ -159,7 +170,7 @@ def _of_engine(
     generation = setup.generation
     ranks = generation.vllm_tensor_parallel_size
     rows = rows_at_once(setup) * ranks
-    at_once = (rows, rows)
+    at_once = (engine_rows(setup), engine_rows(setup))
     if generation.is_colocated:
         at_once = colocated_engine(model, gpu, setup).at_once
     fast, slow = _ends(setup, rows, at_once, shares=True)
@@ -287,3 +298,13 @@ def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> Tim
         seconds + gathers[0],
         seconds / SLOW_BANDWIDTH_SHARE + gathers[1] + tensors * SLOW_TENSOR_SECONDS,
     )
+
+
+def _moved_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[TimePart]:
+    """What waits on the CPU while vLLM generates goes there and back; verl's weights once more, to be scored with."""
+    weights, states = offloaded_bytes(setup, resident_memory(model, setup))
+    if not weights + states:
+        return []
+    slow, fast = hosts(gpu)
+    low, high = 2 * (weights + states), 2 * (2 * weights + states)
+    return [TimePart(MOVED, low / (fast.link * GIGA), high / (SLOW_LINK_SHARE * slow.link * GIGA))]

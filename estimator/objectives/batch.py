@@ -66,18 +66,18 @@ def asks_kl(setup: TrainingSetup) -> bool:
 def scores_policy(setup: TrainingSetup) -> bool:
     """Whether the policy is asked for the log-probabilities of its own completions before it is trained on them.
 
-    RLOO always; GRPO where steps are misaligned, completions are used again, or vLLM wrote them, whose own
+    RLOO and verl always; GRPO where steps are misaligned, completions are used again, or vLLM wrote them, whose own
     log-probabilities TRL corrects by importance sampling (on by default).
 
-    Source: trl 1.16, trainer/grpo_trainer.py, ``_generate_and_score_completions`` (``generate_every``);
-    trainer/rloo_trainer.py, likewise.
+    Source: verl 0.9.1, trainer/ppo/ray_trainer.py:1585 (``bypass_mode`` is off); trl 1.16,
+    trainer/grpo_trainer.py, ``_generate_and_score_completions`` (``generate_every``), and trainer/rloo_trainer.py.
 
     >>> scores_policy(TrainingSetup(objective="grpo")), scores_policy(TrainingSetup(objective="grpo", num_iterations=2))
     (False, True)
     """
     if setup.task.objective is not Objective.GRPO:
         return setup.task.objective is Objective.RLOO
-    if setup.generation.use_vllm:
+    if setup.generation.use_vllm or setup.task.loss is Loss.SELECTIVE_VERL:
         return True
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations

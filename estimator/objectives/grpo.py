@@ -3,16 +3,17 @@
 Generation is no part of it: what it needs is not counted.
 
 Source: trl 1.16, trainer/grpo_trainer.py, ``_generate_and_score_completions``, ``_get_per_token_logps_and_entropies``
-and ``_compute_loss``. Every loss type is arithmetic on a few numbers a token of the completion.
+and ``_compute_loss``. Every loss type is arithmetic on a few numbers a token of the completion. verl's step has the
+same passes: verl 0.9.1, workers/engine_workers.py, ``compute_log_prob``, ``compute_ref_log_prob``, ``update_actor``.
 """
 
 from __future__ import annotations
 
 from estimator.objectives.batch import scores_policy
-from estimator.objectives.causal_lm import LabelledCall
 from estimator.objectives.dpo import as_reference, load_reference
 from estimator.objectives.forward import Pass
 from estimator.objectives.step import Step
+from estimator.objectives.whole_logits import ask
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Phase
 
@@ -31,8 +32,7 @@ def grpo(step: Step) -> None:
         asked = as_reference(reference, step, rows)._replace(phase=Phase.SCORING)
         scored.append(_score(step, asked))
     ids, mask, labels = (step.ids(rows * length) for _ in range(3))
-    policy = step.call(Pass(step.trained, rows, length))
-    loss, outputs = LabelledCall(policy, rows * step.scored).run(ids, labels)
+    loss, outputs = ask(step, Pass(step.trained, rows, length), ids, labels)
     del outputs
     if step.training:
         step.backward(loss)
@@ -43,7 +43,6 @@ def grpo(step: Step) -> None:
 def _score(step: Step, of: Pass) -> Tensor:
     """One slice of the batch, of the size of a micro-batch; its log-probabilities stay until the step ends."""
     ids, mask, labels = (step.ids(of.rows * of.length) for _ in range(3))
-    with step.tape.grad(enabled=False):
-        LabelledCall(step.call(of), of.rows * step.scored).run(ids, labels)
+    ask(step, of, ids, labels)
     del ids, mask, labels
     return step.tape.new(of.rows * step.scored, 4, ACTIVATIONS)

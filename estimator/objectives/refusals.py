@@ -24,7 +24,7 @@ FSDP1_LATER = Refusal(
     NOT_MODELLED,
 )
 WHOLE_LOGITS_LATER = Refusal(
-    "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
+    "loss {loss} with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
     NOT_MODELLED,
 )
 UNKNOWN_BATCHES = Refusal(
@@ -50,6 +50,10 @@ WHOLE_ROUTERS_LATER = Refusal(
     "loss {loss} with objective {objective} is not modelled yet where the config's output_router_logits is on; take "
     "chunked_trl.",
     NOT_MODELLED,
+)
+VERL_IS_FSDP = Refusal(
+    "loss selective_verl is that of verl's FSDP engine, and strategy is {strategy}; take strategy fsdp.",
+    CONTRADICTION,
 )
 LIGER_HEAD = Refusal(
     "loss liger cannot go with objective {objective}: TRL refuses Liger's fused loss there; take chunked_trl, which is "
@@ -240,7 +244,7 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.smooths_labels:
         _check_smoothing(model, setup)
     if objective is Objective.SFT:
-        if setup.loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL):
+        if setup.loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL, Loss.SELECTIVE_VERL):
             raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
         return
     if has_towers(model, setup.adapters):
@@ -248,7 +252,7 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.images_per_example:
         raise IMAGES_LATER(objective=objective)
     _check_loss(model, setup)
-    if objective.has_reference and setup.uses_fsdp1:
+    if objective.has_reference and setup.uses_fsdp1 and setup.loss is not Loss.SELECTIVE_VERL:
         raise FSDP1_LATER(objective=objective)
     if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
@@ -307,6 +311,8 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
             _check_whole_logits(model, setup)
         if loss is Loss.LIGER:
             raise LIGER_HEAD(objective=objective)
+        if loss is Loss.SELECTIVE_VERL:
+            _check_verl(model, setup)
         if loss is Loss.CHUNKED_TORCHTUNE:
             raise NO_SUCH_LOSS(loss=loss, objective=objective, own="TRL's fused head")
     elif loss not in (None, Loss.STANDARD):
@@ -315,12 +321,21 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
-    if setup.objective.generates:
-        raise WHOLE_LOGITS_LATER(objective=setup.objective)
+    if setup.objective.generates and setup.loss is not Loss.SELECTIVE:
+        raise WHOLE_LOGITS_LATER(loss=setup.loss, objective=setup.objective)
     if setup.precompute_ref_log_probs and setup.freezes_reference:
         raise PRECOMPUTED_IS_TRLS(loss=setup.loss)
     if setup.freezes_reference and setup.keeps_reference and setup.strategy.is_fsdp:
         raise WHOLE_REFERENCE_LATER(loss=setup.loss, strategy=setup.strategy)
+    if model.output_router_logits:
+        raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)
+
+
+def _check_verl(model: Model, setup: TrainingSetup) -> None:
+    if setup.objective is not Objective.GRPO:
+        raise NO_SUCH_LOSS(loss=setup.loss, objective=setup.objective, own="TRL's fused head")
+    if not (setup.strategy.is_fsdp or setup.strategy is Strategy.NONE):
+        raise VERL_IS_FSDP(strategy=setup.strategy)
     if model.output_router_logits:
         raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)
 

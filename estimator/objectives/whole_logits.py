@@ -3,6 +3,7 @@
     standard    LLaMA-Factory: the logits of every token in float32, their log-softmax, and a gather
     selective   ms-swift: the logits of the completions alone, and a gather and a log-sum-exp of each row
     selective_trl   TRL before 1.15, which axolotl pins: the same of all logits, which are held for its metrics
+    selective_verl   verl: all logits in 16 bits, and flash-attn's cross-entropy, which writes their gradient over them
 
 Source: llamafactory 0.9.5, train/dpo/trainer.py and train/kto/trainer.py, ``concatenated_forward``, and
 train/trainer_utils.py, ``get_batch_logps``; ms-swift 4.6.0, swift/rlhf_trainers/dpo_trainer.py and kto_trainer.py,
@@ -16,6 +17,7 @@ from estimator.families.liger import loss_of
 from estimator.objectives.causal_lm import LabelledCall, causal_lm
 from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
 from estimator.objectives.step import Step
+from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
@@ -45,6 +47,10 @@ def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Ten
         logits = whole_logits(step.call(of), ids)
         scored = op.part(step.tape, logits, of.rows * (of.length - 1) * words)
         return _selected(step.tape, scored, of.rows, of.length - 1, words), logits
+    if loss is Loss.SELECTIVE_VERL:
+        logits = whole_logits(step.call(of), ids, converts=False)
+        found = fused.flash_cross_entropy(step.tape, logits, of.rows * of.length)
+        return op.mean(step.tape, found, 1, "loss"), None
     copies = [step.ids(of.rows * of.length) for _ in range(3)]  # nested_detach(batch, clone=True)
     logits = whole_logits(step.call(of), ids)
     logits = as_logits(op.cast(step.tape, logits, 4))
@@ -94,16 +100,21 @@ def with_logits(step: Step) -> None:
     rows, length = setup.per_device_train_batch_size, setup.max_length
     ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
     padding = step.ids(setup.tokens) if setup.padded else None
-    fused = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
-    loss, _ = fused.run(ids, labels)
+    labelled = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
+    loss, _ = labelled.run(ids, labels)
     again = Pass(step.trained, rows, length, label="for its logits")
     logits = whole_logits(step.call(again), ids)
     step.end()
     del ids, labels, padding, loss, logits
 
 
-def whole_logits(forward: Forward, ids: Tensor, kept: int | None = None) -> Tensor:
-    """The logits as the outermost wrapper of the model returns them; of each row's last ``kept`` tokens, or of all."""
+def whole_logits(
+    forward: Forward, ids: Tensor, kept: int | None = None, *, converts: bool = True
+) -> Tensor:
+    """The logits as the outermost wrapper of the model returns them; of each row's last ``kept`` tokens, or of all.
+
+    ``converts``: to float32, as accelerate does with what a model returns under autocast.
+    """
     tape = forward.tape
     every = forward.hidden(ids)  # a local of the model's forward
     hidden = every
@@ -118,7 +129,7 @@ def whole_logits(forward: Forward, ids: Tensor, kept: int | None = None) -> Tens
     tape.enter(forward.end_phase, "loss")
     forward.end()
     forward.router_logits.clear()
-    if tape.autocast_width is not None:
+    if converts and tape.autocast_width is not None:
         tape.operation = "outputs to float32"
         logits = as_logits(op.cast(tape, logits, 4))
     logits, copied = forward.hooks.leave_model(logits, logits)

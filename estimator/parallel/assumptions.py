@@ -111,7 +111,7 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
             "Under mixed precision accelerate casts trained weights to float32 before sharding, so gradients and "
             "states are float32 too."
         )
-    if setup.batch.gradient_accumulation_steps > 1:
+    if setup.batch.gradient_accumulation_steps > 1 and not setup.reduces_every_micro_step:
         sentences.append(
             "With accumulation, Trainer synchronises only at the last micro-step. Until then every GPU holds unsharded "
             "gradients."

@@ -3,6 +3,8 @@
 TRL hands it to the strategy. DDP and DeepSpeed's stages 1 and 2 leave it whole on every GPU. Stage 3 divides it, with
 an engine and a trace of its own. FSDP 1 divides it by the policy of the trained model. FSDP 2 makes one group of it.
 
+verl divides it layer by layer as the trained model, and its shards rest on the CPU.
+
 Source: trl 1.16, models/utils.py, ``prepare_deepspeed`` and ``prepare_fsdp``; trainer/dpo_trainer.py, ``__init__``
 (``prepare_model`` with ``evaluation_mode``).
 """
@@ -25,6 +27,7 @@ from estimator.parallel.fsdp1 import (
     shard_elements,
 )
 from estimator.parallel.fsdp1_hooks import Fsdp1Hooks
+from estimator.parallel.fsdp2_hooks import Fsdp2Hooks
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.sharding import (
     computed,
@@ -61,9 +64,10 @@ NO_MODULE = "nothing"
 def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     """The setup of a model that is loaded as the trained one is, without adapters, and never trained.
 
-    LLaMA-Factory casts what it trains to float32, and leaves this one in autocast's dtype.
+    LLaMA-Factory casts what it trains to float32, and leaves this one in autocast's dtype. verl offloads it.
 
-    Source: derived; trl 1.16, models/utils.py (``model.eval()``); llamafactory 0.9.5, model/patcher.py
+    Source: derived; trl 1.16, models/utils.py (``model.eval()``); verl 0.9.1, workers/engine/fsdp/transformer_impl.py,
+    ``_build_fsdp_module`` (``CPUOffload`` where ``forward_only``); llamafactory 0.9.5, model/patcher.py
     (``compute_dtype``), model/adapter.py:313 (``is_trainable``).
 
     >>> as_frozen(TrainingSetup(gradient_checkpointing=True)).gradient_checkpointing
@@ -72,8 +76,10 @@ def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     dtype = setup.precision.dtype
     if setup.task.loss is Loss.STANDARD:
         dtype = AUTOCAST.get(setup.precision.mixed_precision, dtype)
+    rests = setup.task.loss is Loss.SELECTIVE_VERL and setup.mesh.strategy.is_fsdp
     return replace(
         setup,
+        offload_param=Offload.CPU if rests else setup.mesh.offload_param,
         dtype=dtype,
         method=setup.method if setup.adapters.uses_adapters else Method.LORA,
         lora_target_modules=(NO_MODULE,),
@@ -88,6 +94,8 @@ def frozen_hooks(tape: Tape, model: Model, setup: TrainingSetup, outer: Block, r
     """The hooks around the calls of a second model; ``setup`` as ``as_frozen`` gives it."""
     if setup.mesh.uses_fsdp1:
         return FrozenFsdp1Hooks(tape, model, setup, outer, ranks)
+    if setup.mesh.strategy.is_fsdp and setup.task.loss is Loss.SELECTIVE_VERL:
+        return Fsdp2Hooks(tape, model, setup, outer, ranks, stays=False)
     if setup.mesh.strategy.is_fsdp:
         return FrozenFsdp2Hooks(tape, model, setup, outer, ranks)
     if setup.mesh.strategy is Strategy.ZERO3:
@@ -114,7 +122,9 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
             for unit in flat_parameters(model, setup)
         ]
         gathered = sum(whole) if stays else whole[0]
-        return flat_bytes(model, setup, adapters=False) + buffer_bytes(model) + gathered
+        rests = setup.mesh.offload_param is not Offload.NONE
+        flat = 0 if rests else flat_bytes(model, setup, adapters=False)
+        return flat + buffer_bytes(model) + gathered
     if setup.mesh.strategy.is_fsdp:
         gathered = sum(it.whole_bytes for it in _members(model, setup, setup.shard_ranks))
         rests = setup.mesh.offload_param is not Offload.NONE

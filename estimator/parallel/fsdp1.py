@@ -324,6 +324,7 @@ class FlatUnit:
         *,
         stays: bool,
         accumulates: bool,
+        reduces: bool = False,
         is_leaf: bool = False,
     ) -> None:
         self.traffic = traffic
@@ -344,7 +345,14 @@ class FlatUnit:
         self.weights: Storage | None = None
         self.accumulated: Storage | None = None
         """Gradients of earlier micro-steps, or of later passes, whole."""
-        if leaves and accumulates:
+        self.reduced = 4 if reduces else self.gathered
+        """Bytes per element of gradients that are reduced."""
+        self.has_shard = bool(leaves) and accumulates and reduces
+        """The shard's gradient is there already, from an earlier micro-step."""
+        if self.has_shard:
+            earlier = Storage.existing(traffic.tape, allocated(shard * self.stored), GRADIENTS)
+            traffic.tape.shards.append(earlier)
+        elif leaves and accumulates:
             size = allocated(shard * traffic.ranks * self.gathered)
             self.accumulated = Storage.existing(traffic.tape, size, GRADIENTS)
         self.is_leaf = is_leaf
@@ -402,15 +410,18 @@ class FlatUnit:
             whole = None
         self.free()
         tape.operation = "reduce-scatter"
-        scattered = traffic.new(self.shard * self.gathered)
-        if self.stored == self.gathered:
+        if self.reduced != self.gathered:
+            whole = traffic.new(self.shard * traffic.ranks * self.reduced, GRADIENTS)
+        scattered = traffic.new(self.shard * self.reduced)
+        if self.stored == self.reduced:
             scattered.become(GRADIENTS)
             kept = scattered
         else:
             kept = traffic.new(self.shard * self.stored, GRADIENTS)
         del whole, scattered
         self.accumulated = None
-        tape.shards.append(kept)
+        if not self.has_shard:  # else it is added to that one
+            tape.shards.append(kept)
 
     # -- around a module ----------------------------------------------------------------------------------------
 

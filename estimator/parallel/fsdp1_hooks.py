@@ -134,6 +134,7 @@ class Fsdp1Hooks(Hooks):
             [leaf for it in owned if (leaf := _leaf(it)) is not None],
             stays=stays,
             accumulates=setup.gradient_accumulation_steps > 1,
+            reduces=setup.reduces_every_micro_step,
             is_leaf=is_adapter,
         )
 
@@ -162,7 +163,11 @@ def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
         weights=flat_bytes(model, structure, adapters=False) + buffer_bytes(model),
         adapters=flat_bytes(model, structure, adapters=True),
         gradients=flat_gradient_bytes(model, structure),
-        accumulated=flat_accumulated_bytes(model, structure),
+        accumulated=(
+            flat_gradient_bytes(model, structure)
+            if structure.reduces_every_micro_step
+            else flat_accumulated_bytes(model, structure)
+        ),
         **stepped(flat_tensors(model, structure), structure.optimisation),
         **counts(model, structure),
     )

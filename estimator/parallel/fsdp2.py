@@ -40,10 +40,18 @@ class Fsdp2Traffic:
     """State shared by the groups of one model: ranks, buffers in flight, and the order of the forward pass."""
 
     def __init__(
-        self, tape: Tape, ranks: int, *, replicated: bool = False, offloads: bool = False
+        self,
+        tape: Tape,
+        ranks: int,
+        *,
+        replicated: bool = False,
+        offloads: bool = False,
+        reduced_width: int = 0,
     ) -> None:
         self.tape = tape
         self.ranks = ranks
+        self.reduced_width = reduced_width
+        """Bytes per element of gradients that are reduced, at least; else as gathered."""
         self.replicated = replicated
         """Whether groups of ranks are replicas, so scattered gradients are also averaged between them."""
         self.offloads = offloads
@@ -84,7 +92,12 @@ class Fsdp2Group:
     """Parameters that are gathered, freed and reduced together."""
 
     def __init__(
-        self, traffic: Fsdp2Traffic, members: Sequence[ShardedParameter], *, reshards: bool
+        self,
+        traffic: Fsdp2Traffic,
+        members: Sequence[ShardedParameter],
+        *,
+        reshards: bool,
+        was_reduced: bool = False,
     ) -> None:
         self.traffic = traffic
         self.members = members
@@ -96,6 +109,12 @@ class Fsdp2Group:
         """In the order of the forward passes, one for each call of the module."""
         self._has_shard = False
         """The shard's gradient is there already: what is reduced again is added to it."""
+        trained = sum(m.shard_elements * m.stored_width for m in members if m.leaf is not None)
+        if was_reduced and trained:  # in an earlier micro-step
+            traffic.tape.shards.append(
+                Storage.existing(traffic.tape, allocated(trained), GRADIENTS)
+            )
+            self._has_shard = True
 
     def gather(self) -> None:
         """Starts the all-gather, unless the weights are present or already being gathered."""
@@ -167,7 +186,8 @@ class Fsdp2Group:
             del traffic.reduced[0]
         if not with_grad:
             return
-        shards = sum(m.shard_elements * m.gathered_width for m in with_grad)
+        least = traffic.reduced_width
+        shards = sum(m.shard_elements * max(m.gathered_width, least) for m in with_grad)
         traffic.reduced.append(traffic.new(shards * traffic.ranks))
         # foreach_reduce's loop variable refers to the last gradient until the function returns
         while len(gradients) > 1:

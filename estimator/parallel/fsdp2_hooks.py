@@ -79,10 +79,21 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
 
 
 class Fsdp2Hooks(Hooks):
-    """The groups of a model under FSDP2."""
+    """The groups of a model under FSDP2.
+
+    ``stays``: root, final norm and head are gathered until backward; otherwise they go as they return, as in a call
+    without gradients of a model that verl divides.
+    """
 
     def __init__(
-        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+        self,
+        tape: Tape,
+        model: Model,
+        setup: TrainingSetup,
+        outer: Block,
+        ranks: int,
+        *,
+        stays: bool = True,
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup = model, setup
@@ -94,6 +105,7 @@ class Fsdp2Hooks(Hooks):
             ranks,
             replicated=setup.strategy is Strategy.HSDP,
             offloads=setup.offload_param is not Offload.NONE,
+            reduced_width=4 * setup.reduces_every_micro_step,
         )
         self._tied = model.is_tied
         names = {
@@ -105,8 +117,8 @@ class Fsdp2Hooks(Hooks):
         self._reads_head = not (calls_head or self._joins_norm or self._tied)
         """Whether the loss reads the head's weight without calling the head, and nothing else in its group is called.
         """
-        self._tail = self._group(outer, names[TAIL], reshards=False)
-        self._root = self._group(outer, names[ROOT], reshards=False)
+        self._tail = self._group(outer, names[TAIL], reshards=not stays)
+        self._root = self._group(outer, names[ROOT], reshards=not stays)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
         self.casts_inputs = setup.mixed_precision is not MixedPrecision.NO
         self._cast: list[Tensor] = []
@@ -139,7 +151,9 @@ class Fsdp2Hooks(Hooks):
     def _group(
         self, block: Block, names: Container[str] | None = None, *, reshards: bool
     ) -> Fsdp2Group:
-        return Fsdp2Group(self._traffic, self._members_of(block, names), reshards=reshards)
+        setup, members = self._setup, self._members_of(block, names)
+        was_reduced = setup.reduces_every_micro_step and setup.gradient_accumulation_steps > 1
+        return Fsdp2Group(self._traffic, members, reshards=reshards, was_reduced=was_reduced)
 
     def _members_of(
         self, block: Block, names: Container[str] | None = None
@@ -160,7 +174,8 @@ class Fsdp2Hooks(Hooks):
             width = packed_width(setup.adapters)
             count = ceil_div(packed_bytes(parameter.elements), width)
             return [ShardedParameter(ceil_div(count, ranks), width, width, None)]
-        if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
+        waits = setup.gradient_accumulation_steps > 1 and not setup.reduces_every_micro_step
+        if parameter.requires_grad and waits:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
         shard = elements(shard_shape(owned.shape, ranks))
@@ -243,6 +258,8 @@ def is_packed(owned: Owned, adapters: Adapters) -> bool:
 def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
     """What the fullest rank keeps under FSDP2: shards of everything, and unsharded gradients until synchronisation."""
     waiting = gradient_bytes(trainable_tensors(model, computed(structure)))
+    if structure.reduces_every_micro_step:
+        waiting = sharded_gradient_bytes(model, structure)
     if (
         structure.offload_param is not Offload.NONE
     ):  # everything is on the host except gradients that still accumulate

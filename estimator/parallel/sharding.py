@@ -64,9 +64,12 @@ def last_shard_shape(shape: Shape, ranks: int) -> Shape:
 def upcasts_trained(setup: TrainingSetup) -> bool:
     """Whether accelerate casts trained weights to float32 before FSDP shards them.
 
-    It does so under mixed precision, unless the base is 4-bit. Each gather then sends 16 bits per element.
+    It does so under mixed precision, unless the base is 4-bit; verl never does. Each gather then sends 16 bits per
+    element.
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` ("Upcast to fp32 master weights").
     """
+    if setup.reduces_every_micro_step:
+        return False
     mixed = setup.mixed_precision is not MixedPrecision.NO
     return setup.strategy.is_fsdp and mixed and setup.method is not Method.QLORA
 

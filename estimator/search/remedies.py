@@ -383,7 +383,7 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    is_whole = setup.freezes_reference or setup.loss is Loss.SELECTIVE_TRL
+    is_whole = setup.freezes_reference or setup.loss in (Loss.SELECTIVE_TRL, Loss.SELECTIVE_VERL)
     if is_whole and setup.objective.has_reference:
         yield Change(
             "TRL's trainer with its fused head",

@@ -270,6 +270,21 @@ def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     return tape.finish(node, tape.new(1, 4), [logits])
 
 
+def flash_cross_entropy(tape: Tape, logits: Tensor, tokens: int) -> Tensor:
+    """The log-probability of each token: keeps the logits and a number of each token; backward writes over the logits.
+
+    Source: flash-attn 2.8.3, ops/triton/cross_entropy.py, ``CrossEntropyLoss``; verl 0.9.1, utils/torch_functional.py,
+    ``logprobs_from_logits`` (``inplace_backward=True``).
+    """
+    tape.operation = "cross-entropy"
+    elements, width = logits.elements, logits.width
+    node = tape.begin(
+        "cross-entropy backward", [logits], lambda t, g: [_saved(t, 0, elements, width)]
+    )
+    log_sum = tape.new(tokens, 4)
+    return tape.finish(node, tape.new(tokens, 4), [logits, log_sum])
+
+
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
 """Rows and columns of one of TRL's tiles of logits: trl 1.16, kernels/chunked_logprob.py, ``TOKEN_CHUNK_SIZE``, and
 trainer/utils.py, ``_CHUNKED_LOGPROB_CHUNK_SIZE``."""

@@ -15,6 +15,7 @@ from estimator.tools.known import (
     transformers,
     trl,
     unsloth,
+    verl,
 )
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
 from estimator.values.keys import DEFAULT
@@ -33,6 +34,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             unsloth.TOOL,
             torchtune.TOOL,
             ms_swift.TOOL,
+            verl.TOOL,
         )
     }
 )

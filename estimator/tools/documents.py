@@ -59,7 +59,7 @@ SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
 )
 """Keys that identify a kind of file, in the order in which they are tried."""
 
-NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune"}
+NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune", "verl"}
 """The kinds of files that identify the training tool."""
 
 OBJECTIVE_CLASSES = re.compile(
@@ -126,6 +126,8 @@ def document_kind(text: Text) -> str:
     top = {it.path[0] for it in text.keys}
     if any("_component_" in it.path for it in text.keys):
         return "torchtune"
+    if "actor_rollout_ref" in top:
+        return "verl"
     if {"hidden_size", "model_type"} <= top or ({"architectures", "model_type"} <= top):
         return "model"
     if {"dist_config", "model_class"} <= top or {"model", "peft_config"} <= top:
@@ -140,7 +142,7 @@ def document_kind(text: Text) -> str:
     shown = ", ".join(sorted(top)[:4])
     raise InputError(
         f"{text.name} is no config that is known here: its keys are {shown}; give one of TRL, Trainer, PEFT, axolotl, "
-        "LLaMA-Factory, ms-swift, torchtune, accelerate or DeepSpeed."
+        "LLaMA-Factory, ms-swift, torchtune, verl, accelerate or DeepSpeed."
     )
 
 
@@ -301,7 +303,8 @@ CONFIG_FLAGS = {"config", "config_file", "config_path"}
 def _command(command: Command, file: str, pool: Pool) -> None:
     for it in command.launch:
         _launched(command.launcher, it, file, pool)
-    _environment(command, file, pool)
+    if command.tool != "verl":  # which takes its GPUs from its own keys
+        _environment(command, file, pool)
     if command.tool == "ms_swift":
         _image_environment(command, file, pool)
     words = list(command.words)

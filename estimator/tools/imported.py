@@ -26,7 +26,7 @@ MOST_FILES = 16
 """Files of one run: ours."""
 SHORTEST_MEANT = 4
 """Letters of a name that an unknown key may have meant: ours; a shorter one stands in too many words."""
-PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "trl", "trainer")
+PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "verl", "trl", "trainer")
 """If several tools are named, the one that calls the others."""
 
 
@@ -335,7 +335,10 @@ class _Judge:
         if refused:
             return Fate.NOT_MODELLED, refused, Direction.EITHER
         value, shown = entry.value, entry.shown
-        if matches(entry.key, self.tool.no_effect):
+        is_named = entry.key in self.taken or any(it in self.later for it in upwards(entry.key))
+        if entry.key in self.tool.no_effect or (
+            matches(entry.key, self.tool.no_effect) and not is_named
+        ):
             return Fate.NO_EFFECT, "", None
         if isinstance(value, FlagValue):
             said = f"{shown} is the script's flag --{value.flag}: give its command, too; the default is taken."

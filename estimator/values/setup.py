@@ -67,6 +67,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                         "unsloth",
                         "torchtune",
                         "ms_swift",
+                        "verl",
                     ),
                     nullable=True,
                 ),
@@ -201,6 +202,15 @@ class TrainingSetup(_Keys):
         Source: llamafactory 0.9.5, model/loader.py:206; ms-swift 4.6.0, swift/pipelines/train/rlhf.py:111.
         """
         return self.task.loss in (Loss.STANDARD, Loss.SELECTIVE)
+
+    @property
+    def reduces_every_micro_step(self) -> bool:
+        """Whether FSDP reduces gradients in each micro-step and in float32, as verl's; Trainer's waits for the last.
+
+        Source: verl 0.9.1, trainer/config/engine/fsdp.yaml (``use_no_sync_for_gradient_accumulation``: false),
+        workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module`` (``reduce_dtype``).
+        """
+        return self.task.loss is Loss.SELECTIVE_VERL and self.mesh.strategy.is_fsdp
 
     @property
     def asks_reference(self) -> bool:

@@ -165,6 +165,8 @@ class Loss(StrEnum):
     """Of dpo and kto: the logits of the completions, whole, and the log-probabilities row by row, as in ms-swift."""
     SELECTIVE_TRL = "selective_trl"
     """Of dpo and kto: all logits, and the log-probabilities row by row, as in TRL before 1.15."""
+    SELECTIVE_VERL = "selective_verl"
+    """Of grpo: the logits of all tokens in 16 bits, over which flash-attn writes their gradient, as in verl."""
 
     @property
     def calls_head(self) -> bool:

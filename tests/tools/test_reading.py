@@ -269,7 +269,7 @@ BAD = {
     "another program's": (
         b"services:\n  web: {image: x}\n",
         "x.yaml is no config that is known here: its keys are services; give one of TRL, Trainer, PEFT, axolotl, "
-        "LLaMA-Factory, ms-swift, torchtune, accelerate or DeepSpeed.",
+        "LLaMA-Factory, ms-swift, torchtune, verl, accelerate or DeepSpeed.",
     ),
     "comments": (b"# nothing\n", "x.yaml has nothing but comments; give a config with keys."),
     "a list": (

@@ -1,8 +1,8 @@
 """Realistic configs, with the keys and values of the tools' own examples, are read as the runs that they describe.
 
 The files in ``fixtures`` have the keys and values of examples of axolotl 067b021, LLaMA-Factory ff6d4d1, TRL f2cd577,
-ms-swift 3602360, torchtune bd2a0fc and accelerate 16cb6eb, in our own layout and without their comments. Expected
-values were read by hand from each file and the tools' sources.
+ms-swift 3602360, torchtune bd2a0fc, accelerate 16cb6eb and verl 1dda039, in our own layout and without their comments.
+Expected values were read by hand from each file and the tools' sources.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from estimator.tools.known import images, parallel, transformers
 from estimator.tools.known.llamafactory import LATER as ALIKE
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
-from estimator.tools.known.trl import whole_logits
+from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
 from estimator.tools.lists import listed
 from estimator.tools.rules import (
     EITHER,
@@ -41,11 +41,38 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}
 
 
+def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = theirs["args.beta"]
+    if given is None and so_far["objective"] == "grpo":
+        return {"beta": 0.04}
+    return {} if given is None else {"beta": given}
+
+
+def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """GRPO's ``max_length`` is the prompt's: swift/rlhf_trainers/rollout_mixin.py:1826."""
+    if so_far["objective"] != "grpo":
+        return {}
+    completion = whole(theirs["args.max_completion_length"]) or 512
+    prompt = whole(theirs["args.max_length"]) or USUAL_PROMPT
+    return {
+        "max_length": prompt + completion,
+        "max_prompt_length": prompt,
+        "max_completion_length": completion,
+    }
+
+
 def _share(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     given = theirs["args.vllm_gpu_memory_utilization"]
     if given is None and not is_on(theirs["args.use_vllm"]):
         return {}
     return {"vllm_gpu_memory_utilization": 0.9 if given is None else given}
+
+
+def _rows_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = theirs["args.vllm_max_num_seqs"]
+    if given is None and not is_on(theirs["args.use_vllm"]):
+        return {}
+    return {"vllm_max_num_seqs": 256 if given is None else given or None}
 
 
 def _kind(theirs: Theirs) -> Value:
@@ -199,6 +226,7 @@ RULES: tuple[Rule, ...] = (
         "its own trainers of preferences keep the completions' logits whole",
         f"{VERSION}, swift/rlhf_trainers/rlhf_mixin.py:147",
         "selective",
+        ("dpo", "kto", "grpo"),
     ),
     same("args.packing"),
     same("args.padding_free"),
@@ -256,11 +284,29 @@ RULES: tuple[Rule, ...] = (
         ours=("max_pixels", "min_pixels"),
         read=_tokens_of_images,
     ),
-    same("args.beta"),
+    Rule(
+        theirs=("args.beta",),
+        ours=("beta",),
+        read=_beta,
+        write=lambda values: {"args.beta": values["beta"]},
+        says="GRPO weighs a reference by 0.04",
+        source=f"{VERSION}, swift/arguments/rlhf_args.py:357",
+    ),
+    Rule(
+        theirs=("args.max_completion_length", "args.max_length"),
+        ours=("max_length", "max_prompt_length", "max_completion_length"),
+        read=_generated,
+        write=lambda values: {
+            "args.max_length": values["max_prompt_length"],
+            "args.max_completion_length": values["max_completion_length"],
+        },
+        says=f"GRPO writes 512 tokens after {USUAL_PROMPT} of the prompt: set max_length to the longest prompt",
+        source=f"{VERSION}, swift/arguments/rlhf_args.py:242",
+    ),
     *(
         same(f"args.{key}")
         for key in listed("""
-        num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
+        num_generations steps_per_generation num_iterations use_vllm vllm_mode
         vllm_tensor_parallel_size ds3_gather_for_generation num_labels
         """)
     ),
@@ -275,6 +321,16 @@ RULES: tuple[Rule, ...] = (
         source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:37",
     ),
     same("args.vllm_max_model_len", "vllm_max_model_length"),
+    Rule(
+        theirs=("args.vllm_max_num_seqs",),
+        ours=("vllm_max_num_seqs",),
+        read=_rows_at_once,
+        write=lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"]},
+        says="vLLM runs 256 rows at once",
+        source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:41",
+    ),
+    same("args.offload_model", "generation_offload_model"),
+    same("args.offload_optimizer", "generation_offload_optimizer"),
     words("args.sleep_level", "vllm_enable_sleep_mode", {0: False, 1: True, 2: True}),
     *transformers.RUN,
 )
@@ -282,8 +338,6 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *ALIKE,
-    later("offload_model", "The policy rests on the CPU while vLLM generates", LESS),
-    later("offload_optimizer", "Optimizer states rest on the CPU while vLLM generates", LESS),
     later("move_model_batches", "Weights go to vLLM in parts", LESS),
     later("vllm_max_lora_rank", "The engine keeps adapters", MORE),
     later("vllm_enable_lora", "The engine keeps adapters", MORE),

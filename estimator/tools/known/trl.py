@@ -205,11 +205,13 @@ def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {} if value is None else {"loss_type": LOSS_TYPES.get(str(value), value)}
 
 
-def whole_logits(says: str, source: str, loss: str = "standard") -> Rule:
+def whole_logits(
+    says: str, source: str, loss: str = "standard", objectives: tuple[str, ...] = _ASKS
+) -> Rule:
     """The loss of preferences in a tool whose trainers of them are older than TRL 1.15: its logits are whole."""
 
     def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-        return {"loss": loss} if so_far["objective"] in _ASKS else {}
+        return {"loss": loss} if so_far["objective"] in objectives else {}
 
     return Rule(theirs=(), ours=("loss",), read=read, says=says, source=source)
 

@@ -68,7 +68,7 @@ class Command:
     launch: tuple[Found, ...] = ()
     """The launcher's own flags."""
     tool: str = ""
-    """trl, axolotl, llamafactory, ms_swift, torchtune, or empty for a script."""
+    """trl, axolotl, llamafactory, ms_swift, torchtune, verl, or empty for a script."""
     words: tuple[str, ...] = ()
     """What stands without a dash: ``sft``, a config's path, a script's."""
     flags: tuple[Found, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
@@ -24,12 +25,15 @@ MODULES: Mapping[str, str] = {
     "llamafactory.launcher": "llamafactory",
     "trl.scripts": "trl",
     "swift.cli": "ms_swift",
+    "verl.trainer": "verl",
 }
 SCRIPTS: tuple[tuple[str, str, str], ...] = (
     (r"trl/scripts/(sft|dpo|kto|grpo|rloo|reward|orpo)\.py$", "trl", ""),
     (r"swift/cli/(sft|rlhf|pt)\.py$", "ms_swift", ""),
     (r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "llamafactory", "train"),
 )
+UV_FLAGS = frozenset(["--extra", "--group", "--with", "--python", "--package"])
+"""Flags of ``uv run`` that a value follows."""
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "accelerate-launch")
 SWITCHES = frozenset(
     [
@@ -63,8 +67,12 @@ SWITCHES = frozenset(
 )
 """Flags of launchers that no value follows."""
 TRAIN_WORDS = re.compile(
-    r"(?:^|[\s;&|=/])(accelerate|torchrun|deepspeed|llamafactory-cli|axolotl|swift|trl|tune|python3?|uv)\s"
+    r"(?:^|[\s;&|=/])(accelerate|torchrun|deepspeed|llamafactory-cli|axolotl|swift|trl|tune|python3?|uv|-m)\s"
 )
+ARRAY = re.compile(r"^\s*(\w+)(\+?)=\((.*)$", re.DOTALL)
+"""``NAME=(words)``, and ``NAME+=(more)``."""
+LONGEST_ARRAY = 200
+"""Lines of an array: ours, three times the longest of verl's examples."""
 ASSIGNED = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
 
@@ -86,7 +94,7 @@ def looks_like_shell(text: str) -> bool:
     )
 
 
-UNREAD: Mapping[str, str] = {"verl.trainer": "verl", "openrlhf.cli": "OpenRLHF"}
+UNREAD: Mapping[str, str] = {"openrlhf.cli": "OpenRLHF"}
 """Modules of tools whose commands are recognised and not read."""
 UNREAD_TOOL = Refusal(
     "Commands of {tool} are not modelled yet: it trains and generates in turns with engines of its own. Say the run in "
@@ -103,9 +111,17 @@ def read_shell(text: str, name: str) -> Text:
     ('accelerate', 4, ('train.py',), 'bf16')
     """
     variables: dict[str, str] = {}
+    arrays: dict[str, list[str]] = {}
     commands: list[Command] = []
-    for line, words in _statements(text, name):
-        environment, rest = _environment(words, variables)
+    for line, words in _statements(text, name, variables):
+        if (array := ARRAY.match(words[0])) and words[-1].endswith(")"):
+            inside = [array[3], *words[1:]] if len(words) > 1 else [array[3]]
+            inside[-1] = inside[-1].removesuffix(")")
+            before = arrays.get(array[1], []) if array[2] else []
+            arrays[array[1]] = [*before, *(_filled(it, variables) for it in inside if it)]
+            continue
+        unfolded = [one for it in words for one in _of_array(it, arrays)]
+        environment, rest = _environment(unfolded, variables)
         if not rest:
             variables.update(environment)
             continue
@@ -121,19 +137,69 @@ def read_shell(text: str, name: str) -> Text:
                 raise UNREAD_TOOL(tool=label)
         raise InputError(
             f"{name} has no command that trains; give one such as accelerate launch, trl sft, axolotl train, "
-            "llamafactory-cli train, swift sft, tune run, torchrun or deepspeed."
+            "llamafactory-cli train, swift sft, tune run, python -m verl.trainer.main_ppo, torchrun or deepspeed."
         )
     return Text(name=name, kind="shell", commands=tuple(commands))
 
 
-def _statements(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Each simple command with its first line."""
+def _of_array(word: str, arrays: Mapping[str, list[str]]) -> list[str]:
+    """The words of ``"${NAME[@]}"``; a script's own arguments are none."""
+    if word == "$@":
+        return []
+    found = re.fullmatch(r"\$\{(\w+)\[@\]\}", word)
+    return arrays.get(found[1], []) if found else [word]
+
+
+class _Cases:
+    """Which lines of a script run: of a ``case`` the first branch that matches, or the first where only the run knows.
+
+    >>> cases, known = _Cases(), {"DEVICE": "npu"}
+    >>> [cases.runs(it, known) for it in ('case "${DEVICE}" in', "gpu) ;;", "npu) ;;", "esac", "a=1")]
+    [False, False, False, False, True]
+    """
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, bool, bool]] = []
+        """Of each open case: its word, whether this branch runs, and whether one has."""
+
+    def runs(self, line: str, known: Mapping[str, str]) -> bool:
+        """Whether this line is a statement that runs."""
+        bare = line.strip()
+        if found := re.fullmatch(r"case\s+(\S+)\s+in", bare):
+            self._open.append((_filled(found[1].strip("\"'"), known), False, False))
+            return False
+        if not self._open:
+            return True
+        if bare == "esac":
+            self._open.pop()
+            return False
+        word, current, done = self._open[-1]
+        if not current and (pattern := re.match(r"([^()\s][^()]*)\)(.*)", bare)):
+            is_known = not VARIABLE.search(word) and "$(" not in word
+            options = [it.strip().strip("\"'") for it in pattern[1].split("|")]
+            matches = not is_known or any(fnmatchcase(word, it) for it in options)
+            current = matches and not done
+            self._open[-1] = (
+                word,
+                current and not pattern[2].strip().endswith(";;"),
+                done or current,
+            )
+            return False
+        if bare.endswith(";;"):
+            self._open[-1] = (word, False, done)
+            return False
+        return all(it[1] for it in self._open)
+
+
+def _statements(text: str, name: str, known: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
+    """Each simple command with its first line; ``known``: the variables so far, which choose a ``case``'s branch."""
     kept, first = "", 0
+    cases = _Cases()
     for number, line in enumerate(text.split("\n"), start=1):
         bare = line.rstrip()
         if not kept:
             first = number
-        if bare.lstrip().startswith("#"):
+        if bare.lstrip().startswith("#") or (not kept and not cases.runs(bare, known)):
             continue
         if bare.endswith("\\"):
             kept += bare[:-1] + " "
@@ -143,6 +209,9 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             kept += "\n"
             if number - first < 60:
                 continue
+        if ARRAY.match(kept) and not kept.rstrip().endswith(")") and number - first < LONGEST_ARRAY:
+            kept += "\n"
+            continue
         yield from _split(kept, first, name)
         kept = ""
     if kept.strip():
@@ -151,7 +220,8 @@ def _statements(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
 
 def _split(text: str, line: int, name: str) -> Iterator[tuple[int, list[str]]]:
     text = text.strip().removeprefix("$ ").removeprefix("!").removeprefix("%%bash")
-    if not text or (not TRAIN_WORDS.search(f" {text} ") and not ASSIGNED.match(text)):
+    is_assigned = ASSIGNED.match(text) or ARRAY.match(text)
+    if not text or (not TRAIN_WORDS.search(f" {text} ") and not is_assigned):
         return
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
@@ -190,11 +260,13 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
-    """A text with the variables that are known in it; the others stay."""
+    """A text with the variables that are known in it; the others stay. One that is empty takes its default."""
 
     def one(it: re.Match[str]) -> str:
-        name = it[1] or it[3]
-        return known.get(name, it[2] if it[2] is not None else it[0])
+        name, instead = it[1] or it[3], it[2]
+        if instead is None:
+            return known.get(name, it[0])
+        return known.get(name) or instead
 
     return VARIABLE.sub(one, text)
 
@@ -221,7 +293,7 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     ):
         rest = rest[2:] if rest[0] == "uv" else rest[1:]
         while rest and rest[0].startswith("-"):
-            rest = rest[1:]
+            rest = rest[1 + (rest[0] in UV_FLAGS) :]
     if not rest:
         return None
     launcher = ""
@@ -255,8 +327,9 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
             tool = next((it for module, it in MODULES.items() if rest[1].startswith(module)), "")
             words_of = [rest[1].rpartition(".")[2]] if tool == "trl" else []
             words_of = ["train"] if tool == "axolotl" else words_of
+            words_of = [rest[1].rpartition(".")[2]] if tool == "verl" else words_of
             rest = [*words_of, *rest[2:]]
-            if not tool:
+            if not tool or (tool == "verl" and words_of != ["main_ppo"]):
                 return None
     elif any(it.path == ("module",) for it in launch):
         tool = next((it for module, it in MODULES.items() if rest[0].startswith(module)), "")
@@ -318,8 +391,8 @@ def _flags(words: Sequence[str], line: int) -> tuple[list[str], list[Found]]:
             flag, values = name.replace("-", "_"), [_value(value)] if equals else []
         elif flag:
             values.append(_value(word))
-        elif re.match(r"[A-Za-z_][\w.]*=", word):
-            name, _, value = word.partition("=")
+        elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):  # Hydra's + adds a key
+            name, _, value = word.lstrip("+").partition("=")
             found.append(Found(tuple(name.split(".")), _value(value), line))
         else:
             plain.append(word)

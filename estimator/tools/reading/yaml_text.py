@@ -117,8 +117,10 @@ class _Walk:
         match tag.removeprefix(PLAIN):
             case "null":
                 return None
+            case "bool" if text.lower() in {"y", "n"}:  # which PyYAML leaves as they are
+                return text
             case "bool":
-                return text.lower() in {"true", "yes", "on", "y"}
+                return text.lower() in {"true", "yes", "on"}
             case "int":
                 return _whole(text)
             case "float":

@@ -107,6 +107,65 @@ class Generation(Checked):
             step=64,
         ),
     )
+    vllm_max_num_seqs: int | None = key(
+        None,
+        WholeNumber(65_536, nullable=True),
+        "rows that vLLM runs at once at most, for each of which its sampler keeps buffers",
+        default_from=DefaultSource.TRL,
+        null="all rows of a generation",
+        code="vn",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="vLLM's rows at once",
+            help="max_num_seqs of vLLM: TRL gives it all rows of a generation; 256 in verl and ms-swift.",
+            step=8,
+        ),
+    )
+    vllm_max_num_batched_tokens: int = key(
+        4096,
+        WholeNumber(2**24),
+        "tokens of vLLM's largest batch, whose activations it keeps room for",
+        default_from=DefaultSource.TRL,
+        code="vb",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="vLLM's tokens at once",
+            help="max_num_batched_tokens of vLLM: 4,096 in TRL, 8,192 in verl.",
+            step=1024,
+        ),
+    )
+    generation_offload_model: bool = key(
+        False,
+        Flag(),
+        "the trainer's weights rest on the CPU while vLLM generates",
+        default_from=DefaultSource.OURS,
+        remark="verl's param_offload, ms-swift's offload_model",
+        code="gm",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="Weights wait on the CPU",
+            help="param_offload in verl, offload_model in ms-swift: the trainer's weights rest on the CPU while vLLM "
+            "generates.",
+        ),
+    )
+    generation_offload_optimizer: bool = key(
+        False,
+        Flag(),
+        "optimizer states rest on the CPU while vLLM generates",
+        default_from=DefaultSource.OURS,
+        remark="verl's optimizer_offload, ms-swift's offload_optimizer",
+        code="go",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="Optimizer states wait on the CPU",
+            help="optimizer_offload in verl, offload_optimizer in ms-swift: optimizer states rest on the CPU while "
+            "vLLM generates.",
+        ),
+    )
     ds3_gather_for_generation: bool = key(
         True,
         Flag(),

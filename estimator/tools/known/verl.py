@@ -1,0 +1,482 @@
+"""verl's Hydra keys: ``python -m verl.trainer.main_ppo key=value``, or a YAML of them.
+
+GRPO and its like with the FSDP engine and vLLM on the same GPUs. A prompt is an example; ``data.train_batch_size`` of
+them are one generation, ``ppo_mini_batch_size`` of them one optimizer's step.
+
+Leaves out: the CUDA context of vLLM, which is a process of its own; the adapters that vLLM keeps beside the base
+(``model.lora.merge`` false).
+
+Source: verl 0.9.1; the lines of its defaults stand in data/tool_defaults.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import dtype_word, names
+from estimator.tools.lists import listed
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    always,
+    later,
+    same,
+    words,
+)
+from estimator.values.arithmetic import ceil_div
+from estimator.values.keys import LARGEST
+from estimator.values.specs import ALL_LINEAR
+
+VERSION = "verl 0.9.1"
+ACTOR, ROLLOUT, MODEL = (f"args.actor_rollout_ref.{it}" for it in ("actor", "rollout", "model"))
+FSDP = f"{ACTOR}.fsdp_config"
+ALIKE = frozenset(
+    listed("""
+    grpo grpo_passk grpo_vectorized rloo rloo_vectorized reinforce_plus_plus reinforce_plus_plus_baseline opo gpg gdpo
+    """)
+)
+"""Estimators of the advantage that need the same passes as GRPO: trainer/ppo/core_algos.py, ``AdvantageEstimator``."""
+OPTIMIZERS = {
+    ("torch.optim", "AdamW"): "adamw_torch",
+    ("torch.optim", "Adam"): "adamw_torch",
+    ("torch.optim", "SGD"): "sgd",
+    ("bitsandbytes.optim", "AdamW8bit"): "adamw_bnb_8bit",
+    ("bitsandbytes.optim", "PagedAdamW8bit"): "paged_adamw_8bit",
+}
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["args.algorithm.adv_estimator"]
+    return {"objective": "grpo" if word in ALIKE else "ppo" if word == "gae" else word}
+
+
+def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    a_node, nodes = (whole(theirs[f"args.trainer.{it}"]) for it in ("n_gpus_per_node", "nnodes"))
+    if not a_node or not nodes:
+        return {}
+    return {"num_gpus": a_node * nodes} | ({"gpus_per_node": a_node} if nodes > 1 else {})
+
+
+def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word, gpus = theirs[f"{ACTOR}.strategy"], so_far["num_gpus"]
+    engine = theirs["args.model_engine"]
+    if engine not in (None, "dp"):
+        word = engine
+    elif "megatron" in str(theirs["args.config_name"]):
+        word = "megatron"
+    if word not in ("fsdp", "fsdp2"):
+        return {"strategy": word}
+    if gpus == 1:
+        return {"strategy": "none"}
+    found: dict[str, Value] = {"strategy": "fsdp", "fsdp_version": 2 if word == "fsdp2" else 1}
+    shards = whole(theirs[f"{FSDP}.fsdp_size"]) or -1
+    if 1 < shards < gpus:
+        found |= {"strategy": "hsdp", "dp_replicate_size": gpus // shards}
+    elif not is_on(theirs[f"{FSDP}.reshard_after_forward"]):
+        found["strategy"] = "fsdp_grad_op"
+    if word == "fsdp2" and is_on(theirs[f"{FSDP}.offload_policy"]):
+        found |= {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    return found
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    rank = whole(theirs[f"{MODEL}.lora_rank"]) or 0
+    if not rank:
+        return {"method": "full"}
+    targets = names(theirs[f"{MODEL}.target_modules"])
+    return {
+        "method": "lora",
+        "lora_r": rank,
+        "lora_alpha": theirs[f"{MODEL}.lora_alpha"],
+        "lora_dropout": 0.0,
+        "lora_target_modules": ALL_LINEAR if targets in (ALL_LINEAR, [ALL_LINEAR]) else targets,
+        "autocast_adapter_dtype": False,
+    }
+
+
+def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs[f"{FSDP}.model_dtype"]
+    return {"dtype": dtype_word(word) or word}
+
+
+def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = dtype_word(theirs[f"{FSDP}.mixed_precision.param_dtype"]) or "bfloat16"
+    return {
+        "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}.get(word, word)
+    }
+
+
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    package, name = (theirs[f"{ACTOR}.optim.{it}"] for it in ("optimizer_impl", "optimizer"))
+    return {"optim": OPTIMIZERS.get((str(package), str(name)), name)}
+
+
+def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs[f"{MODEL}.override_config.attn_implementation"]
+    return {"attn_implementation": word or "flash_attention_2"}
+
+
+def _lengths(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    prompt, answer = (whole(theirs[f"args.data.max_{it}_length"]) for it in ("prompt", "response"))
+    if not prompt or not answer:
+        return {}
+    return {
+        "max_length": prompt + answer,
+        "max_prompt_length": prompt,
+        "max_completion_length": answer,
+    }
+
+
+def _batch(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """Rows of a micro-batch, of an optimizer's step and of a generation, per GPU.
+
+    With ``use_dynamic_bsz`` a micro-batch has as many tokens as ``ppo_max_token_len_per_gpu``: so many whole rows of
+    full length, in equal parts of the step.
+
+    Source: verl 0.9.1, trainer/ppo/ray_trainer.py:1352; utils/seqlen_balancing.py, ``rearrange_micro_batches``.
+    """
+    copies, gpus = so_far["num_generations"], so_far["num_gpus"]
+    of_step, of_all = (
+        whole(theirs[f"{part}_batch_size"]) for part in (f"{ACTOR}.ppo_mini", "args.data.train")
+    )
+    if not of_step or not of_all:
+        return {}
+    of_step, of_all = (max(1, ceil_div(rows * copies, gpus)) for rows in (of_step, of_all))
+    most = whole(
+        theirs.first(f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size")
+    )
+    if theirs.is_given(f"{ACTOR}.ppo_micro_batch_size") and most:
+        most = max(1, most // gpus)
+    if is_on(theirs[f"{ACTOR}.use_dynamic_bsz"]):
+        tokens = whole(theirs[f"{ACTOR}.ppo_max_token_len_per_gpu"]) or 1
+        most = max(1, tokens // so_far["max_length"])
+    most = most or 1  # verl stops without any
+    if "per_device_train_batch_size" in so_far:
+        rows = so_far["per_device_train_batch_size"]
+        return {
+            "gradient_accumulation_steps": ceil_div(of_step, rows),
+            "steps_per_generation": ceil_div(of_all, rows),
+        }
+    rows = next(it for it in range(min(most, of_step), 0, -1) if of_step % it == 0)
+    return {
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": of_step // rows,
+        "steps_per_generation": ceil_div(of_all, rows),
+    }
+
+
+def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    steps = whole(theirs["args.trainer.total_training_steps"])
+    prompts = whole(theirs["args.data.train_batch_size"])
+    if steps and prompts:
+        examples = min(steps * prompts, LARGEST["num_train_examples"])
+        return {"num_train_examples": examples, "num_train_epochs": 1.0}
+    epochs = theirs["args.trainer.total_epochs"]
+    return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
+
+
+def _reference(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if is_on(theirs[f"{ACTOR}.use_kl_loss"]):
+        return {"beta": theirs[f"{ACTOR}.kl_loss_coef"]}
+    if is_on(theirs["args.algorithm.use_kl_in_reward"]):
+        return {"beta": theirs["args.algorithm.kl_ctrl.kl_coef"]}
+    return {"beta": 0.0}
+
+
+def _engine(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    apart = whole(theirs[f"{ROLLOUT}.nnodes"])
+    return {"use_vllm": True, "vllm_mode": "server" if apart else "colocate"}
+
+
+def _tokens_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """Without chunked prefill the largest batch holds the longest row."""
+    tokens, longest = (
+        whole(theirs[f"{ROLLOUT}.max_{it}"]) for it in ("num_batched_tokens", "model_len")
+    )
+    if theirs[f"{ROLLOUT}.enable_chunked_prefill"] is False and longest and tokens:
+        tokens = max(tokens, longest)
+    return {"vllm_max_num_batched_tokens": tokens} if tokens else {}
+
+
+def _saves(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    every = theirs["args.trainer.save_freq"]
+    return {"save_strategy": "steps" if isinstance(every, int) and every > 0 else "no"}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("args.algorithm.adv_estimator",), ours=("objective",), read=_objective),
+    same(f"{MODEL}.path", "model"),
+    Rule(
+        theirs=("args.trainer.n_gpus_per_node", "args.trainer.nnodes"),
+        ours=("num_gpus", "gpus_per_node"),
+        read=_gpus,
+    ),
+    Rule(
+        theirs=(
+            *("args.model_engine", "args.config_name"),
+            f"{ACTOR}.strategy",
+            f"{FSDP}.strategy",
+            f"{FSDP}.fsdp_size",
+            f"{FSDP}.reshard_after_forward",
+            f"{FSDP}.offload_policy",
+        ),
+        ours=(
+            *("strategy", "fsdp_version", "dp_replicate_size"),
+            *("offload_optimizer", "offload_param"),
+        ),
+        read=_strategy,
+        says="the actor is divided by FSDP 1",
+    ),
+    Rule(
+        theirs=tuple(f"{MODEL}.{it}" for it in ("lora_rank", "lora_alpha", "target_modules")),
+        ours=(
+            *("method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
+            "autocast_adapter_dtype",
+        ),
+        read=_method,
+    ),
+    Rule(theirs=(f"{FSDP}.model_dtype",), ours=("dtype",), read=_dtype),
+    Rule(
+        theirs=(f"{FSDP}.mixed_precision.param_dtype",),
+        ours=("mixed_precision",),
+        read=_precision,
+        says="FSDP gathers in bfloat16 and reduces in float32",
+        source=f"{VERSION}, verl/workers/engine/fsdp/transformer_impl.py:387",
+    ),
+    Rule(
+        theirs=(f"{ACTOR}.optim.optimizer", f"{ACTOR}.optim.optimizer_impl"),
+        ours=("optim",),
+        read=_optimizer,
+    ),
+    same(f"{ACTOR}.optim.clip_grad", "max_grad_norm", f"{ACTOR}.grad_clip"),
+    Rule(
+        theirs=(f"{MODEL}.override_config.attn_implementation",),
+        ours=("attn_implementation",),
+        read=_attention,
+        says="verl asks for FlashAttention 2",
+        source=f"{VERSION}, verl/workers/config/model.py:185",
+    ),
+    same(f"{MODEL}.enable_gradient_checkpointing", "gradient_checkpointing"),
+    same(f"{MODEL}.use_liger", "use_liger_kernel"),
+    always(
+        "loss",
+        "selective_verl",
+        "the logits of every token exist, in 16 bits",
+        f"{VERSION}, verl/utils/torch_functional.py:73",
+    ),
+    Rule(
+        theirs=("args.data.max_prompt_length", "args.data.max_response_length"),
+        ours=("max_length", "max_prompt_length", "max_completion_length"),
+        read=_lengths,
+    ),
+    same(f"{ROLLOUT}.n", "num_generations"),
+    Rule(
+        theirs=(
+            "args.data.train_batch_size",
+            *(
+                f"{ACTOR}.{it}"
+                for it in listed("""ppo_mini_batch_size ppo_micro_batch_size_per_gpu ppo_micro_batch_size
+                use_dynamic_bsz ppo_max_token_len_per_gpu""")
+            ),
+        ),
+        ours=("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+        read=_batch,
+    ),
+    words(f"{MODEL}.use_remove_padding", "padded", {True: False, False: True}),
+    same(f"{ACTOR}.ppo_epochs", "num_iterations"),
+    Rule(
+        theirs=(
+            *(f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"),
+            *("args.algorithm.use_kl_in_reward", "args.algorithm.kl_ctrl.kl_coef"),
+        ),
+        ours=("beta",),
+        read=_reference,
+        says="no reference is asked",
+    ),
+    Rule(
+        theirs=(f"{ROLLOUT}.nnodes",),
+        ours=("use_vllm", "vllm_mode"),
+        read=_engine,
+        says="vLLM is on the GPUs that train",
+        source=f"{VERSION}, verl/workers/engine_workers.py:632",
+    ),
+    same(f"{ROLLOUT}.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+    same(f"{ROLLOUT}.tensor_model_parallel_size", "vllm_tensor_parallel_size"),
+    same(f"{ROLLOUT}.free_cache_engine", "vllm_enable_sleep_mode"),
+    same(f"{ROLLOUT}.max_model_len", "vllm_max_model_length"),
+    same(f"{ROLLOUT}.max_num_seqs", "vllm_max_num_seqs"),
+    Rule(
+        theirs=(f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill"),
+        ours=("vllm_max_num_batched_tokens",),
+        read=_tokens_at_once,
+    ),
+    same(f"{FSDP}.param_offload", "generation_offload_model"),
+    same(f"{FSDP}.optimizer_offload", "generation_offload_optimizer"),
+    Rule(
+        theirs=("args.trainer.total_epochs", "args.trainer.total_training_steps"),
+        ours=("num_train_epochs", "num_train_examples"),
+        read=_examples,
+    ),
+    Rule(theirs=("args.trainer.save_freq",), ours=("save_strategy",), read=_saves),
+)
+
+REF = "actor_rollout_ref.ref"
+LATER: tuple[Later, ...] = (
+    *(
+        Later(theirs=f"{part}.{key}", sentence=sentence, direction=direction, harmless=harmless)
+        for part, key, sentence, direction, harmless in (
+            (
+                ROLLOUT,
+                "name",
+                "Another engine generates; vLLM is estimated",
+                EITHER,
+                (None, "vllm"),
+            ),
+            (ROLLOUT, "enforce_eager", "vLLM captures no CUDA graphs", LESS, (None, False)),
+            (ROLLOUT, "data_parallel_size", "vLLM's experts are divided", LESS, (None, 1)),
+            (ROLLOUT, "expert_parallel_size", "vLLM's experts are divided", LESS, (None, 1)),
+            (ROLLOUT, "pipeline_model_parallel_size", "vLLM's layers are divided", LESS, (None, 1)),
+            (ROLLOUT, "quantization", "vLLM packs its weights", LESS, (None,)),
+            (ROLLOUT, "multi_turn.enable", "Rows grow in turns", MORE, (None, False)),
+            (
+                ROLLOUT,
+                "disaggregation.enabled",
+                "Prompts have engines of their own",
+                EITHER,
+                (False,),
+            ),
+            (
+                ACTOR,
+                "ulysses_sequence_parallel_size",
+                "Rows are divided (Ulysses)",
+                LESS,
+                (None, 1),
+            ),
+            (FSDP, "ulysses_sequence_parallel_size", "Rows are divided (Ulysses)", LESS, (None, 1)),
+            (
+                ACTOR,
+                "entropy_coeff",
+                "The entropy's gradient keeps the logits",
+                MORE,
+                (None, 0, 0.0),
+            ),
+            (ACTOR, "calculate_entropy", "The entropy keeps the logits", MORE, (None, False)),
+            (ACTOR, "freeze_vision_tower", "The tower is not trained", LESS, (None, False)),
+            (ACTOR, "qat.enable", "Weights are quantised as they train", MORE, (None, False)),
+            (ACTOR, "megatron", "Megatron trains the model", EITHER, (None,)),
+            (ACTOR, "veomni", "VeOmni trains the model", EITHER, (None,)),
+            (FSDP, "forward_prefetch", "The next layer is gathered early", MORE, (None, False)),
+            (FSDP, "wrap_policy", "FSDP divides otherwise than layer by layer", EITHER, (None, 0)),
+            (
+                FSDP,
+                "mixed_precision.reduce_dtype",
+                "Gradients are reduced in it",
+                LESS,
+                (None, "fp32"),
+            ),
+            (
+                FSDP,
+                "use_no_sync_for_gradient_accumulation",
+                "Gradients lie whole until the last micro-step",
+                MORE,
+                (None, False),
+            ),
+            (MODEL, "use_fused_kernels", "Head and loss are one, in chunks", LESS, (None, False)),
+            (MODEL, "enable_activation_offload", "Activations go to the host", LESS, (None, False)),
+            (MODEL, "tiled_mlp.enabled", "MLPs are computed in tiles", LESS, (None, False)),
+            (MODEL, "mtp.enable", "Heads of more tokens are trained", MORE, (None, False)),
+            (MODEL, "exclude_modules", "These modules get no adapter", LESS, (None,)),
+            (MODEL, "lora_adapter_path", "Training goes on from this adapter", EITHER, (None,)),
+            (MODEL, "lora", "Another engine's adapters", EITHER, (None, 0)),
+            (
+                *(
+                    MODEL,
+                    "override_config.attn_implementation",
+                    "Another kernel of attention",
+                    EITHER,
+                ),
+                (None, "flash_attention_2", "sdpa", "eager"),
+            ),
+            (MODEL, "lora.merge", "Adapters are merged", EITHER, (None, True, False)),
+            (MODEL, "override_config", "The model's config is changed", EITHER, (None,)),
+            *(
+                (
+                    part,
+                    f"log_prob_{key}",
+                    "Scoring takes other rows at once; those of the training step are taken",
+                    EITHER,
+                    (None,),
+                )
+                for part in (ROLLOUT, f"args.{REF}")
+                for key in listed("micro_batch_size micro_batch_size_per_gpu max_token_len_per_gpu")
+            ),
+        )
+    ),
+    later("critic.enable", "A critic is trained", MORE),
+    later("reward_model.enable", "A reward model is kept", MORE),
+    later("reward.reward_model.enable", "A reward model is kept", MORE),
+    later("algorithm.filter_groups.enable", "More is generated until rewards differ", MORE),
+    later("distillation.enabled", "A teacher is kept", MORE),
+    later("actor_rollout_ref.hybrid_engine", "Trainer and vLLM have GPUs of their own", LESS, True),
+)
+NO_EFFECT = frozenset(
+    f"args.{key}"
+    for key in listed("""
+    config_path config_dir hydra.* ray_kwargs.* ray_init.* global_profiler.* custom_reward_function.*
+    reward_manager.* reward.reward_manager.* reward.custom_reward_function.* reward.num_workers reward_model.*
+    reward.reward_kwargs.* reward_model.reward_kwargs.* critic.* distillation.* transfer_queue.*
+    algorithm.kl_ctrl.* algorithm.kl_penalty algorithm.gamma algorithm.lam algorithm.norm_adv_by_std_in_grpo
+    algorithm.filter_groups.* algorithm.rollout_correction.* algorithm.use_pf_ppo algorithm.pf_ppo.* algorithm._target_
+    algorithm.rollout_is algorithm.rollout_is_threshold
+    data.* actor_rollout_ref.nccl_timeout actor_rollout_ref.ref.* trainer.*
+    actor_rollout_ref.model.tokenizer_path actor_rollout_ref.model.hf_config_path actor_rollout_ref.model.use_shm
+    actor_rollout_ref.model.trust_remote_code actor_rollout_ref.model.custom_chat_template
+    actor_rollout_ref.model.external_lib actor_rollout_ref.model.fused_kernel_options.*
+    actor_rollout_ref.model.tiled_mlp.* actor_rollout_ref.model.mtp.* actor_rollout_ref.model._target_
+    actor_rollout_ref.actor._target_ actor_rollout_ref.actor.optim.* actor_rollout_ref.actor.clip_ratio
+    actor_rollout_ref.actor.clip_ratio_low actor_rollout_ref.actor.clip_ratio_high actor_rollout_ref.actor.clip_ratio_c
+    actor_rollout_ref.actor.loss_agg_mode actor_rollout_ref.actor.loss_scale_factor
+    actor_rollout_ref.actor.policy_loss.* actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.actor.shuffle
+    actor_rollout_ref.actor.checkpoint.* actor_rollout_ref.actor.profiler.* actor_rollout_ref.actor.use_torch_compile
+    actor_rollout_ref.actor.data_loader_seed actor_rollout_ref.actor.rollout_n actor_rollout_ref.actor.tau_pos
+    actor_rollout_ref.actor.tau_neg actor_rollout_ref.actor.entropy_from_logits_with_chunking
+    actor_rollout_ref.actor.entropy_checkpointing actor_rollout_ref.actor.use_rollout_log_probs
+    actor_rollout_ref.actor.fsdp_config.use_orig_params actor_rollout_ref.actor.fsdp_config.seed
+    actor_rollout_ref.actor.fsdp_config.use_torch_compile actor_rollout_ref.actor.fsdp_config._target_
+    actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking
+    actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype actor_rollout_ref.actor.fsdp_config.forward_only
+    actor_rollout_ref.actor.fsdp_config.dtype actor_rollout_ref.actor.fsdp_config.full_determinism
+    actor_rollout_ref.rollout._target_ actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.temperature
+    actor_rollout_ref.rollout.top_k actor_rollout_ref.rollout.top_p actor_rollout_ref.rollout.do_sample
+    actor_rollout_ref.rollout.prompt_length actor_rollout_ref.rollout.response_length
+    actor_rollout_ref.rollout.ignore_eos actor_rollout_ref.rollout.enable_prefix_caching
+    actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.dtype
+    actor_rollout_ref.rollout.log_prob_use_dynamic_bsz actor_rollout_ref.rollout.disable_log_stats
+    actor_rollout_ref.rollout.val_kwargs.* actor_rollout_ref.rollout.calculate_log_probs
+    actor_rollout_ref.rollout.agent.* actor_rollout_ref.rollout.trace.* actor_rollout_ref.rollout.multi_turn.*
+    actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.checkpoint_engine.*
+    actor_rollout_ref.rollout.engine_kwargs.* actor_rollout_ref.rollout.seed actor_rollout_ref.rollout.logprobs_mode
+    actor_rollout_ref.rollout.scheduling_policy actor_rollout_ref.rollout.skip_tokenizer_init
+    actor_rollout_ref.rollout.multi_stage_wake_up actor_rollout_ref.rollout.prometheus.*
+    actor_rollout_ref.rollout.limit_images actor_rollout_ref.rollout.over_sample_rate
+    actor_rollout_ref.rollout.profiler.* actor_rollout_ref.rollout.cudagraph_capture_sizes
+    """)
+)
+
+TOOL = Tool(
+    name="verl",
+    label="verl",
+    distribution="verl",
+    chains={"args": (("verl", "ppo_trainer"),)},
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)
