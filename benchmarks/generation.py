@@ -234,7 +234,8 @@ Written by `python benchmarks/generation.py`. The keys are those of `--help`; th
 {inside} of {len(steps)} published steps lie inside the estimated range; of the others {slower} are slower than its slow
 end and {len(beyond) - slower} faster than its fast end. No constant is fitted to them. All but one are NVIDIA's, with
 Megatron's tensor, pipeline and expert parallelism; the estimate trains the same rows under ZeRO-3. Pipeline bubbles,
-which slow the largest mixture, are not in it. The two ends lie a factor of {min(widths):.1f} to {max(widths):.1f}
+which slow the largest mixture, are not in it. verl's names no mean length, so its short rows are counted at the limit,
+and Qwen3.5's delta-nets as PyTorch runs them. The two ends lie a factor of {min(widths):.1f} to {max(widths):.1f}
 apart, mostly because rows may be as long as their mean or as the limit.
 
 {first}

@@ -139,11 +139,15 @@ def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
 
 
 def test_measured_rates_are_shares_of_a_dense_rate() -> None:
-    """A datasheet rate "with sparsity" is twice the dense one; a measured share below 45 % would reveal it."""
+    """A datasheet rate "with sparsity" is twice the dense one; a measured share below 44 % would reveal it.
+
+    GeForce cards run above their rated clocks; an RTX 5090 multiplies at 1.16 times its datasheet's rate.
+    """
     for gpu in catalog.gpus().values():
         if gpu.sustained_tflops is not None:
-            assert gpu.bf16_dense_tflops is not None
-            assert 0.45 < gpu.sustained_tflops / gpu.bf16_dense_tflops < 1.1, gpu.name
+            dense = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops
+            assert dense is not None
+            assert 0.44 < gpu.sustained_tflops / dense < 1.17, gpu.name
 
 
 # --- one run ------------------------------------------------------------------------------------

@@ -427,8 +427,8 @@ def test_the_longest_context_is_accepted_by_vllm() -> None:
 # --- data/generation.csv and docs/generation.md ---
 
 
-def test_eight_in_ten_published_steps_are_within_the_range() -> None:
-    found = list(generation.published())
+def test_eight_in_ten_published_steps_of_a_stated_mean_length_are_within_the_range() -> None:
+    found = [it for it in generation.published() if it.row["mean_tokens"]]
     assert len(found) >= 15
     assert sum(it.is_inside for it in found) >= 0.8 * len(found)
 

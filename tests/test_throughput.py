@@ -93,6 +93,22 @@ def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_8(
     assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.8
 
 
+def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_2() -> None:
+    """At 1 × 2,048 tokens: each seventh model on each third card; no bracket is wider than a factor of 5."""
+    models = [it.model for it in list(catalog.models().values())[::7]]
+    models = [it for it in models if it.quantization is None]
+    setups = [TrainingSetup(max_length=2048, method=it, lora_dropout=0) for it in Method]
+    widths = [
+        time.step_seconds_high / time.step_seconds_low
+        for gpu in TIMED[::3]
+        for number, model in enumerate(models)
+        if (time := estimate(model, gpu, setups[number % len(setups)]).time) is not None
+    ]
+    assert len(widths) > 500
+    assert statistics.median(widths) <= 2.05
+    assert max(widths) < 5
+
+
 def test_few_published_runs_are_faster_than_the_fast_end() -> None:
     """93 % of a generation's runs are inside; at most one in 20 runs may be faster than the fast end."""
     runs = published_runs()

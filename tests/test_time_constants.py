@@ -113,10 +113,10 @@ def test_attention_runs_at_its_kernels_rate() -> None:
     ("architecture", "fast", "slow", "flash"),
     [
         ("Ampere", 0.93, 0.69, (0.68, 0.43)),
-        ("Ada Lovelace", 0.92, 0.41, (0.68, 0.41)),  # at worst no faster than matmuls
-        ("Hopper", 0.805, 0.61, (0.65, 0.235)),
-        ("Blackwell", 1.0, 0.40, (0.65, 0.235)),
-        ("Volta", 1.0, 0.40, (0.68, 0.40)),  # too few published runs
+        ("Ada Lovelace", 0.92, 0.62, (0.68, 0.43)),
+        ("Hopper", 0.87, 0.71, (0.65, 0.235)),
+        ("Blackwell", 0.93, 0.53, (0.65, 0.235)),
+        ("Volta", 0.93, 0.53, (0.68, 0.43)),  # too few published runs
     ],
 )
 def test_fast_and_slow_matmuls_reach_their_generations_shares_of_peak(
@@ -258,12 +258,12 @@ def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(
     checkpointing: bool, passes: int
 ) -> None:
     # 2 layers of 6 heads, 4 chunks of 64 tokens; keys 5 and values 7 wide
-    fused = 12 * 256 * 2 * (2 * 5 + 2 * 7)
     chunk = 64 * (136 * 5 + 128 * 7 + 64 * 64) + 36 * 5 * 7
     # each iteration of the loop slices q, k, the solved values and keys, and decays, 3 · 5 + 7 + 64, and writes 7
     sliced = 4 * 64 * (16 * (3 * 5 + 7 + 64) + 8 * 7)
     found = part("delta-nets", DELTA, gradient_checkpointing=checkpointing)
-    assert found == near(passes * fused / FAST, 12 * 4 * (passes * chunk + sliced) / SLOW)
+    moved = 12 * 4 * (passes * chunk + sliced)
+    assert found == near(moved / FAST, moved / SLOW)
 
 
 @pytest.mark.parametrize(("checkpointing", "passes"), [(False, 3), (True, 4)])
@@ -272,20 +272,29 @@ def test_a_state_space_moves_scores_values_states_and_channels(
 ) -> None:
     # 2 layers of 6 heads, 5 wide, state size 7, 4 chunks of 64 tokens; B and C for 2 groups
     width = 30
-    projected, channels = 2 * width + 2 * 14 + 6, width + 2 * 14
-    fused = 2 * 256 * 2 * (projected + width)
+    channels = width + 2 * 14
     row = 48 * 6 * 64 + 170 * width + 2 * 80 * 6 * 7 + 12 * channels
     scanned = 2 * 4 * (64 * row + 40 * width * 7)
     found = part("state spaces", MAMBA, gradient_checkpointing=checkpointing)
-    assert found == near(passes * fused / FAST, passes * scanned / SLOW)
+    assert found == near(passes * scanned / FAST, passes * scanned / SLOW)
 
 
-def test_without_autocast_a_state_space_multiplies_in_float32() -> None:
-    # 2 operations per multiply-add: 2 layers · 6 heads · 256 rows · (64 · (7 + 5) + 2 · 7 · 5), at 1e13 a second
-    autocast = part("state spaces", MAMBA)[1]
-    assert part("state spaces", MAMBA, mixed_precision=MixedPrecision.NO)[1] == pytest.approx(
-        autocast + 3 * 2 * (2 * 6 * 256 * (64 * 12 + 70)) / 1e13
-    )
+@pytest.mark.parametrize(
+    ("name", "model", "multiplied"),
+    [
+        # 2 layers · 6 heads · 256 rows · (64 · (7 + 5) + 2 · 7 · 5)
+        ("state spaces", MAMBA, 2 * 6 * 256 * (64 * 12 + 70)),
+        # 64 · (2 · 5 + 7) + 64 · (5 + 7) / 2 + 3 · 5 · 7
+        ("delta-nets", DELTA, 2 * 6 * 256 * (64 * 17 + 32 * 12 + 105)),
+    ],
+)
+def test_without_autocast_a_fallback_multiplies_in_float32(
+    name: str, model: Model, multiplied: int
+) -> None:
+    # 2 operations per multiply-add, forward and twice backward, at 1e13 a second
+    autocast, alone = part(name, model), part(name, model, mixed_precision=MixedPrecision.NO)
+    seconds = 3 * 2 * multiplied / 1e13
+    assert alone == near(autocast[0] + seconds, autocast[1] + seconds)
 
 
 def test_delta_net_and_state_space_operations_are_counted_in_whole_chunks() -> None:
@@ -381,10 +390,11 @@ def test_a_step_limited_by_the_gpu_never_waits_for_the_host() -> None:
 def test_a_delta_nets_loop_launches_46_kernels_per_chunk(checkpointing: bool, kernels: int) -> None:
     # 4 chunks in each of 2 layers; the first chunk is counted among the operators
     keys = {"gradient_checkpointing": checkpointing}
-    _, slow = part("waiting for the host", DELTA, **keys)
-    _, busy = part("delta-nets", DELTA, **keys)
-    expected = 25e-6 * (operators(DELTA, **keys) + 2 * 3 * kernels)
-    assert slow == pytest.approx(expected - busy, rel=0.05)
+    waits = part("waiting for the host", DELTA, **keys)
+    busy = part("delta-nets", DELTA, **keys)
+    launched = operators(DELTA, **keys) + 2 * 3 * kernels
+    assert waits[0] == pytest.approx(10e-6 * launched - busy[0], rel=0.05)
+    assert waits[1] == pytest.approx(25e-6 * launched - busy[1], rel=0.05)
 
 
 def test_a_state_space_has_no_loop_on_the_host() -> None:

@@ -588,8 +588,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         )
     if (fallback := fallback_of(model)) is not None:
         sentences.append(
-            f"The {fallback[0]} are counted as PyTorch runs them, not with the kernels of {fallback[1]}, which "
-            "transformers uses where they are installed."
+            f"The {fallback[0]} are counted as PyTorch runs them, in memory and in time, not with the kernels of "
+            f"{fallback[1]}, which transformers uses where they are installed."
         )
     if architecture(model).runs_every_expert:
         sentences.append(
@@ -701,9 +701,14 @@ def _bracket(gpu: Gpu, setup: TrainingSetup) -> str:
             "has another pace."
         )
     if gpu.architecture not in SLOW_SHARE:
+        rate = (
+            "its best measured rate of matrix products"
+            if gpu.sustained_tflops is not None
+            else "its datasheet's rate of matrix products, for none was measured,"
+        )
         return (
-            f"Few speeds are published for {gpu.architecture or 'this'} cards, so the range of seconds is wide; one "
-            "step of your own narrows it (pace)."
+            f"Few speeds are published for {gpu.architecture or 'this'} cards, so the range of seconds takes {rate} "
+            "and the shares of it that other generations reach; one step of your own narrows it (pace)."
         )
     return (
         "Nine in ten published runs of this generation lie inside the range of seconds; one step of your own narrows "

@@ -34,6 +34,7 @@ from estimator.time.flops import (
     Matrices,
     Work,
     attended_pairs,
+    delta_products,
     is_eager,
     matrices,
     mixers,
@@ -67,18 +68,18 @@ from estimator.values.specs import (
 # --- matrix products ----------------------------------------------------------------------------
 
 FAST_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.93, "Hopper": 0.805, "Ada Lovelace": 0.92}
+    {"Ampere": 0.93, "Hopper": 0.87, "Ada Lovelace": 0.92}
 )
 """Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
 fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie."""
-FAST_SHARE_ELSEWHERE = 1.0
-"""The same if too few runs were published: the measured rate itself."""
+FAST_SHARE_ELSEWHERE = 0.93
+"""The same if too few runs were published: the highest of the generations that have enough."""
 SLOW_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.69, "Hopper": 0.61, "Ada Lovelace": 0.41}
+    {"Ampere": 0.69, "Hopper": 0.71, "Ada Lovelace": 0.62}
 )
 """The same in the slower runs. fitted, likewise. Ampere, Hopper and Ada Lovelace have 233, 42 and 13 rows."""
-SLOW_SHARE_ELSEWHERE = 0.40
-"""The same if too few runs were published. fitted: the three rows of Blackwell and CDNA 3 reach 0.39 to 0.7."""
+SLOW_SHARE_ELSEWHERE = 0.53
+"""The same if too few runs were published. fitted: seven of the eight rows of Blackwell and CDNA 3 reach it."""
 FAST_MOVES, SLOW_MOVES = 0.6, 1.3
 """Seconds that products take for moving their matrices, as multiples of bytes over bandwidth, besides their operations:
 a kernel loads the next tile while it multiplies this one, which hides part of it. fitted, within 0.5 and 2."""
@@ -173,8 +174,6 @@ DELTA_SLICE_BYTES = 16
 added to those of earlier iterations (12). This grows with the square of the length."""
 DELTA_COPY_BYTES = 8
 """Bytes in backward per iteration and element of the output: the whole gradient is copied for the written slice."""
-DELTA_FUSED_BYTES = 2
-"""At best, in one kernel: queries, keys and values read, the output written."""
 DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
 """Kernels of one iteration, from a trace with transformers 5.23, torch 2.13."""
 
@@ -193,8 +192,6 @@ SCAN_CHANNEL_BYTES = 12
 """Bytes per channel of the convolution, in 16 bits: made contiguous 4, convolved 4, activated 4."""
 SCAN_CHUNK_BYTES = 40
 """Bytes per chunk and element of its state: created 4, joined 8, copied twice 16, passed on 8, read 4."""
-SCAN_FUSED_BYTES = 2
-"""At best, in one kernel: projections read, the output written."""
 
 # --- the optimizer, and the host ----------------------------------------------------------------
 
@@ -720,11 +717,10 @@ def _between(
         sizes = matrices(model, setup.adapters)
         eager = micro * length.slow * _eager_bytes(model, setup.precision)
         eager += micro * length.slow * _adapter_bytes(setup, sizes)
-        forward: tuple[float, float] = (fused, eager / SLOW_BANDWIDTH_SHARE)
-        backward: tuple[float, float] = (
-            BACKWARD_TRAFFIC * fused,
-            BACKWARD_TRAFFIC * eager / SLOW_BANDWIDTH_SHARE,
-        )
+        slowest = eager / SLOW_BANDWIDTH_SHARE
+        fastest = max(fused, slowest * FAST_WRITES / SLOW_WRITES)
+        forward: tuple[float, float] = (fastest, slowest)
+        backward: tuple[float, float] = (BACKWARD_TRAFFIC * fastest, BACKWARD_TRAFFIC * slowest)
     else:
         apart = rows * moves.image + moves.fixed
         ahead = rows * moves.forward
@@ -848,7 +844,7 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
 def _delta_nets(
     model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
 ) -> TimePart:
-    """Traffic of gated delta nets: at best one kernel, at worst PyTorch's loop over chunks."""
+    """Traffic of gated delta nets as PyTorch runs them, chunk by chunk in a loop, which is what memory counts too."""
     sizes = model.delta_net
     if sizes is None:
         return TimePart("delta-nets", 0.0, 0.0)
@@ -856,43 +852,50 @@ def _delta_nets(
     layers *= passed_rows(setup)
     keys, values = sizes.key_dim, sizes.value_dim
     passes = 1 + BACKWARD_TRAFFIC + again
-    fused = layers * length.fast * DELTA_FUSED_BYTES * (2 * keys + 2 * values)
-    chunks = ceil_div(length.slow, CHUNK)
     row = DELTA_KEY_BYTES * keys + DELTA_VALUE_BYTES * values + DELTA_PAIR_BYTES * CHUNK
     once = CHUNK * row + DELTA_STATE_BYTES * keys * values
     sliced = DELTA_SLICE_BYTES * (3 * keys + values + CHUNK) + DELTA_COPY_BYTES * values
-    looped = layers * chunks * (passes * once + chunks * CHUNK * sliced)
-    return TimePart(
-        "delta-nets",
-        passes * fused / rate.bandwidth,
-        looped / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
-    )
+
+    def seconds(tokens: int, bandwidth: float) -> float:
+        chunks = ceil_div(tokens, CHUNK)
+        moved = layers * chunks * (passes * once + chunks * CHUNK * sliced)
+        products = passed_rows(setup) * delta_products(model, tokens)
+        return moved / bandwidth + _in_float32(products, passes, setup, rate)
+
+    slow = SLOW_BANDWIDTH_SHARE * rate.bandwidth
+    return TimePart("delta-nets", seconds(length.fast, rate.bandwidth), seconds(length.slow, slow))
 
 
 def _scans(
     model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
 ) -> TimePart:
-    """Traffic of state-space layers: at best one kernel, at worst PyTorch's code, in float32 except under autocast."""
+    """Traffic of state-space layers as PyTorch runs them, in float32 except under autocast."""
     sizes = model.state_space
     if sizes is None:
         return TimePart("state spaces", 0.0, 0.0)
     layers = mixers(model) * passed_rows(setup)
     passes = 1 + BACKWARD_TRAFFIC + again
-    fused = layers * length.fast * SCAN_FUSED_BYTES * (sizes.projected_width + sizes.width)
-    chunks = ceil_div(length.slow, sizes.chunk_size)
     row = SCAN_PAIR_BYTES * sizes.heads * sizes.chunk_size + SCAN_VALUE_BYTES * sizes.width
     row += 2 * SCAN_STATE_BYTES * sizes.heads * sizes.state_size
     row += SCAN_CHANNEL_BYTES * sizes.conv_width
-    scanned = (
-        layers
-        * chunks
-        * (sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size)
+    chunk = sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size
+
+    def seconds(tokens: int, bandwidth: float) -> float:
+        moved = passes * layers * ceil_div(tokens, sizes.chunk_size) * chunk
+        products = passed_rows(setup) * scan_products(model, tokens)
+        return moved / bandwidth + _in_float32(products, passes, setup, rate)
+
+    slow = SLOW_BANDWIDTH_SHARE * rate.bandwidth
+    return TimePart(
+        "state spaces", seconds(length.fast, rate.bandwidth), seconds(length.slow, slow)
     )
-    slow = passes * scanned / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
-    if setup.precision.mixed_precision is MixedPrecision.NO:
-        products = passed_rows(setup) * scan_products(model, length.slow)
-        slow += passes * FORWARD * products / rate.float32
-    return TimePart("state spaces", passes * fused / rate.bandwidth, slow)
+
+
+def _in_float32(products: int, passes: float, setup: TrainingSetup, rate: Rates) -> float:
+    """Seconds of a fallback's products, which run in float32 without autocast."""
+    if setup.precision.mixed_precision is not MixedPrecision.NO:
+        return 0.0
+    return passes * FORWARD * products / rate.float32
 
 
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
@@ -940,8 +943,9 @@ def _launches(
     times = setup.batch.gradient_accumulation_steps
     low, high = FAST_OPERATOR * operators, SLOW_OPERATOR * operators
     deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
-    rounds = deltas * (ceil_div(length.slow, CHUNK) - 1)
-    high += rounds * (DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS) * SLOW_OPERATOR
+    kernels = deltas * (DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS)
+    low += kernels * (ceil_div(length.fast, CHUNK) - 1) * FAST_OPERATOR
+    high += kernels * (ceil_div(length.slow, CHUNK) - 1) * SLOW_OPERATOR
     high *= SLOW_OPERATOR_SHARED if setup.mesh.num_gpus > 1 else 1
     high += SLOW_HOOK * calls * (setup.mesh.strategy is Strategy.ZERO3)
     return TimePart(
