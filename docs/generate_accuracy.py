@@ -1,4 +1,5 @@
-"""Write how near the estimates come into README.md, and which readings were left out into data/README.md.
+"""Write how near the estimates come into README.md, which readings were left out into data/README.md, and what the
+estimates of all runs come to into data/estimated.csv.
 
 Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` fails while a README is behind.
 """
@@ -15,7 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from dashboard.accuracy import evidence  # noqa: E402  run as a script, the packages are beside its folder
 from estimator import accuracy, catalog  # noqa: E402
+from estimator.proof import outcomes  # noqa: E402
 
+ESTIMATED = ROOT / "data" / "estimated.csv"
 README, DATA_README = ROOT / "README.md", ROOT / "data" / "README.md"
 
 
@@ -60,6 +63,8 @@ def render(page: str, name: str, write: Callable[[], str]) -> str:
 
 
 if __name__ == "__main__":
+    outcomes.write(ESTIMATED, accuracy.computed())
+    print(f"wrote {ESTIMATED.relative_to(ROOT)}")
     for path, name, write in PLACES:
         path.write_text(render(path.read_text(encoding="utf-8"), name, write), encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")

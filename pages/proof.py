@@ -50,10 +50,8 @@ def table(comparisons: Sequence[Comparison], what: str) -> None:
 
 router.route()
 st.title("Accuracy")
-measured, traced = accuracy.measured(), accuracy.traced()
-summary = st.empty()
-with st.spinner("Estimating the measured runs, once."):
-    summary.html(evidence.summary_html(accuracy.summaries(measured)))
+measured, traced = accuracy.stored_measured(), accuracy.stored_traced()
+st.html(evidence.summary_html(accuracy.summaries((*measured, *traced))))
 with st.container(horizontal=True, key="narrow"):
     chosen = {
         facet: st.multiselect(
@@ -70,7 +68,7 @@ with left:
     chart(measured_shown, "measured")
 with right:
     st.header(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
-    traced_chart = st.container()
+    chart(traced_shown, "traced", by_method=True)
 of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
     [
         "Measured, worst first",
@@ -93,15 +91,17 @@ with of_refused:
 with of_left_out:
     st.html(evidence.left_out_html(catalog.left_out()))
 st.header("Need, and what nvidia-smi shows", anchor=False)
-st.html(evidence.need_html(accuracy.agreement(evidence.CAPACITIES), accuracy.beyond_allocated()))
-# last: the first time, these estimates take seconds
-with traced_chart, st.spinner("Estimating the traced steps, once."):
-    chart(traced_shown, "traced", by_method=True)
+st.html(
+    evidence.need_html(
+        accuracy.agreement(evidence.CAPACITIES, measured), accuracy.beyond_allocated()
+    )
+)
 with of_traced:
     table(traced_shown, "Traced steps")
-with of_ran, st.spinner("Estimating the published runs, once."):
-    ran = accuracy.overestimated()
-    st.html(evidence.overestimated_html(ran, len(accuracy.published_runs())))
+with of_ran:
+    published = accuracy.stored_published()
+    ran = accuracy.overestimated(published)
+    st.html(evidence.overestimated_html(ran, len(published)))
     st.dataframe(
         pd.DataFrame([evidence.overestimated_row(it) for it in ran]),
         hide_index=True,
@@ -112,4 +112,3 @@ with of_ran, st.spinner("Estimating the published runs, once."):
 st.header("Seconds of a step, and published speeds", anchor=False)
 with st.spinner("Timing the published runs, once."):
     st.html(evidence.speeds_html(calibration()))
-summary.html(evidence.summary_html(accuracy.summaries((*measured, *traced))))

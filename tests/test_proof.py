@@ -25,6 +25,7 @@ from estimator import (
     similar_runs,
 )
 from estimator.contract.setups import parse, read_link
+from estimator.proof import outcomes
 from estimator.proof.accuracy import BEYOND, Facet, Metric
 from estimator.resident import overhead
 from estimator.step.reserved import shown
@@ -120,6 +121,7 @@ def test_every_published_reading_is_a_row_or_has_a_reason_for_its_omission():
 def test_each_metric_is_compared_with_its_own_estimate():
     for it in evidence.worst_first(MEASURED):
         answer = it.estimate
+        assert it.as_run == (answer.model, answer.setup)
         if it.metric is Metric.ALLOCATED:
             assert it.estimated_bytes == answer.peak.bytes
         else:
@@ -131,6 +133,40 @@ def test_the_readmes_state_the_current_figures(place):
     path, name, write = place
     page = path.read_text(encoding="utf-8")
     assert page == GENERATOR.render(page, name, write), f"{path.name} is behind; run `make docs`"
+
+
+def test_every_stored_outcome_is_what_the_code_computes():
+    # the page Accuracy reads data/estimated.csv instead of estimating all runs, which takes half a minute
+    assert dict(accuracy.computed()) == dict(outcomes.stored()), "run `make docs`"
+
+
+def test_the_page_shows_stored_runs_as_it_would_show_computed_ones():
+    for computed, stored in (
+        (MEASURED, accuracy.stored_measured()),
+        (accuracy.traced(), accuracy.stored_traced()),
+    ):
+        assert computed == stored
+        for one, other in zip(computed, stored, strict=True):
+            assert (one.refusal, one.error, one.phase_errors) == (
+                other.refusal,
+                other.error,
+                other.phase_errors,
+            )
+    capacities = evidence.CAPACITIES[::10]
+    assert accuracy.agreement(capacities) == accuracy.agreement(
+        capacities, accuracy.stored_measured()
+    )
+    assert accuracy.overestimated() == accuracy.overestimated(accuracy.stored_published())
+
+
+def test_a_changed_setup_or_a_table_of_ones_own_has_no_stored_outcome(monkeypatch, tmp_path):
+    run = next(it for it in MEASURED if it.key in outcomes.stored())
+    longer = replace(run.setup, max_length=run.setup.max_length + 1)
+    changed = outcomes.key_of(run.metric, run.id, run.model, run.reading.gpu, longer)
+    assert changed not in outcomes.stored()
+    (tmp_path / "gpus.csv").write_text("name,memory_bytes\nA10G,1\n")
+    monkeypatch.setenv("HEADROOM_DATA", str(tmp_path))
+    assert outcomes.stored.__wrapped__() == {}
 
 
 # --- errors -------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str
 
 def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
     """One published run whose estimate does not fit, as a row of the table."""
-    need = run.answer.need_low_bytes if run.answer else None
+    need = run.outcome.need_low_bytes
     return {
         "Run": run.id,
         "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
@@ -342,15 +342,19 @@ def key(of: Comparison) -> str:
 
 def title(of: Comparison) -> str:
     """A run in one line."""
-    if of.estimate is None:
+    if of.refusal:
         return of.id
-    model, _, rest = one_line.setup_line(of.estimate).partition(" · ")
+    model, _, rest = one_line.setup_words(*of.as_run).partition(" · ")
     return f"{of.name or model} · {rest}"
+
+
+def _query(of: Comparison) -> str:
+    model, setup = of.as_run
+    return links.query_of(model, of.reading.gpu, setup)
 
 
 def picked_html(of: Comparison) -> str:
     """The clicked point: its figures, its setup, its source."""
-    assert of.estimate is not None
     assert of.estimated_bytes is not None
     source = (
         f'<a href="{escape(of.source)}" target="_blank" rel="noopener">source</a>'
@@ -361,14 +365,13 @@ def picked_html(of: Comparison) -> str:
         f'<div class="hr-picked"><p class="hr-text"><b>{escape(title(of))}</b></p>'
         f'<p class="hr-text">{METRICS[of.metric]}: {units.gib(of.measured_bytes)}; estimated '
         f"{units.gib(of.estimated_bytes)}, {100 * (of.error or 0):+.1f} %. "
-        f'<a href="/?{escape(links.query(of.estimate))}" target="_self">Open this setup</a> · {source}</p>'
+        f'<a href="/?{escape(_query(of))}" target="_self">Open this setup</a> · {source}</p>'
         f'<p class="hr-small">{escape("; ".join(filter(None, (of.how, of.versions, of.note))))}</p></div>'
     )
 
 
 def row(of: Comparison) -> dict[str, object]:
     """One reading as a row of the table, with plain numbers for sorting."""
-    assert of.estimate is not None
     assert of.error is not None
     assert of.estimated_bytes is not None
     return {
@@ -377,7 +380,7 @@ def row(of: Comparison) -> dict[str, object]:
         "Estimated": units.in_gib(of.estimated_bytes),
         "What was read": METRICS[of.metric],
         "Run": title(of),
-        "Open": f"/?{links.query(of.estimate)}",
+        "Open": f"/?{_query(of)}",
         "GPU": of.gpu,
         "Versions": of.versions,
         "Source": of.source,

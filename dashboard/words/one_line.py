@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator import Estimate, Verdict, offloads
+from estimator import Estimate, Model, TrainingSetup, Verdict, offloads
 
 
 def run(estimate: Estimate) -> str:
@@ -42,12 +42,16 @@ def run_sentence(estimate: Estimate) -> str:
 
 def setup_line(estimate: Estimate) -> str:
     """The setup in one line, for readers who do not see the controls."""
-    setup = estimate.setup
+    return setup_words(estimate.model, estimate.setup)
+
+
+def setup_words(model: Model, setup: TrainingSetup) -> str:
+    """``setup_line`` of a setup that need not be estimated."""
     states = f", {setup.optim_state_dtype} states" if setup.optim_state_dtype else ""
     extras = " · checkpointing" if setup.gradient_checkpointing else ""
     rank = f" r={setup.lora_r}" if setup.uses_adapters else ""
     return (
-        f"{terms.short_name(estimate.model.hub_id)} · {terms.METHODS[setup.method]}{rank} · {terms.precision(setup)} · "
+        f"{terms.short_name(model.hub_id)} · {terms.METHODS[setup.method]}{rank} · {terms.precision(setup)} · "
         f"{setup.optim}{states} · {setup.per_device_train_batch_size} × {setup.max_length:,} tokens{extras}"
     )
 

@@ -9,13 +9,16 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from statistics import median
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
 from estimator.families.registry import architecture
+from estimator.objectives.registry import as_trained
 from estimator.parallel.strategies import resident_memory
+from estimator.proof.outcomes import Key, Outcome, key_of, outcome_of, stored
 from estimator.resident.model import Resident
+from estimator.run.prequantized import as_loaded
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
@@ -66,6 +69,18 @@ class PublishedRun:
     """What the run used that no key describes, one of ``BEYOND``; empty: nothing known."""
     source: str
     note: str
+    stored: Outcome | None = field(default=None, repr=False, compare=False)
+    """What its estimate comes to, if it need not be computed."""
+
+    @property
+    def key(self) -> Key:
+        """What names its outcome."""
+        return key_of("published", self.id, self.model, self.gpu, self.as_it_ran)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What its estimate comes to."""
+        return self.stored or outcome_of(self.answer or "refused", lambda answer: answer.peak.bytes)
 
     @cached_property
     def answer(self) -> Estimate | None:
@@ -173,12 +188,12 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
     )
 
 
-def overestimated() -> tuple[PublishedRun, ...]:
-    """Published runs that the estimator wrongly refuses or says do not fit."""
+def overestimated(runs: Sequence[PublishedRun] | None = None) -> tuple[PublishedRun, ...]:
+    """Published runs that the estimator wrongly refuses or says do not fit; ``runs``: instead of all, computed."""
     return tuple(
         it
-        for it in published_runs()
-        if it.answer is None or it.answer.verdict is Verdict.DOES_NOT_FIT
+        for it in (published_runs() if runs is None else runs)
+        if it.outcome.refusal or it.outcome.verdict is Verdict.DOES_NOT_FIT
     )
 
 
@@ -219,6 +234,20 @@ class Comparison:
     note: str = ""
     phases: Mapping[Phase, int] = field(default_factory=dict)
     """The peak of each phase in bytes, if traced."""
+    stored: Outcome | None = field(default=None, repr=False, compare=False)
+    """What its estimate comes to, if it need not be computed."""
+
+    @property
+    def key(self) -> Key | None:
+        """What names its outcome; None if its setup is not read."""
+        if self.model is None or self.reading.problems:
+            return None
+        return key_of(self.metric, self.id, self.model, self.reading.gpu, self.setup)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What its estimate comes to."""
+        return self.stored or outcome_of(self._answer, self._estimated_bytes)
 
     @cached_property
     def _answer(self) -> Estimate | str:
@@ -237,7 +266,7 @@ class Comparison:
     @property
     def refusal(self) -> str:
         """Why there is no estimate; empty if there is one."""
-        return self._answer if isinstance(self._answer, str) else ""
+        return self.outcome.refusal
 
     @property
     def model(self) -> Model | None:
@@ -250,14 +279,21 @@ class Comparison:
         return self.reading.setup
 
     @property
+    def as_run(self) -> tuple[Model, TrainingSetup]:
+        """Model and setup as the estimate takes them. Requires an estimate."""
+        assert self.model is not None
+        model, setup = as_trained(self.model, self.setup)
+        return model, as_loaded(model, setup)
+
+    @property
     def estimated_bytes(self) -> int | None:
         """The estimate of this metric in bytes; None without an estimate.
 
         Reserved and shown bytes come from replaying the step's tensors through the caching allocator.
         """
-        if self.estimate is None:
-            return None
-        answer = self.estimate
+        return None if self.refusal else self.outcome.estimated_bytes
+
+    def _estimated_bytes(self, answer: Estimate) -> int:
         match self.metric:
             case Metric.ALLOCATED:
                 return answer.peak.bytes
@@ -277,14 +313,9 @@ class Comparison:
     @property
     def phase_errors(self) -> list[float]:
         """Relative error of each traced phase."""
-        if self.estimate is None:
+        if self.refusal:
             return []
-        answer = self.estimate
-        workspace = answer.peak.resident.get(Component.WORKSPACE, 0)
-        return [
-            (answer.phases[phase].bytes - workspace) / height - 1
-            for phase, height in self.phases.items()
-        ]
+        return [self.outcome.phases[phase] / height - 1 for phase, height in self.phases.items()]
 
 
 @lru_cache(maxsize=1)
@@ -326,6 +357,40 @@ def traced() -> tuple[Comparison, ...]:
         )
         for step in catalog.traced_steps()
     )
+
+
+@lru_cache(maxsize=1)
+def stored_measured() -> tuple[Comparison, ...]:
+    """``measured`` with stored outcomes."""
+    return _with_stored(measured())
+
+
+@lru_cache(maxsize=1)
+def stored_traced() -> tuple[Comparison, ...]:
+    """``traced`` with stored outcomes."""
+    return _with_stored(traced())
+
+
+@lru_cache(maxsize=1)
+def stored_published() -> tuple[PublishedRun, ...]:
+    """``published_runs`` with stored outcomes."""
+    return _with_stored(published_runs())
+
+
+_Run = TypeVar("_Run", Comparison, PublishedRun)
+
+
+def _with_stored(runs: Sequence[_Run]) -> tuple[_Run, ...]:
+    known = stored()
+    return tuple(replace(it, stored=known.get(it.key)) if it.key else it for it in runs)
+
+
+def computed() -> Iterable[tuple[Key, Outcome]]:
+    """The outcome of every run whose setup is read, computed: the rows of ``data/estimated.csv``."""
+    runs: tuple[Comparison | PublishedRun, ...] = (*measured(), *traced(), *published_runs())
+    for it in runs:
+        if it.key is not None:
+            yield it.key, it.outcome
 
 
 def _num_gpus(setup: str) -> int:
@@ -448,7 +513,7 @@ def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, 
 def _measured_facets() -> tuple[tuple[Comparison, dict[Facet, object]], ...]:
     return tuple(
         (it, _facets(it.model, it.reading.gpu, it.setup))
-        for it in measured()
+        for it in stored_measured()
         if it.metric is Metric.ALLOCATED and it.error is not None and it.model is not None
     )
 
@@ -496,21 +561,23 @@ class Agreement(NamedTuple):
         return self.agreeing / self.pairs
 
 
-@lru_cache(maxsize=4)
-def agreement(capacities: tuple[int, ...]) -> Agreement:
+def agreement(capacities: Sequence[int], runs: Sequence[Comparison] | None = None) -> Agreement:
     """Verdicts at these capacities, in bytes, for every run whose allocated peak was measured.
+
+    ``runs``: instead of all measured runs, computed.
 
     A run's measured need is its allocated peak plus the estimated context, communication and slack, low and high,
     capped at what nvidia-smi showed where that was read.
     """
     pairs = agreeing = tight = 0
     widths = []
-    shown = {it.id: it.measured_bytes for it in measured() if it.metric is Metric.DEVICE}
-    for run in measured():
-        answer = run.estimate
-        if run.metric is not Metric.ALLOCATED or answer is None:
+    these = measured() if runs is None else runs
+    shown = {it.id: it.measured_bytes for it in these if it.metric is Metric.DEVICE}
+    for run in these:
+        answer = run.outcome
+        if run.metric is not Metric.ALLOCATED or answer.refusal:
             continue
-        off = run.measured_bytes - answer.peak.bytes
+        off = run.measured_bytes - answer.estimated_bytes
         low, high = answer.need_low_bytes + off, answer.need_high_bytes + off
         high = max(low, min(high, shown.get(run.id, high)))
         widths.append(answer.need_high_bytes / answer.need_low_bytes - 1)

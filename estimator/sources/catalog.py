@@ -428,6 +428,22 @@ def left_out() -> list[dict[str, str]]:
     return _rows("left_out.csv")
 
 
+def estimated() -> list[dict[str, str]]:
+    """What the estimates of measured, traced and published runs come to, one mapping per row (memory in bytes).
+
+    Source: data/estimated.csv, which ``make docs`` computes.
+
+    >>> all(row["refusal"] or int(row["estimated_bytes"]) for row in estimated())
+    True
+    """
+    return _rows("estimated.csv")
+
+
+def has_own_rows() -> bool:
+    """Whether ``HEADROOM_DATA`` names tables with rows of one's own (source: that folder)."""
+    return any(map(own_rows, NAMED_BY))
+
+
 def traced_steps() -> tuple[TracedStep, ...]:
     """Every traced step (memory in bytes).
 
