@@ -26,7 +26,7 @@ st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
 page = st.navigation(
     [
         st.Page(it.file, title=it.title, url_path=it.path, default=it is navigation.ESTIMATE)
-        for it in navigation.PAGES
+        for it in (*navigation.PAGES, navigation.REPORT)
     ],
     position="hidden",
 )
@@ -43,7 +43,8 @@ unbound.arrive(page.url_path)
 comparison.follow(estimates=estimates)
 if not estimates:
     st.html(theme.WITHOUT_SIDEBAR)
-    navigation.draw(page.url_path)
+    if page.title != navigation.REPORT.title:
+        navigation.draw(page.url_path)
 with router.routing():
     page.run()
 freeze_imports()

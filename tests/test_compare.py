@@ -20,6 +20,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
 from dashboard.compare.entry import ComparedEntry
 from dashboard.state import comparison
+from dashboard.words import origin
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, scenario_of, write_text
 from estimator.values.keys import LARGEST
@@ -181,7 +182,7 @@ def subject(name: str = "one") -> report.Subject:
 )
 def test_each_file_states_version_date_assumptions_and_range(write):
     written = write(subject())
-    assert report.RELEASE in written
+    assert origin.RELEASE in written
     assert "2026-11-21" in written
     assert "Every example is 1,024 tokens long" in written
     assert "nine of ten published runs" in written
@@ -189,7 +190,7 @@ def test_each_file_states_version_date_assumptions_and_range(write):
 
 def test_release_matches_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["version"] == report.RELEASE
+    assert project["version"] == origin.RELEASE
 
 
 def test_name_from_a_link_is_escaped_in_html_csv_and_markdown():

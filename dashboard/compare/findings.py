@@ -113,14 +113,6 @@ def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:
     ]
 
 
-RANGE = (
-    "The need is a range: the peak that PyTorch allocates, the CUDA context, and up to 3 % that the allocator cannot "
-    "reuse. “Fits” means that even the high end fits. Hours and dollars are ranges that contain nine of ten "
-    "published runs."
-)
-"""What the ranges mean."""
-
-
 def answers_html(sentences: Sequence[str]) -> str:
     """The sentences as an HTML list."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)

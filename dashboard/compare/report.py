@@ -19,11 +19,8 @@ from dashboard.compare import entry, findings, peaks_figure, results_table
 from dashboard.compare.entry import ComparedEntry
 from dashboard.compare.results_table import Row
 from dashboard.figures.memory_bars import peak_parts, scale
-from dashboard.words import terms, units
+from dashboard.words import origin, terms, units
 from estimator import Estimate, Verdict, contract
-
-RELEASE = "0.1.0"
-"""The version in pyproject.toml; a test compares them."""
 
 
 class Subject(NamedTuple):
@@ -39,7 +36,7 @@ class Subject(NamedTuple):
     @property
     def origin(self) -> str:
         """Version and day in one line."""
-        return f"Headroom {RELEASE}, {self.day}"
+        return origin.line(self.day)
 
 
 # --- tables for programs ------------------------------------------------------------------------
@@ -48,9 +45,9 @@ class Subject(NamedTuple):
 def write_json(of: Subject) -> str:
     """JSON: every scenario with its setup and estimate in the contract's format, memory in bytes."""
     written = {
-        "headroom": RELEASE,
+        "headroom": origin.RELEASE,
         "date": of.day,
-        "range": findings.RANGE,
+        "range": origin.RANGE,
         "within_hours": of.within,
         "context_of_all": of.context,
         "scenarios": [_as_object(it) for it in of.shown],
@@ -80,7 +77,7 @@ def write_csv(of: Subject) -> str:
         assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
         row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
         writer.writerow(
-            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, findings.RANGE]]
+            [safe_cell(cell) for cell in [*row, origin.RELEASE, of.day, assumed, origin.RANGE]]
         )
     return text.getvalue()
 
@@ -142,7 +139,7 @@ def write_markdown(of: Subject) -> str:
     lines += [f"- {_markdown(it)}" for it in findings.assumptions(of.shown)]
     lines += [
         "",
-        findings.RANGE,
+        origin.RANGE,
         "",
         f"{of.origin}. {f'[Open it]({of.link})' if of.link else ''}".rstrip(),
         "",
@@ -194,7 +191,7 @@ def write_html(of: Subject) -> str:
 <h2>Results</h2>{_across(of.shown, results)}<p class="small">Green and bold: the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
 <h2>Assumptions</h2><ul class="small assumed">{assumed}</ul>
-<h2>What the ranges mean</h2><p class="small">{escape(findings.RANGE)}</p>
+<h2>What the ranges mean</h2><p class="small">{escape(origin.RANGE)}</p>
 <h2>Open in Headroom</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
 """

@@ -17,7 +17,7 @@ from dashboard.compare.entry import ComparedEntry
 from dashboard.state import comparison, models
 from dashboard.state.comparison import Document
 from dashboard.widgets import drawing, keeping
-from dashboard.words import markup, one_line
+from dashboard.words import markup, one_line, origin
 from estimator import Estimate, contract, estimate
 
 POLL_SECONDS = 0.5
@@ -66,7 +66,7 @@ def draw(page: ComparePage) -> None:
     _arrange(page)
     _take_away(page)
     with st.expander("Assumptions"):
-        _say([*findings.assumptions(page.shown), findings.RANGE])
+        _say([*findings.assumptions(page.shown), origin.RANGE])
 
 
 def _say(sentences: list[str]) -> None:

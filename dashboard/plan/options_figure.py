@@ -20,6 +20,11 @@ MOST_NAMED = 5
 """Maximum labelled points. Our choice: as many as have room."""
 MARGIN = 1.25
 """Factor by which an axis extends beyond its outermost setup."""
+CAPTION = (
+    "Grey: setups that fit, darker where there are more. Blue: no other is cheaper, faster and roomier; the line is "
+    "what the next dollar buys. Diamond: recommended, with the ranges of its hours and dollars. Dashed: your limits."
+)
+"""How to read the figure."""
 Floats = NDArray[np.float64]
 
 

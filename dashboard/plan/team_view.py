@@ -57,7 +57,9 @@ def _answer(found: TeamAnswer) -> None:
             "timeline",
             timeline_figure.alt(found.timetable, found.gpus),
         )
-        st.html(f'<p class="hr-small">{team_words.caption(found.team)}</p>')
+        st.html(
+            f'{team_words.legend_html(found)}<p class="hr-small">{team_words.caption(found.team)}</p>'
+        )
     with st.container(horizontal=True, gap="small"):
         keeping.copy_button()
         st.link_button(

@@ -43,6 +43,17 @@ def _hours(number: float) -> str:
     return "hour" if number == 1 else f"{number:.3g} hours"
 
 
+def legend_html(found: TeamAnswer) -> str:
+    """The colour of each job that runs."""
+    names = [it.job.name for it in found.timetable.assignments]
+    said = "".join(
+        f'<span><i class="hr-swatch" style="background:{timeline_figure.part_of(name, names).colour}"></i>'
+        f"{escape(name)}</span>"
+        for name in names
+    )
+    return f'<p class="hr-legend">{said}</p>'
+
+
 def table_html(found: TeamAnswer) -> str:
     """The jobs that run, in the order of their starts, each with a link to its setup; then those that do not."""
     head = ("Job", "From", "To", "On", "Dollars", "Deadline", "Setup")
@@ -54,7 +65,7 @@ def table_html(found: TeamAnswer) -> str:
     )
     return (
         '<div class="hr-scroll" tabindex="0" role="region" aria-label="The jobs as a table">'
-        f'<table class="hr-table hr-jobs"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="hr-table hr-proof hr-jobs"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

@@ -11,14 +11,20 @@ from dashboard.figures.memory_bars import Figure
 from estimator import Assignment, Component, TeamQuestion, Timetable, plan_words
 
 LANE, BAND, FOOT = 46, 34, 56
-"""Pixels of a lane, of a band's title and of the axis. Our choice: letters of 18 pixels fit into a lane."""
+"""Pixels of a lane, of a band's title and of the axis. Our choice: letters of 20 pixels fit into a lane."""
+LETTERS, LEAST_LETTERS = 20, 14
+"""Pixels of a name in a bar; one that would have to be smaller is only in the legend. Our choice."""
 MOST_LANES = 440
 """Pixels of all lanes at most; with more GPUs a lane is thinner."""
 STEPS = (0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 168)
 """Hours between two ticks."""
 MOST_TICKS = 8
+STRIP = 0.24
+"""Height in lanes of what is beyond a deadline. Our choice: below the bar's name."""
 FAR = 1.3
 """Times the last end, beyond which a deadline is not drawn. Our choice."""
+NAME = 0.15
+"""Share of the axis that a name beside a deadline takes. Our choice."""
 HOURS_OF_A_DAY = 24
 COLOURS = tuple(
     theme.COMPONENTS[it]
@@ -81,12 +87,13 @@ def figure(
     end = max([end, *(it for it in due if it <= FAR * end)]) * 1.02
     names = [it.job.name for it in found.assignments]
     return {
-        "data": [_jobs(drawn, tops, names, titles, gpus, look), _late(drawn, tops, look)],
+        "data": [_jobs(drawn, tops, names, titles, gpus), _late(drawn, tops, look)],
         "layout": {
             "height": round(lane * total + BAND * len(team.pools) + FOOT),
             "margin": {"l": 20, "r": 36, "t": 4, "b": FOOT - 8},
             "showlegend": False,
             "barmode": "overlay",
+            "uniformtext": {"mode": "hide", "minsize": LEAST_LETTERS},
             "bargap": 0,
             "dragmode": False,
             "hovermode": "closest",
@@ -109,7 +116,7 @@ def figure(
                 *_lines(team.pools, tops),
                 *(_deadline(it, tops, look) for it in drawn if it.job.job.deadline_hours),
             ],
-            "annotations": [*_titles(team, tops, look), *_due(found, drawn, tops, look)],
+            "annotations": [*_titles(team, tops, look), *_due(found, drawn, tops, end, look)],
         },
     }
 
@@ -131,9 +138,8 @@ def _jobs(
     names: Sequence[str],
     titles: Mapping[str, str],
     gpus: Mapping[str, tuple[int, ...]],
-    look: theme.Look,
 ) -> Figure:
-    parts = [COLOURS[names.index(it.job.job.name) % len(COLOURS)] for it in drawn]
+    parts = [part_of(it.job.job.name, names) for it in drawn]
     return {
         "type": "bar",
         "orientation": "h",
@@ -142,18 +148,27 @@ def _jobs(
         "x": [it.job.option.hours for it in drawn],
         "y": [tops[it.first] + it.lanes / 2 for it in drawn],
         "width": [it.lanes * 0.92 for it in drawn],
-        "text": [f" <b>{escape(it.job.job.name)}</b>{_lateness(it.job)} " for it in drawn],
-        "textposition": "auto",
-        "insidetextanchor": "start",
-        "textangle": 0,
-        "insidetextfont": {"size": 18, "color": [it.ink for it in parts]},
-        "outsidetextfont": {"size": 18, "color": look.ink},
-        "constraintext": "none",
-        "cliponaxis": False,
+        "text": [_label(it) for it in drawn],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "insidetextfont": {"size": LETTERS, "color": [it.ink for it in parts]},
         "hovertext": [_hover(it.job, titles, gpus) for it in drawn],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": {"color": [it.colour for it in parts]},
     }
+
+
+def part_of(name: str, names: Sequence[str]) -> theme.DrawnPart:
+    """Colours of a job among all that run."""
+    return COLOURS[names.index(name) % len(COLOURS)]
+
+
+def _label(it: JobBar) -> str:
+    """The job's name; below it by how long it is late, where there is room for two lines."""
+    late = _lateness(it.job)
+    if it.lanes > 1:
+        late = late.replace(", ", "<br>", 1)
+    return f"<b>{escape(it.job.job.name)}</b>{late}"
 
 
 def _lateness(it: Assignment) -> str:
@@ -180,47 +195,54 @@ def _late(drawn: Sequence[JobBar], tops: Sequence[float], look: theme.Look) -> F
         "name": "Beyond the deadline",
         "base": begins,
         "x": [it.job.end_hours - begin for it, begin in zip(late, begins, strict=True)],
-        "y": [tops[it.first] + it.lanes - 0.12 for it in late],
-        "width": [0.16] * len(late),
+        "y": [tops[it.first] + it.lanes - STRIP / 2 for it in late],
+        "width": [STRIP] * len(late),
         "hoverinfo": "skip",
         "marker": {"color": look.capacity},
     }
 
 
 def _deadline(it: JobBar, tops: Sequence[float], look: theme.Look) -> Figure:
+    """Across the lanes of a job in time; of a late one, whose bar it would cross, at its foot."""
+    top = tops[it.first] + (it.lanes - 2 * STRIP if it.job.late_hours else 0)
     return {
         "type": "line",
         "x0": it.job.job.deadline_hours,
         "x1": it.job.job.deadline_hours,
-        "y0": tops[it.first],
+        "y0": top,
         "y1": tops[it.first] + it.lanes,
         "line": {"color": look.capacity, "width": 4, "dash": "dot"},
     }
 
 
 def _due(
-    found: Timetable, drawn: Sequence[JobBar], tops: Sequence[float], look: theme.Look
+    found: Timetable, drawn: Sequence[JobBar], tops: Sequence[float], end: float, look: theme.Look
 ) -> list[Figure]:
-    """The job's name beside its deadline, where neither its own bar nor another one is."""
+    """The job's name beside its deadline, where there is room: to the right of it, else to the left."""
     said: list[Figure] = []
     for it in drawn:
         due = it.job.job.deadline_hours
         if due is None or it.job.late_hours:
             continue
+        room = NAME * end
         pool = [other for other in found.assignments if other.option.pool == it.job.option.pool]
-        if any(other.start_hours < due and other.end_hours > it.job.end_hours for other in pool):
-            continue
-        said.append(
-            {
-                "text": f"{escape(it.job.job.name)} due ",
-                "x": due,
-                "xanchor": "right",
-                "y": tops[it.first] + it.lanes / 2,
-                "yanchor": "middle",
-                "showarrow": False,
-                "font": {"size": 15, "color": look.ink},
-            }
-        )
+        sides = {"left": (due, due + room), "right": (due - room, due)}
+        for anchor, (begin, until) in sides.items():
+            taken = any(other.start_hours < until and other.end_hours > begin for other in pool)
+            if taken or begin < 0 or until > end:
+                continue
+            said.append(
+                {
+                    "text": f" {escape(it.job.job.name)} due ",
+                    "x": due,
+                    "xanchor": anchor,
+                    "y": tops[it.first] + it.lanes / 2,
+                    "yanchor": "middle",
+                    "showarrow": False,
+                    "font": {"size": 16, "color": look.ink},
+                }
+            )
+            break
     return said
 
 

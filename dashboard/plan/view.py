@@ -47,7 +47,6 @@ COLUMNS = {
     "Dollars, high": st.column_config.NumberColumn(format="dollar"),
     "Free": st.column_config.NumberColumn(format="%.1f GiB"),
 }
-HINT = "Setups whose ranges of hours and dollars overlap count as one step."
 VIEWS = {asked.RUN.key: "One run", team_asked.TEAM.key: "Several jobs"}
 """What the page plans, by the key that is in the URL."""
 
@@ -155,11 +154,7 @@ def _answer(found: Candidates, question: Question) -> Advice:
             options_figure.alt(advice),
             on_pick=lambda place: st.session_state.update({"plan picked": place}),
         )
-        st.html(
-            '<p class="hr-small">Grey: setups that fit, darker where there are more. Blue: no other is cheaper, faster '
-            "and roomier; the line is what the next dollar buys. Diamond: recommended, with the ranges of its hours "
-            "and dollars. Click a point to see it below.</p>"
-        )
+        st.html(f'<p class="hr-small">{options_figure.CAPTION} Click a point to see it below.</p>')
     _picked(found, advice)
     return advice
 
@@ -192,7 +187,8 @@ def _beyond(advice: Advice) -> None:
     if advice.stairs:
         st.html('<h2 class="hr-head">What the next dollar buys</h2>')
         st.html(
-            words.list_html([it.text for it in advice.stairs]) + f'<p class="hr-small">{HINT}</p>'
+            words.list_html([it.text for it in advice.stairs])
+            + f'<p class="hr-small">{words.HINT}</p>'
         )
     if advice.misses:
         st.html('<h2 class="hr-head">Why the others fail</h2>')

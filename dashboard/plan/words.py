@@ -9,6 +9,7 @@ from dashboard import theme
 from dashboard.words import markup, terms, units
 from estimator import Advice, Candidates, Method, Offer, Question, Verdict, plan_words
 
+HINT = "Setups whose ranges of hours and dollars overlap count as one step."
 MOST_ROWS = 200
 """Maximum rows of the front's table. Our choice."""
 
@@ -83,17 +84,27 @@ def picked_html(found: Candidates, place: int) -> str:
 
 def asked_in_words(question: Question) -> str:
     """The question of one run in two sentences: what is trained on what, and what may be used."""
-    names = [
-        terms.short_name(it) if isinstance(it, str) else "your own model" for it in question.models
-    ]
+    work = work_in_words(question)
+    return f"Train {work}. {cards_in_words(question.offers)}{_limits(question)}."
+
+
+def work_in_words(question: Question) -> str:
+    """What is trained on what, in a clause."""
     adapters = any(it is not Method.FULL for it in question.methods)
     methods = one_of([plan_words.METHOD_NAMES[it] for it in question.methods])
     rank = f" of rank {one_of([str(it) for it in question.ranks])}" if adapters else ""
     return (
-        f"Train {one_of(names)} with {methods}{rank} on {question.num_train_examples:,} examples of "
-        f"{lengths_in_words(question)}, {_epochs(question.num_train_epochs)}, {question.effective_batch:,} a step. "
-        f"{cards_in_words(question.offers)}{_limits(question)}."
+        f"{one_of(model_names(question))} with {methods}{rank} on {question.num_train_examples:,} examples of "
+        f"{lengths_in_words(question)}; {_epochs(question.num_train_epochs)}, {question.effective_batch:,} examples a "
+        "step"
     )
+
+
+def model_names(question: Question) -> list[str]:
+    """The models without their owners."""
+    return [
+        terms.short_name(it) if isinstance(it, str) else "your own model" for it in question.models
+    ]
 
 
 def lengths_in_words(question: Question) -> str:

@@ -34,6 +34,8 @@ PAGES = (
     Page("How it works", "pages/how.py", "how"),
     Page("Accuracy", "pages/proof.py", "proof"),
 )
+REPORT = Page("Report", "pages/report.py", "report")
+"""A document without navigation; the page Plan leads to it."""
 HISTORY = """<script data-of="headroom">
 if (!window.headroom) {
   window.headroom = { written: performance.now() };

@@ -181,7 +181,9 @@ def question_object(question: Question) -> dict[str, object]:
         "budget_usd": question.budget_usd,
         "tool": question.tool,
         "keys": dict(question.keys),
-        "try": {key: list(values) for key, values in question.tried.items()},
+        "try": {
+            key: list(values) for key, values in question.tried.items() if values != TRIED.get(key)
+        },
         "micro_batches": list(question.micro_batches),
     }
     default: Mapping[str, object] = {
@@ -197,7 +199,7 @@ def question_object(question: Question) -> dict[str, object]:
         "budget_usd": None,
         "tool": usual.tool,
         "keys": {},
-        "try": {key: list(values) for key, values in TRIED.items()},
+        "try": {},
         "micro_batches": [],
     }
     changed = {key: value for key, value in plain.items() if value != default[key]}

@@ -229,7 +229,8 @@ def timetable_summary(found: Timetable) -> list[str]:
     late = [it for it in found.assignments if it.late_hours > LATE]
     due = [it for it in found.assignments if it.job.deadline_hours is not None]
     if late:
-        times = f", {len(late)} late, by {words.duration(found.late_hours)} in all"
+        total = words.duration(found.late_hours)
+        times = f", {len(late)} late by {total}{' in all' * (len(late) > 1)}"
     else:
         times = ", each in time" if due else ""
     price = f"for {words.usd(found.dollars)} at most" if found.dollars else "without rent"

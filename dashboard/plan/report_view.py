@@ -1,0 +1,93 @@
+"""The page Report: a plan in one column without widgets, for paper."""
+
+from __future__ import annotations
+
+from datetime import date
+from html import escape
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from dashboard.plan import (
+    asked,
+    held,
+    options_figure,
+    report_words,
+    team_asked,
+    team_words,
+    timeline_figure,
+    words,
+)
+from dashboard.widgets import drawing
+from estimator import Question, TeamQuestion, advise
+
+
+def draw() -> None:
+    """Draws the report of the question in the URL."""
+    st.html(report_words.STYLE)
+    if team_asked.TEAM.key in st.query_params:
+        team = team_asked.TEAM.current()
+        held.say_problem()
+        _team(team)
+    else:
+        question = asked.RUN.current()
+        held.say_problem()
+        _run(question)
+
+
+def _run(question: Question) -> None:
+    _back(asked.RUN.key, asked.text_of(question))
+    said = f"<p>{escape(words.asked_in_words(question))}</p>"
+    st.html(report_words.head(report_words.title(question), date.today().isoformat(), said))
+    found = asked.answered(question)
+    if isinstance(found, str):
+        _refuse(found)
+        return
+    advice = advise(found, question)
+    st.html(report_words.recommendation(advice))
+    if len(advice.front):
+        drawing.plot(
+            options_figure.figure(advice), "options", options_figure.alt(advice), menu=False
+        )
+        st.html(f'<p class="hr-small">{options_figure.CAPTION}</p>')
+    st.html(report_words.details(advice))
+    st.html(report_words.foot(_link(asked.RUN.key, asked.text_of(question))))
+
+
+def _team(team: TeamQuestion) -> None:
+    _back(team_asked.TEAM.key, team_asked.text_of(team))
+    title = f"Schedule of {len(team.jobs)} fine-tuning jobs"
+    st.html(report_words.head(title, date.today().isoformat(), report_words.team_question(team)))
+    found = team_asked.answered(team)
+    if isinstance(found, str):
+        _refuse(found)
+        return
+    st.html(f'<div class="hr-report">{team_words.panel_html(found)}</div>')
+    table = found.timetable
+    if table.assignments:
+        drawing.plot(
+            timeline_figure.figure(table, team, found.gpus, found.titles),
+            "timeline",
+            timeline_figure.alt(table, found.gpus),
+            menu=False,
+        )
+        st.html(
+            f'{team_words.legend_html(found)}<p class="hr-small">{team_words.caption(team)}</p>'
+        )
+    st.html(report_words.schedule(found))
+    st.html(report_words.foot(_link(team_asked.TEAM.key, team_asked.text_of(team))))
+
+
+def _refuse(sentence: str) -> None:
+    st.html(f'<p class="hr-note hr-refusal" role="alert">{escape(sentence)}</p>')
+
+
+def _back(key: str, text: str) -> None:
+    query = escape(urlencode({key: text}))
+    st.html(f'<p class="hr-back hr-small"><a href="./plan?{query}">Change the plan</a></p>')
+
+
+def _link(key: str, text: str) -> str:
+    """The whole URL of the plan."""
+    here = (st.context.url or "").partition("?")[0].rstrip("/")
+    return f"{here.removesuffix('/report')}/plan?{urlencode({key: text})}"
