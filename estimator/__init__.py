@@ -21,6 +21,7 @@ from estimator.families.custom import resized
 from estimator.families.registry import family_of
 from estimator.families.vision.by_tool import image_by_tool
 from estimator.families.vision.by_tool import settings_of as image_settings
+from estimator.families.vision.by_tool import video_settings_of as video_settings
 from estimator.families.vision.sentences import image_costs
 from estimator.families.vision_family import images_of
 from estimator.objectives.batch import least_batch, least_length
@@ -282,6 +283,7 @@ __all__ = [
     "team_of",
     "timetable_csv",
     "timetable_summary",
+    "video_settings",
     "vllm_shares",
     "ways_on",
     "why_left_on_the_cpu",

@@ -98,6 +98,17 @@ for _key in IMAGE_KEYS:
 for _key in ("image_height", "image_width"):
     BESIDE[_key] = {"model": "google/gemma-3-4b-it", "images_per_example": 1}
 BESIDE["vision_gradient_checkpointing"] |= {"images_per_example": 1}
+for _key in (
+    "video_frames",
+    "video_height",
+    "video_width",
+    "video_min_pixels",
+    "video_max_pixels",
+    "cap_pixels_per_frame",
+):
+    BESIDE[_key] = {"model": qwen2_5(2), "videos_per_example": 1, "max_length": 8192}
+BESIDE["videos_per_example"] = {"model": qwen2_5(2), "max_length": 8192}
+BESIDE["video_height"] |= {"video_width": 64}
 for _key, _model in {
     "min_pixels": qwen2_5(2),
     "max_pixels": qwen2_5(2),

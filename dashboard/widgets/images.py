@@ -8,7 +8,14 @@ import streamlit as st
 
 from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
-from estimator import TrainingSetup, image_by_tool, image_costs, image_settings, images_of
+from estimator import (
+    TrainingSetup,
+    image_by_tool,
+    image_costs,
+    image_settings,
+    images_of,
+    video_settings,
+)
 
 SIZES = {
     "Thumbnail": (224, 224),
@@ -33,6 +40,32 @@ def _has_setting(name: str, _: TrainingSetup) -> bool:
 
 def _has_images(setup: TrainingSetup) -> bool:
     return setup.images_per_example > 0
+
+
+def _has_video_setting(name: str, _: TrainingSetup) -> bool:
+    model = question.reading().model
+    return model is not None and model.vision is not None and name in video_settings(model.vision)
+
+
+def _of_videos(name: str, setup: TrainingSetup) -> bool:
+    return setup.videos_per_example > 0 and _has_video_setting(name, setup)
+
+
+def _videos() -> None:
+    """Tokens of the videos of an example."""
+    reading = question.reading()
+    setup, model = reading.setup, reading.model
+    if model is None or not setup.videos_per_example:
+        return
+    parts = images_of(model, setup.images)
+    frames, height, width = setup.images.video_size
+    tokens = sum(it.tokens for it in parts) // setup.videos_per_example
+    st.caption(
+        f"A video of {frames:,} frames of {width:,} × {height:,} pixels is **{tokens:,} tokens**; "
+        f"the tower computes {sum(it.patches for it in parts) // setup.videos_per_example:,} patches."
+    )
+    for sentence in image_costs(model, setup):
+        st.caption(sentence)
 
 
 def _take_size() -> None:
@@ -75,6 +108,20 @@ UNUSUAL = {
     "images_per_example": boxes.Unusual(then=_sizes),
     "image_height": boxes.Unusual(where=_has_images),
     "image_width": boxes.Unusual(where=_has_images),
+    "videos_per_example": boxes.Unusual(
+        where=partial(_has_video_setting, "videos_per_example"), then=_videos
+    ),
+    **{
+        name: boxes.Unusual(where=partial(_of_videos, name))
+        for name in (
+            "video_frames",
+            "video_height",
+            "video_width",
+            "video_min_pixels",
+            "video_max_pixels",
+            "cap_pixels_per_frame",
+        )
+    },
     **{
         name: boxes.Unusual(where=partial(_has_setting, name))
         for name in (

@@ -72,7 +72,7 @@ def _check_strategy(model: Model, setup: TrainingSetup) -> None:
     if mesh.strategy is Strategy.NONE:
         return
     is_modelled = mesh.strategy is Strategy.DDP or (mesh.strategy.is_fsdp and not mesh.uses_fsdp1)
-    if not is_modelled or not setup.images.all_image_sizes:
+    if not is_modelled or not setup.images.shows_any:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
     if not mesh.strategy.is_fsdp:
         return

@@ -286,7 +286,7 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     (0, None)
     """
     before = [module for module in outer_modules(model) if not is_after_layers(module)]
-    if setup.images.all_image_sizes and sees(model, setup.adapters):
+    if setup.images.shows_any and sees(model, setup.adapters):
         before += [module for module, _ in vision_modules(model)]
     if setup.gradient_checkpointing or any(is_trained(module, setup.adapters) for module in before):
         return None

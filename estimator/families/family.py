@@ -127,8 +127,10 @@ class Architecture:
     """The embedding's output is multiplied by a constant (Gemma, Granite)."""
     scales_in_module: bool = False
     """The embedding's own module does so, before the hook for input gradients (Gemma)."""
+    layer_table: BlockProgram | None = None
+    """Looks up the tokens' part of the inputs of all layers, before the tower runs (Gemma 4)."""
     layer_inputs: BlockProgram | None = None
-    """Computes the inputs of all layers from ids and embeddings, before the first layer (Gemma 4)."""
+    """Computes the inputs of all layers from that part and the embeddings, before the first layer (Gemma 4)."""
     spread: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
     """Makes several streams of hidden states before the first layer, and returns what stays alive (Gemma 3n)."""
     gathered: BlockProgram | None = None

@@ -113,7 +113,7 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
     """
     modules = tower_modules(model, setup.adapters)
     if sees(model, setup.adapters):
-        return vision_modules(model) if setup.images.all_image_sizes else ()
+        return vision_modules(model) if setup.images.shows_any else ()
     classes = family_of(model).with_towers
     return tuple(
         (it, count) for it, count in modules if classes and it.name.startswith(classes.runs_on_text)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from estimator.families.counts import layer_groups, layer_modules, outer_modules
 from estimator.families.family import BlockProgram, Family
 from estimator.families.images.image import ImageProcessor, ImageTokens
+from estimator.families.images.videos import VideoProcessor
 from estimator.families.modules import Module
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
@@ -16,7 +17,7 @@ from estimator.families.rotary import Tables
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model, ModelClass, Part, Vision
 
 RequireGrad = Callable[[Tensor], Tensor]
@@ -59,6 +60,8 @@ class VisionFamily:
     """Reads the tower's sizes, from ``vision_config`` and the whole config."""
     processor: Callable[[Vision], ImageProcessor]
     """The image processor with its published settings."""
+    videos: Callable[[Vision], VideoProcessor] | None = None
+    """The video processor with its published settings; None: the model's processor takes no videos."""
     projector: Callable[[Vision, Model], tuple[Module, ...]]
     """Modules of the projector, which maps the tower's output to the text's hidden size."""
     embed: BlockProgram
@@ -182,6 +185,18 @@ SETTINGS: Mapping[str, str] = {
 """Keys of the contract, and the names of the processors' fields."""
 
 
+VIDEO_SETTINGS: Mapping[str, str] = {
+    "video_min_pixels": "min_pixels",
+    "video_max_pixels": "max_pixels",
+    "cap_pixels_per_frame": "cap_pixels_per_frame",
+}
+"""The same of video processors."""
+BOTH_LATER = Refusal(
+    "images and videos in one example are not modelled yet; set images_per_example or videos_per_example to 0.",
+    NOT_MODELLED,
+)
+
+
 def attended_patches(vision: Vision, seen: Seen) -> int:
     """Query-key pairs of patches in a micro-batch, over all layers of the tower (a count).
 
@@ -199,21 +214,43 @@ def attended_patches(vision: Vision, seen: Seen) -> int:
 def processor_of(vision: Vision, images: Images) -> ImageProcessor:
     """The model's image processor with the setup's settings; ``ValueError`` if it lacks one of them."""
     processor = vision_family(vision).processor(vision)
-    given = {key: getattr(images, key) for key in SETTINGS if getattr(images, key) is not None}
+    return _with_settings(processor, SETTINGS, images, f"{vision.wrapper}'s image processor")
+
+
+def video_processor_of(vision: Vision, images: Images) -> VideoProcessor:
+    """The model's video processor with the setup's settings; ``ValueError`` if it has none, or lacks one of them."""
+    videos = vision_family(vision).videos
+    if videos is None:
+        raise InputError(f"{vision.wrapper}'s processor takes no videos; set videos_per_example 0.")
+    return _with_settings(
+        videos(vision), VIDEO_SETTINGS, images, f"{vision.wrapper}'s video processor"
+    )
+
+
+Processor = TypeVar("Processor", ImageProcessor, VideoProcessor)
+
+
+def _with_settings(
+    processor: Processor, settings: Mapping[str, str], images: Images, name: str
+) -> Processor:
+    given = {key: getattr(images, key) for key in settings if getattr(images, key) is not None}
     for key in given:
-        if not hasattr(processor, SETTINGS[key]):
-            raise InputError(
-                f"{key} is not a setting of {vision.wrapper}'s image processor; leave it out."
-            )
-    named = {SETTINGS[key]: value for key, value in given.items()}
-    changed: ImageProcessor = replace(processor, **named)  # type: ignore[type-var]  # each is a dataclass
+        if not hasattr(processor, settings[key]):
+            raise InputError(f"{key} is not a setting of {name}; leave it out.")
+    named = {settings[key]: value for key, value in given.items()}
+    changed: Processor = replace(processor, **named)  # type: ignore[type-var]  # each is a dataclass
     return changed
 
 
 def images_of(model: Model, images: Images) -> tuple[ImageTokens, ...]:
-    """Tokens and patches of the images of one example."""
-    if model.vision is None or not images.all_image_sizes:
+    """Tokens and patches of the images of one example, or of the parts of its videos."""
+    if model.vision is None or not images.shows_any:
         return ()
+    if images.videos_per_example:
+        if images.all_image_sizes:
+            raise BOTH_LATER()
+        videos = video_processor_of(model.vision, images)
+        return videos.video_tokens(*images.video_size) * images.videos_per_example
     processor = processor_of(model.vision, images)
     seen = {size: processor.image_tokens(*size) for size in set(images.all_image_sizes)}
     return tuple(seen[size] for size in images.all_image_sizes)

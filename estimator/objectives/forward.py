@@ -246,7 +246,9 @@ class Forward:
         embedded = self._embedding(ids)  # locals of the model's forward, alive until it returns
         added: list[Tensor] = []
         outliving: list[Tensor] = []
+        by_table: Tensor | None = None
         if self.loaded.tower is not None:
+            by_table = self._layer_table(ids)
             features, added, outliving = self.loaded.tower.features(
                 self.phase,
                 setup.per_device_train_batch_size,
@@ -263,7 +265,9 @@ class Forward:
         hidden = self._first_hidden(embedded)
         of_layers = None
         if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
-            of_layers = self.family.layer_inputs(self.outer, ids, hidden)
+            by_table = by_table or self._layer_table(ids)
+            of_layers = self.family.layer_inputs(self.outer, by_table, hidden)
+            del by_table
         shared: dict[bool, tuple[Tensor, Tensor]] = {}
         streams: list[Tensor] = []
         self.hooks.work_at(self.outer.embedding_name)
@@ -374,6 +378,12 @@ class Forward:
             hidden = outer.linear("project_in", hidden)
         learned = [name for name in ("wpe", "embed_positions") if name in outer.embeddings]
         return [hidden, *(self._positions(name) for name in learned)]
+
+    def _layer_table(self, ids: Tensor) -> Tensor | None:
+        """Looked up before a tower runs, so that its gradient comes after the tower's."""
+        if self.family.layer_table is None or not self.model.hidden_size_per_layer_input:
+            return None
+        return self.family.layer_table(self.outer, ids)
 
     def _first_hidden(self, embedded: list[Tensor]) -> Tensor:
         """Input of the first layer: the sum of the embeddings, in some families after a norm or dropout."""

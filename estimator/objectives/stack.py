@@ -183,7 +183,7 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
             kind._replace(alone=index) if index in alone else kind
             for index, kind in enumerate(kinds)
         )
-    if sees(model, setup.adapters) and model.vision and setup.images.all_image_sizes:
+    if sees(model, setup.adapters) and model.vision and setup.images.shows_any:
         # after each of the first layers the features of one of the tower's layers are added
         kinds = tuple(
             kind._replace(alone=index) if index < len(model.vision.deepstack) else kind

@@ -185,7 +185,7 @@ def loaded_tower(
     tape: Tape, model: Model, setup: TrainingSetup, number: int, hooks: Hooks
 ) -> LoadedTower | None:
     """The vision tower, if the examples have images."""
-    if not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+    if not sees(model, setup.adapters) or not setup.images.shows_any:
         return None
     return LoadedTower(tape, model, setup, number, hooks)
 

@@ -6,9 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.families.vision_family import images_of, processor_of, sees, vision_family
+from estimator.families.vision_family import (
+    SETTINGS,
+    VIDEO_SETTINGS,
+    images_of,
+    processor_of,
+    sees,
+    video_processor_of,
+    vision_family,
+)
+from estimator.values.facets.images import Images
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model
+from estimator.values.specs import Model, Vision
 
 Keys = Mapping[str, Any]
 
@@ -22,6 +31,8 @@ class ImageChange(NamedTuple):
 
 
 SMALLER: Mapping[str, tuple[Any, ...]] = {
+    "video_frames": (64, 32, 16, 8, 4),
+    "video_max_pixels": (25_165_824, 8_388_608, 2_097_152, 602_112, 200_704, 50_176),
     "max_pixels": (4_014_080, 2_007_040, 1_003_520, 501_760, 250_880),
     "image_longest_edge": (1024, 768, 512),
     "max_patches": (9, 6, 4, 2, 1),
@@ -37,17 +48,16 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
     vision = model.vision
     if vision is None or not sees(model, setup.adapters):
         return
-    if not setup.images.all_image_sizes:
+    if not setup.images.shows_any:
         return
     seen_now = images_of(model, setup.images)
     before = sum(image.tokens for image in seen_now)
     text = setup.images.text_tokens
     if text is None:  # what the row has besides
         text = setup.max_length - before - sum(image.markers for image in seen_now)
-    processor = processor_of(vision, setup.images)
+    shown = "videos" if setup.images.videos_per_example else "images"
     for key, smaller in SMALLER.items():
-        own = "longest_edge" if key == "image_longest_edge" else key
-        now = getattr(processor, own, None)
+        now = _value(vision, setup.images, key)
         options = []
         for value in smaller if now is not None else ():
             images = replace(setup.images, **{key: value})
@@ -60,7 +70,7 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
         if options:
             yield ImageChange(
                 f"{key} {{{key}}}, rows of {{max_length:,}} tokens",
-                f"The same images and text; images are now {before:,} tokens of an example. Fine detail may be lost.",
+                f"The same {shown} and text; {shown} are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )
     computation = setup.computation
@@ -83,3 +93,12 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
             "The text model still learns to read its features. The tower needs no gradients or states.",
             ({"freeze_vision": True},),
         )
+
+
+def _value(vision: Vision, images: Images, key: str) -> Any:
+    """The setting's present value; None if nothing of the example has it."""
+    if not images.videos_per_example:
+        return getattr(processor_of(vision, images), SETTINGS.get(key, ""), None)
+    if key == "video_frames":
+        return images.video_frames
+    return getattr(video_processor_of(vision, images), VIDEO_SETTINGS.get(key, ""), None)

@@ -294,7 +294,7 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
     True
     """
     vision = model.vision
-    if vision is None or not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+    if vision is None or not sees(model, setup.adapters) or not setup.images.shows_any:
         return NO_WORK
     seen = Seen(images_of(model, setup.images), setup.batch.per_device_train_batch_size)
     modules = vision_modules(model)

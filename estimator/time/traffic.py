@@ -92,7 +92,7 @@ def _written(model: Model, alone: TrainingSetup, rank: int) -> Traffic:
 
     forward, backward = per_token(_FORWARD), per_token(_BACKWARD)
     image = 0.0
-    if alone.images.all_image_sizes:
+    if alone.images.shows_any:
         both = _played(model, alone, rank, 2, TOKENS)
         image = sum(both[at] - once[at] for at in (_FORWARD, _BACKWARD))
         image = max(0.0, image - TOKENS * (forward + backward))

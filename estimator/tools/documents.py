@@ -401,7 +401,8 @@ ENVIRONMENT = {
 
 
 IMAGE_ENVIRONMENT = frozenset(
-    listed("MAX_PIXELS MIN_PIXELS MAX_NUM IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM")
+    listed("""MAX_PIXELS MIN_PIXELS MAX_NUM IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM VIDEO_MAX_PIXELS VIDEO_MIN_PIXELS
+    FPS_MAX_FRAMES NFRAMES""")
 )
 """What ms-swift's templates read from the environment: ms-swift 4.6, swift/model/models/qwen.py,
 swift/template/templates/internvl.py."""

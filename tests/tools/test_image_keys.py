@@ -16,6 +16,7 @@ from estimator.tools.defaults import with_defaults_of
 from estimator.tools.writing.files import files_of
 from tests.test_vision import qwen3
 
+VIDEOS = "Qwen/Qwen2.5-VL-7B-Instruct"
 QWEN, GEMMA, TEXT = "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-3-4b-it", "openai-community/gpt2"
 KNOWN = {QWEN: from_config(qwen3(hidden_size=4096)).model}
 LLAMAFACTORY = "stage: sft\nfinetuning_type: lora\nmodel_name_or_path: "
@@ -50,6 +51,19 @@ Trainer(model=model, args=TrainingArguments(output_dir="x"))
         (
             {"a.sh": f"{SWIFT} --freeze_vit false --vit_gradient_checkpointing false"},
             {"gradient_checkpointing": True, "vision_gradient_checkpointing": False},
+        ),
+        (
+            {"a.sh": f"VIDEO_MAX_PIXELS=50176 FPS_MAX_FRAMES=12 {SWIFT.replace(QWEN, VIDEOS)}"},
+            {
+                "video_max_pixels": 50_176,
+                "video_min_pixels": 128 * 28 * 28,
+                "cap_pixels_per_frame": True,
+                "video_frames": 12,
+            },
+        ),
+        (
+            {"a.yaml": f"{LLAMAFACTORY}{VIDEOS}\nvideo_max_pixels: 16384\nvideo_maxlen: 64\n"},
+            {"video_max_pixels": 16_384, "video_min_pixels": 56 * 56, "video_frames": 64},
         ),
         # the frozen tower's layers are not checkpointed: llamafactory 0.9.5, model/model_utils/checkpointing.py:100
         ({"a.yaml": f"{LLAMAFACTORY}{QWEN}\n"}, {"vision_gradient_checkpointing": False}),
@@ -93,6 +107,12 @@ def test_limit_for_a_text_model_is_reported() -> None:
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{TEXT}\nimage_max_pixels: 262144\n"})
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.says == "gpt2 is known here without a tower that sees: no image is estimated."
+
+
+def test_frames_resized_before_a_processor_with_other_limits_are_reported() -> None:
+    run = read_files({"a.yaml": f"{LLAMAFACTORY}{QWEN}\nvideo_max_pixels: 16384\n"}, KNOWN)
+    (said,) = run.of(Fate.NOT_MODELLED)
+    assert said.says.startswith("Frames are resized to this area before qwen3_vl's processor")
 
 
 @pytest.mark.parametrize(

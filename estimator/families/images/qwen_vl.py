@@ -52,19 +52,8 @@ class Qwen2VLImageProcessor:
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
         """One token per ``merge_size``² patches."""
-        if max(height, width) / min(height, width) > LONGEST_RATIO:
-            raise TOO_LONG(height=height, width=width)
         side = self.patch_size * self.merge_size
-        # Python's round, half to even, as in the processor
-        high, wide = round(height / side) * side, round(width / side) * side
-        if high * wide > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
-            high = max(side, math.floor(height / shrink / side) * side)
-            wide = max(side, math.floor(width / shrink / side) * side)
-        elif high * wide < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
-            high = math.ceil(height * grow / side) * side
-            wide = math.ceil(width * grow / side) * side
+        high, wide = resized(height, width, side, self.min_pixels, self.max_pixels, TOO_LONG)
         patches = (high // self.patch_size) * (wide // self.patch_size)
         return ImageTokens(
             patches // self.merge_size**2, _MARKERS, patches, height=high, width=wide
@@ -90,22 +79,63 @@ class Glm4vImageProcessor:
     def image_tokens(self, height: int, width: int) -> ImageTokens:
         """One token per ``merge_size``² patches."""
         side, frames = self.patch_size * self.merge_size, self.temporal_patch_size
-        shown = (height, width)
-        if height < side or width < side:
-            scale = max(side / height, side / width)
-            height, width = int(height * scale), int(width * scale)
-        if max(height, width) / min(height, width) > LONGEST_RATIO:
-            raise TOO_LONG_FOR_GLM(height=shown[0], width=shown[1])
-        high, wide = round(height / side) * side, round(width / side) * side
-        if frames * high * wide > self.max_pixels:
-            shrink = math.sqrt(frames * height * width / self.max_pixels)
-            high = max(side, math.floor(height / shrink / side) * side)
-            wide = max(side, math.floor(width / shrink / side) * side)
-        elif frames * high * wide < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (frames * height * width))
-            high = math.ceil(height * grow / side) * side
-            wide = math.ceil(width * grow / side) * side
+        limits = self.min_pixels, self.max_pixels
+        sides = height, width
+        high, wide = resized_volume(frames, sides, side, frames, *limits, TOO_LONG_FOR_GLM)
         patches = (high // self.patch_size) * (wide // self.patch_size)
         return ImageTokens(
             patches // self.merge_size**2, _MARKERS, patches, height=high, width=wide
         )
+
+
+def resized(
+    height: int, width: int, side: int, least: int, most: int, record: Refusal
+) -> tuple[int, int]:
+    """Height and width in pixels, multiples of ``side`` whose area is between two limits; ``ValueError`` if too long.
+
+    Source: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, ``smart_resize``.
+    """
+    if max(height, width) / min(height, width) > LONGEST_RATIO:
+        raise record(height=height, width=width)
+    return _between(1, 1, (height, width), side, least, most)
+
+
+def resized_volume(
+    frames: int,
+    sides: tuple[int, int],
+    side: int,
+    joined: int,
+    least: int,
+    most: int,
+    record: Refusal,
+) -> tuple[int, int]:
+    """The same with limits of all frames' pixels together; sides shorter than ``side`` are enlarged first.
+
+    Source: transformers 5.23, models/glm46v/image_processing_glm46v.py, models/qwen3_vl/video_processing_qwen3_vl.py,
+    ``smart_resize``.
+    """
+    height, width = sides
+    if height < side or width < side:
+        scale = max(side / height, side / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) / min(height, width) > LONGEST_RATIO:
+        raise record(height=sides[0], width=sides[1])
+    return _between(frames, joined, (height, width), side, least, most)
+
+
+def _between(
+    frames: int, joined: int, sides: tuple[int, int], side: int, least: int, most: int
+) -> tuple[int, int]:
+    height, width = sides
+    # Python's round, half to even, as in the processor
+    high, wide = round(height / side) * side, round(width / side) * side
+    pixels = round(frames / joined) * joined * high * wide
+    if pixels > most:
+        shrink = math.sqrt(frames * height * width / most)
+        high = max(side, math.floor(height / shrink / side) * side)
+        wide = max(side, math.floor(width / shrink / side) * side)
+    elif pixels < least:
+        grow = math.sqrt(least / (frames * height * width))
+        high = math.ceil(height * grow / side) * side
+        wide = math.ceil(width * grow / side) * side
+    return high, wide

@@ -135,10 +135,10 @@ def _corrected(b: Block, predictions: Tensor, activated: Tensor) -> Tensor:
     return op.cast(tape, corrected, activated.width)
 
 
-def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
-    """All layers' embeddings of all tokens; ids beyond the table are taken for the first.
+def layer_table(outer: Block, ids: Tensor) -> Tensor:
+    """All layers' embeddings of all tokens by their table; ids beyond it are taken for the first.
 
-    Source: ``get_per_layer_inputs`` and ``project_per_layer_inputs``.
+    Source: ``get_per_layer_inputs``.
     """
     tape, model = outer.tape, outer.model
     layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
@@ -147,8 +147,15 @@ def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
     found = outer.within(
         table.key, in_table, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
     )
-    by_table = op.scale(tape, found)
-    del found, in_table
+    return op.scale(tape, found)
+
+
+def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
+    """The same by a projection of the tokens' own embeddings, and the sum of both.
+
+    Source: ``project_per_layer_inputs``.
+    """
+    tape, layers = outer.tape, outer.model.num_hidden_layers
     projected = outer.linear("per_layer_model_projection", embedded)
     projected = op.scale_in_place(tape, projected, by_tensor=True)
     projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
@@ -375,6 +382,7 @@ FAMILIES = (
             layer=gemma3n,
             norm=NormKind.RMS_BY_POWER,
             tables_by_kind=True,
+            layer_table=layer_table,
             layer_inputs=layer_inputs,
             spread=spread,
             gathered=gathered,

@@ -113,10 +113,10 @@ def _routing(b: Block, x: Tensor) -> Routing:
     return Routing(probabilities, shares, indices)
 
 
-def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
-    """All layers' embeddings of all tokens, T · L · width: by the table, and by a projection of the tokens' own.
+def layer_table(outer: Block, ids: Tensor) -> Tensor:
+    """All layers' embeddings of all tokens by their table, T · L · width.
 
-    Source: ``get_per_layer_inputs`` and ``project_per_layer_inputs``.
+    Source: ``get_per_layer_inputs``.
     """
     tape, model = outer.tape, outer.model
     layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
@@ -124,8 +124,15 @@ def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
     found = outer.within(
         table.key, ids, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
     )
-    by_table = op.scale(tape, found)
-    del found
+    return op.scale(tape, found)
+
+
+def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
+    """The same by a projection of the tokens' own embeddings, and the sum of both.
+
+    Source: ``project_per_layer_inputs``.
+    """
+    tape, layers = outer.tape, outer.model.num_hidden_layers
     projected = op.scale(tape, outer.linear("per_layer_model_projection", embedded))
     projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
     return op.scale(tape, op.add(tape, projected, by_table))
@@ -416,6 +423,7 @@ FAMILIES = (
             layer=gemma4,
             norm=NormKind.RMS_BY_POWER,
             tables_by_kind=True,
+            layer_table=layer_table,
             layer_inputs=layer_inputs,
             flash_lacks="heads of more than 256 numbers",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.families.vision_family import SETTINGS, processor_of, vision_family
+from estimator.families.vision_family import SETTINGS, VIDEO_SETTINGS, processor_of, vision_family
 from estimator.values.facets.images import Images
 from estimator.values.specs import Model, Vision
 
@@ -37,6 +37,17 @@ def settings_of(vision: Vision) -> tuple[str, ...]:
     """Keys of the contract that the model's image processor has (names; per model)."""
     processor = vision_family(vision).processor(vision)
     return tuple(key for key, name in SETTINGS.items() if hasattr(processor, name))
+
+
+def video_settings_of(vision: Vision) -> tuple[str, ...]:
+    """Keys of the contract that the model's video processor has (names; per model); none if it takes no videos."""
+    videos = vision_family(vision).videos
+    if videos is None:
+        return ()
+    sizes = ("videos_per_example", "video_frames", "video_height", "video_width")
+    processor = videos(vision)
+    own = (key for key, name in VIDEO_SETTINGS.items() if hasattr(processor, name))
+    return (*sizes, *own)
 
 
 def image_by_tool(model: Model, height: int, width: int) -> tuple[ToolImage, ...]:

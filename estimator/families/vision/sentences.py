@@ -24,7 +24,7 @@ def image_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     vision = model.vision
     if vision is None or not sees(model, setup.adapters):
         return []
-    if not setup.images.all_image_sizes:
+    if not setup.images.shows_any:
         return [
             "AutoModelForImageTextToText also creates the image tower. Without an image in the batch the tower does "
             "not run: it takes memory for its weights, but not for gradients or optimizer states."
@@ -35,10 +35,15 @@ def image_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     patches = sum(image.patches for image in images)
     per_token = LOGIT_BYTES * model.vocab_size / 1e6
     count = "The image" if len(images) == 1 else f"The {len(images)} images"
+    fewer = "Fewer pixels make fewer tokens."
+    if setup.images.videos_per_example:
+        frames = setup.images.videos_per_example * setup.images.video_frames
+        count = f"The {frames:,} frames of video" if frames > 1 else "The frame of video"
+        fewer = "Fewer frames or pixels make fewer tokens."
     return [
         f"{count} of an example become {tokens:,} tokens and {markers:,} markers, from {patches:,} patches that the "
         f"tower computes. In the loss an image token costs as much as a word, {per_token:.1f} MB of logits with the "
-        "standard loss, though it is not scored. Fewer pixels make fewer tokens.",
+        f"standard loss, though it is not scored. {fewer}",
         *image_costs(model, setup),
     ]
 
@@ -51,7 +56,7 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
     ``create_causal_mask_mapping``.
     """
     vision = model.vision
-    if vision is None or not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+    if vision is None or not sees(model, setup.adapters) or not setup.images.shows_any:
         return []
     sentences = []
     if (
@@ -78,7 +83,7 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
             "quarter of it."
         )
     processor = processor_of(vision, setup.images)
-    if isinstance(processor, Idefics3ImageProcessor):
+    if setup.images.all_image_sizes and isinstance(processor, Idefics3ImageProcessor):
         sentences += _enlarged(processor, setup.images.all_image_sizes[0])
     return sentences
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from estimator.families.vision.by_tool import settings_of
+from estimator.families.vision.by_tool import settings_of, video_settings_of
 from estimator.families.vision_family import SETTINGS, vision_family
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Value
 from estimator.values.specs import Model
 
 SWITCHES = frozenset({"do_image_splitting", "crop_to_patches", "do_pan_and_scan"})
+PER_FRAME = frozenset({"qwen2_vl", "qwen2_5_vl"})
+"""``model_type`` of the checkpoints whose video processor limits each frame."""
 FREEZES = ("freeze_vision", "freeze_projector", "freeze_language")
 
 
@@ -27,7 +29,9 @@ def has_setting(model: Model | None, ours: str) -> bool:
     """Whether the model's processor has a setting, as far as the model is known."""
     if model is None:
         return True
-    return model.vision is not None and ours in settings_of(model.vision)
+    if model.vision is None:
+        return False
+    return ours in (*settings_of(model.vision), *video_settings_of(model.vision))
 
 
 def setting(ours: str, *theirs: str) -> Rule:
@@ -82,6 +86,39 @@ def from_processor(part: str) -> tuple[Rule, ...]:
     return (sizes, *rules)
 
 
+def limits_frames(model: Model | None) -> bool:
+    """Whether the model's video processor limits each frame's area, as the tools do before it."""
+    return model is not None and model.vision is not None and model.vision.wrapper in PER_FRAME
+
+
+def most_frames(*theirs: str) -> Rule:
+    """The most frames of a video that the tool samples."""
+
+    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        key = next((it for it in theirs if given.is_given(it)), None)
+        frames = whole(given[key]) if key else None
+        sees = so_far.model is not None and has_setting(so_far.model, "video_frames")
+        return {"video_frames": frames} if frames and sees else {}
+
+    return Rule(theirs=theirs, ours=("video_frames",), read=read)
+
+
+def area_of_frames(most: str, least: str, usual: Mapping[str, Value], *, floor: int = 0) -> Rule:
+    """Limits of each frame's area, which the tool applies before the processor; ``usual``: what it does beside them."""
+
+    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        if not limits_frames(so_far.model) or not (given.is_given(most) or given.is_given(least)):
+            return {}
+        found = {**usual}
+        for ours, key in (("video_max_pixels", most), ("video_min_pixels", least)):
+            if given.is_given(key) and (area := whole(given[key])):
+                found[ours] = max(area, floor)
+        return found
+
+    ours = ("video_max_pixels", "video_min_pixels", "cap_pixels_per_frame")
+    return Rule(theirs=(most, least), ours=ours, read=read)
+
+
 def frozen(vision: str, projector: str, language: str) -> Rule:
     """Three switches for the three parts of a model with a tower."""
 
@@ -124,6 +161,11 @@ def without_use(
     for rule in rules:
         if any(not has_setting(model, it) for it in {"max_pixels", "min_pixels"} & {*rule.ours}):
             yield from ((key, says) for key in rule.theirs if key in given)
+        if "video_max_pixels" in rule.ours and not limits_frames(model):
+            frames = says.replace("Images are", "Frames are", 1).replace(
+                "no image is", "no video is"
+            )
+            yield from ((key, frames) for key in rule.theirs if key in given)
 
 
 def with_hook(

@@ -204,6 +204,9 @@ def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"beta": theirs["args.pref_beta"]} if asks else {}
 
 
+FRAMES = {"video_max_pixels": 256 * 256, "video_min_pixels": 56 * 56}
+"""Its own default beside the least area of the processor, which is larger than its own: hparams/model_args.py."""
+
 RULES: tuple[Rule, ...] = (
     Rule(
         theirs=("args.stage", "args.pref_loss"),
@@ -317,6 +320,8 @@ RULES: tuple[Rule, ...] = (
     ),
     images.setting("max_pixels", "args.image_max_pixels"),
     images.setting("min_pixels", "args.image_min_pixels"),
+    images.area_of_frames("args.video_max_pixels", "args.video_min_pixels", FRAMES, floor=56 * 56),
+    images.most_frames("args.video_maxlen"),
     images.setting("crop_to_patches", "args.crop_to_patches"),
     images.setting("do_pan_and_scan", "args.image_do_pan_and_scan"),
     Rule(
@@ -362,9 +367,6 @@ LATER: tuple[Later, ...] = (
     later("reward_model_type", "How the reward model is kept", EITHER),
     later("compute_accuracy", "Evaluation keeps predictions", MORE),
     later("predict_with_generate", "Evaluation generates", MORE),
-    later("video_max_pixels", "Frames have at most so many pixels", EITHER),
-    later("video_min_pixels", "Frames have at least so many pixels", EITHER),
-    later("video_maxlen", "Videos have at most so many frames", EITHER),
     later("video_fps", "Videos are sampled so often", EITHER),
     later("use_audio_in_video", "Videos have their sound", MORE),
     later("galore_rank", "GaLore projects to this rank", EITHER),

@@ -179,6 +179,10 @@ def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {} if value is None else {"lora_alpha": rounded(value)}
 
 
+FRAMES = {"video_max_pixels": 602_112, "video_min_pixels": 100_352, "cap_pixels_per_frame": True}
+"""qwen-vl-utils' limits: 768 and 128 tokens of a frame, QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/
+vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_video``; ms-swift logs them."""
+
 RULES: tuple[Rule, ...] = (
     Rule(theirs=("args.rlhf_type", "args.task_type"), ours=("objective",), read=_objective),
     same("args.model", "model", "args.model_id_or_path"),
@@ -284,6 +288,8 @@ RULES: tuple[Rule, ...] = (
         ours=("max_pixels", "min_pixels"),
         read=_tokens_of_images,
     ),
+    images.area_of_frames("args.video_max_pixels", "args.video_min_pixels", FRAMES),
+    images.most_frames("args.nframes", "args.fps_max_frames"),
     Rule(
         theirs=("args.beta",),
         ours=("beta",),

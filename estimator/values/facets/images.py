@@ -1,4 +1,4 @@
-"""The images of an example, and how a processor sizes them."""
+"""The images and videos of an example, and how a processor sizes them."""
 
 from __future__ import annotations
 
@@ -185,12 +185,120 @@ class Images(Checked):
         ),
     )
 
+    videos_per_example: int = key(
+        0,
+        WholeNumber(64, low=0),
+        "videos in an example, all of one size and length",
+        default_from=DefaultSource.OURS,
+        code="vn",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Videos per example",
+            help="Videos in each example, all of one size and length.",
+            ends=(0, 16),
+        ),
+    )
+    video_frames: int = key(
+        16,
+        WholeNumber(4096),
+        "frames of each video that the processor is given, after sampling",
+        default_from=DefaultSource.OURS,
+        code="vf",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Frames",
+            help="Seconds × frames per second, at most the processor's max_frames.",
+        ),
+    )
+    video_height: int | None = key(
+        None,
+        _SIDE,
+        "of each frame, in pixels",
+        default_from=DefaultSource.OURS,
+        null="360",
+        code="vh",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Frame height",
+            help="Pixels of a frame.",
+        ),
+    )
+    video_width: int | None = key(
+        None,
+        _SIDE,
+        "of each frame, in pixels",
+        default_from=DefaultSource.OURS,
+        null="640",
+        code="vw",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Frame width",
+            help="Pixels of a frame.",
+        ),
+    )
+    video_min_pixels: int | None = key(
+        None,
+        _PIXELS,
+        "the least area that Qwen's and GLM's video processors resize to",
+        default_from=DefaultSource.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="vi",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="video_min_pixels",
+            help="Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
+        ),
+    )
+    video_max_pixels: int | None = key(
+        None,
+        _PIXELS,
+        "the largest area that Qwen's and GLM's video processors leave",
+        default_from=DefaultSource.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="vx",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="video_max_pixels",
+            help="Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
+        ),
+    )
+    cap_pixels_per_frame: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "whether Qwen's video processors limit each frame to its share, as qwen-vl-utils does",
+        default_from=DefaultSource.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="vc",
+        widget=Widget(
+            shape="select",
+            section=Section.IMAGES,
+            label="Cap pixels per frame",
+            help="cap_pixels_per_frame of Qwen's video processors: each frame has its share of the limit.",
+        ),
+    )
+
     @property
     def all_image_sizes(self) -> tuple[tuple[int, int], ...]:
         """Height and width of every image of an example."""
         if self.image_sizes is not None:
             return self.image_sizes
         return ((self.image_height or 1080, self.image_width or 1920),) * self.images_per_example
+
+    @property
+    def video_size(self) -> tuple[int, int, int]:
+        """Frames, height and width of every video."""
+        return self.video_frames, self.video_height or 360, self.video_width or 640
+
+    @property
+    def shows_any(self) -> bool:
+        """Whether an example has an image or a video."""
+        return bool(self.all_image_sizes) or self.videos_per_example > 0
 
     @property
     def has_image_keys(self) -> bool:

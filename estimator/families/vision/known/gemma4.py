@@ -8,6 +8,7 @@ from __future__ import annotations
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.gemma import Gemma4ImageProcessor
+from estimator.families.images.videos import Gemma4VideoProcessor
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables, turned
@@ -201,6 +202,10 @@ def _processor(vision: Vision) -> Gemma4ImageProcessor:
     return Gemma4ImageProcessor(patch_size=vision.patch_size, pooling_kernel_size=vision.merge_size)
 
 
+def _videos(vision: Vision) -> Gemma4VideoProcessor:
+    return Gemma4VideoProcessor(patch_size=vision.patch_size, pooling_kernel_size=vision.merge_size)
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("gemma4",),
@@ -212,6 +217,7 @@ TOWERS = (
         ),
         read=_read,
         processor=_processor,
+        videos=_videos,
         projector=_projector,
         embed=_embed,
         project=_project,

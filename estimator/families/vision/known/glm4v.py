@@ -8,6 +8,7 @@ from __future__ import annotations
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.qwen_vl import Glm4vImageProcessor
+from estimator.families.images.videos import Glm4vVideoProcessor
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary
@@ -146,6 +147,14 @@ def _processor(vision: Vision) -> Glm4vImageProcessor:
     return Glm4vImageProcessor(patch_size=vision.patch_size, merge_size=vision.merge_size)
 
 
+def _videos(vision: Vision) -> Glm4vVideoProcessor:
+    return Glm4vVideoProcessor(
+        patch_size=vision.patch_size,
+        merge_size=vision.merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+    )
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("glm4v", "glm4v_moe"),
@@ -157,6 +166,7 @@ TOWERS = (
         ),
         read=_read,
         processor=_processor,
+        videos=_videos,
         projector=_projector,
         embed=_embed,
         project=_project,

@@ -5,9 +5,12 @@ Source: transformers 5.23, models/internvl/modeling_internvl.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.tiles import InternVLImageProcessor
+from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
@@ -167,6 +170,10 @@ def _processor(vision: Vision) -> InternVLImageProcessor:
     )
 
 
+def _videos(vision: Vision) -> FrameProcessor:
+    return FrameProcessor(image=replace(_processor(vision), crop_to_patches=False))
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("internvl",),
@@ -180,6 +187,7 @@ TOWERS = (
         ),
         read=_read,
         processor=_processor,
+        videos=_videos,
         projector=_projector,
         embed=_embed,
         project=_project,

@@ -12,6 +12,7 @@ from estimator.families.activations import quick_gelu
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
+from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
@@ -349,6 +350,31 @@ def _processor_3(vision: Vision) -> Qwen2VLImageProcessor:
     )
 
 
+def _videos_2_5(vision: Vision) -> Qwen2VLVideoProcessor:
+    """With the settings of the published preprocessor_config.json, which AutoVideoProcessor reads too.
+
+    Source: transformers 5.23, video_processing_utils.py, ``get_video_processor_dict``.
+    """
+    return Qwen2VLVideoProcessor(
+        patch_size=vision.patch_size,
+        merge_size=vision.merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        min_pixels=56 * 56,
+        max_pixels=12_845_056,
+    )
+
+
+def _videos_3(vision: Vision) -> Qwen3VLVideoProcessor:
+    """With the settings of the published video_preprocessor_config.json."""
+    return Qwen3VLVideoProcessor(
+        patch_size=vision.patch_size,
+        merge_size=vision.merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        min_pixels=4096,
+        max_pixels=25_165_824,
+    )
+
+
 TREE = TreeLayout("Qwen2_5_VLVision", "")
 _QWEN3 = Family(
     model_type="qwen3_vl_vision",
@@ -369,6 +395,7 @@ TOWERS = (
         ),
         read=_qwen2,
         processor=_processor_2_5,
+        videos=_videos_2_5,
         projector=_qwen2_merger,
         embed=_embed,
         project=_project_qwen2,
@@ -390,6 +417,7 @@ TOWERS = (
         ),
         read=_qwen2_5,
         processor=_processor_2_5,
+        videos=_videos_2_5,
         projector=_qwen2_5_merger,
         embed=_embed_qwen2_5,
         project=_project_qwen2_5,
@@ -407,6 +435,7 @@ TOWERS = (
         tower=_QWEN3,
         read=_qwen3,
         processor=_processor_3,
+        videos=_videos_3,
         projector=_qwen3_mergers,
         embed=_embed,
         project=_project_qwen3,
@@ -424,6 +453,7 @@ TOWERS = (
         tower=_QWEN3,
         read=partial(_qwen3, wrapper="qwen3_5", deep=False),
         processor=_processor_3,
+        videos=_videos_3,
         projector=_qwen3_mergers,
         embed=_embed,
         project=_project_qwen3,

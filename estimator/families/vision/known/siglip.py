@@ -5,12 +5,14 @@ Source: transformers 5.23, models/siglip, models/gemma3, models/smolvlm, models/
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
+from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
@@ -248,6 +250,10 @@ def _family(model_type: str) -> Family:
     )
 
 
+def _frames(vision: Vision) -> FrameProcessor:
+    return FrameProcessor(image=replace(_idefics3_processor(vision), do_image_splitting=False))
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("gemma3",),
@@ -268,6 +274,7 @@ TOWERS = (
         tower=_family("smolvlm_vision"),
         read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
         processor=_idefics3_processor,
+        videos=_frames,
         projector=_connector,
         embed=_embed_smolvlm,
         project=_project_smolvlm,
