@@ -1,4 +1,4 @@
-"""State that is restored after every test, and what Streamlit's AppTest need not do each time."""
+"""How tests are shared out, what is restored after each, and what Streamlit's AppTest need not do each time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,26 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``--dist loadfile``, one worker runs all browser tests: on two cores, two browsers wait for each other."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class OneBrowser(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "browser" if file.startswith("tests/browser/") else file
+
+    return OneBrowser(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests come first: they take longest and mostly wait, so other tests run beside them."""
+    items.sort(key=lambda item: item.get_closest_marker("browser") is None)
 
 
 @pytest.fixture(autouse=True)
