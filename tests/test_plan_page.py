@@ -135,6 +135,20 @@ def test_setups_that_miss_the_limits_are_marked_no(advice):
     assert "light-dark" in words.panel_html(late)
 
 
+def test_a_mean_that_the_percentiles_exclude_is_refused():
+    """At most 5 tokens in 90 %, and 1,024 in the rest: at most 0.9 × 5 + 0.1 × 1,024 = 107 on average."""
+    lengths = {"p90": 5, "max": 1024, "mean": 600}
+    with pytest.raises(ValueError, match="from 0 to 107 tokens, not 600"):
+        question_of({**SMALL, "lengths": lengths})
+
+
+@pytest.mark.parametrize("name", ["mean", "p50", "p90", "p99", "longest"])
+def test_the_forms_fields_show_the_lengths_of_the_question(name):
+    given = {"p50": 400, "p90": 1200, "p99": 3000, "max": 4096, "mean": 600}
+    shown = form.fields(question_of({**SMALL, "lengths": given}).lengths)
+    assert shown[name] == given[name.replace("longest", "max")]
+
+
 class Dropped:
     """An uploaded file as Streamlit provides it."""
 

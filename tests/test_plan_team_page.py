@@ -163,6 +163,15 @@ def test_the_timeline_shows_every_job_and_what_is_beyond_the_deadline(answer):
     assert "late" in timeline_figure.alt(answer.timetable, answer.gpus)
 
 
+def test_one_short_job_alone_is_drawn_and_said():
+    one = JobOption(pool="L4", num_gpus=1, hours=0.005)
+    found = schedule([Job(name="a", options=(one,), deadline_hours=1.0)], {"L4": 1})
+    team = team_of({"cards": ["1x L4"], "jobs": [{"name": "a", "model": "Qwen/Qwen3-8B"}]})
+    figure = timeline_figure.figure(found, team, {"a": (0,)}, {"a": "1 × L4"})
+    assert figure["layout"]["xaxis"]["ticktext"][0] == "0:00"
+    assert timetable_summary(found) == ["The job runs, in time, without rent."]
+
+
 def test_the_csv_has_a_line_for_each_job(answer):
     rows = list(csv.DictReader(io.StringIO(timetable_csv(answer.timetable, answer.titles))))
     assert [it["job"] for it in rows] == ["in time", "late", "too large"]
@@ -203,5 +212,5 @@ def test_a_file_that_is_no_question_is_refused_in_a_sentence_and_changes_nothing
     for module in (team_view, team_asked):
         monkeypatch.setattr(module.st, "session_state", state)
     team_view._open()
-    assert state.pop("plan problem").startswith("team.yaml is not taken: ")
+    assert state.pop("plan problem").startswith("The file is not taken: ")
     assert list(state) == ["team file to open"]

@@ -234,7 +234,7 @@ def _open() -> None:
             st.session_state["plan shown"] = asked.RUN.key
             del st.query_params[TEAM.key]
     except ValueError as problem:
-        st.session_state[held.PROBLEM] = f"{file.name} is not taken: {problem}"
+        st.session_state[held.PROBLEM] = f"The file is not taken: {problem}"
 
 
 def _put(team: TeamQuestion, given: dict[str, object]) -> TeamQuestion:

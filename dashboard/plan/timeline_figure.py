@@ -16,7 +16,7 @@ LETTERS, LEAST_LETTERS = 20, 14
 """Pixels of a name in a bar; one that would have to be smaller is only in the legend. Our choice."""
 MOST_LANES = 440
 """Pixels of all lanes at most; with more GPUs a lane is thinner."""
-STEPS = (0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 168)
+STEPS = (1 / 60, 1 / 12, 0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 168)
 """Hours between two ticks."""
 MOST_TICKS = 8
 STRIP = 0.24
@@ -290,8 +290,12 @@ def ticks(end: float) -> list[float]:
     >>> ticks(20), ticks(100)
     ([0, 3, 6, 9, 12, 15, 18], [0, 24, 48, 72, 96])
     """
-    step = next((it for it in STEPS if end / it <= MOST_TICKS), STEPS[-1])
+    step = _step(end)
     return [number * step for number in range(int(end / step) + 1)]
+
+
+def _step(end: float) -> float:
+    return next((it for it in STEPS if end / it <= MOST_TICKS), STEPS[-1])
 
 
 def clock(hours: float, end: float = 0.0) -> str:
@@ -302,7 +306,7 @@ def clock(hours: float, end: float = 0.0) -> str:
     """
     minutes = round(60 * hours)
     day, rest = minutes // (60 * HOURS_OF_A_DAY) + 1, minutes % (60 * HOURS_OF_A_DAY)
-    if end and ticks(end)[1] % HOURS_OF_A_DAY == 0:
+    if end and _step(end) % HOURS_OF_A_DAY == 0:
         return f"day {day}"
     time = f"{rest // 60}:{rest % 60:02d}"
     if end <= 0:

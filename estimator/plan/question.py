@@ -95,6 +95,17 @@ class TokenLengths:
         points = tuple((share, rising[round(share * last)]) for share in sorted(shares))
         return cls(mean=sum(rising) / len(rising), longest=rising[-1], quantiles=points)
 
+    @property
+    def possible_means(self) -> tuple[float, float]:
+        """The least and the greatest mean that the percentiles allow, in tokens.
+
+        >>> TokenLengths.of_quantiles({0.5: 100, 1.0: 300}).possible_means
+        (50.0, 200.0)
+        """
+        steps = list(pairwise(_from_zero(self.quantiles)))
+        least = sum((high - low) * shorter for (low, shorter), (high, _) in steps)
+        return least, sum((high - low) * longer for (low, _), (high, longer) in steps)
+
     def mean_within(self, context: int) -> float:
         """Mean tokens of an example after rows are cut at a context.
 

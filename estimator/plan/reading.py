@@ -295,9 +295,19 @@ def _lengths(given: object) -> TokenLengths:
     read = TokenLengths.of_quantiles({**quantiles, 1.0: most})
     if "mean" not in given:
         return read
-    return TokenLengths(
-        mean=as_number(given["mean"], "mean"), longest=most, quantiles=read.quantiles
-    )
+    mean = as_number(given["mean"], "mean")
+    least, greatest = read.possible_means
+    if len(quantiles) <= MOST_BY_HAND and not least <= mean <= greatest:
+        raise InputError(
+            f"with these percentiles the mean is from {least:,.0f} to {greatest:,.0f} tokens, "
+            f"not {show(given['mean'])}; correct it, or leave it out."
+        )
+    return TokenLengths(mean=mean, longest=most, quantiles=read.quantiles)
+
+
+MOST_BY_HAND = 20
+"""Percentiles that are given by hand at most: ours. Those of a count fall on whole examples, so its mean may lie
+outside their steps."""
 
 
 def _keys(given: object) -> dict[str, object]:

@@ -221,18 +221,17 @@ def timetable_titles(found: Timetable, answers: Mapping[str, Advice]) -> dict[st
 def timetable_summary(found: Timetable) -> list[str]:
     """What runs and what it costs, in a sentence; then each job that is late or left out, and by how much or why."""
     runs, jobs = len(found.assignments), len(found.assignments) + len(found.left_out)
-    count = (
-        f"All {jobs} jobs run"
-        if runs == jobs > 1
-        else f"{runs} of {jobs} jobs run{'s' * (runs == 1)}"
-    )
+    if runs == jobs:
+        count = f"All {jobs} jobs run" if jobs > 1 else "The job runs"
+    else:
+        count = f"{runs} of {jobs} jobs run{'s' * (runs == 1)}"
     late = [it for it in found.assignments if it.late_hours > LATE]
     due = [it for it in found.assignments if it.job.deadline_hours is not None]
     if late:
         total = words.duration(found.late_hours)
-        times = f", {len(late)} late by {total}{' in all' * (len(late) > 1)}"
+        times = f", {f'{len(late)} ' * (runs > 1)}late by {total}{' in all' * (len(late) > 1)}"
     else:
-        times = ", each in time" if due else ""
+        times = f",{' each' * (runs > 1)} in time" if due else ""
     price = f"for {words.usd(found.dollars)} at most" if found.dollars else "without rent"
     said = [f"{count}{times}, {price}."]
     said += [f"{it.job.name} ends {words.duration(it.late_hours)} late." for it in late]
