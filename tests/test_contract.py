@@ -99,14 +99,15 @@ per_device_eval_batch_size 8 · eval_strategy "no" · compute_metrics false · e
 save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false
 usd_per_gpu_hour null · mfu null · pace null · pace_from null
-freeze_vision false · freeze_projector false · freeze_language false · images_per_example 0 · image_height null
+freeze_vision false · freeze_projector false · freeze_language false · vision_gradient_checkpointing null
+images_per_example 0 · image_height null
 image_width null · image_sizes null · text_tokens null · min_pixels null · max_pixels null
 do_image_splitting null · image_longest_edge null · crop_to_patches null · max_patches null
 do_pan_and_scan null · max_soft_tokens null
 use_vllm false · vllm_mode "colocate" · vllm_gpu_memory_utilization 0.3 · vllm_enable_sleep_mode false
 vllm_tensor_parallel_size 1 · vllm_max_model_length null · vllm_max_num_seqs null
 vllm_max_num_batched_tokens 4096 · generation_offload_model false · generation_offload_optimizer false
-ds3_gather_for_generation true
+use_transformers_continuous_batching false · ds3_gather_for_generation true
 """
 
 

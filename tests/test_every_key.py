@@ -86,6 +86,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "vllm_max_num_batched_tokens": {"objective": "grpo", "use_vllm": True},
     "generation_offload_model": {"objective": "grpo", "use_vllm": True},
     "generation_offload_optimizer": {"objective": "grpo", "use_vllm": True},
+    "use_transformers_continuous_batching": {"objective": "grpo"},
     "ds3_gather_for_generation": {"objective": "grpo", "num_gpus": 2, "strategy": "zero3"},
     "num_labels": {"objective": "sequence_classification"},
     "mini_batch_size": {"objective": "embedding"},

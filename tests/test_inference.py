@@ -16,7 +16,8 @@ from estimator.answer.estimate import estimate, need
 from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.inference import colocation, engine, kv_cache, seconds
+from estimator.inference import colocation, engine, kv_cache, paged, seconds
+from estimator.resident.overhead import CONTEXT_LOW_BYTES
 from estimator.search.limits import longest_context, smallest_gpu
 from estimator.search.ranking import rank_gpus
 from estimator.search.remedies import remedies
@@ -270,7 +271,7 @@ def test_accumulation_walk_includes_generation_and_forward() -> None:
             "lower max_completion_length",
         ),
         ({"objective": "sft"}, "use_vllm is for objectives grpo and rloo"),
-        ({"method": "qlora"}, "not modelled yet"),
+        ({"method": "qlora"}, "whose shape vLLM refuses"),
         ({"method": "lora", "load_in_8bit": True}, "TRL refuses"),
         # v1/worker/utils.py:764: free memory on startup
         ({"vllm_gpu_memory_utilization": 0.99}, "lower it to 0.96"),
@@ -437,6 +438,56 @@ def test_trl_s_recommended_share_matches_the_formula_of_its_space() -> None:
     # by hand, Qwen2.5 7B at 8 × 1,024 tokens: 7.6156 · 2 GiB and 57,344 bytes a token, plus a fifth, of 79.11
     # GiB: (15.231 + 0.4375) · 1.2 / 79.11 = 0.238
     assert generation.trls_advice(QWEN_7B, setup(), H100.memory_bytes) == 0.25
+
+
+# --- continuous batching: transformers generation/continuous_batching/cache.py ---
+
+PAGED: dict[str, Any] = {"use_vllm": False, "use_transformers_continuous_batching": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "cache", "beside"),
+    [
+        ("Qwen/Qwen2.5-1.5B", 20_618_149_888, 855_502_848),
+        ("google/gemma-3-4b-it", 17_637_048_320, 3_704_782_848),
+    ],
+)
+def test_the_paged_cache_is_that_of_transformers_own_handler(
+    model: str, cache: int, beside: int
+) -> None:
+    # run: PagedAttentionMemoryHandler of transformers 5.23, 40 GiB free, 64 rows of 4,096 tokens, FlashAttention
+    found = paged.paged_cache(catalog.model(model), 40 * 2**30, 64, 4096)
+    assert (found.cache, found.beside) == (cache, beside)
+
+
+def test_continuous_batching_plans_half_of_the_free_memory() -> None:
+    generation = answer(**PAGED).phases[Phase.GENERATION]
+    taken = (
+        generation.resident[Component.INFERENCE_ENGINE] + generation.resident[Component.TEMPORARIES]
+    )
+    free = H100.memory_bytes - CONTEXT_LOW_BYTES - (generation.bytes - taken)
+    assert 0.499 * free < taken <= 0.5 * free
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"dtype": "float32"}, "set dtype bfloat16"),
+        ({"method": "lora"}, "set autocast_adapter_dtype false"),
+        ({"use_vllm": True}, "does nothing beside use_vllm"),
+        ({"strategy": "zero3", "num_gpus": 2}, "under strategy zero3 is not modelled yet"),
+    ],
+)
+def test_what_continuous_batching_does_not_go_with(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        answer(**(PAGED | keys))
+
+
+def test_vllm_refuses_the_4_bit_codes_that_trl_pushes() -> None:
+    # huggingface/trl issue 4973: PEFT packs the merged weights again, uint8 of another shape
+    for mode in ("colocate", "server"):
+        with pytest.raises(ValueError, match="whose shape vLLM refuses"):
+            answer(method="qlora", vllm_mode=mode)
 
 
 # --- generation keys in users' files ---

@@ -50,6 +50,9 @@ UNUSUAL = {
         boxes.Unusual(where=_shares_with_vllm),
     ),
     "vllm_max_model_length": boxes.Unusual(where=lambda setup: setup.use_vllm),
+    "use_transformers_continuous_batching": boxes.Unusual(
+        where=lambda setup: setup.objective.generates and not setup.use_vllm
+    ),
     "ds3_gather_for_generation": boxes.Unusual(
         where=lambda setup: not setup.use_vllm and setup.strategy is Strategy.ZERO3
     ),

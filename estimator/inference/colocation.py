@@ -18,6 +18,7 @@ from estimator.families.modules import Linear, module_parameters, weight_shapes
 from estimator.families.weights import adapter_width, module_bytes, unquantized_width, weight_width
 from estimator.inference.engine import LARGEST_CAPTURE, Engine, asked_bytes, engine
 from estimator.inference.kv_cache import layer_caches, sequence_bytes
+from estimator.inference.paged import PagedCache, check_paged, paged_cache
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.sharding import fsdp_groups
 from estimator.resident.model import Resident, weight_bytes
@@ -92,10 +93,27 @@ EIGHT_BIT = Refusal(
         "vLLM does not support in-flight 8-bit quantization.",
     ),
 )
-PACKED_LATER = Refusal(
-    "method qlora with use_vllm is not modelled yet: TRL pushes 4-bit weights; use method lora, or "
-    "transformers' generate.",
+PACKED = Refusal(
+    "method qlora fails with use_vllm: TRL merges the adapters into weights that PEFT packs again, and pushes their "
+    "4-bit codes, whose shape vLLM refuses; use method lora, or transformers' generate.",
+    Report("https://github.com/huggingface/trl/issues/4973"),
+)
+TWO_GENERATORS = Refusal(
+    "use_transformers_continuous_batching does nothing beside use_vllm; set one of them to false.",
+    CONTRADICTION,
+)
+PAGED_STRATEGY = Refusal(
+    "use_transformers_continuous_batching under strategy {strategy} is not modelled yet; use_vllm, or take ddp.",
     NOT_MODELLED,
+)
+CASTS_WEIGHTS = Refusal(
+    "use_transformers_continuous_batching casts the trained weights to 16 bits in place before it generates; set {key} "
+    "{value}, or mixed_precision no.",
+    Line("trl", "trainer/grpo_trainer.py", 1799, "unwrapped_model.to(torch.bfloat16)"),
+)
+PAGED_GPU = Refusal(
+    "use_transformers_continuous_batching takes half of the GPU's free memory; choose a gpu.",
+    CONTRADICTION,
 )
 OFFLOADS_FOR_VLLM = Refusal(
     "{key} is for a vLLM on the GPUs that train, which takes turns with the trainer; set it to false.",
@@ -165,8 +183,12 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
         model.max_position_embeddings,
     )
     of = {"prompt": prompt, "completion": completion, "model_type": model.model_type}
+    if generation.use_transformers_continuous_batching:
+        _check_paged(model, setup)
     if not generation.use_vllm:
         return
+    if setup.adapters.method is Method.QLORA:
+        raise PACKED()
     if 0 < limit < prompt + completion:
         raise ROW_BEYOND_MODEL(**of, limit=limit)
     longest = longest_row(model, setup)
@@ -183,8 +205,22 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
         raise HEADS(ranks=ranks, heads=model.num_attention_heads, model_type=model.model_type)
     if setup.adapters.has_8bit_base:
         raise EIGHT_BIT()
-    if setup.adapters.method is Method.QLORA:
-        raise PACKED_LATER()
+
+
+def _check_paged(model: Model, setup: TrainingSetup) -> None:
+    if setup.generation.use_vllm:
+        raise TWO_GENERATORS()
+    if setup.mesh.strategy not in (Strategy.NONE, Strategy.DDP):
+        raise PAGED_STRATEGY(strategy=setup.mesh.strategy)
+    if setup.precision.mixed_precision is not MixedPrecision.NO:
+        cast = setup.precision.mixed_precision
+        if setup.precision.dtype.bytes == 4:
+            raise CASTS_WEIGHTS(
+                key="dtype", value="bfloat16" if cast is MixedPrecision.BF16 else "float16"
+            )
+        if setup.adapters.uses_adapters and adapter_width(setup) == 4:
+            raise CASTS_WEIGHTS(key="autocast_adapter_dtype", value="false")
+    check_paged(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +279,13 @@ def generating(
     workspace = workspace_bytes(gpu)
     between = between_steps(setup, resident, workspace)
     generation = setup.generation
+    if generation.use_transformers_continuous_batching:
+        if gpu is None:
+            raise PAGED_GPU()
+        paged = paged_beside(model, gpu, setup, between)
+        name = "transformers' paged cache"
+        beside = _beside(Phase.GENERATION, name, between, paged.cache, paged.beside)
+        return Generating(moments={Phase.GENERATION: beside})
     if not generation.use_vllm:
         return Generating(moments={Phase.GENERATION: _generate(model, setup, resident, between)})
     if not generation.is_colocated:
@@ -271,6 +314,14 @@ def generating(
         lacking = (own.blocks_needed + 1) * own.block - own.cache[1]
         moments[Phase.LOAD] = _beside(Phase.LOAD, "vLLM starts", {}, gpu.memory_bytes + lacking)
     return Generating(engine=own, in_steps=in_steps, moments=moments)
+
+
+def paged_beside(
+    model: Model, gpu: Gpu, setup: TrainingSetup, between: Mapping[Component, int]
+) -> PagedCache:
+    """The paged cache of a generation beside what the trainer holds (derived, from ``paged_cache``)."""
+    free = gpu.memory_bytes - CONTEXT_LOW_BYTES - sum(between.values())
+    return paged_cache(model, free, rows_at_once(setup), row_tokens(setup))
 
 
 def _higher(one: Moment, other: Moment) -> Moment:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 from estimator.families.counts import active_parameters, modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, module_parameters
 from estimator.inference.colocation import (
+    between_steps,
     colocated_engine,
     compute_width,
     engine_rows,
     offloaded_bytes,
+    paged_beside,
     row_tokens,
     rows_at_once,
 )
@@ -27,6 +29,7 @@ from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
+from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
 from estimator.time.offload_time import GIGA, SLOW_LINK_SHARE, hosts
 from estimator.time.throughput import FAST_OPERATOR, SLOW_OPERATOR, Rates, rates, run_time
@@ -257,7 +260,12 @@ def _of_transformers(
     """All rows of a generation together, until the longest ends; autocast casts float32 weights for every token."""
     rows = rows_at_once(setup)
     width = compute_width(setup)
-    fast, slow = _ends(setup, rows, (rows, rows), shares=False)
+    at_once = (rows, rows)
+    if setup.generation.use_transformers_continuous_batching:
+        between = between_steps(setup, resident_memory(model, setup), workspace_bytes(gpu))
+        held = paged_beside(model, gpu, setup, between).at_once
+        at_once = (held, held)
+    fast, slow = _ends(setup, rows, at_once, shares=False)
     prompt_low, low = _decoded(
         model, fast, width, 1, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth
     )

@@ -13,6 +13,11 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
         return []
     rows, tokens = rows_at_once(setup), row_tokens(setup)
     of = f"{rows:,} rows of a generation, of {tokens:,} tokens each"
+    if setup.generation.use_transformers_continuous_batching:
+        return [
+            f"transformers generates the {of}, by continuous batching with FlashAttention, whose paged cache is "
+            "planned in half of the free memory. Rewards take no time and no memory here."
+        ]
     if not setup.use_vllm:
         return [
             f"transformers generates all {of}, together; every completion is as long as allowed. Rewards take no time "

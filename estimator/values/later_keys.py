@@ -15,7 +15,7 @@ LATER_KEY = Refusal(
 LATER: Mapping[str, object] = MappingProxyType(
     {
         # GRPO's: TRL 1.16, trainer/grpo_config.py
-        "use_transformers_continuous_batching": False,
+        "transformers_continuous_batching_config": None,
     }
 )
 """Each key with its default, the only value that is estimated."""
@@ -24,7 +24,7 @@ LATER: Mapping[str, object] = MappingProxyType(
 def read_later(key: str, value: object) -> None:
     """Accepts the default, null and empty values; refuses anything else as not modelled yet.
 
-    >>> read_later("use_transformers_continuous_batching", False)
+    >>> read_later("transformers_continuous_batching_config", None)
     """
     default = LATER[key]
     is_default = value == default and isinstance(value, bool) == isinstance(default, bool)

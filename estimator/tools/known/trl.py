@@ -344,6 +344,11 @@ RULES: tuple[Rule, ...] = (
         read=_loss_type,
         write=lambda values: {"args.loss_type": values["loss_type"]},
     ),
+    same(
+        "args.use_transformers_continuous_batching",
+        "use_transformers_continuous_batching",
+        "args.use_transformers_paged",
+    ),
     *(
         same(f"args.{key}")
         for key in listed("""
@@ -412,16 +417,10 @@ LATER: tuple[Later, ...] = (
                 (None, False),
             ),
             (
-                "use_transformers_paged",
-                "Generation keeps paged caches",
+                "transformers_continuous_batching_config",
+                "The paged cache takes another share of the free memory",
                 Direction.EITHER,
-                (None, False),
-            ),
-            (
-                "use_transformers_continuous_batching",
-                "Generation batches continuously",
-                Direction.EITHER,
-                (None, False),
+                (None,),
             ),
         )
     ),

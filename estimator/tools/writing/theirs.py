@@ -106,6 +106,7 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
             "vllm_max_num_batched_tokens",
             "generation_offload_model",
             "generation_offload_optimizer",
+            "use_transformers_continuous_batching",
         ),
         _GENERATES,
     ),

@@ -166,6 +166,20 @@ class Generation(Checked):
             "vLLM generates.",
         ),
     )
+    use_transformers_continuous_batching: bool = key(
+        False,
+        Flag(),
+        "transformers generates with a paged cache in half of the free memory",
+        default_from=DefaultSource.TRL,
+        code="tc",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="Continuous batching",
+            help="use_transformers_continuous_batching: transformers generates with a paged cache, which takes half of "
+            "the memory that is free.",
+        ),
+    )
     ds3_gather_for_generation: bool = key(
         True,
         Flag(),
