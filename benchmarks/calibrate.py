@@ -3,8 +3,8 @@
     python benchmarks/calibrate.py [--gpu NAME] [--output pace.json]
 
 Runs a few real training steps as `make measure` does: random weights, nothing downloaded, nothing added to data/. It
-compares their seconds with the estimated ranges, and writes two keys of the contract, `pace` and `pace_from`. Any setup
-with these keys is estimated for this machine: add them to a JSON line, to a link, or take the printed flags.
+compares their seconds with the estimated ranges, and writes keys of the contract: `pace`, and what it was taken from.
+Any setup with these keys is estimated for this machine: add them to a JSON line, to a link, or take the printed flags.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Timed(NamedTuple):
     low: float
     high: float
     pace: float
+    shares: str
 
 
 def timed(rows: Iterable[Mapping[str, str]], gpu: Gpu) -> list[Timed]:
@@ -72,18 +73,23 @@ def timed(rows: Iterable[Mapping[str, str]], gpu: Gpu) -> list[Timed]:
         keys = {name: value for name, value in json.loads(row["setup"]).items() if name != "gpu"}
         model, _, setup = contract.parse(keys)
         answer = estimate(model, gpu, setup)
-        pace = own_step(answer, row["step_seconds"])["pace"]
+        own = own_step(answer, row["step_seconds"])
         assert answer.time is not None
         ends = answer.time.step_seconds_low, answer.time.step_seconds_high
-        found.append(Timed(row["id"], float(row["step_seconds"]), *ends, pace))
+        seconds = float(row["step_seconds"])
+        found.append(Timed(row["id"], seconds, *ends, own["pace"], own["pace_shares"]))
     return found
 
 
 def calibrated(found: Sequence[Timed], gpu: Gpu) -> dict[str, object]:
-    """The keys ``pace`` and ``pace_from``: the median of the measured steps."""
-    pace = statistics.median(it.pace for it in found)
+    """The keys ``pace``, ``pace_from`` and ``pace_shares``: the median of the measured steps."""
+    pace = statistics.median_low(it.pace for it in found)
     of = f"median of {len(found)} steps" if len(found) > 1 else "one step"
-    return {"pace": float(f"{pace:.6g}"), "pace_from": f"calibrate.py, {of}, {gpu.name}"}
+    return {
+        "pace": float(f"{pace:.6g}"),
+        "pace_from": f"calibrate.py, {of}, {gpu.name}",
+        "pace_shares": next(it.shares for it in found if it.pace == pace),
+    }
 
 
 def card(device: str, named: str | None) -> Gpu:
@@ -139,7 +145,8 @@ def report(rows: Sequence[Mapping[str, str]], named: str | None, output: Path) -
     keys = calibrated(found, gpu)
     output.write_text(json.dumps(keys) + "\n", encoding="utf-8")
     print(f"\n{output}: {json.dumps(keys)}")
-    print(f"--pace={keys['pace']} --pace-from {shlex.quote(str(keys['pace_from']))}")
+    flags = f"--pace={keys['pace']} --pace-shares {keys['pace_shares']}"
+    print(f"{flags} --pace-from {shlex.quote(str(keys['pace_from']))}")
     return 0
 
 

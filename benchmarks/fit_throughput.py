@@ -132,9 +132,13 @@ def main(arguments: Sequence[str]) -> None:
     fast, slow = fitted(every)
     if not markdown:
         for name in fast:
+            used = (
+                throughput.FAST_SHARE.get(name, throughput.FAST_SHARE_ELSEWHERE),
+                throughput.SLOW_SHARE.get(name, throughput.SLOW_SHARE_ELSEWHERE),
+            )
             print(
-                f"{name:14} fast share {fast[name]:.3f} (used {throughput.FAST_SHARE[name]})   "
-                f"slow share {slow[name]:.3f} (used {throughput.SLOW_SHARE[name]})"
+                f"{name:14} fast share {fast[name]:.3f} (used {used[0]})   "
+                f"slow share {slow[name]:.3f} (used {used[1]})"
             )
         print()
     print("As fitted\n")

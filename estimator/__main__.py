@@ -202,7 +202,8 @@ def _print_estimate(reading: Reading, *, with_remedies: bool, measured: str | No
         if measured is not None:
             keys = own_step(answer, measured)
             answer = estimate(reading.model, reading.gpu, replace(reading.setup, **keys))
-            flags = f"--pace={keys['pace']} --pace-from {shlex.quote(str(keys['pace_from']))}"
+            flags = f"--pace={keys['pace']} --pace-shares {keys['pace_shares']} "
+            flags += f"--pace-from {shlex.quote(str(keys['pace_from']))}"
             print(f"Other setups on this machine: {flags}\n")
         said = describe(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:

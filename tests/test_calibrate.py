@@ -1,4 +1,4 @@
-"""The calibration script without a GPU: measured rows in, two keys of the contract out."""
+"""The calibration script without a GPU: measured rows in, the keys of the contract out."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def test_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) -> Non
     assert calibrate.report(rows, None, tmp_path / "pace.json") == 0
     keys = json.loads((tmp_path / "pace.json").read_text(encoding="utf-8"))
     assert keys["pace"] == pytest.approx(0.3, abs=1e-4)
+    assert len(keys["pace_shares"].split("/")) == 5
     assert keys["pace_from"] == "calibrate.py, median of 3 steps, A100-SXM4-80GB"
     assert "--pace=0.3" in capsys.readouterr().out
     # and the contract accepts what was written

@@ -35,6 +35,7 @@ from estimator.values.kinds import (
     Momentum,
     Names,
     Number,
+    Percentages,
     Ranks,
     ShortText,
     Version,
@@ -98,7 +99,7 @@ offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_t
 per_device_eval_batch_size 8 · eval_strategy "no" · compute_metrics false · eval_accumulation_steps null
 save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false
-usd_per_gpu_hour null · mfu null · pace null · pace_from null
+usd_per_gpu_hour null · mfu null · pace null · pace_from null · pace_shares null
 freeze_vision false · freeze_projector false · freeze_language false · vision_gradient_checkpointing null
 images_per_example 0 · image_height null
 image_width null · image_sizes null · text_tokens null · min_pixels null · max_pixels null
@@ -559,6 +560,8 @@ def _values(key: Key) -> st.SearchStrategy[object]:
             return none | st.just((0, 3))
         case Ranks():
             return none | st.just((("q_proj", 4), ("layers.1.mlp.up_proj", 8)))
+        case Percentages():
+            return none | st.just("60/10/20/0/10")
         case ShortText():
             return none | st.just("1.25 s, a run of mine")
         case _:

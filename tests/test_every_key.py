@@ -35,6 +35,7 @@ from estimator.values.kinds import (
     Momentum,
     Names,
     Number,
+    Percentages,
     Ranks,
     ShortText,
     Version,
@@ -152,6 +153,8 @@ def another(key: Key) -> Any:
             return [[224, 224], [448, 336]]
         case Version():
             return 1
+        case Percentages():
+            return "60/10/20/0/10"
         case ShortText():
             return version_of("trl")
         case _:

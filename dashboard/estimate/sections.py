@@ -315,7 +315,7 @@ def _own_step(answer: Estimate) -> None:
 
 def _forget_step() -> None:
     st.session_state["own step"] = st.session_state["taken step"] = ""
-    actions.put({"pace": None, "pace_from": None})
+    actions.put({"pace": None, "pace_from": None, "pace_shares": None})
 
 
 def _step(answer: Estimate) -> None:

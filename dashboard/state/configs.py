@@ -19,6 +19,7 @@ KEPT = (
     "mfu",
     "pace",
     "pace_from",
+    "pace_shares",
 )
 """Keys that no config contains; they keep their values on the page."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -58,7 +59,6 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
-from estimator.time.own_reading import PACE_SPREAD
 from estimator.time.throughput import SLOW_SHARE, missing_rate
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
@@ -664,7 +664,7 @@ def _run_assumptions(
         return (missing,) if missing else ()
     sentences = [] if setup.run.mfu is not None else network_sentences(gpu, setup.mesh)
     if setup.run.mfu is None:
-        sentences.append(_bracket(gpu, setup))
+        sentences.append(_bracket(gpu, setup, time))
     mean = setup.run.mean_tokens_per_example
     if setup.batch.padded and mean is not None and mean < setup.batch.max_length:
         sentences.append(
@@ -687,7 +687,7 @@ def _run_assumptions(
     return tuple(sentences)
 
 
-def _bracket(gpu: Gpu, setup: TrainingSetup) -> str:
+def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
     """What the width of the seconds rests on."""
     if setup.task.objective.generates:
         return (
@@ -696,9 +696,10 @@ def _bracket(gpu: Gpu, setup: TrainingSetup) -> str:
         )
     if setup.run.pace is not None:
         taken = f" ({setup.run.pace_from})" if setup.run.pace_from else ""
+        spread = math.sqrt(time.step_seconds_high / time.step_seconds_low)
         return (
-            f"Seconds follow your own step{taken}, within a factor of {PACE_SPREAD} either way; another machine "
-            "has another pace."
+            f"Seconds follow your own step{taken}, within a factor of {spread:.2f} either way, the more the less this "
+            "step is like that one; another machine has another pace."
         )
     if gpu.architecture not in SLOW_SHARE:
         rate = (

@@ -1,4 +1,4 @@
-"""A step measured on one's own machine, as the two keys that carry it to every other setup."""
+"""A step measured on one's own machine, as the keys that carry it to every other setup."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from estimator.answer.estimate import estimate
-from estimator.time.own_reading import pace_of, seconds_of
+from estimator.time.own_reading import pace_of, seconds_of, shares_text
 from estimator.values.kinds import ShortText
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
@@ -16,7 +16,9 @@ SIGNIFICANT = 6
 
 
 def own_step(answer: Estimate, said: str) -> dict[str, Any]:
-    """The keys ``pace`` and ``pace_from`` after this setup's step was measured: a number of seconds, or a log line.
+    """The keys ``pace``, ``pace_from`` and ``pace_shares`` after this setup's step was measured.
+
+    ``said``: a number of seconds, or a log line.
 
     Raises ``InputError`` in one sentence if the text has no speed, or the setup has no time.
 
@@ -30,7 +32,9 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
         )
     bare = answer
     if setup.run.pace is not None or setup.run.mfu is not None:
-        bare = estimate(answer.model, answer.gpu, replace(setup, pace=None, mfu=None))
+        bare = estimate(
+            answer.model, answer.gpu, replace(setup, pace=None, pace_shares=None, mfu=None)
+        )
     if bare.time is None or answer.gpu is None:
         raise InputError(
             "This setup has no estimated seconds to compare a step with; choose a GPU whose speed is known."
@@ -41,4 +45,9 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     batch = f"{setup.batch.per_device_train_batch_size} × {setup.batch.max_length:,} tokens"
     gpus = f"{setup.mesh.num_gpus} × " if setup.mesh.num_gpus > 1 else ""
     taken = f"{seconds:.4g} s, {name}, {setup.method.value}, {batch}, {gpus}{answer.gpu.name}"
-    return {"pace": pace, "pace_from": taken[: ShortText.MOST], "mfu": None}
+    return {
+        "pace": pace,
+        "pace_from": taken[: ShortText.MOST],
+        "pace_shares": shares_text(bare.time.parts, pace),
+        "mfu": None,
+    }

@@ -299,6 +299,7 @@ STRETCHING = frozenset(
         "mfu",
         "pace",
         "pace_from",
+        "pace_shares",
         "lora_alpha",
         "max_grad_norm",
         "gpus_per_node",

@@ -8,12 +8,36 @@ from __future__ import annotations
 
 import re
 
+from estimator.values.kinds import WHOLE
 from estimator.values.refusals import InputError
 from estimator.values.results import RunTime, TimePart
 
-PACE_SPREAD = 1.25
-"""Factor either way that remains. fitted: data/throughput.csv, 2026-11: 87 % of 884 pairs of runs of one source, card,
-model, method and number of machines foretell each other within it; within 1.14 (1.3 between the ends) only 69 %."""
+PACE_SPREAD = 1.14
+"""Factor either way that remains for a step that spends its seconds on the same things: 1.3 between the ends. fitted:
+data/throughput.csv, 2026-11: pairs of runs of one source, software, card, method and strategy, of which 84 % foretell
+each other within it if less than 2 % of their seconds are spent on other things."""
+SPREAD_OF_CHANGE = 0.75
+"""What is added to it for a step that spends all its seconds on other things. fitted, likewise: 86 % of all such pairs
+are within the sum, as they are within 1.25 whatever their difference."""
+UNKNOWN_SPREAD = 1.25
+"""The factor if it is unknown on what the measured step spent its seconds."""
+KINDS = ("products", "attention", "memory", "host", "links")
+"""What a step's seconds are spent on, whose uncertainties differ."""
+_KIND = {
+    "matrix products": "products",
+    "adapters": "products",
+    "recomputation": "products",
+    "passes without gradients": "products",
+    "attention": "attention",
+    "waiting for the host": "host",
+    "exchange between GPUs": "links",
+    "copies between GPUs": "links",
+    "optimizer step on the CPU": "links",
+    "between GPU and host": "links",
+    "NVMe": "links",
+    "saved tensors to the host and back": "links",
+}
+"""The kind of each part of a step; that of all others is memory."""
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
 _PER_STEP = re.compile(rf"({_NUMBER})\s*s/it")
@@ -78,23 +102,50 @@ def pace_of(time: RunTime, seconds: float) -> float:
     return (seconds - low) / (high - low) if high > low else 0.0
 
 
-def paced(parts: tuple[TimePart, ...], pace: float) -> tuple[TimePart, ...]:
-    """The parts of a step on a machine of this pace: seconds of each, a factor of ``PACE_SPREAD`` either way.
+def paced(
+    parts: tuple[TimePart, ...], pace: float, measured: str | None = None
+) -> tuple[TimePart, ...]:
+    """The parts of a step on a machine of this pace: seconds of each, low and high.
+
+        factor either way = 1.14 + 0.75 · d     d: share of the seconds spent on other things than in the measured step
+
+    ``measured``: that step's ``shares_text``; None: unknown, 1.25 either way.
 
     Source: derived.
 
     >>> paced((TimePart("all", 1.0, 3.0),), 0.5)
     (TimePart(name='all', low_seconds=1.6, high_seconds=2.5),)
     """
-
-    def middle(part: TimePart) -> float:
-        if pace < 0:
-            return part.low_seconds * (1 + pace)
-        if pace > 1:
-            return part.high_seconds * pace
-        return part.low_seconds + pace * (part.high_seconds - part.low_seconds)
-
+    spread = UNKNOWN_SPREAD
+    if measured is not None:
+        here, there = shares_text(parts, pace).split("/"), measured.split("/")
+        moved = sum(abs(int(one) - int(other)) for one, other in zip(here, there, strict=True))
+        spread = PACE_SPREAD + SPREAD_OF_CHANGE * moved / 2 / WHOLE
     return tuple(
-        TimePart(part.name, middle(part) / PACE_SPREAD, middle(part) * PACE_SPREAD)
+        TimePart(part.name, _middle(part, pace) / spread, _middle(part, pace) * spread)
         for part in parts
     )
+
+
+def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
+    """What a step at this pace spends its seconds on, in percent of ``KINDS``, joined by slashes.
+
+    Source: derived.
+
+    >>> shares_text((TimePart("attention", 1.0, 3.0), TimePart("logits and loss", 3.0, 9.0)), 0.5)
+    '0/25/75/0/0'
+    """
+    seconds = dict.fromkeys(KINDS, 0.0)
+    for part in parts:
+        seconds[_KIND.get(part.name, "memory")] += _middle(part, pace)
+    whole = sum(seconds.values()) or 1.0
+    return "/".join(str(round(WHOLE * it / whole)) for it in seconds.values())
+
+
+def _middle(part: TimePart, pace: float) -> float:
+    """Seconds of a part at this pace."""
+    if pace < 0:
+        return part.low_seconds * (1 + pace)
+    if pace > 1:
+        return part.high_seconds * pace
+    return part.low_seconds + pace * (part.high_seconds - part.low_seconds)

@@ -451,7 +451,7 @@ def run_time(
         behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
         parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
         if setup.run.pace is not None:
-            parts = paced(parts, setup.run.pace)
+            parts = paced(parts, setup.run.pace, setup.run.pace_shares)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,

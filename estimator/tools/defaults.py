@@ -63,6 +63,7 @@ QUESTION = (
     "mfu",
     "pace",
     "pace_from",
+    "pace_shares",
 )
 """Keys of the question rather than of the tool; they stay when another tool's defaults are taken."""
 

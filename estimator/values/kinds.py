@@ -417,6 +417,30 @@ class ShortText(Kind):
         return value
 
 
+WHOLE = 100
+"""Per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Percentages(Kind):
+    """Shares of a whole in percent, as whole numbers joined by slashes: ``62/10/20/0/8``."""
+
+    count: int = 1
+
+    def _metavar(self) -> str:
+        return "/".join(["%"] * self.count)
+
+    def _read(self, value: object) -> object:
+        shares = value.split("/") if isinstance(value, str) else []
+        if len(shares) != self.count or not all(re.fullmatch(r"[0-9]{1,3}", it) for it in shares):
+            raise InputError(
+                f"must be {self.count} whole percentages joined by slashes, such as 62/10/20/0/8, not {show(value)}."
+            )
+        if abs(sum(map(int, shares)) - WHOLE) > self.count:
+            raise InputError(f"must add up to 100 %, not {show(value)}.")
+        return value
+
+
 @dataclass(frozen=True, slots=True)
 class Version(Kind):
     """The version of the contract."""

@@ -42,6 +42,7 @@ NOT_OF_A_TOOL = frozenset(
         "mfu",
         "pace",
         "pace_from",
+        "pace_shares",
         "optim_state_dtype",
     ]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Number, ShortText, WholeNumber
+from estimator.values.kinds import Choice, Flag, Number, Percentages, ShortText, WholeNumber
 from estimator.values.specs import FULL_STATE_DICT, LOWEST_MFU, SHARDED_STATE_DICT
 
 _WHEN = ("no", "steps", "epoch")
@@ -221,4 +221,12 @@ class TrainingRun(Checked):
         default_from=DefaultSource.OURS,
         null="no step of your own",
         widget="the box beside the seconds says it",
+    )
+    pace_shares: str | None = key(
+        None,
+        Percentages(5, nullable=True),
+        "what that step spent its seconds on, in percent: products/attention/memory/host/links",
+        default_from=DefaultSource.OURS,
+        null="unknown",
+        widget="the box beside the seconds finds it",
     )
