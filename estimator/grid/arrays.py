@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.tape.symbols import Recording, power_of_2_from
+from estimator.values.arithmetic import ALLOCATION_BLOCK_BYTES, allocated_from
 
 Numbers = NDArray[np.int64]
 Some = NDArray[np.bool_]
@@ -22,8 +23,16 @@ def _powers_of_2_from(numbers: Numbers, _: int) -> Numbers:
     return np.left_shift(np.int64(1), bits.astype(np.int64))
 
 
+def _allocated(sizes: Numbers, _: int) -> Numbers:
+    block = ALLOCATION_BLOCK_BYTES
+    return (
+        sizes + (block - 1)
+    ) & -block  # a block is a power of 2, and a division takes five times as long
+
+
 IN_ARRAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     power_of_2_from: _powers_of_2_from,
+    allocated_from: _allocated,
     max: np.maximum,
     min: np.minimum,
 }
@@ -33,6 +42,9 @@ _BOUNDS: Mapping[Callable[..., int], Callable[[int, int], int]] = {
     operator.sub: operator.add,
     operator.mul: operator.mul,
     power_of_2_from: lambda left, _: 2 * left,
+    allocated_from: allocated_from,
+    max: max,
+    min: max,
 }
 LARGEST = 2**63 - 1
 

@@ -27,20 +27,13 @@ class Recorded(StandIn):
         return self._decided(operator.ne, 0)
 
     def __ceil__(self) -> Recorded:
-        return self._computed(_ceil, self, 0)
+        return self.recorded(_ceil, self, 0)
 
     def __neg__(self) -> Recorded:
-        return self._computed(operator.sub, 0, self)
+        return self.recorded(operator.sub, 0, self)
 
-    def larger(self, other: Any) -> Recorded:
-        """The larger of two, as one operation."""
-        return self._computed(max, self, other)
-
-    def smaller(self, other: Any) -> Recorded:
-        """The smaller of two, as one operation."""
-        return self._computed(min, self, other)
-
-    def _computed(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Recorded:
+    def recorded(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Recorded:
+        """A function of two numbers as one operation."""
         place = self.recording.computed(function, left, right, 0).position
         return Recorded(self.recording, place, function(_value(left), _value(right)))
 
@@ -60,10 +53,10 @@ def _value(number: Any) -> Any:
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     def forward(self: Recorded, other: Any) -> Any:
-        return self._computed(function, self, other)
+        return self.recorded(function, self, other)
 
     def backward(self: Recorded, other: Any) -> Any:
-        return self._computed(function, other, self)
+        return self.recorded(function, other, self)
 
     return forward, backward
 

@@ -12,7 +12,7 @@ from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
-from estimator.parallel.zero import Parts, keeps_parts
+from estimator.parallel.zero import keeps_parts, parts_of
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -178,7 +178,7 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
     """The layers of a model that is trained on sequences of ``length`` tokens."""
     kinds = kinds_of(model, setup, length)
     if keeps_parts(setup.mesh):
-        alone = Parts(model, setup).alone
+        alone = parts_of(model, setup).alone
         kinds = tuple(
             kind._replace(alone=index) if index in alone else kind
             for index, kind in enumerate(kinds)

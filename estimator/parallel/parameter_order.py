@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import Module, Norm
 from estimator.families.registry import architecture
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
+from estimator.values.arithmetic import StandIn
+from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -97,12 +100,27 @@ def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:
     return int(words[at]), ".".join(words[at + 1 :])
 
 
-def trained_in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
+def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
     """Every trained tensor in the order of ``named_parameters``: weights, or adapters and the copies PEFT trains.
 
     Source: torch 2.13, nn/modules/module.py, ``named_parameters``; transformers 5.23, trainer.py,
     ``get_decay_parameter_names`` (no decay for ``nn.LayerNorm`` or names with norm or bias).
     """
+    adapters = setup.adapters
+    if isinstance(adapters.lora_r, StandIn):  # a step is being recorded for any rank
+        if adapters.uses_adapters:
+            return tuple(_in_order(model, setup))
+        adapters = replace(adapters, lora_r=1)
+    return _known(model, adapters)
+
+
+@lru_cache(maxsize=64)
+def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
+    """The same, remembered: shapes depend on no other keys."""
+    return tuple(_in_order(model, TrainingSetup(adapters=adapters)))
+
+
+def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
     heads = tied_head(model)
     layer_norms = architecture(model).norm in (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules

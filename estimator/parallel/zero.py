@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -40,7 +41,8 @@ from estimator.tape.tape import (
     Tensor,
     WholeWeight,
 )
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, larger, smaller
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
@@ -217,8 +219,6 @@ class Parts:
     """
 
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
-        if setup.uses_adapters:
-            setup = replace(setup, lora_r=SOME_RANK)
         self._model = model
         self._by_layer: dict[int | None, Places] = {}
         tensors = list(trained_in_order(model, setup))
@@ -284,6 +284,22 @@ class Parts:
                 most = kept
                 alone |= {count - 1} if layer is None else {layer, max(0, layer - 1)}
         return frozenset(alone)
+
+
+def parts_of(model: Model, setup: TrainingSetup) -> Parts:
+    """The places of a setup's tensors, remembered by the keys that decide them.
+
+    Source: as ``Parts``.
+    """
+    adapters = replace(setup.adapters, lora_r=SOME_RANK)
+    return _parts(model, adapters, setup.num_gpus, setup.gradient_accumulation_steps > 1)
+
+
+@lru_cache(maxsize=64)
+def _parts(model: Model, adapters: Adapters, num_gpus: int, accumulates: bool) -> Parts:
+    mesh = Mesh(num_gpus=num_gpus, strategy=Strategy.ZERO2)
+    setup = TrainingSetup(adapters=adapters, mesh=mesh, gradient_accumulation_steps=1 + accumulates)
+    return Parts(model, setup)
 
 
 def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
@@ -529,8 +545,8 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
         parts = [ceil_div(elements, ranks) for elements in gradients]
         largest = max(parts)
         others = FLOAT32_BYTES * (sum(parts) - largest) if waits else 0
-        norm = NORM_WIDTH * min(largest, NORM_PART)
-        return others + largest * width(setup.precision) + max(norm, FLOAT32_BYTES * largest)
+        norm = NORM_WIDTH * smaller(largest, NORM_PART)
+        return others + largest * width(setup.precision) + larger(norm, FLOAT32_BYTES * largest)
 
     return beside
 

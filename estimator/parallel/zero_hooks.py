@@ -15,7 +15,6 @@ from estimator.parallel.sharding import packed_width
 from estimator.parallel.zero import (
     Bucket,
     Called,
-    Parts,
     Places,
     ToHost,
     after_backward,
@@ -23,6 +22,7 @@ from estimator.parallel.zero import (
     keeps_parts,
     kept_gradients,
     partition,
+    parts_of,
     rank_bytes,
     sent_from_stage_2,
     sent_from_stage_3,
@@ -56,7 +56,7 @@ class ZeroHooks(Hooks):
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
-        self._parts = Parts(model, setup) if keeps_parts(setup.mesh) else None
+        self._parts = parts_of(model, setup) if keeps_parts(setup.mesh) else None
         kept = after_backward(model, setup) if setup.strategy is Strategy.ZERO1 else 0
         by_rank: list[int] = []
         if self._parts is not None:

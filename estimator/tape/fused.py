@@ -14,7 +14,7 @@ from estimator.tape import operators as op
 from estimator.tape.operators import INDEX_BYTES, Gradients
 from estimator.tape.symbols import next_power_of_2
 from estimator.tape.tape import GRADIENTS, LOGITS, Node, Tape, Tensor
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, smaller
 
 MULTIPROCESSORS = 132
 """Rows of the partial gradients of a norm's weight: one per multiprocessor. An H100 has 132, NVIDIA H100 datasheet.
@@ -326,7 +326,7 @@ def log_probabilities(
     width = scored.width
     if tape.autocast_active and tape.autocast_width is not None:
         width = tape.autocast_width
-    rows, columns = min(tokens, TILE_TOKENS), min(vocabulary, TILE_VOCABULARY)
+    rows, columns = smaller(tokens, TILE_TOKENS), min(vocabulary, TILE_VOCABULARY)
     both = min(vocabulary, 2 * TILE_VOCABULARY)
     hidden_size, hidden_width = scored.elements, scored.width
     weight_size, weight_width, trained = weight.elements, weight.width, weight.requires_grad

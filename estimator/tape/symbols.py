@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
+from estimator.values.arithmetic import StandIn
+
 Arithmetic = Callable[[int, int], int]
 Comparison = Callable[[int, int], bool]
 
@@ -24,6 +26,7 @@ class Recording:
         self.inputs = 0
         self.steps: dict[tuple[Arithmetic, int, int], int] = {}
         """Each operation, on two places of the table, and the place of its result; in order."""
+        self._results: dict[tuple[Arithmetic, int, int], Symbol] = {}
         self.constants: dict[int, int] = {}
         self.guards: dict[tuple[Comparison, int, int], bool] = {}
         """Each comparison of two places of the table, and how it came out."""
@@ -43,8 +46,11 @@ class Recording:
     def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
         """Record an operation and return its result; equal operations share one entry."""
         key = (function, self.position(left), self.position(right))
-        place = self.steps.setdefault(key, self.inputs + len(self.steps))
-        return Symbol(value, self, place)
+        found = self._results.get(key)
+        if found is None:
+            place = self.steps.setdefault(key, self.inputs + len(self.steps))
+            found = self._results[key] = Symbol(value, self, place)
+        return found
 
     def decided(self, compare: Comparison, left: int, right: int, outcome: bool) -> bool:
         """Record the outcome of a comparison and return it."""
@@ -77,8 +83,7 @@ def next_power_of_2(number: int) -> int:
     [1, 2, 4, 4096, 8192]
     """
     if isinstance(number, Symbol):
-        value = power_of_2_from(int.__add__(number, 0), 0)
-        return number.recording.computed(power_of_2_from, number, 0, value)
+        return number.recorded(power_of_2_from, number, 0)
     return power_of_2_from(number, 0)
 
 
@@ -90,7 +95,7 @@ def power_of_2_from(number: int, _: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-class Symbol(int):
+class Symbol(int, StandIn):
     """An int that knows its place in a recording."""
 
     recording: Recording
@@ -102,6 +107,11 @@ class Symbol(int):
         symbol.recording = recording
         symbol.position = position
         return symbol
+
+    def recorded(self, function: Arithmetic, left: int, right: int) -> Symbol:
+        """A function of two numbers as one operation."""
+        value = function(int.__add__(left, 0), int.__add__(right, 0))
+        return self.recording.computed(function, left, right, value)
 
     def _computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
         return self.recording.computed(function, left, right, value)

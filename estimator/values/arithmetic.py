@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 ALLOCATION_BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of 512 bytes: torch c10/core/AllocatorConfig.h, ``kMinBlockSize``."""
@@ -19,6 +21,14 @@ def ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
+class StandIn:
+    """What stands for a number while a formula is recorded."""
+
+    def recorded(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """A function of two numbers, of which this is one, as one operation of the record."""
+        raise NotImplementedError
+
+
 def allocated(size: int) -> int:
     """Bytes that torch's allocator counts for a tensor of ``size`` bytes.
 
@@ -27,44 +37,43 @@ def allocated(size: int) -> int:
     >>> allocated(1), allocated(512), allocated(513), allocated(0)
     (512, 512, 1024, 0)
     """
+    if isinstance(size, StandIn):
+        found: int = size.recorded(allocated_from, size, 0)
+        return found
+    return allocated_from(size, 0)
+
+
+def allocated_from(size: int, _: int) -> int:
+    """The same as an operation on two numbers, of which the second says nothing (bytes).
+
+    Source: as ``allocated``.
+    """
     block = ALLOCATION_BLOCK_BYTES
     return (size + (block - 1)) // block * block
 
 
-class StandIn:
-    """What stands for a number while a formula is recorded. It knows the arithmetic of numbers, and these two."""
-
-    def larger(self, other: Any) -> Any:
-        """The larger of two, as one operation of the record."""
-        raise NotImplementedError
-
-    def smaller(self, other: Any) -> Any:
-        """The smaller of two, likewise."""
-        raise NotImplementedError
-
-
-def larger(left: float, right: float) -> float:
+def larger(left: Number, right: Number) -> Number:
     """``max`` of two numbers, which a record holds as one operation, whichever is the larger.
 
     >>> larger(2, 3)
     3
     """
-    for one, other in ((left, right), (right, left)):
+    for one in (left, right):
         if isinstance(one, StandIn):
-            found: float = one.larger(other)
+            found: Number = one.recorded(max, left, right)
             return found
     return max(left, right)
 
 
-def smaller(left: float, right: float) -> float:
+def smaller(left: Number, right: Number) -> Number:
     """``min`` of two numbers, likewise.
 
     >>> smaller(2, 3)
     2
     """
-    for one, other in ((left, right), (right, left)):
+    for one in (left, right):
         if isinstance(one, StandIn):
-            found: float = one.smaller(other)
+            found: Number = one.recorded(min, left, right)
             return found
     return min(left, right)
 
