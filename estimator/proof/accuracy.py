@@ -45,6 +45,9 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         "selective checkpointing": "only some layers or operators were checkpointed, for which there is no key yet; "
         "the "
         "estimate keeps all activations",
+        # torch 2.13, _functorch/partitioners.py, min_cut_rematerialization_partition
+        "torch.compile": "the model was compiled, for which there is no key yet: that fuses the loss and computes "
+        "cheap values again in backward; the estimate keeps what PyTorch keeps",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
     }
