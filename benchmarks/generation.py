@@ -55,6 +55,7 @@ def setup_of(row: Mapping[str, str]) -> TrainingSetup:
         use_vllm=True,
         vllm_mode="server",
         vllm_tensor_parallel_size=int(row["tensor_parallel_size"]),
+        vllm_data_parallel_size=int(row["num_gpus"]) // int(row["tensor_parallel_size"]),
         num_gpus=int(row["num_gpus"]),
         strategy=Strategy.ZERO3,
         per_device_train_batch_size=batch,

@@ -83,6 +83,7 @@ BESIDE: dict[str, dict[str, object]] = {
         "strategy": "zero3",
     },
     "vllm_max_model_length": {"objective": "grpo", "use_vllm": True},
+    "vllm_data_parallel_size": {"objective": "grpo", "use_vllm": True, "vllm_mode": "server"},
     "vllm_max_num_seqs": {"objective": "grpo", "use_vllm": True},
     "vllm_max_num_batched_tokens": {"objective": "grpo", "use_vllm": True},
     "generation_offload_model": {"objective": "grpo", "use_vllm": True},

@@ -440,6 +440,47 @@ def test_trl_s_recommended_share_matches_the_formula_of_its_space() -> None:
     assert generation.trls_advice(QWEN_7B, setup(), H100.memory_bytes) == 0.25
 
 
+# --- a server: trl scripts/vllm_serve.py, vllm engine/arg_utils.py, get_batch_defaults ---
+
+SERVER: dict[str, Any] = {"vllm_mode": "server", "strategy": "ddp", "num_gpus": 4}
+
+
+def test_a_server_s_gpus_are_billed() -> None:
+    # 4 GPUs train; 2 engines of 2 GPUs generate
+    keys = {**SERVER, "vllm_tensor_parallel_size": 2, "vllm_data_parallel_size": 2}
+    alone, both = answer(vllm_mode="server"), answer(**keys, usd_per_gpu_hour=2.0)
+    assert setup(**keys).billed_gpus == 4 + 4
+    assert alone.setup.billed_gpus == 1 + 1
+    assert both.cost is not None
+    assert both.time is not None
+    assert both.cost.cost_usd_low == pytest.approx(8 * 2.0 * both.time.total_hours_low)
+    assert "on a server of 4 more GPUs like these, 2 engines; the cost includes them" in " ".join(
+        both.assumptions
+    )
+
+
+def test_engines_share_the_rows_of_all_gpus_that_train() -> None:
+    # 8 rows on each of 4 GPUs: 32, or 16 for each of two engines
+    one = colocation.engine_of_server(QWEN, H100, setup(**SERVER))
+    two = colocation.engine_of_server(QWEN, H100, setup(**SERVER, vllm_data_parallel_size=2))
+    assert (one.rows, two.rows) == (32, 16)
+    assert one.asked == engine.asked_bytes(H100.memory_bytes, 0.9)
+    assert one.batched_tokens == 8192
+    l4 = colocation.engine_of_server(QWEN, catalog.gpu("L4"), setup(**SERVER))
+    assert l4.batched_tokens == 2048
+
+
+def test_a_server_that_does_not_start_is_refused() -> None:
+    with pytest.raises(ValueError, match="vLLM's server does not start on 1 of L4"):
+        estimate(
+            QWEN_7B,
+            catalog.gpu("L4"),
+            setup(
+                method="lora", vllm_mode="server", max_length=131072, vllm_max_model_length=131072
+            ),
+        )
+
+
 # --- continuous batching: transformers generation/continuous_batching/cache.py ---
 
 PAGED: dict[str, Any] = {"use_vllm": False, "use_transformers_continuous_batching": True}
@@ -548,7 +589,9 @@ def test_assumptions_state_concurrent_rows_and_a_sufficient_length() -> None:
     assert "takes 0.3 of the whole GPU" in said
     assert "Of the 8 rows that an engine is given, 8 run at once" in said
     assert "vllm_max_model_length 1,024 is enough" in said
-    assert "on GPUs of its own" in " ".join(answer(vllm_mode="server").assumptions)
+    assert "on a server of 1 more GPU like these" in " ".join(
+        answer(vllm_mode="server").assumptions
+    )
     assert "transformers generates all 8 rows" in " ".join(answer(use_vllm=False).assumptions)
 
 

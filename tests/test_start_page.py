@@ -295,6 +295,7 @@ WHERE_IT_MATTERS = {
         f"generation_offload_{name}": {"objective": "grpo", "use_vllm": "true"}
         for name in ("model", "optimizer")
     },
+    "vllm_data_parallel_size": {"objective": "grpo", "use_vllm": "true", "vllm_mode": "server"},
     "use_transformers_continuous_batching": {"objective": "grpo"},
     "ds3_gather_for_generation": {"objective": "grpo", "num_gpus": "2", "strategy": "zero3"},
     **{

@@ -43,13 +43,19 @@ UNUSUAL = {
     "vllm_mode": boxes.Unusual(where=lambda setup: setup.use_vllm),
     **dict.fromkeys(
         (
-            *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
-            *("vllm_max_num_seqs", "vllm_max_num_batched_tokens"),
+            *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
+            "vllm_max_num_batched_tokens",
             *("generation_offload_model", "generation_offload_optimizer"),
         ),
         boxes.Unusual(where=_shares_with_vllm),
     ),
-    "vllm_max_model_length": boxes.Unusual(where=lambda setup: setup.use_vllm),
+    **dict.fromkeys(
+        ("vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_max_num_seqs"),
+        boxes.Unusual(where=lambda setup: setup.use_vllm),
+    ),
+    "vllm_data_parallel_size": boxes.Unusual(
+        where=lambda setup: setup.use_vllm and not setup.generation.is_colocated
+    ),
     "use_transformers_continuous_batching": boxes.Unusual(
         where=lambda setup: setup.objective.generates and not setup.use_vllm
     ),

@@ -60,7 +60,6 @@ from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import SLOW_SHARE, missing_rate
-from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
@@ -113,7 +112,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
         time = time_of(model, gpu, setup, fixed.whole)
-        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup.mesh)
+        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup.billed_gpus)
     return Estimate(
         model=model,
         gpu=gpu,
@@ -683,7 +682,7 @@ def _run_assumptions(
             f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
         )
     if setup.run.usd_per_gpu_hour is None:
-        sentences.append(_price(gpu, setup.mesh))
+        sentences.append(_price(gpu, setup.billed_gpus))
     return tuple(sentences)
 
 
@@ -717,18 +716,18 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
     )
 
 
-def _price(gpu: Gpu, mesh: Mesh) -> str:
-    price = cheapest(gpu, mesh.num_gpus)
+def _price(gpu: Gpu, gpus: int) -> str:
+    price = cheapest(gpu, gpus)
     if price is None:
         return f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to your own price."
-    together = rented(price, mesh.num_gpus)
+    together = rented(price, gpus)
     more = (
         f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
         "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
         "; that listing is old, check it" * price.is_old,
         ".",
-        f" {mesh.num_gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
-        * (together > mesh.num_gpus),
+        f" {gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
+        * (together > gpus),
     )
     return (
         f"Priced at {price.usd_per_gpu_hour:.2f} US dollars per GPU-hour, the cheapest known listing: "

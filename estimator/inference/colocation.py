@@ -19,6 +19,7 @@ from estimator.families.weights import adapter_width, module_bytes, unquantized_
 from estimator.inference.engine import LARGEST_CAPTURE, Engine, asked_bytes, engine
 from estimator.inference.kv_cache import layer_caches, sequence_bytes
 from estimator.inference.paged import PagedCache, check_paged, paged_cache
+from estimator.inference.server import check_server, server_engine
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.sharding import fsdp_groups
 from estimator.resident.model import Resident, weight_bytes
@@ -196,13 +197,13 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
         raise BEYOND_POSITIONS(longest=longest, limit=limit, model_type=model.model_type)
     if longest < prompt + completion:
         raise ROW_BEYOND_ENGINE(**of, longest=longest, row=prompt + completion)
-    if not generation.is_colocated:
-        return
     ranks = generation.vllm_tensor_parallel_size
-    if setup.mesh.num_gpus % ranks:
-        raise WORLD(ranks=ranks, gpus=setup.mesh.num_gpus)
     if model.num_attention_heads % ranks:
         raise HEADS(ranks=ranks, heads=model.num_attention_heads, model_type=model.model_type)
+    if not generation.is_colocated:
+        return
+    if setup.mesh.num_gpus % ranks:
+        raise WORLD(ranks=ranks, gpus=setup.mesh.num_gpus)
     if setup.adapters.has_8bit_base:
         raise EIGHT_BIT()
 
@@ -260,6 +261,12 @@ def colocated_engine(
     )
 
 
+def engine_of_server(model: Model, gpu: Gpu, setup: TrainingSetup) -> Engine:
+    """vLLM's part of one of the GPUs of a server (derived, from ``server_engine``)."""
+    of = rows_at_once(setup), row_tokens(setup), longest_row(model, setup)
+    return server_engine(model, gpu, setup, *of)
+
+
 def generating(
     model: Model,
     gpu: Gpu | None,
@@ -289,6 +296,8 @@ def generating(
     if not generation.use_vllm:
         return Generating(moments={Phase.GENERATION: _generate(model, setup, resident, between)})
     if not generation.is_colocated:
+        if gpu is not None and must_start:
+            check_server(gpu, setup, engine_of_server(model, gpu, setup), row_tokens(setup))
         return Generating(moments={Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, 0)})
     if gpu is None:
         if not must_start:

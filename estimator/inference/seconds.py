@@ -17,7 +17,7 @@ from estimator.inference.colocation import (
     between_steps,
     colocated_engine,
     compute_width,
-    engine_rows,
+    engine_of_server,
     offloaded_bytes,
     paged_beside,
     row_tokens,
@@ -25,6 +25,7 @@ from estimator.inference.colocation import (
 )
 from estimator.inference.engine import WIDTH
 from estimator.inference.kv_cache import sequence_bytes
+from estimator.inference.server import rows_of_engine
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
@@ -172,10 +173,12 @@ def _of_engine(
 ) -> tuple[TimePart, TimePart]:
     generation = setup.generation
     ranks = generation.vllm_tensor_parallel_size
-    rows = rows_at_once(setup) * ranks
-    at_once = (engine_rows(setup), engine_rows(setup))
     if generation.is_colocated:
+        rows = rows_at_once(setup) * ranks
         at_once = colocated_engine(model, gpu, setup).at_once
+    else:
+        rows = rows_of_engine(setup, rows_at_once(setup))
+        at_once = engine_of_server(model, gpu, setup).at_once
     fast, slow = _ends(setup, rows, at_once, shares=True)
     prompt_low, low = _decoded(
         model, fast, WIDTH, ranks, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from estimator.inference.colocation import colocated_engine, longest_row, row_tokens, rows_at_once
+from estimator.inference.colocation import (
+    colocated_engine,
+    engine_of_server,
+    longest_row,
+    row_tokens,
+    rows_at_once,
+)
+from estimator.inference.server import rows_of_engine
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -24,10 +31,7 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
             "and no memory here."
         ]
     if not setup.generation.is_colocated:
-        return [
-            f"vLLM generates the {of}, on GPUs of its own, {setup.vllm_tensor_parallel_size:,} like these for an "
-            "engine; they are not in the cost. Rewards take no time and no memory here."
-        ]
+        return [_of_server(model, gpu, setup, of)]
     said = [
         f"vLLM 0.33 beside TRL 1.16 takes {setup.vllm_gpu_memory_utilization:g} of the whole GPU, not of what is free."
     ]
@@ -50,3 +54,20 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
             "counts stay."
         )
     return [*said, "Rewards take no time and no memory here."]
+
+
+def _of_server(model: Model, gpu: Gpu | None, setup: TrainingSetup, of: str) -> str:
+    gpus, engines = setup.generation.server_gpus, setup.generation.vllm_data_parallel_size
+    parts = "one engine" if engines == 1 else f"{engines:,} engines"
+    said = (
+        f"vLLM generates the {of}, for each GPU that trains, on a server of {gpus:,} more GPU{'s' * (gpus > 1)} like "
+        f"these, {parts}; the cost includes them"
+    )
+    if gpu is not None:
+        low, high = engine_of_server(model, gpu, setup).at_once
+        given = rows_of_engine(setup, rows_at_once(setup))
+        held = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        said += (
+            f". Of the {given:,} rows that an engine is given, {held} run at once at full length"
+        )
+    return f"{said}. Rewards take no time and no memory here."

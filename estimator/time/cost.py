@@ -6,7 +6,6 @@ US dollars at one price per GPU-hour, quoted with its provider and date.
 from __future__ import annotations
 
 from estimator.values.arithmetic import ceil_div
-from estimator.values.facets.mesh import Mesh
 from estimator.values.results import RunCost, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Price
@@ -15,7 +14,7 @@ WATTS_PER_KILOWATT = 1000
 
 
 def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
-    """US dollars of the run, whole job; None if no price is known.
+    """US dollars of the run, whole job with a vLLM server's GPUs; None if no price is known.
 
         hours · GPUs · price     price: the user's own, else the cheapest listing for so few GPUs; a listing that rents
                                  whole machines bills all GPUs of the machines needed
@@ -25,12 +24,12 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
     Error: listings of one GPU differ by factors of 2 to 4 between providers (data/prices.csv).
     Source: data/prices.csv, by row.
     """
-    usd, listing, gpus = setup.run.usd_per_gpu_hour, None, setup.mesh.num_gpus
+    usd, listing, gpus = setup.run.usd_per_gpu_hour, None, setup.billed_gpus
     if usd is None:
-        listing = cheapest(gpu, setup.mesh.num_gpus)
+        listing = cheapest(gpu, gpus)
         if listing is None:
             return None
-        usd, gpus = listing.usd_per_gpu_hour, rented(listing, setup.mesh.num_gpus)
+        usd, gpus = listing.usd_per_gpu_hour, rented(listing, gpus)
     gpu_hours_low = gpus * time.total_hours_low
     gpu_hours_high = gpus * time.total_hours_high
     return RunCost(
@@ -68,7 +67,7 @@ def rented(price: Price, num_gpus: int) -> int:
     return ceil_div(num_gpus, price.min_gpus) * price.min_gpus
 
 
-def energy_kwh(time: RunTime, gpu: Gpu, mesh: Mesh) -> tuple[float, float] | None:
+def energy_kwh(time: RunTime, gpu: Gpu, gpus: int) -> tuple[float, float] | None:
     """Kilowatt-hours of the run, low and high, whole job: rated board power for all hours.
 
         hours · GPUs · TDP
@@ -78,5 +77,5 @@ def energy_kwh(time: RunTime, gpu: Gpu, mesh: Mesh) -> tuple[float, float] | Non
     """
     if gpu.tdp_w is None:
         return None
-    kilowatts = mesh.num_gpus * gpu.tdp_w / WATTS_PER_KILOWATT
+    kilowatts = gpus * gpu.tdp_w / WATTS_PER_KILOWATT
     return kilowatts * time.total_hours_low, kilowatts * time.total_hours_high

@@ -174,6 +174,12 @@ class TrainingSetup(_Keys):
         return examples * self.mesh.replicas
 
     @property
+    def billed_gpus(self) -> int:
+        """GPUs of the whole job (a count): those that train, and those of a vLLM server."""
+        server = self.generation.server_gpus if self.task.objective.generates else 0
+        return self.mesh.num_gpus + server
+
+    @property
     def smooths_labels(self) -> bool:
         """Whether labels are smoothed, which needs the whole logits.
 

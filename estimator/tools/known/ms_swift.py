@@ -313,7 +313,7 @@ RULES: tuple[Rule, ...] = (
         same(f"args.{key}")
         for key in listed("""
         num_generations steps_per_generation num_iterations use_vllm vllm_mode
-        vllm_tensor_parallel_size ds3_gather_for_generation num_labels
+        vllm_tensor_parallel_size vllm_data_parallel_size ds3_gather_for_generation num_labels
         """)
     ),
     Rule(
@@ -353,7 +353,6 @@ LATER: tuple[Later, ...] = (
     later("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
     later("lora_ga_batch_size", "LoRA-GA begins from gradients of the data", MORE),
     later("to_cached_dataset", "Rows are made beforehand", EITHER),
-    later("vllm_data_parallel_size", "Several engines", EITHER, 1),
     later("chord_sft_per_device_train_batch_size", "A supervised loss is added", MORE),
     later("gkd_logits_topk", "A teacher's logits are kept beside", MORE),
     later("freeze_parameters_ratio", "The first layers are frozen", LESS, 0, 0.0),

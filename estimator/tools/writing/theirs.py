@@ -103,6 +103,7 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
             "vllm_gpu_memory_utilization",
             "vllm_enable_sleep_mode",
             "vllm_tensor_parallel_size",
+            "vllm_data_parallel_size",
             "vllm_max_num_seqs",
             "vllm_max_num_batched_tokens",
             "generation_offload_model",

@@ -43,8 +43,8 @@ class Generation(Checked):
             shape="segments",
             section=Section.GENERATION,
             label="vLLM's GPUs",
-            help="vllm_mode: colocate shares the GPUs that train; server has GPUs of its own, which are not counted "
-            "here.",
+            help="vllm_mode: colocate shares the GPUs that train; server has GPUs of its own, which the cost "
+            "includes.",
             decides=True,
         ),
     )
@@ -91,6 +91,20 @@ class Generation(Checked):
             "of GPUs and the attention heads.",
         ),
     )
+    vllm_data_parallel_size: int = key(
+        1,
+        WholeNumber(1024),
+        "engines of a vLLM server",
+        default_from=DefaultSource.TRL,
+        code="vdp",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="Engines of the server",
+            help="data_parallel_size of trl vllm-serve: each engine has GPUs of its own, and gets an equal part of the "
+            "rows.",
+        ),
+    )
     vllm_max_model_length: int | None = key(
         None,
         WholeNumber(2**24, nullable=True),
@@ -113,7 +127,7 @@ class Generation(Checked):
         "rows that vLLM runs at once at most, for each of which its sampler keeps buffers",
         default_from=DefaultSource.TRL,
         null="all rows of a generation",
-        code="vn",
+        code="vns",
         widget=Widget(
             shape="number",
             section=Section.GENERATION,
@@ -127,7 +141,7 @@ class Generation(Checked):
         WholeNumber(2**24),
         "tokens of vLLM's largest batch, whose activations it keeps room for",
         default_from=DefaultSource.TRL,
-        code="vb",
+        code="vbt",
         widget=Widget(
             shape="number",
             section=Section.GENERATION,
@@ -194,6 +208,13 @@ class Generation(Checked):
             "needs less memory. vLLM never generates with the trainer's weights.",
         ),
     )
+
+    @property
+    def server_gpus(self) -> int:
+        """GPUs of a vLLM server, beside those that train (a count)."""
+        if not self.use_vllm or self.is_colocated:
+            return 0
+        return self.vllm_tensor_parallel_size * self.vllm_data_parallel_size
 
     @property
     def is_colocated(self) -> bool:
