@@ -104,7 +104,8 @@ freeze_vision false · freeze_projector false · freeze_language false · vision
 images_per_example 0 · image_height null
 image_width null · image_sizes null · text_tokens null · min_pixels null · max_pixels null
 do_image_splitting null · image_longest_edge null · crop_to_patches null · max_patches null
-do_pan_and_scan null · max_soft_tokens null
+do_pan_and_scan null · max_soft_tokens null · videos_per_example 0 · video_frames 16 · video_height null
+video_width null · video_min_pixels null · video_max_pixels null · cap_pixels_per_frame null
 use_vllm false · vllm_mode "colocate" · vllm_gpu_memory_utilization 0.3 · vllm_enable_sleep_mode false
 vllm_tensor_parallel_size 1 · vllm_data_parallel_size 1 · vllm_max_model_length null · vllm_max_num_seqs null
 vllm_max_num_batched_tokens 4096 · generation_offload_model false · generation_offload_optimizer false
