@@ -19,7 +19,7 @@ from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.families.adapters import default_targets, linear_names, outer_names
 from estimator.families.custom import resized
 from estimator.families.registry import family_of
-from estimator.families.vision.by_tool import image_by_tool
+from estimator.families.vision.by_tool import image_by_tool, processor_setting
 from estimator.families.vision.by_tool import settings_of as image_settings
 from estimator.families.vision.by_tool import video_settings_of as video_settings
 from estimator.families.vision.sentences import image_costs
@@ -257,6 +257,7 @@ __all__ = [
     "plan_words",
     "price_list",
     "priced_by",
+    "processor_setting",
     "question_object",
     "question_of",
     "question_of_setup",

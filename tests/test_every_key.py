@@ -98,7 +98,7 @@ BESIDE: dict[str, dict[str, object]] = {
 """What a key needs beside it to be anything but its default, and what a page begins with."""
 for _key in IMAGE_KEYS:
     BESIDE[_key] = {"model": "google/gemma-3-4b-it"}
-for _key in ("image_height", "image_width"):
+for _key in ("image_height", "image_width", "do_pan_and_scan"):
     BESIDE[_key] = {"model": "google/gemma-3-4b-it", "images_per_example": 1}
 BESIDE["vision_gradient_checkpointing"] |= {"images_per_example": 1}
 for _key in (
@@ -121,7 +121,7 @@ for _key, _model in {
     "max_patches": internvl(2),
     "max_soft_tokens": "google/gemma-4-E2B-it",
 }.items():
-    BESIDE[_key] = {"model": _model}
+    BESIDE[_key] = {"model": _model, "images_per_example": 1, "max_length": 8192}
 WORDS = {"strategy": "ddp"}
 """Where the second word of a list is not for every setup."""
 EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))

@@ -346,7 +346,9 @@ def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix() -> Non
     model, _, read = parse(setup(config))
     (said,) = image_costs(model, read)
     # 448² becomes 2,048²: 4 × 4 tiles and the overview, of 64 tokens each
-    assert "17 tiles and 1,088 tokens. image_longest_edge 512 leaves 1 and 64." in said
+    assert (
+        "17 tiles and 1,088 tokens. With image_longest_edge 512 it is 1 tile and 64 tokens." in said
+    )
     assert image_costs(*parse(setup(config, image_longest_edge=512))[::2]) == []
 
 

@@ -57,7 +57,7 @@ SWITCH = {True: "On", False: "Off"}
 
 
 def widget(key: contract.Key, **others: Any) -> None:
-    """Draws the widget of one key with its declared shape; ``others``: arguments for Streamlit."""
+    """Draws the widget of one key with its declared shape; ``others``: arguments for Streamlit, or what null means."""
     if shape(key).shape == "slider" and key.name in session.BOUND:
         _moving_slider(key)
     else:
@@ -74,7 +74,8 @@ def _widget(key: contract.Key, **others: Any) -> None:
     of = shape(key)
     described: dict[str, Any] = {"label": of.label, "help": f"{of.help} {key.default_sentence}"}
     if key.kind.nullable:
-        described["placeholder"] = key.null[:1].upper() + key.null[1:]
+        null = others.pop("null", key.null)
+        described["placeholder"] = null[:1].upper() + null[1:]
     match of.shape:
         case "slider":
             steps = st.session_state["steps"][key.name]

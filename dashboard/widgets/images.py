@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import streamlit as st
 
 from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
 from estimator import (
+    Model,
     TrainingSetup,
+    contract,
     image_by_tool,
     image_costs,
     image_settings,
     images_of,
+    processor_setting,
     video_settings,
 )
 
@@ -33,9 +38,11 @@ def sees() -> bool:
     return model is not None and model.vision is not None
 
 
-def _has_setting(name: str, _: TrainingSetup) -> bool:
+def _has_setting(name: str, setup: TrainingSetup) -> bool:
     model = question.reading().model
-    return model is not None and model.vision is not None and name in image_settings(model.vision)
+    if model is None or model.vision is None or not setup.images_per_example:
+        return False
+    return name in image_settings(model.vision)
 
 
 def _has_images(setup: TrainingSetup) -> bool:
@@ -45,6 +52,16 @@ def _has_images(setup: TrainingSetup) -> bool:
 def _has_video_setting(name: str, _: TrainingSetup) -> bool:
     model = question.reading().model
     return model is not None and model.vision is not None and name in video_settings(model.vision)
+
+
+def _with_own(key: contract.Key) -> None:
+    """The widget of a processor's setting, which says what the model's processor has."""
+    reading = question.reading()
+    assert reading.model is not None
+    assert reading.model.vision is not None
+    own = processor_setting(reading.model.vision, key.name)
+    said = "" if own is None else boxes.SWITCH[own] if isinstance(own, bool) else f"{own:,}"
+    boxes.widget(key, **({"null": f"{said}, the processor's"} if said else {}))
 
 
 def _of_videos(name: str, setup: TrainingSetup) -> bool:
@@ -75,6 +92,17 @@ def _take_size() -> None:
         rerun.redraw(rerun.EXPANDERS)
 
 
+def _preset(model: Model, setup: TrainingSetup, name: str) -> str:
+    """A preset with the tokens of one image of its size; without, if the processor refuses it."""
+    height, width = SIZES[name]
+    size: dict[str, Any] = {"image_sizes": None, "image_height": height, "image_width": width}
+    try:
+        (image, *_) = images_of(model, replace(setup, **size).images)
+    except ValueError:
+        return name
+    return f"{name} · {image.tokens:,}"
+
+
 def _sizes() -> None:
     """The presets, and the tokens of one image of the chosen size."""
     reading = question.reading()
@@ -85,9 +113,10 @@ def _sizes() -> None:
     current = next((name for name, size in SIZES.items() if size == (height, width)), None)
     st.session_state["image size"] = current
     st.segmented_control(
-        "Size",
+        "Size, and its tokens",
         list(SIZES),
         key="image size",
+        format_func=partial(_preset, model, setup),
         on_change=_take_size,
         width="stretch",
         help="Sizes of common images in pixels; an A4 page at 150 dots per inch is 1,240 × 1,754.",
@@ -99,7 +128,7 @@ def _sizes() -> None:
     tools = image_by_tool(model, height, width)
     if len({it.tokens for it in tools}) > 1:
         said = "".join(f"\n- {it.tool}: {it.tokens:,}" for it in tools)
-        st.caption(f"Tokens by whose settings:{said}")
+        st.caption(f"Tokens with the settings of:{said}")
     for sentence in image_costs(model, setup):
         st.caption(sentence)
 
@@ -113,17 +142,14 @@ UNUSUAL = {
     ),
     **{
         name: boxes.Unusual(where=partial(_of_videos, name))
-        for name in (
-            "video_frames",
-            "video_height",
-            "video_width",
-            "video_min_pixels",
-            "video_max_pixels",
-            "cap_pixels_per_frame",
-        )
+        for name in ("video_frames", "video_height", "video_width")
     },
     **{
-        name: boxes.Unusual(where=partial(_has_setting, name))
+        name: boxes.Unusual(where=partial(_of_videos, name), draw=_with_own)
+        for name in ("video_min_pixels", "video_max_pixels", "cap_pixels_per_frame")
+    },
+    **{
+        name: boxes.Unusual(where=partial(_has_setting, name), draw=_with_own)
         for name in (
             "min_pixels",
             "max_pixels",

@@ -18,7 +18,7 @@ class ToolImage(NamedTuple):
     tokens: int
 
 
-PUBLISHED = "the published processor file"
+PUBLISHED = "the published processor file, as TRL, axolotl and ms-swift read it"
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 BY_TOOL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "transformers' class default": {
@@ -48,6 +48,17 @@ def video_settings_of(vision: Vision) -> tuple[str, ...]:
     processor = videos(vision)
     own = (key for key, name in VIDEO_SETTINGS.items() if hasattr(processor, name))
     return (*sizes, *own)
+
+
+def processor_setting(vision: Vision, key: str) -> int | bool | None:
+    """A setting of the model's published processor, in the key's unit; None if it has none (per model)."""
+    videos = vision_family(vision).videos
+    if key in VIDEO_SETTINGS:
+        found = getattr(videos(vision), VIDEO_SETTINGS[key], None) if videos else None
+    else:
+        found = getattr(vision_family(vision).processor(vision), SETTINGS[key], None)
+    assert found is None or isinstance(found, int)
+    return found
 
 
 def image_by_tool(model: Model, height: int, width: int) -> tuple[ToolImage, ...]:

@@ -70,17 +70,17 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
         kept = setup.per_device_train_batch_size * patches * layers * vision.tower.hidden_size
         sentences.append(
             "Gradient checkpointing's hook also catches the tower's patch embedding, so backward runs through the "
-            f"frozen tower for nothing: the inputs of its {layers} layers stay, {width * kept / 1e6:,.0f} MB, and each "
-            "is computed again and differentiated. Checkpointing the language model alone, "
-            "vision_gradient_checkpointing false, avoids it."
+            f"frozen tower for nothing: the inputs of its {layers} layers stay, {_megabytes(width * kept)}, and each "
+            "layer is computed again and differentiated. Checkpoint the language model alone to avoid this "
+            "(vision_gradient_checkpointing false)."
         )
     if vision_family(vision).masks_text:
         rows, length = setup.per_device_train_batch_size, setup.max_length
         mask = 2 * rows * length * ceil_div(length, MASK_ALIGNMENT) * MASK_ALIGNMENT
         sentences.append(
-            "With an image in the batch every layer of the text leaves flash attention: it repeats keys and values for "
-            f"every head and has a mask of its own, {mask / 1e6:,.0f} MB in 16 bits. Half the tokens in a row are a "
-            "quarter of it."
+            "With an image in the batch no layer of the text uses flash attention: each repeats keys and values for "
+            f"every head and keeps a mask of its own, {_megabytes(mask)} in 16 bits. In rows of half as many tokens it "
+            "is a quarter."
         )
     processor = processor_of(vision, setup.images)
     if setup.images.all_image_sizes and isinstance(processor, Idefics3ImageProcessor):
@@ -97,6 +97,10 @@ def _enlarged(processor: Idefics3ImageProcessor, size: tuple[int, int]) -> list[
     height, width = size
     return [
         f"The processor enlarges an image of {width:,} × {height:,} pixels to a longest edge of "
-        f"{processor.longest_edge:,}, hence {now.tiles} tiles and {now.tokens:,} tokens. image_longest_edge "
-        f"{processor.tile} leaves {shorter.tiles} and {shorter.tokens:,}."
+        f"{processor.longest_edge:,}, hence {now.tiles} tiles and {now.tokens:,} tokens. With image_longest_edge "
+        f"{processor.tile} it is {shorter.tiles} tile{'s' * (shorter.tiles > 1)} and {shorter.tokens:,} tokens."
     ]
+
+
+def _megabytes(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"

@@ -190,7 +190,7 @@ class Images(Checked):
         WholeNumber(64, low=0),
         "videos in an example, all of one size and length",
         default_from=DefaultSource.OURS,
-        code="vn",
+        code="vp",
         widget=Widget(
             shape="number",
             section=Section.IMAGES,
