@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -118,6 +119,8 @@ def test_the_front_of_random_points_matches_the_definition(
     }
     found = front_of(dollars, hours, room)
     assert set(found.tolist()) == expected
+    with patch("estimator.plan.front.BLOCK", 1):  # many blocks, each compared with those before it
+        assert front_of(dollars, hours, room).tolist() == found.tolist()
     stairs = stairs_of(found, hours).tolist()
     assert all(hours[b] < hours[a] for a, b in pairwise(stairs))
 

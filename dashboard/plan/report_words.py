@@ -122,7 +122,7 @@ def _front(advice: Advice) -> str:
             setup,
             plan_words.span(low, high),
             plan_words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
-            f"{100 * found.headroom[place]:.0f} %",
+            f"{100 * plan_words.share_free(found, place):.0f} %",
         )
         best = ' class="hr-best"' if place == advice.recommended else ""
         rows.append(f"<tr{best}>{_cells((plan_words.cards(found, place), *cells))}</tr>")

@@ -100,10 +100,12 @@ def advise(
         may_meet = fits & (found.hours_low <= deadline) & (found.dollars_low <= budget)
     dollars, hours = np.where(fits, found.dollars, np.nan), found.hours
     front = front_of(dollars, hours, found.headroom)
-    sure, maybe = (
-        front_of(np.where(it, dollars, np.nan), hours, found.headroom) for it in (meets, may_meet)
-    )
-    recommended = _cheapest(found, sure if len(sure) else maybe)
+    is_sure = bool((meets & ~np.isnan(dollars)).any())
+    among = meets if is_sure else may_meet
+    best = front
+    if (among != fits).any():
+        best = front_of(np.where(among, dollars, np.nan), hours, found.headroom)
+    recommended = _cheapest(found, best)
     stairs = _stairs(found, front, hours)
     return Advice(
         question=asked,
@@ -114,8 +116,8 @@ def advise(
         front=front,
         stairs=stairs,
         recommended=recommended,
-        is_sure=len(sure) > 0,
-        sentence=words.recommendation(found, asked, recommended, is_sure=len(sure) > 0),
+        is_sure=is_sure,
+        sentence=words.recommendation(found, asked, recommended, is_sure=is_sure),
         reasons=_reasons(found, asked, recommended, fits, meets, may_meet),
         misses=_misses(found, asked, kept, meets),
         notes=words.notes(found, asked, kept),

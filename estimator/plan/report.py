@@ -86,7 +86,7 @@ def _row(answer: Advice, number: int, place: int) -> tuple[str, ...]:
         f"{mark}{number}",
         words.span(float(found.hours_low[place]), float(found.hours_high[place])),
         words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
-        f"{100 * found.headroom[place]:.0f} %",
+        f"{100 * words.share_free(found, place):.0f} %",
         words.title(found, place),
     )
 
@@ -147,7 +147,7 @@ def point(found: Candidates, place: int) -> dict[str, object]:
         "need_low_bytes": int(found.low_bytes[place]),
         "need_high_bytes": int(found.high_bytes[place]),
         "capacity_bytes": int(found.capacity_bytes[place]),
-        "headroom": float(found.headroom[place]),
+        "headroom": words.share_free(found, place),
         "hours_low": _number(found.hours_low[place]),
         "hours_high": _number(found.hours_high[place]),
         "dollars_low": _number(found.dollars_low[place]),
@@ -183,7 +183,7 @@ def _line(found: Candidates, place: int) -> str:
         found.low_bytes[place],
         found.high_bytes[place],
         found.capacity_bytes[place],
-        f"{found.headroom[place]:.4f}",
+        f"{words.share_free(found, place):.4f}",
         *(
             "" if np.isnan(it[place]) else f"{it[place]:.4g}"
             for it in (found.hours_low, found.hours_high, found.dollars_low, found.dollars_high)

@@ -138,7 +138,13 @@ def terms(found: Candidates, place: int) -> str:
 def free(found: Candidates, place: int) -> str:
     """Memory that stays free, in percent and GiB."""
     left = int(found.capacity_bytes[place] - found.high_bytes[place])
-    return f"{100 * found.headroom[place]:.0f} % of each card ({gib(left)} GiB)"
+    return f"{100 * share_free(found, place):.0f} % of each card ({gib(left)} GiB)"
+
+
+def share_free(found: Candidates, place: int) -> float:
+    """``Candidates.headroom`` of one, without computing that of all."""
+    capacity = int(found.capacity_bytes[place])
+    return (capacity - int(found.high_bytes[place])) / capacity
 
 
 def rent(offer: Offer, num_gpus: int) -> str:
