@@ -60,8 +60,11 @@ def _with_own(key: contract.Key) -> None:
     assert reading.model is not None
     assert reading.model.vision is not None
     own = processor_setting(reading.model.vision, key.name)
-    said = "" if own is None else boxes.SWITCH[own] if isinstance(own, bool) else f"{own:,}"
-    boxes.widget(key, **({"null": f"{said}, the processor's"} if said else {}))
+    if own is None:
+        boxes.widget(key)
+    else:
+        said = f"{boxes.SWITCH[own]}, the processor's" if isinstance(own, bool) else f"{own:,}"
+        boxes.widget(key, null=said)
 
 
 def _of_videos(name: str, setup: TrainingSetup) -> bool:

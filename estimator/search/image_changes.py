@@ -69,7 +69,7 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
                 options.append(keys)
         if options:
             yield ImageChange(
-                f"{key} {{{key}}}, rows of {{max_length:,}} tokens",
+                f"{key} {{{key}}}, rows of {{max_length:,}} tokens instead of {setup.max_length:,}",
                 f"The same {shown} and text; {shown} are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )
