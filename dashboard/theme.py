@@ -225,8 +225,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-jobs a, .hr-plan-asked a {{ color: light-dark(#0072B2, #56B4E9); }}
 .st-key-plan-amounts > div, .st-key-plan-lengths > div {{ flex: 1 1 4.2rem !important; min-width: 4.2rem; }}
 .hr-jobs th[scope="row"] {{ font-size: 1rem; opacity: 1; }}
-.hr-jobs td {{ white-space: nowrap; }}
-.hr-jobs td:last-child {{ white-space: normal; min-width: 16rem; }}
+.hr-table.hr-jobs td:not(:last-child) {{ white-space: nowrap !important; }}
+.hr-table.hr-jobs td:last-child {{ min-width: 16rem; }}
 @media (max-width: 1000px) {{
   .hr-plan-asked {{ display: block; }}
   .st-key-plan-columns [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-plan-form)

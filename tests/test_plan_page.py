@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.plan import asked, form, options_figure, words
+from dashboard.plan import asked, form, options_figure, team_asked, words
 from estimator import Advice, advise, candidates, question_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +26,25 @@ SMALL = {
         "offload_optimizer": ["none"],
         "offload_param": ["none"],
     },
+}
+
+
+FEW = {
+    "strategy": ["ddp"],
+    "gradient_checkpointing": [True],
+    "use_liger_kernel": [False],
+    "offload_optimizer": ["none"],
+    "offload_param": ["none"],
+}
+TEAM = {
+    "cards": [{"gpu": "L4", "most": 2, "owned": True}],
+    "effective_batch": 8,
+    "try": FEW,
+    "jobs": [
+        {"name": "in time", "model": "Qwen/Qwen3-0.6B", "deadline_hours": 12},
+        {"name": "late", "model": "Qwen/Qwen3-0.6B", "deadline_hours": 0.1, "ready_hours": 4},
+        {"name": "too large", "model": "Qwen/Qwen3-32B"},
+    ],
 }
 
 
@@ -86,6 +105,33 @@ def test_an_invalid_link_is_refused_in_one_sentence_and_keeps_the_page(small_pag
     assert not small_page.exception
     assert "The link's question cannot be read" in text(small_page)
     assert "L40S" in text(small_page)
+
+
+def test_the_page_turns_from_one_run_to_several_jobs_and_so_does_the_address(small_page):
+    pytest.importorskip("highspy")
+
+    def turn(view: str) -> None:
+        (views,) = [it for it in small_page.segmented_control if it.label == "What to plan"]
+        views.set_value(view).run()
+        assert not small_page.exception
+
+    with patch.dict(team_asked.FIRST, TEAM, clear=True):
+        turn("team")
+    assert "2 of 3 jobs run, 1 late" in text(small_page)
+    assert "too large" in "".join(small_page.query_params["team"])
+    assert "plan" not in small_page.query_params
+    turn("plan")
+    assert "Qwen3-0.6B" in "".join(small_page.query_params["plan"])
+    assert "team" not in small_page.query_params
+
+
+def test_the_report_is_a_document_without_widgets(small_page):
+    small_page.switch_page("pages/report.py").run()
+    assert not small_page.exception
+    assert "Fine-tuning Qwen3-0.6B" in text(small_page)
+    assert "<nav class" not in text(small_page)
+    assert not [*small_page.button, *small_page.get("download_button"), *small_page.number_input]
+    small_page.switch_page("pages/plan.py").run()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import pytest
 
-from dashboard.plan import asked, report_words, words
+from dashboard.plan import report_words, words
 from estimator import Advice, advise, candidates, question_of, team_of
-from tests.test_plan_page import SMALL, open_plan, text
+from tests.test_plan_page import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,3 @@ def test_a_teams_question_says_each_job_and_its_times():
     said = report_words.team_question(team)
     assert "&lt;b&gt;: Qwen3-8B with LoRA" in said
     assert "ready after 2.0 hours, due after 24 hours." in said
-
-
-def test_the_page_is_one_document_without_widgets(advice):
-    with patch.dict(asked.FIRST, SMALL, clear=True):
-        page = open_plan(None)
-        page.switch_page("pages/report.py").run()
-    assert not page.exception
-    assert "Fine-tuning Qwen3-0.6B" in text(page)
-    assert '<nav class="hr-pages"' not in text(page)
-    assert not [*page.button, *page.get("download_button"), *page.number_input]

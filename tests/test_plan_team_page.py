@@ -22,26 +22,9 @@ from estimator import (
     timetable_csv,
     timetable_summary,
 )
-from tests.test_plan_page import SMALL, open_plan, text
+from tests.test_plan_page import TEAM
 
 pytest.importorskip("highspy")
-FEW = {
-    "strategy": ["ddp"],
-    "gradient_checkpointing": [True],
-    "use_liger_kernel": [False],
-    "offload_optimizer": ["none"],
-    "offload_param": ["none"],
-}
-TEAM = {
-    "cards": [{"gpu": "L4", "most": 2, "owned": True}],
-    "effective_batch": 8,
-    "try": FEW,
-    "jobs": [
-        {"name": "in time", "model": "Qwen/Qwen3-0.6B", "deadline_hours": 12},
-        {"name": "late", "model": "Qwen/Qwen3-0.6B", "deadline_hours": 0.1, "ready_hours": 4},
-        {"name": "too large", "model": "Qwen/Qwen3-32B"},
-    ],
-}
 
 
 def held(*spans: tuple[int, float, float]) -> dict[str, tuple[int, ...]]:
@@ -177,21 +160,6 @@ def test_the_csv_has_a_line_for_each_job(answer):
     assert [it["job"] for it in rows] == ["in time", "late", "too large"]
     assert float(rows[1]["late_hours"]) > 0
     assert rows[2]["setup"] == "no setup of it fits any of the cards."
-
-
-def test_the_page_turns_from_one_run_to_the_schedule_and_so_does_the_address(answer):
-    first = (
-        patch.dict(team_asked.FIRST, TEAM, clear=True),
-        patch.dict(asked.FIRST, SMALL, clear=True),
-    )
-    with first[0], first[1]:
-        page = open_plan(None)
-        (view,) = [it for it in page.segmented_control if it.label == "What to plan"]
-        view.set_value("team").run()
-    assert not page.exception
-    assert "2 of 3 jobs run" in text(page)
-    assert "plan" not in page.query_params
-    assert "too large" in "".join(page.query_params["team"])
 
 
 class File:

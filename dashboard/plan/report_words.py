@@ -25,7 +25,7 @@ STYLE = """<style>
 .hr-report .hr-source { overflow-wrap: anywhere; }
 .hr-report .hr-link { font-size: .7rem; line-height: 1.3; }
 .hr-report .hr-front td:not(:nth-child(2)), .hr-report .hr-front th { white-space: nowrap; }
-.hr-report .hr-jobs td { white-space: normal; min-width: 0 !important; }
+.hr-report .hr-jobs td:not(#all) { white-space: normal !important; min-width: 0 !important; }
 .hr-report tr.hr-best td, .hr-report tr.hr-best th { font-weight: 700; }
 .hr-report a { color: #00507D; overflow-wrap: anywhere; }
 .hr-report ul { margin: 0; padding-left: 1.2rem; font-size: .9375rem; line-height: 1.45; }

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
-from tests.test_plan_page import SMALL
+from tests.test_plan_page import SMALL, TEAM
 
 pytestmark = pytest.mark.browser
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
@@ -28,6 +28,8 @@ PAGES = (
     "?model=Qwen/Qwen3-8B&tp_size=2",
     "compare",
     f"plan?{urlencode({'plan': json.dumps(SMALL)})}",
+    f"plan?{urlencode({'team': json.dumps(TEAM)})}",
+    f"report?{urlencode({'plan': json.dumps(SMALL)})}",
     "proof",
     "how",
 )
