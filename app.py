@@ -19,8 +19,7 @@ def freeze_imports() -> None:
     gc.freeze()
 
 
-# The icon is a local file: a ":material/…:" name would be fetched from another server.
-st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
+st.set_page_config(page_title="Headroom", layout="wide")
 # A page's path in the URL is its file name, and the file calls dashboard/site/router.py: next to a folder named pages/,
 # Streamlit runs that file directly until this router has run once, and finds no page of any other name.
 page = st.navigation(
@@ -35,6 +34,7 @@ st.html(theme.style(hero_figure.SWITCHES))
 st.sidebar.html(
     '<p class="hr-brand">Headroom</p><p>GPU memory, time and cost of fine-tuning</p>'
     + navigation.HISTORY
+    + theme.ICON_SCRIPT
     + manners.SCRIPT
     + drawing.PRELOAD,
     unsafe_allow_javascript=True,

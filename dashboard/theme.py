@@ -6,7 +6,9 @@ darkened to be visible on white paper.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from estimator import Component, Verdict
 
@@ -129,6 +131,11 @@ ICON = (
     '<path fill="none" stroke="#9AA4AE" d="M1.5 1.5h13v3h-13z"/></svg>'
 )
 """The page's icon: two parts of memory, and headroom."""
+ICON_SCRIPT = f"""<script data-of="icon">
+document.querySelector('link[rel~="icon"]').href = {json.dumps(f"data:image/svg+xml,{quote(ICON)}")};
+</script>"""
+"""Shows the icon. Given it as an argument, Streamlit imports numpy; a ":material/…:" name would be fetched
+from another server."""
 MOST_CARDS = 16
 """Maximum cards in one group. Our choice: more than there are remedies."""
 

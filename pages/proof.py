@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
 import streamlit as st
 
 from dashboard.accuracy import evidence
@@ -40,7 +39,7 @@ def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = Fals
 def table(comparisons: Sequence[Comparison], what: str) -> None:
     """Every reading, worst first."""
     st.dataframe(
-        pd.DataFrame([evidence.row(it) for it in evidence.worst_first(comparisons)]),
+        [evidence.row(it) for it in evidence.worst_first(comparisons)],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,
@@ -82,7 +81,7 @@ with of_measured:
     table(measured_shown, "Measured readings")
 with of_refused:
     st.dataframe(
-        pd.DataFrame([evidence.refused_row(it) for it in refused]),
+        [evidence.refused_row(it) for it in refused],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,
@@ -103,7 +102,7 @@ with of_ran:
     ran = accuracy.overestimated(published)
     st.html(evidence.overestimated_html(ran, len(published)))
     st.dataframe(
-        pd.DataFrame([evidence.overestimated_row(it) for it in ran]),
+        [evidence.overestimated_row(it) for it in ran],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,

@@ -229,7 +229,7 @@ def test_report_is_self_contained():
 def test_link_opens_the_page_with_its_scenarios():
     page = open_compare(*presets.three_methods(of()))
     assert "✓ fits" in text(page)
-    spec = json.loads(page.get("bidi_component")[0].proto.json)["figure"]
+    spec = json.loads(page.get("bidi_component")[0].proto.json)[0]["figure"]
     assert "QLoRA" in json.dumps(spec["data"])
 
 

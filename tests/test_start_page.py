@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -42,7 +44,7 @@ def text(page: AppTest) -> str:
 
 
 def figure(page: AppTest) -> dict:
-    return json.loads(page.get("bidi_component")[0].proto.json)["figure"]
+    return json.loads(page.get("bidi_component")[0].proto.json)[0]["figure"]
 
 
 def sizes(drawn: dict, label: str) -> list[float]:
@@ -592,3 +594,18 @@ def test_one_models_default_lora_targets_are_not_carried_to_the_next() -> None:
     assert not page.exception
     assert not page.error
     assert "lora_target_modules" not in page.query_params
+
+
+def test_the_start_page_imports_no_table_library():
+    # they take a second and 100 MB: Streamlit imports them for tables, an icon, and a component's dict
+    code = (
+        "import sys\n"
+        "from streamlit.testing.v1 import AppTest\n"
+        f"page = AppTest.from_file({str(ROOT / 'app.py')!r}, default_timeout=60).run()\n"
+        "assert not page.exception and page.get('bidi_component')\n"
+        "print(sorted({'pandas', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "[]"

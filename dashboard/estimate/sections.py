@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import theme
@@ -140,7 +139,7 @@ def _best(answer: Estimate) -> None:
     with st.spinner("Trying every card."):
         ways = best_ways(answer.model, catalog.gpus_like(answer.gpu), answer.setup)
     st.dataframe(
-        pd.DataFrame([best_way.row(it) for it in ways]),
+        [best_way.row(it) for it in ways],
         key="best ways",
         hide_index=True,
         height=460,
@@ -188,7 +187,7 @@ def _take_cell(cell: tuple[int, int]) -> None:
 def _gpus(answer: Estimate) -> None:
     rows, _ = which_gpu.every_gpu(answer)
     st.html(f'<p class="hr-text">{which_gpu.gpus_head(answer, rows)}</p>')
-    table = pd.DataFrame([which_gpu.gpu_row(row) for row in rows])
+    table = [which_gpu.gpu_row(row) for row in rows]
     gib = st.column_config.NumberColumn(format="%.1f GiB")
     hours = st.column_config.NumberColumn(format="%.1f h")
     dollars = st.column_config.NumberColumn(format="dollar")
@@ -277,7 +276,7 @@ def _share(answer: Estimate) -> None:
         label = f"Set it to {found.advised:.2f}"
         st.button(label, on_click=actions.take, args=(keys,), key="take share")
     st.dataframe(
-        pd.DataFrame(vllm_share.rows(found, answer)),
+        vllm_share.rows(found, answer),
         key="shares",
         hide_index=True,
         alt="Shares of the GPU for vLLM with verdict, need, rows at once and seconds of a step",

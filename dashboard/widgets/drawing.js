@@ -80,7 +80,7 @@ const slide = (box, { data: [bars, totals], layout }) => {
   return true;
 };
 
-export default function ({ data, parentElement, setTriggerValue }) {
+export default function ({ data: [data], parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
   box.styles ??= new Map();
   const draw = (Plotly) => {

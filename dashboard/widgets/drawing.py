@@ -65,8 +65,9 @@ def plot(
         "picks": on_pick is not None,
         "follows": follows,
     }
+    # in a list, because Streamlit imports pandas and pyarrow (0.5 s, 80 MB) to look for tables in a dict
     if on_pick is None:
-        _draw(key=key, data=data)
+        _draw(key=key, data=[data])
         return
 
     def take() -> None:
@@ -74,4 +75,4 @@ def plot(
         if picked is not None:
             on_pick(picked)
 
-    _draw(key=key, data=data, on_picked_change=take)
+    _draw(key=key, data=[data], on_picked_change=take)

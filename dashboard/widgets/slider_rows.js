@@ -103,7 +103,7 @@ const start = () => {
   };
 };
 
-export default function ({ data, setTriggerValue }) {
+export default function ({ data: [data], setTriggerValue }) {
   window.headroomRows ??= start();
   window.headroomRows.take(data.row, (slider) => setTriggerValue("slider", slider));
 }

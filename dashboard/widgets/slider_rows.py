@@ -52,7 +52,7 @@ def draw(show: Show, look: object) -> None:
         state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show)}
     elif (sent := state.get("row")) and sent["base"] != bases(look)[sent["slider"]]:
         state["row"] = None
-    _component(key="slider-rows", data={"row": state.get("row")}, on_slider_change=_take)
+    _component(key="slider-rows", data=[{"row": state.get("row")}], on_slider_change=_take)
 
 
 def _take() -> None:

@@ -20,6 +20,8 @@ def opacity(page) -> float:
 def test_the_verdict_stays_visible_and_a_remedy_scrolls_back_to_it(browser, address):
     with visitor(browser, f"{address}/{TIGHT}") as page:
         assert opacity(page) == 0, "the panel itself is in sight"
+        icon = page.locator('link[rel~="icon"]').first.get_attribute("href")
+        assert icon.startswith("data:image/svg+xml,%3Csvg")
         remedy = page.get_by_role("button", name="Apply Gradient checkpointing").first
         remedy.scroll_into_view_if_needed()
         page.locator('[data-testid="stMain"]').evaluate("it => it.scrollTo(0, 900)")
