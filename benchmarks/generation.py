@@ -192,7 +192,9 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 def render() -> str:
     """docs/generation.md."""
     steps, advice = list(published()), list(advised())
-    inside = sum(it.is_inside for it in steps)
+    stated = [it for it in steps if it.row["mean_tokens"]]
+    inside = sum(it.is_inside for it in stated)
+    without = sum(it.is_inside for it in steps) - inside
     beyond = [it for it in steps if not it.is_inside]
     slower = sum(it.seconds > it.high for it in beyond)
     first = _table(
@@ -232,12 +234,13 @@ Written by `python benchmarks/generation.py`. The keys are those of `--help`; th
 
 ## Seconds of a step
 
-{inside} of {len(steps)} published steps lie inside the estimated range; of the others {slower} are slower than its slow
-end and {len(beyond) - slower} faster than its fast end. No constant is fitted to them. All but one are NVIDIA's, with
-Megatron's tensor, pipeline and expert parallelism; the estimate trains the same rows under ZeRO-3. Pipeline bubbles,
-which slow the largest mixture, are not in it. verl's names no mean length, so its short rows are counted at the limit,
-and Qwen3.5's delta-nets as PyTorch runs them. The two ends lie a factor of {min(widths):.1f} to {max(widths):.1f}
-apart, mostly because rows may be as long as their mean or as the limit.
+{inside} of {len(stated)} published steps that state the mean length of their rows lie inside the estimated range, and
+{without} of {len(steps) - len(stated)} that do not: there every row is counted at the limit. Of the others {slower} are
+slower than the slow end and {len(beyond) - slower} faster than the fast end. No constant is fitted to them.
+
+NVIDIA's are with Megatron's tensor, pipeline and expert parallelism, and its largest mixture waits in pipeline bubbles;
+the estimate trains the same rows under ZeRO-3. Qwen3.5's delta-nets run as in PyTorch. The two ends lie a factor of
+{min(widths):.1f} to {max(widths):.1f} apart, mostly because rows may be as long as their mean or as the limit.
 
 {first}
 

@@ -20,7 +20,7 @@ from estimator.inference import colocation, engine, kv_cache, paged, seconds
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
 from estimator.search.limits import longest_context, smallest_gpu
 from estimator.search.ranking import rank_gpus
-from estimator.search.remedies import remedies
+from estimator.search.remedies import _changes, remedies
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.tools.imported import read_files
@@ -582,6 +582,24 @@ def test_remedies_lower_the_share_enable_sleep_mode_or_add_gpus_for_vllm() -> No
         if set(changed) <= {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_mode"}:
             fixed = estimate(QWEN_7B, H100, replace(over.setup, **changed))
             assert fixed.verdict is Verdict.FITS
+
+
+def test_remedies_shorten_completions_and_shrink_groups() -> None:
+    # prompts of 512 tokens stay; half of the group is half of the micro-batch
+    over = answer(
+        use_vllm=False,
+        method="lora",
+        dtype="float32",
+        per_device_train_batch_size=32,
+        num_generations=32,
+        max_length=131_072,
+        max_completion_length=130_560,
+    )
+    assert over.verdict is Verdict.DOES_NOT_FIT
+    changes = [it for it in _changes(over.model, over.setup) if "ompletions" in it.title]
+    shorter, fewer = changes
+    assert shorter.options[0] == {"max_completion_length": 65_280, "max_length": 512 + 65_280}
+    assert fewer.options[0] == {"num_generations": 16, "per_device_train_batch_size": 16}
 
 
 def test_assumptions_state_concurrent_rows_and_a_sufficient_length() -> None:

@@ -46,6 +46,9 @@ MOST_WORK = 1_600_000
 """Changed setups tried at most, times the squared layers. Our choice: 250 with 80 layers, which find all that there
 are; 100 with 126; one with 1,000."""
 
+SHORTEST_COMPLETION = 64
+"""Tokens of a completion that a remedy still offers: ours."""
+
 Keys = Mapping[str, Any]
 
 
@@ -239,6 +242,8 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     yield from _checkpointing(setup)
     if setup.gradient_checkpointing:
         yield from _checkpoints(setup)
+    if setup.objective.generates:
+        yield from _shorter_generations(setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
             "Weights in bfloat16",
@@ -326,6 +331,43 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
             "Less is generated at once, more often; TRL then asks the policy once more for its log-probabilities.",
             tuple({"steps_per_generation": fewer} for fewer in range(steps // 2, 0, -1)),
         )
+
+
+def _shorter_generations(setup: TrainingSetup) -> Iterator[Change]:
+    """Less to generate and to train on: shorter completions, fewer of a prompt.
+
+    Prices: Shao et al. 2024, arXiv:2402.03300, section 4.1 (a group's mean is the baseline); trl 1.16,
+    trainer/grpo_trainer.py (a completion that is cut off ends without its answer).
+    """
+    completion, prompt = setup.max_completion_length, prompt_tokens(setup)
+    yield Change(
+        "Completions of {max_completion_length:,} tokens",
+        "Longer answers are cut off, and seldom rewarded.",
+        tuple(
+            {"max_completion_length": shorter, "max_length": prompt + shorter}
+            for shorter in _halves(completion, SHORTEST_COMPLETION)
+        ),
+    )
+    rows, group = setup.per_device_train_batch_size, setup.num_generations
+    yield Change(
+        "{num_generations} completions of a prompt, micro-batch {per_device_train_batch_size}",
+        "A group's mean and spread are rougher estimates with fewer completions; more prompts need as many steps more.",
+        tuple(
+            {"num_generations": fewer, "per_device_train_batch_size": rows * fewer // group}
+            for fewer in _halves(group, 2)
+            if rows * fewer % group == 0
+        ),
+    )
+
+
+def _halves(whole: int, least: int) -> Iterator[int]:
+    """A half, a quarter and so on, while they are at least ``least``.
+
+    >>> list(_halves(1024, 256))
+    [512, 256]
+    """
+    while (whole := whole // 2) >= least:
+        yield whole
 
 
 def _kernels(setup: TrainingSetup) -> Iterator[Change]:
@@ -430,7 +472,10 @@ def _references(setup: TrainingSetup) -> Iterator[Change]:
         yield Change(
             "GradCache with {mini_batch_size} rows at once",
             "The same result: CachedMultipleNegativesRankingLoss, whose forward runs twice.",
-            tuple({"mini_batch_size": size} for size in _halves(setup)),
+            tuple(
+                {"mini_batch_size": size}
+                for size in _halves(setup.mini_batch_size or setup.per_device_train_batch_size, 1)
+            ),
         )
     prompt = prompt_tokens(setup)
     if objective.is_preference and prompt > 1:
@@ -444,14 +489,6 @@ def _references(setup: TrainingSetup) -> Iterator[Change]:
                 if shorter > 0
             ),
         )
-
-
-def _halves(setup: TrainingSetup) -> Iterator[int]:
-    """Ever smaller mini-batches of an embedding batch."""
-    size = (setup.mini_batch_size or setup.per_device_train_batch_size) // 2
-    while size:
-        yield size
-        size //= 2
 
 
 _NAMES = {
