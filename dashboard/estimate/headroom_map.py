@@ -13,12 +13,11 @@ from dashboard.words import units
 from estimator import (
     LARGEST,
     Estimate,
-    Gpu,
     largest_micro_batch,
     least_batch,
     least_length,
     longest_context,
-    need,
+    needs,
 )
 
 MAP_STEPS = 8
@@ -52,7 +51,17 @@ def around(of: Estimate) -> Around:
         8,
         LARGEST["per_device_train_batch_size"],
     )
-    return Around(batches, lengths, [[_headroom(of, gpu, b, s) for s in lengths] for b in batches])
+    rows = [[batch] for batch in batches]
+    found = needs(of.model, gpu, setup, per_device_train_batch_size=rows, max_length=lengths)
+    headroom = (gpu.memory_bytes - found.high_bytes).tolist()
+    return Around(
+        batches,
+        lengths,
+        [
+            [None if is_refused else size for size, is_refused in zip(*row, strict=True)]
+            for row in zip(headroom, found.refused.tolist(), strict=True)
+        ],
+    )
 
 
 def _doublings(current: int, limit: int, least_top: int, most: int) -> list[int]:
@@ -62,14 +71,6 @@ def _doublings(current: int, limit: int, least_top: int, most: int) -> list[int]
         top *= 2
     chosen = {max(1, top >> step) for step in range(MAP_STEPS)}
     return sorted({min(number, most) for number in chosen} | {current})
-
-
-def _headroom(of: Estimate, gpu: Gpu, batch: int, length: int) -> int | None:
-    setup = replace(of.setup, per_device_train_batch_size=batch, max_length=length)
-    try:
-        return gpu.memory_bytes - need(of.model, gpu, setup)[1]
-    except ValueError:
-        return None
 
 
 Grid = Sequence[Sequence[int | None]]

@@ -277,7 +277,7 @@ def _with_reference(loaded: Moment, reference: int) -> Moment:
     return Moment(Phase.LOAD, "the reference model arrives", parts)
 
 
-per_structure = lru_cache(maxsize=1024)(PerStructure)
+per_structure = lru_cache(maxsize=8192)(PerStructure)
 """The same, remembered."""
 
 

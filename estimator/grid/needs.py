@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from estimator.answer.estimate import PerStructure, check_sizes, need, per_structure
 from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
 from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, Cells, distinct, of
-from estimator.grid.rows import peaks, rows, sizes_of
+from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
 from estimator.objectives.batch import accumulates, scored_tokens
 from estimator.objectives.registry import as_trained
 from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
@@ -28,6 +28,8 @@ from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
 
 AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
+FEW = 4096
+"""Cells for which all moments are evaluated (our choice; which of them dominate takes as long to find)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +258,9 @@ class _Reader:
         sized = schedule.program.at(inputs[:, held][:, 0].tolist())
         assert sized is not None
         gathered = schedule.gathered(sized, int(inputs[3, held][0]))
+        moments = highest_rows if len(self._low) > FEW else rows
         highest[part[held]] = peaks(
-            rows(schedule, gathered), sizes_of(schedule, table), int(held.sum())
+            moments(schedule, gathered), sizes_of(schedule, table), int(held.sum())
         )
         left_over[part[held]] = table[schedule.program.left_over]
         return held

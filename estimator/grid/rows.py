@@ -1,7 +1,8 @@
 """The moments of a schedule as rows of coefficients over the distinct sizes of its program.
 
 A moment's bytes are a sum of sizes, each so many times: a row. Sizes are never negative, so a row whose every
-coefficient is at most another's is never higher, and falls away. What remains are the few moments that can be the peak.
+coefficient is at most another's is never higher, and falls away where many cells are asked about. What remains are the
+few moments that can be the peak.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Rows(NamedTuple):
 
 @lru_cache(maxsize=256)
 def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
-    """The moments of a schedule that no other moment dominates: counts of each size, and gathered bytes.
+    """The moments of a schedule that can be its highest: counts of each size, and gathered bytes.
 
     Of equal segments in a row the first or the last is highest, as in ``Walk``.
 
@@ -49,7 +50,17 @@ def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
                 held = _with(inside, schedule, run.segment, levels)
                 found += [held + np.append(before + place * net, 0) for place in {first, last}]
         before = before + run.length * net
-    kept = highest(np.concatenate(found))
+    moments = np.concatenate(found)
+    return Rows(moments[:, :-1], moments[:, -1])
+
+
+@lru_cache(maxsize=256)
+def highest_rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
+    """The same without moments that another dominates: a third or less, found in the time of thousands of cells.
+
+    Source: derived.
+    """
+    kept = highest(np.column_stack(rows(schedule, gathered)))
     return Rows(kept[:, :-1], kept[:, -1])
 
 
@@ -76,30 +87,24 @@ def _repetitions(
 
 
 def _with(inside: Numbers, schedule: Schedule, segment: int, levels: Sequence[int]) -> Numbers:
-    """A segment's undominated moments, with the bytes gathered at each."""
-    if len(levels) == 1:
-        pieces = [(inside, levels[0])]
-    else:
-        start = schedule.program.spans[segment][0]
-        cuts = [call.start - start for call in schedule.program.calls[segment]]
-        spans = []
-        begin = 0
-        for cut in cuts:
-            spans += [(begin, cut), (cut, cut)]
-            begin = cut
-        spans.append((begin, len(inside) - 1))
-        pieces = [
-            (inside[first : last + 1], level)
-            for (first, last), level in zip(spans, levels, strict=True)
-        ]
-    return highest(
-        np.concatenate(
-            [
-                np.column_stack([piece, np.full(len(piece), level, dtype=np.int64)])
-                for piece, level in pieces
-            ]
-        )
-    )
+    """A segment's moments that can be its highest, with the bytes gathered at each.
+
+    They come after an allocation and before a release, or where the gathered bytes change: others are lower.
+    """
+    program = schedule.program
+    start, end = program.spans[segment]
+    cuts = [call.start - start for call in program.calls[segment]] if len(levels) > 1 else []
+    # between calls and at each, in turn
+    firsts = np.array([0, *(cut for cut in cuts for _ in range(2))])
+    lasts = np.array([*(cut for cut in cuts for _ in range(2)), end - start])
+    lengths = lasts - firsts + 1
+    places = np.repeat(lasts + 1 - lengths.cumsum(), lengths) + np.arange(lengths.sum())
+    rises = np.diff(inside.sum(axis=1)) > 0
+    begins = np.append(True, rises)[places] | (places == np.repeat(firsts, lengths))
+    ends = np.append(~rises, True)[places] | (places == np.repeat(lasts, lengths))
+    tops = begins & ends
+    gathered = np.repeat(np.array(levels, dtype=np.int64), lengths)
+    return np.column_stack([inside[places[tops]], gathered[tops]])
 
 
 def highest(moments: Numbers) -> Numbers:
@@ -108,15 +113,15 @@ def highest(moments: Numbers) -> Numbers:
     Source: derived.
 
     >>> highest(np.array([[1, 2], [2, 1], [1, 1], [2, 1]])).tolist()
-    [[2, 1], [1, 2]]
+    [[1, 2], [2, 1]]
     """
-    once = np.unique(moments, axis=0)[::-1]
-    order = np.argsort(-once.sum(axis=1), kind="stable")
-    kept: Numbers = np.empty((0, moments.shape[1]), dtype=np.int64)
-    for row in once[order]:
-        if not (kept >= row).all(axis=1).any():
-            kept = np.vstack([kept, row])
-    return kept
+    # none dominates another whose sum is larger, so the first of the rest always stays
+    rest = moments[np.argsort(-moments.sum(axis=1), kind="stable")]
+    kept = []
+    while len(rest):
+        kept.append(rest[0])
+        rest = rest[(rest > rest[0]).any(axis=1)]
+    return np.stack(kept)
 
 
 def peaks(of: Rows, sizes: Sequence[Numbers | int], cells: int) -> Numbers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ class _Group:
         numbers = np.stack([cells[key][members] for key in (BATCH, LENGTH, ACCUMULATION)])
         if len(members) <= FEW:
             for place, member in enumerate(members.tolist()):
-                ends[:, member] = self._ends(_with(self._setup, numbers[:, place].tolist()))
+                ends[:, member] = self._known(numbers[:, place].tolist())
             return
         values, places = zip(*(present(row) for row in numbers), strict=True)
         if math.prod(map(len, values)) <= MOST_SPARSE * len(members):
@@ -154,7 +155,7 @@ class _Group:
                 break
         for place in zip(*np.nonzero(open_), strict=True):
             numbers = [int(it[at]) for it, at in zip(values, place, strict=True)]
-            found[:, *place] = self._ends(_with(self._setup, numbers))
+            found[:, *place] = self._known(numbers)
 
     def _read_some(
         self, numbers: NDArray[np.int64], members: NDArray[np.int64], ends: Reals
@@ -180,18 +181,30 @@ class _Group:
                 break
             rest = rest[~held]
         for place in rest.tolist():
-            ends[:, members[place]] = self._ends(_with(self._setup, numbers[:, place].tolist()))
+            ends[:, members[place]] = self._known(numbers[:, place].tolist())
 
-    def _ends(self, setup: TrainingSetup) -> list[Any]:
-        time = time_of(self._model, self._gpu, setup, self._whole)
-        cost = run_cost(time, self._gpu, setup)
-        dollars = [np.nan] * 2 if cost is None else [cost.cost_usd_low, cost.cost_usd_high]
-        return [time.total_hours_low, time.total_hours_high, *dollars]
+    def _known(self, numbers: Sequence[int]) -> list[Any]:
+        return _known_ends(self._model, self._gpu, _with(self._setup, numbers))
 
     def _recorded(self, sample: Sequence[int]) -> tuple[Recording, list[Any]]:
         recording = RealRecording()
         inputs = [recording.input(number) for number in sample]
-        return recording, self._ends(_with(self._setup, inputs))
+        setup = _with(self._setup, inputs)
+        return recording, _ends(self._model, self._gpu, setup, self._whole)
+
+
+def _ends(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> list[Any]:
+    time = time_of(model, gpu, setup, whole)
+    cost = run_cost(time, gpu, setup)
+    dollars = [np.nan] * 2 if cost is None else [cost.cost_usd_low, cost.cost_usd_high]
+    return [time.total_hours_low, time.total_hours_high, *dollars]
+
+
+@lru_cache(maxsize=16384)
+def _known_ends(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[Any]:
+    """The same of one setup, remembered for the next question."""
+    whole = per_structure(model, structure(setup), workspace_bytes(gpu)).whole
+    return _ends(model, gpu, setup, whole)
 
 
 def _with(setup: TrainingSetup, numbers: Sequence[Any]) -> TrainingSetup:
