@@ -624,6 +624,8 @@ def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) 
     linears = [it for it, _ in modules_with_counts(model) if isinstance(it, Linear)]
     if any(it.routes or it.unadaptable for it in linears):
         setup = replace(setup, lora_target_modules=("q_proj",))
+    if model.towers is not None:  # adapters that differ between layers are refused beside towers
+        setup = replace(setup, rank_pattern=None, layers_to_transform=None)
     if setup.objective.has_score or setup.objective is Objective.EMBEDDING:  # they have no lm_head
         setup = replace(setup, modules_to_save=None)
     asked = (model, gpu, setup)
