@@ -1,8 +1,9 @@
 """Steps on images under the strategies that shard weights.
 
 Expected bytes: the third of three steps of transformers 5.23's real classes, sharded by accelerate 1.15's own
-``fsdp2_prepare_model`` (torch 2.13), rank 0 of a fake process group, on a stand-in CUDA device that counts every
-allocation, rounded to 512 bytes; bfloat16 weights, plain SGD, one row, one or two images, SDPA.
+``fsdp2_prepare_model`` (torch 2.13) or by DeepSpeed 0.19.6 with Trainer's buckets, rank 0 of a fake process group
+unless named, on a stand-in CUDA device that counts every allocation, rounded to 512 bytes; bfloat16 weights, plain SGD,
+one row, one image, SDPA.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ FSDP = {"strategy": "fsdp", "num_gpus": 2}
 FROZEN = {"freeze_vision": True, "freeze_projector": True}
 CHECKPOINTED = {"gradient_checkpointing": True}
 AUTOCAST = {"mixed_precision": "bf16"}
+ZERO_3 = {"strategy": "zero3", "num_gpus": 2, **AUTOCAST}
 
 
 def given(
@@ -103,6 +105,32 @@ TRACED: dict[str, tuple[dict[str, Any], int, int]] = {
         given(QWEN2_5, 1282, SMALL, **AUTOCAST, **CHECKPOINTED, strategy="fsdp", num_gpus=4),
         6_883_518_976,
         9_841_528_832,
+    ),
+    "stage 3, a trained tower": (
+        given(QWEN2_5, 770, SMALL, **ZERO_3, **CHECKPOINTED),
+        18_442_007_552,
+        18_671_149_056,
+    ),
+    "stage 3, features added to layers": (
+        given(QWEN3, 2554, WIDE, **ZERO_3, **CHECKPOINTED),
+        15_440_813_056,
+        16_166_695_936,
+    ),
+    "stage 3, positions without a module": (
+        given(INTERNVL, 770, SMALL, **ZERO_3),
+        14_707_913_728,
+        14_938_277_888,
+    ),
+    # rank 1, which has the text's last layers; rank 0, with the tower, peaks at 22,818,368,512
+    "stage 2, the fullest rank": (
+        given(QWEN2_5, 770, SMALL, **AUTOCAST, strategy="zero2", num_gpus=2),
+        21_989_720_576,
+        25_305_105_408,
+    ),
+    "stage 2, the last of eight ranks": (
+        given(INTERNVL, 770, SMALL, **AUTOCAST, **CHECKPOINTED, strategy="zero2", num_gpus=8),
+        6_526_961_152,
+        6_757_325_312,
     ),
     "returned features in float32": (
         given(INTERNVL, 770, SMALL, **FSDP, **FROZEN, **AUTOCAST, **CHECKPOINTED),

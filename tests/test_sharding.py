@@ -24,7 +24,7 @@ from estimator.families.counts import (
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.weights import scale_bytes
 from estimator.parallel.combinations import refusal
-from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.parameter_order import At, modules_in_order
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import (
     Parts,
@@ -644,7 +644,7 @@ def _timeline(model: Model, setup: TrainingSetup, alone: Iterable[int] | None) -
     found = (
         nullcontext()
         if alone is None
-        else patch.object(Parts, "_alone", lambda *_, **__: frozenset(alone))
+        else patch.object(Parts, "_alone", lambda *_, **__: frozenset(map(At, alone)))
     )
     with found:
         plan = Plan(model, structure(setup))

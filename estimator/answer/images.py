@@ -71,9 +71,11 @@ def _check_strategy(model: Model, setup: TrainingSetup) -> None:
     mesh, wrapper = setup.mesh, model.vision.wrapper
     if mesh.strategy is Strategy.NONE:
         return
-    is_modelled = mesh.strategy is Strategy.DDP or (mesh.strategy.is_fsdp and not mesh.uses_fsdp1)
+    is_modelled = mesh.strategy is not Strategy.DEVICE_MAP and not mesh.uses_fsdp1
     if not is_modelled or not setup.images.shows_any:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
+    if mesh.strategy.is_zero and not vision_family(model.vision).is_ordered:
+        raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="ddp")
     if not mesh.strategy.is_fsdp:
         return
     if missing := class_not_found(model):

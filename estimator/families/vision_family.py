@@ -92,6 +92,8 @@ class VisionFamily:
     calls_head: bool = False
     """The forward that inserts the features also calls the head, so its embeddings and features live until the call
     ends."""
+    is_ordered: bool = True
+    """The tower's tables have its parameters in their order, which DeepSpeed's partitions follow."""
     wraps_layers: bool = True
     """FSDP wraps each layer of the tower (``_no_split_modules``). False: its attention alone."""
     masks_text: bool = False

@@ -95,7 +95,7 @@ class Loaded:
                 self.outer.tie(head, self.head_weight(), "outer")
         self.hooks = hooks(tape, model, setup, self.outer, ranks, devices, trained=trained)
         """Kept from pass to pass."""
-        self.tower = loaded_tower(tape, model, self.setup, number + 1, self.hooks)
+        self.tower = loaded_tower(tape, model, setup, number + 1, self.hooks)
         """What sees, where the examples have images."""
 
     @property

@@ -12,6 +12,7 @@ from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
+from estimator.parallel.parameter_order import At
 from estimator.parallel.zero import keeps_parts, parts_of
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
@@ -137,6 +138,8 @@ class Stack(NamedTuple):
     """Indices of the played layers: the chosen, and their neighbours where these matter."""
     label: str = ""
     """Prefix of the names of its moments; empty for the layers of the text."""
+    is_tower: bool = False
+    """Whether these are the layers of a vision tower, whose text has the number before."""
 
     @classmethod
     def of(cls, kinds: Sequence[Hashable]) -> Stack:
@@ -180,7 +183,7 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
     if keeps_parts(setup.mesh):
         alone = parts_of(model, setup).alone
         kinds = tuple(
-            kind._replace(alone=index) if index in alone else kind
+            kind._replace(alone=index) if At(index) in alone else kind
             for index, kind in enumerate(kinds)
         )
     if sees(model, setup.adapters) and model.vision and setup.images.shows_any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from estimator.families.block import ROTARY
 from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Tables
@@ -24,6 +25,9 @@ from estimator.families.vision_family import (
 )
 from estimator.objectives.stack import Stack
 from estimator.parallel.hooks import Hooks
+from estimator.parallel.parameter_order import At
+from estimator.parallel.sharding import computed
+from estimator.parallel.zero import keeps_parts, parts_of
 from estimator.tape import operators as op
 from estimator.tape.tape import (
     TEMPORARIES,
@@ -35,34 +39,37 @@ from estimator.tape.tape import (
     leaf_node,
 )
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Phase, Vision
+from estimator.values.specs import Model, Phase
 
 HALF = 2
 """Bytes per element of what FSDP 2 casts under mixed precision."""
 
 
-def tower_stack(vision: Vision) -> Stack:
-    """The tower's layers; those whose output is projected as well stand for no other."""
+def tower_stack(model: Model, setup: TrainingSetup) -> Stack:
+    """The tower's layers; those whose output is projected as well stand for no other, nor do ``Parts.alone``."""
+    assert model.vision is not None
+    vision = model.vision
+    alone = parts_of(model, setup).alone if keeps_parts(setup.mesh) else frozenset()
     kinds = [
-        f"projected {index}" if index in vision.deepstack else ""
+        f"alone {index}" if index in vision.deepstack or At(index, in_tower=True) in alone else ""
         for index in range(vision.tower.num_hidden_layers)
     ]
-    return Stack.of(kinds)._replace(label="image tower")
+    return Stack.of(kinds)._replace(label="image tower", is_tower=True)
 
 
 class LoadedTower:
     """A tower and its projector on the GPU, ready to be called."""
 
     def __init__(
-        self, tape: Tape, model: Model, setup: TrainingSetup, number: int, hooks: Hooks
+        self, tape: Tape, model: Model, given: TrainingSetup, number: int, hooks: Hooks
     ) -> None:
         vision = model.vision
         assert vision is not None
-        self.hooks = hooks
+        self.hooks, setup = hooks, computed(given)
         self.tape, self.model, self.setup, self.vision = tape, model, setup, vision
         self.family = vision_family(vision)
         self.architecture = architecture(vision.tower)
-        self.stack = tower_stack(vision)
+        self.stack = tower_stack(model, given)
         self.number = number
         """Index of its stack among those of the step."""
         self.parameters: dict[str, Parameter] = {}
@@ -107,6 +114,8 @@ class LoadedTower:
         tape.operation = "rotary tables"
         around = tape, vision, seen, hidden.width
         tables = family.tables(*around) if family.tables else None
+        if tables is not None:
+            self.outer.within(ROTARY, Tensor(1, 1, None), lambda x: x)
         mask = family.mask(*around) if family.mask else None
         added: list[Tensor] = []
         for played, index in enumerate(self.stack.played):
@@ -182,12 +191,12 @@ def _left(x: Tensor) -> Tensor:
 
 
 def loaded_tower(
-    tape: Tape, model: Model, setup: TrainingSetup, number: int, hooks: Hooks
+    tape: Tape, model: Model, given: TrainingSetup, number: int, hooks: Hooks
 ) -> LoadedTower | None:
     """The vision tower, if the examples have images."""
-    if not sees(model, setup.adapters) or not setup.images.shows_any:
+    if not sees(model, given.adapters) or not given.images.shows_any:
         return None
-    return LoadedTower(tape, model, setup, number, hooks)
+    return LoadedTower(tape, model, given, number, hooks)
 
 
 def merged(tower: LoadedTower, embedded: Tensor, features: Tensor) -> Tensor:

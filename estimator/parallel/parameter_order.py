@@ -17,24 +17,37 @@ from estimator.families.block import ACTIVATION
 from estimator.families.counts import layer_modules, outer_modules, tied_head
 from estimator.families.family import NormKind
 from estimator.families.module_tree import module_tree
-from estimator.families.modules import Module, Norm
+from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
+from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model
+from estimator.values.specs import Model, Part, Vision
 
 Shape = tuple[int, ...]
+
+AFTER_THE_TOWERS_LAYERS = ("post_layernorm", "vision_adapter")
+"""Modules that a tower's class defines after its layers, and before its projector."""
+LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """transformers 5.23, trainer.py, ``get_decay_parameter_names``."""
 
 
+class At(NamedTuple):
+    """A layer."""
+
+    layer: int
+    in_tower: bool = False
+    """Of the vision tower; else of the text."""
+
+
 class Trained(NamedTuple):
     """One trained tensor."""
 
-    layer: int | None
+    at: At | None
     """None outside the layers."""
     module: str
     """Name within its layer, or outside the layers."""
@@ -53,8 +66,23 @@ class Trained(NamedTuple):
 class Located(NamedTuple):
     """A module with weights, and its layer."""
 
-    layer: int | None
+    at: At | None
     module: Module
+
+
+def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
+    """The tower's modules, and its projector after them.
+
+    Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
+    """
+    outer = tower_outer(vision)
+    after = [module for module in outer if module.name.startswith(AFTER_THE_TOWERS_LAYERS)]
+    yield from (Located(None, module) for module in outer if module not in after)
+    for index in range(vision.tower.num_hidden_layers):
+        for module in tower_layer(vision, index):
+            yield Located(At(index, in_tower=True), module)
+    yield from (Located(None, module) for module in after)
+    yield from (Located(None, module) for module in projector_modules(vision, model))
 
 
 @lru_cache(maxsize=64)
@@ -80,7 +108,8 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
             # a stack of experts is a tensor of its parent; a bias comes with its weight
             for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
                 if candidate in known:
-                    found.append(Located(layer, known.pop(candidate)))
+                    at = None if layer is None else At(layer)
+                    found.append(Located(at, known.pop(candidate)))
     return (*found, *(Located(None, head) for head in tied_head(model)))
 
 
@@ -121,14 +150,18 @@ def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
 
 
 def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
-    heads = tied_head(model)
-    layer_norms = architecture(model).norm in (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
+    heads, vision = tied_head(model), model.vision
+    found_in = list(modules_in_order(model))
+    if vision is not None and sees(model, setup.adapters):
+        found_in = [*_tower_in_order(vision, model), *found_in]
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
-    for layer, module in modules_in_order(model):
+    for at, module in found_in:
         if module in heads and not setup.uses_adapters:
             continue
         if module not in found:
-            is_norm = isinstance(module, Norm) and layer_norms
+            of_text = module.part is Part.TEXT or vision is None
+            norms = architecture(model if of_text or vision is None else vision.tower).norm
+            is_norm = isinstance(module, Norm) and norms in LAYER_NORMS
             found[module] = (
                 len(adapter_shapes(module, setup)),
                 not is_norm and not _WITHOUT_DECAY.search(module.name.lower()),
@@ -137,10 +170,11 @@ def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
         adapters, decays, shapes = found[module]
         for place, shape in enumerate(shapes):
             if place < adapters:
-                yield Trained(layer, module.name, f"lora{place}", shape, decays=True)
+                yield Trained(at, module.name, f"lora{place}", shape, decays=True)
             else:
                 own = place - adapters
-                is_bias = (
-                    own > 0 and module.name != ACTIVATION
-                )  # xIELU's second is a number like its first
-                yield Trained(layer, module.name, str(own), shape, decays and not is_bias)
+                # xIELU's second is a number like its first, and a tower's bare tensors are no biases
+                is_bias = own > 0 and module.name != ACTIVATION
+                if isinstance(module, Kernel):
+                    is_bias = own > 0 and len(shape) < len(shapes[0])
+                yield Trained(at, module.name, str(own), shape, decays and not is_bias)

@@ -17,8 +17,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from estimator.families.adapters import is_trained_whole
 from estimator.families.counts import layer_groups, layer_kind, layer_modules, outer_modules
 from estimator.families.modules import Module, is_after_layers, is_quantized, weight_shapes
+from estimator.families.vision_family import sees, vision_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
     elements,
@@ -26,7 +28,7 @@ from estimator.families.weights import (
     quantized_bytes,
     scale_bytes,
 )
-from estimator.parallel.parameter_order import trained_in_order
+from estimator.parallel.parameter_order import At, trained_in_order
 from estimator.parallel.sharding import adapter_shapes, packed_width, sharded_on_init
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
@@ -112,7 +114,9 @@ def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Ru
     )
 
 
-def _modules(model: Model) -> Iterable[tuple[Module, int]]:
+def _modules(model: Model, adapters: Adapters) -> Iterable[tuple[Module, int]]:
+    if sees(model, adapters):
+        yield from vision_modules(model)
     for module in outer_modules(model):
         yield module, 1
     for lowest, count in layer_groups(model):
@@ -123,8 +127,9 @@ def _modules(model: Model) -> Iterable[tuple[Module, int]]:
 def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
     """One module's own unpacked weights, and its adapters."""
     own = weight_shapes(module)[1 if is_quantized(module, setup.adapters) else 0 :]
+    trained = not setup.uses_adapters and is_trained_whole(module, setup.adapters)
     return [
-        *(Counted(elements(shape), not setup.uses_adapters) for shape in own),
+        *(Counted(elements(shape), trained) for shape in own),
         *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
     ]
 
@@ -134,7 +139,8 @@ def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int
 
     Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
     """
-    return [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
+    modules = _modules(model, setup.adapters)
+    return [(t, n) for module, n in modules for t in _tensors(module, setup)]
 
 
 def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
@@ -220,7 +226,7 @@ class Parts:
 
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
         self._model = model
-        self._by_layer: dict[int | None, Places] = {}
+        self._by_layer: dict[At | None, Places] = {}
         tensors = list(trained_in_order(model, setup))
         ends = [0, 0]
         parts = [
@@ -232,24 +238,27 @@ class Parts:
             start = ends[group]
             ends[group] += elements(it.shape)
             where = place(start, ends[group], parts[group], model.hidden_size**2)
-            self._by_layer.setdefault(it.layer, {})[it.key] = where
+            self._by_layer.setdefault(it.at, {})[it.key] = where
         self._kept = kept_gradients(model, setup)
         self.alone = self._alone(accumulates=setup.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
 
-    def of(self, layer: int | None) -> Places:
+    def of(self, at: At | None) -> Places:
         """The places of a layer's trained tensors; None: those outside the layers.
 
         A layer not in ``alone`` represents all similar layers not in ``alone``.
         """
-        if layer is None or layer in self.alone:
-            return self._by_layer.get(layer, {})
-        model = self._model
-        kind = layer_kind(model, layer)
+        if at is None or at in self.alone:
+            return self._by_layer.get(at, {})
+        stack = self._model
+        if at.in_tower and stack.vision is not None:
+            stack = stack.vision.tower
+        kind = layer_kind(stack, at.layer)
         alike = [
-            self._by_layer.get(index, {})
-            for index in range(model.num_hidden_layers)
-            if index not in self.alone and layer_kind(model, index) == kind
+            self._by_layer.get(other, {})
+            for index in range(stack.num_hidden_layers)
+            if (other := at._replace(layer=index)) not in self.alone
+            and layer_kind(stack, index) == kind
         ]
         return {
             key: PartitionPlace(
@@ -262,10 +271,18 @@ class Parts:
             for key in alike[0]
         }
 
-    def _alone(self, *, accumulates: bool) -> frozenset[int]:
+    def _alone(self, *, accumulates: bool) -> frozenset[At]:
         """A rank allocates its gradients when backward reaches the first; that may be reduced one layer later."""
-        count = self._model.num_hidden_layers
-        alone = {0, count - 1}
+        vision = self._model.vision
+        counts = [self._model.num_hidden_layers]
+        if vision is not None and any(at is not None and at.in_tower for at in self._by_layer):
+            counts.append(vision.tower.num_hidden_layers)
+        backward = [
+            At(layer, in_tower=bool(stack))
+            for stack, count in enumerate(counts)
+            for layer in range(count - 1, -1, -1)
+        ]
+        alone = {at for at in backward if at.layer in (0, counts[at.in_tower] - 1)}
         begun: set[int] = set()
         most = max(self._kept) // 2 if accumulates else 0
         outer = self._by_layer.get(None, {})
@@ -275,14 +292,15 @@ class Parts:
             if is_after_layers(module)
             for part in range(2)
         }
-        for layer in (None, *range(count - 1, -1, -1)):
-            of_layer = self._by_layer.get(layer, {})
-            places = of_layer if layer is not None else {k: outer[k] for k in after & outer.keys()}
+        for at in (None, *backward):
+            of_layer = self._by_layer.get(at, {})
+            places = of_layer if at is not None else {k: outer[k] for k in after & outer.keys()}
             begun |= {rank for it in places.values() for rank in it.ranks}
             kept = max((self._kept[rank] for rank in begun), default=0)
             if kept > most:
                 most = kept
-                alone |= {count - 1} if layer is None else {layer, max(0, layer - 1)}
+                last = At(counts[0] - 1)
+                alone |= {last} if at is None else {at, at._replace(layer=max(0, at.layer - 1))}
         return frozenset(alone)
 
 
@@ -402,7 +420,8 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     stage3 = setup.strategy is Strategy.ZERO3
     steps_on_host = setup.offload_optimizer is not Offload.NONE
     whole = whole_tensors(model, setup)
-    packed = sum(n * _packed(module, setup) for module, n in _modules(model))
+    modules = tuple(_modules(model, setup.adapters))
+    packed = sum(n * _packed(module, setup) for module, n in modules)
     trained = sum(n * t.elements for t, n in whole if t.trained)
     frozen = sum(n * t.elements for t, n in whole if not t.trained)
     hidden = model.hidden_size
@@ -420,7 +439,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         weights = (
             parts
             + small
-            + sum(n * packed_part(module, setup, 10 * hidden) for module, n in _modules(model))
+            + sum(n * packed_part(module, setup, 10 * hidden) for module, n in modules)
         )
         stepped = min(part, SUB_GROUP)
         gradients = accumulated = allocated(size * part)
@@ -474,7 +493,8 @@ def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
     parts = sum(n * ceil_div(t.elements, ranks) for t, n in whole)
     if setup.offload_param is not Offload.NONE:
         parts = 0
-    packed = sum(n * packed_part(module, setup, persistent) for module, n in _modules(model))
+    modules = _modules(model, setup.adapters)
+    packed = sum(n * packed_part(module, setup, persistent) for module, n in modules)
     return size * (parts + small) + packed
 
 

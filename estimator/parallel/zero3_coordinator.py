@@ -36,6 +36,8 @@ and the one that is told."""
 
 OUTSIDE = -1
 """The layer index of modules outside the layers."""
+IN_TOWER = 10**6
+"""Added to the index of a layer of the vision tower."""
 
 
 class Rules(NamedTuple):
@@ -90,7 +92,14 @@ class Stretch(NamedTuple):
 def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
     """Weightless modules around a module, outermost first, including those that contain the whole model."""
     whole = ("", "base_model", "causal") if is_wrapped else ("causal",)
+    if layer >= IN_TOWER:
+        stack, _, name = module.partition("|")
+        around = accumulate(stack.split(".")[:-1], "{}.{}".format)  # a list of layers is not called
+        inside = accumulate(name.split(".")[:-1], "{}.{}".format)
+        return (*whole, "model", *around, f"{stack} {layer - IN_TOWER}", *inside)
     if layer == OUTSIDE:
+        if module.startswith("|"):  # of a tower
+            return (*whole, "model", *accumulate(module[1:].split(".")[:-1], "{}.{}".format))
         return whole if module == "lm_head" else (*whole, "model")
     inside = accumulate(module.split(".")[:-1], "{}.{}".format)
     return (*whole, "model", f"layer {layer}", *inside)

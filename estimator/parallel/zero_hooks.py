@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
 from estimator.families.modules import Bare, Linear
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import vision_family
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2_hooks import is_packed
 from estimator.parallel.hooks import Hooks
+from estimator.parallel.parameter_order import At
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import packed_width
 from estimator.parallel.zero import (
@@ -34,7 +37,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Offload, Strategy
+from estimator.values.specs import Model, Offload, Part, Strategy
 
 SECOND_REDUCTION = Refusal(
     "use_reentrant under {strategy} stops in a step with two forward passes to go back through: each replay hands over "
@@ -66,25 +69,27 @@ class ZeroHooks(Hooks):
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
         self._gathers = gathering(model, setup) is not None
-        self._called: set[int | None] = set()
-        """The layers that were called, None for what lies outside them: their gradients are taken over once."""
+        self._called: set[At | Part | None] = set()
+        """The layers that were called, and what lies outside them: None for the text's, a part for a tower's. Their
+        gradients are taken over once."""
         self._take(outer, None)
 
-    def _take(self, block: Block, layer: int | None) -> None:
+    def _take(self, block: Block, called: At | Part | None, path: str = "") -> None:
         if self._gathers:
-            record_calls(self.tape, block, self._setup.adapters)
+            record_calls(self.tape, block, self._setup.adapters, path)
         setup = self._setup
-        if layer in self._called:
+        if called in self._called:
             replays = setup.gradient_checkpointing and setup.use_reentrant and self.tape.records
             if replays and setup.strategy is not Strategy.ZERO3:
                 raise SECOND_REDUCTION(strategy=setup.strategy)
             return
-        self._called.add(layer)
+        self._called.add(called)
         places: Places = {}
         repeats = False
         if self._parts is not None:
-            places = self._parts.of(layer)
-            repeats = layer is not None and layer not in self._parts.alone
+            at = called if isinstance(called, At) else None
+            places = self._parts.of(at)
+            repeats = at is not None and at not in self._parts.alone
         for owned in block.owned:
             if owned.parameter.requires_grad:
                 part = owned.parameter.key.rpartition(".")[2]
@@ -93,7 +98,20 @@ class ZeroHooks(Hooks):
 
     def layer(self, index: int, block: Block) -> None:
         """Hooks the layer's modules individually."""
-        self._take(block, index)
+        self._take(block, At(index))
+
+    def see(self, outer: Block, projector: Block) -> None:
+        """Hooks the modules outside the tower's layers."""
+        assert self._model.vision is not None
+        family = vision_family(self._model.vision)
+        self._take(outer, Part.VISION, f"|{family.prefix}.")
+        self._take(projector, Part.PROJECTOR, "|")
+
+    def tower_layer(self, index: int, block: Block) -> None:
+        """Hooks the modules of a layer of the tower."""
+        assert self._model.vision is not None
+        family = vision_family(self._model.vision)
+        self._take(block, At(index, in_tower=True), f"{family.prefix}.{family.layers}|")
 
     def enter(self, module: str, x: Tensor) -> Tensor:
         """Hooks the call of the embedding. Other modules are hooked where their program calls them."""
@@ -140,8 +158,10 @@ def _whole(owned: Owned, adapters: Adapters) -> WholeWeight:
     return WholeWeight(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
 
 
-def record_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
+def record_calls(tape: Tape, block: Block, adapters: Adapters, path: str = "") -> None:
     """Makes a block's modules record their calls, each with its own weights after PEFT's changes.
+
+    ``path``: before the names of a tower's modules, with "|" behind the name of its list of layers, or first.
 
     Activations and rotary tables have no weights. The experts of a layer are one module with all their stacks.
 
@@ -161,8 +181,13 @@ def record_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
             name += ".base_layer"
         modules.setdefault(name, []).append(owned.parameter)
     for name, parameters in modules.items():
-        block.units[parameters[0].key] = Called(tape, name, [wholes[it.key] for it in parameters])
-    if block.index is None:
+        block.units[parameters[0].key] = Called(
+            tape, path + name, [wholes[it.key] for it in parameters]
+        )
+    if isinstance(block, TowerBlock):
+        weightless = ROTARY if block.index is None else ACTIVATION
+        block.units[weightless] = Called(tape, path + weightless, ())
+    elif block.index is None:
         head = block.linears[HEAD].weight if HEAD in block.linears else None
         tied = next(iter(block.embeddings.values()))
         block.units[HEAD] = Called(tape, HEAD, [wholes[(head or tied).key]])

@@ -20,7 +20,14 @@ from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.zero import gathering
-from estimator.parallel.zero3_coordinator import OUTSIDE, CallTrace, Coordinator, Rules, Stretch
+from estimator.parallel.zero3_coordinator import (
+    IN_TOWER,
+    OUTSIDE,
+    CallTrace,
+    Coordinator,
+    Rules,
+    Stretch,
+)
 from estimator.resident.model import (
     Resident,
 )
@@ -61,7 +68,9 @@ class Run(NamedTuple):
     number: int = 0
     """Of the pass."""
     model: int = 0
-    """Whose pass it is."""
+    """Whose pass it is: the number of its stack, or of its text's for a tower."""
+    in_tower: bool = False
+    """Whether its layers are those of a vision tower."""
 
 
 class Schedule:
@@ -73,7 +82,8 @@ class Schedule:
         self.program = program
         self.runs = runs
         self.rules = rules
-        """How ZeRO-3 gathers each model's weights; None where weights are on the tape or stay resident."""
+        """How ZeRO-3 gathers the weights of each stack's model; None where weights are on the tape or stay resident,
+        and for a tower, whose model is its text's."""
         self._until_here: dict[tuple[int, int, int], Changes] = {}
 
     def changes_until(self, index: int, place: int, top: int) -> Changes:
@@ -99,9 +109,9 @@ class Schedule:
         """The module calls of this model in each repetition of a run; none where the run is another model's."""
         calls = self.program.calls[run.segment] if run.model == model else []
         is_backward = run.phase is Phase.BACKWARD
-        return [
-            Stretch(layer, is_backward, calls, run.number) for layer in run.layers or (OUTSIDE,)
-        ]
+        first = IN_TOWER if run.in_tower else 0
+        layers = [first + layer for layer in run.layers] or [OUTSIDE]
+        return [Stretch(layer, is_backward, calls, run.number) for layer in layers]
 
 
 class Gathered:
@@ -235,7 +245,11 @@ class Plan:
         self._objective(step)
         program = Program(step.tape, recording)
         runs = list(runs_of(program.marks, step.stacks, step.labels))
-        rules = [gathering(it.model, it.given, trained=it.trained) for it in step.models]
+        rules = [
+            gathering(it.model, it.given, trained=it.trained) if stack is it.stack else None
+            for it in step.models
+            for stack in it.stacks
+        ]
         return Schedule(program, runs, rules)
 
 
@@ -247,12 +261,14 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
     layers = [stack.stand_ins for stack in stacks]
     for (phase, stage, at), numbered in groupby(enumerate(marks), key=_stage_of):
         segments = list(numbered)
+        in_tower = stacks[at.stack].is_tower
+        model = at.stack - in_tower
         label = ", ".join(
             filter(None, (labels[at.forward] if labels else "", stacks[at.stack].label))
         )
         if at.layer is None:
             for segment, _ in segments:
-                yield Run(segment, phase, (), 1, True, 0, label, at.forward, at.stack)
+                yield Run(segment, phase, (), 1, True, 0, label, at.forward, model, in_tower)
             continue
         by_layer = {mark.place.layer: segment for segment, mark in segments}
         order = range(len(layers[at.stack]))
@@ -271,7 +287,8 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
                     of_layers=len(order),
                     label=label,
                     number=at.forward,
-                    model=at.stack,
+                    model=model,
+                    in_tower=in_tower,
                 )
 
 

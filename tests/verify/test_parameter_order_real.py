@@ -5,16 +5,19 @@ Expected values come from transformers 5.23 and peft 0.21 themselves, run here.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
+from estimator.contract.setups import parse
 from estimator.families.weights import elements
 from estimator.parallel.parameter_order import trained_in_order
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Method
 
+torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
@@ -58,5 +61,53 @@ def test_adapters_and_copies_have_peft_s_order(
         lora_target_modules=targets,
         modules_to_save=copies and tuple(copies),
     )
+    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup)]
+    assert ours == _theirs(real)
+
+
+VISION = {
+    "qwen2_5_vl": {"vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 4}},
+    "qwen3_vl": {
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 64,
+            "num_heads": 4,
+            "deepstack_visual_indexes": [0],
+        }
+    },
+    "gemma3": {"vision_config": {"num_hidden_layers": 2, "vision_use_head": False}},
+    "internvl": {"vision_config": {"num_hidden_layers": 2}},
+    "smolvlm": {"vision_config": {"num_hidden_layers": 2}},
+    "mistral3": {"vision_config": {"model_type": "pixtral", "num_hidden_layers": 2}},
+}
+TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "internvl": "qwen2",
+    "smolvlm": "llama",
+    "mistral3": "mistral",
+}
+
+
+@pytest.mark.parametrize("model_type", VISION)
+def test_a_tower_has_the_order_of_the_real_class(model_type: str) -> None:
+    text = TEXT | ({"model_type": TEXT_TYPES[model_type]} if model_type in TEXT_TYPES else {})
+    config: dict[str, Any] = {"text_config": text, **VISION[model_type]}
+    if model_type not in ("gemma3", "smolvlm"):
+        config["tie_word_embeddings"] = text["tie_word_embeddings"] = False
+    given = transformers.AutoConfig.for_model(model_type, **json.loads(json.dumps(config)))
+    with torch.device("meta"):
+        real = transformers.AutoModelForImageTextToText.from_config(given)
+    keys = {"model_class": "image_text", "image_sizes": [[448, 448]], "max_length": 8192}
+    model, _, setup = parse({"model": {"model_type": model_type, **config}, **keys})
     ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup)]
     assert ours == _theirs(real)

@@ -24,6 +24,23 @@ class TowerBlock(Block):
         self.hold_input: Callable[[Tensor], None] | None = None
         """Keeps cast images until the model returns, where a strategy casts the batch."""
 
+    def convolve(self, name: str, pixels: Tensor, elements: int) -> Tensor:
+        """A convolution over whole patches."""
+        weight, *bias = self.tensors[name]
+
+        def program(x: Tensor) -> Tensor:
+            beside = bias[0] if bias else None
+            return op.convolution_of_patches(self.tape, x, weight, beside, elements)
+
+        return self.within(weight.key, pixels, program)
+
+    def look_up(self, name: str, ids: Tensor, rows: int) -> Tensor:
+        """Rows of a table of positions."""
+        table, width = self.embeddings[name], self.embedding_widths[name]
+        return self.within(
+            table.key, ids, lambda ids: op.embedding(self.tape, ids, table, width, rows)
+        )
+
     def cast_pixels(self, pixels: Tensor, width: int) -> Tensor:
         """Images in the dtype of the tower: cast by the tower itself, or by a strategy before the model is called."""
         cast = op.cast(self.tape, pixels, width)

@@ -227,5 +227,6 @@ TOWERS = (
         prefix="vision_tower",
         layers="encoder.layers",
         hooks_embedding=False,
+        is_ordered=False,
     ),
 )

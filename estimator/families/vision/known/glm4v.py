@@ -118,10 +118,10 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
     b.batch.append(pixels)
-    weight, bias = b.tensors["patch_embed.proj"]
+    weight, _ = b.tensors["patch_embed.proj"]
     cast = b.cast_pixels(pixels, weight.width)
     b.pixels.append(cast)
-    x = op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden)
+    x = b.convolve("patch_embed.proj", cast, seen.patches * hidden)
     del pixels, cast
     x = b.norm("post_conv_layernorm", x)
     table = op.cast(tape, b.embeddings["embeddings.position_embedding"], 4)
@@ -176,6 +176,7 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         hooks_embedding=False,
+        is_ordered=False,
         returns_features=False,
     ),
 )

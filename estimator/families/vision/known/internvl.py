@@ -71,6 +71,7 @@ def _layer_modules(model: Model) -> tuple[Module, ...]:
     bias = not model.norms_without_weight
     heads = (Norm("attention.q_norm", hidden), Norm("attention.k_norm", hidden))
     return (
+        Kernel("scales", ((hidden,), (hidden,))),
         *(
             Linear(f"attention.{name}", hidden, hidden, bias=model.attention_bias)
             for name in ("q_proj", "k_proj", "v_proj")
@@ -81,7 +82,6 @@ def _layer_modules(model: Model) -> tuple[Module, ...]:
         Linear("mlp.fc2", width, hidden, bias=True),
         Norm("layernorm_before", hidden, bias=bias),
         Norm("layernorm_after", hidden, bias=bias),
-        Kernel("scales", ((hidden,), (hidden,))),
     )
 
 
@@ -134,15 +134,20 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
     b.batch.append(pixels)
-    weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
+    name = "embeddings.patch_embeddings.projection"
+    weight, _ = b.tensors[name]
     cast = b.cast_pixels(pixels, weight.width)
     b.pixels.append(cast)
-    x = require_grad(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
+    x = require_grad(b.convolve(name, cast, seen.patches * hidden))
     del cast
     first, positions = b.tensors["embeddings"]
-    firsts = op.expand(tape, first, seen.tiles * hidden)
-    x = op.concatenate(tape, [firsts, x])
-    return op.add(tape, x, positions)
+
+    def program(x: Tensor) -> Tensor:
+        firsts = op.expand(tape, first, seen.tiles * hidden)
+        x = op.concatenate(tape, [firsts, x])
+        return op.add(tape, x, positions)
+
+    return b.within(first.key, x, program)
 
 
 def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     (weight,) = b.tensors["patch_conv"]
     cast = b.cast_pixels(pixels, weight.width)
     patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)
-    x = require_grad(op.convolution_of_patches(tape, cast, weight, None, patches * hidden))
+    x = require_grad(b.convolve("patch_conv", cast, patches * hidden))
     del cast
     x = op.part(tape, x, seen.patches * hidden)
     x = op.concatenate(tape, [x])

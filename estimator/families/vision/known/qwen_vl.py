@@ -239,24 +239,16 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
     pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
     b.batch.append(pixels)
-    weight, *bias = b.tensors["patch_embed.proj"]
+    weight, *_ = b.tensors["patch_embed.proj"]
     cast = b.cast_pixels(pixels, weight.width)
     b.pixels.append(cast)
-    x = op.convolution_of_patches(
-        tape,
-        cast,
-        weight,
-        bias[0] if bias else None,
-        seen.patches * tower.hidden_size,
-    )
+    x = b.convolve("patch_embed.proj", cast, seen.patches * tower.hidden_size)
     del pixels, cast
     if "pos_embed" not in b.embeddings:
         return require_grad(x)
     indices = tape.new(seen.patches * FEATURES, 8)
     weights = tape.new(seen.patches * FEATURES, 4)
-    found = op.embedding(
-        tape, indices, b.embeddings["pos_embed"], tower.hidden_size, seen.patches * FEATURES
-    )
+    found = b.look_up("pos_embed", indices, seen.patches * FEATURES)
     weighed = op.multiply(tape, found, weights, "positions")
     del found
     positions = op.cast(tape, op.mean(tape, weighed, x.elements, "sum of the positions"), x.width)

@@ -5,6 +5,7 @@ Source: transformers 5.23, models/siglip, models/gemma3, models/smolvlm, models/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -94,6 +95,12 @@ def _layer_modules(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _attention_first(model: Model) -> tuple[Module, ...]:
+    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
+    first, *attention, second, up, down = _layer_modules(model)
+    return (*attention, first, up, down, second)
+
+
 def _outer_modules(model: Model) -> tuple[Module, ...]:
     hidden = model.hidden_size
     return (
@@ -134,10 +141,9 @@ def siglip(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, x)
 
 
-def _patches(b: Block, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
-    weight, bias = b.tensors["embeddings.patch_embedding"]
+def _patches(b: TowerBlock, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
     elements = seen.patches * vision.tower.hidden_size
-    return op.convolution_of_patches(b.tape, pixels, weight, bias, elements)
+    return b.convolve("embeddings.patch_embedding", pixels, elements)
 
 
 def _pixels(b: TowerBlock, vision: Vision, seen: Seen) -> Tensor:
@@ -147,9 +153,8 @@ def _pixels(b: TowerBlock, vision: Vision, seen: Seen) -> Tensor:
     return pixels
 
 
-def _positions(b: Block, vision: Vision, ids: Tensor, rows: int) -> Tensor:
-    table = b.embeddings["embeddings.position_embedding"]
-    return op.embedding(b.tape, ids, table, vision.tower.hidden_size, rows)
+def _positions(b: TowerBlock, ids: Tensor, rows: int) -> Tensor:
+    return b.look_up("embeddings.position_embedding", ids, rows)
 
 
 def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
@@ -158,7 +163,7 @@ def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requi
     width = b.tensors["embeddings.patch_embedding"][0].width
     x = require_grad(_patches(b, vision, seen, b.cast_pixels(pixels, width)))
     ids = b.tape.new(1, 8)
-    return op.add(b.tape, x, _positions(b, vision, ids, vision.tower.learned_positions))
+    return op.add(b.tape, x, _positions(b, ids, vision.tower.learned_positions))
 
 
 def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
@@ -177,7 +182,7 @@ def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requ
     kept = tape.new(mask.elements, 8)
     x = _patches(b, vision, seen, picked)
     b.pixels += (picked, kept)
-    return require_grad(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
+    return require_grad(op.add(tape, x, _positions(b, ids, seen.patches)))
 
 
 def _project_gemma3(
@@ -241,10 +246,12 @@ def _idefics3_processor(vision: Vision) -> Idefics3ImageProcessor:
     )
 
 
-def _family(model_type: str) -> Family:
+def _family(
+    model_type: str, layer: Callable[[Model], tuple[Module, ...]] = _layer_modules
+) -> Family:
     return Family(
         model_type=model_type,
-        modules=FamilyModules(_layer_modules, _outer_modules),
+        modules=FamilyModules(layer, _outer_modules),
         tree=TreeLayout("Siglip", ""),
         architecture=Architecture(siglip, NormKind.LAYER_NORM, rotary=None),
     )
@@ -271,7 +278,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("smolvlm",),
-        tower=_family("smolvlm_vision"),
+        tower=_family("smolvlm_vision", _attention_first),
         read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
         processor=_idefics3_processor,
         videos=_frames,
@@ -287,7 +294,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("idefics3",),
-        tower=_family("idefics3_vision"),
+        tower=_family("idefics3_vision", _attention_first),
         read=partial(_smolvlm, wrapper="idefics3", model_type="idefics3_vision"),
         processor=_idefics3_processor,
         projector=_connector,
