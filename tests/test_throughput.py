@@ -77,14 +77,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize("chosen", [ONE_GPU, SEVERAL])
-def test_seven_of_eight_published_runs_are_inside_the_bracket(
+def test_nine_of_ten_published_runs_are_inside_the_bracket(
     chosen: Callable[[PublishedRun], bool],
 ) -> None:
-    """The shares are fitted to 93 % of 307 rows; 153 rows came later, of which 86 % are inside."""
     runs = [run for run in published_runs() if chosen(run)]
     outside = [f"{run.id}: {run.step_seconds:.2f} s" for run in runs if not run.inside]
     assert len(runs) > 100
-    assert len(outside) <= len(runs) / 8, outside
+    assert len(outside) <= len(runs) / 10, outside
 
 
 @pytest.mark.parametrize("chosen", KINDS)
@@ -151,15 +150,22 @@ def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
 
 
 def test_autocast_of_float32_weights_moves_six_bytes_per_element() -> None:
+    """Full fine-tuning casts the gradients back as well."""
     low, _ = part(timed(TrainingSetup(dtype=Dtype.FLOAT32), MISTRAL, CARD), "casts of weights")
     linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 4096 * 32_000
-    assert low == pytest.approx(6 * linears / 1e12)
+    assert low == pytest.approx(2 * 6 * linears / 1e12)
 
 
-def test_accumulation_repeats_all_but_the_optimizer_step() -> None:
+def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_up() -> None:
     once, four = timed(LONG), timed(replace(LONG, gradient_accumulation_steps=4))
     step = part(once, "optimizer step")[1]
-    assert four.step_seconds_high - step == pytest.approx(4 * (once.step_seconds_high - step))
+    added = part(four, "gradients added up")[1]
+    assert four.step_seconds_high - step - added == pytest.approx(
+        4 * (once.step_seconds_high - step)
+    )
+    # three of the four micro-batches read two and write one of 16-bit gradients, at 0.8 of 2,039 GB/s
+    assert added == pytest.approx(3 * 3 * 2 * 7_241_732_096 / (0.8 * 2.039e12))
+    assert part(once, "gradients added up") == (0.0, 0.0)
 
 
 def test_a_small_step_waits_for_the_host() -> None:

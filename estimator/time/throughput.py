@@ -68,18 +68,21 @@ from estimator.values.specs import (
 # --- matrix products ----------------------------------------------------------------------------
 
 FAST_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.93, "Hopper": 0.87, "Ada Lovelace": 0.92}
+    {"Ampere": 0.95, "Hopper": 0.87, "Ada Lovelace": 0.93, "Blackwell": 1.01, "Gaudi": 0.8}
 )
 """Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
-fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie."""
-FAST_SHARE_ELSEWHERE = 0.93
-"""The same if too few runs were published: the highest of the generations that have enough."""
+fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie, rounded
+outwards."""
+FAST_SHARE_ELSEWHERE = 0.95
+"""The same if too few runs were published: that of all generations together."""
 SLOW_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.69, "Hopper": 0.71, "Ada Lovelace": 0.62}
+    {"Ampere": 0.65, "Hopper": 0.715, "Ada Lovelace": 0.625, "Blackwell": 0.68, "Gaudi": 0.33}
 )
-"""The same in the slower runs. fitted, likewise. Ampere, Hopper and Ada Lovelace have 233, 42 and 13 rows."""
+"""The same in the slower runs. fitted, likewise. Ampere has 311 rows, Hopper 57, Ada Lovelace 26, Gaudi 22, Blackwell
+17."""
 SLOW_SHARE_ELSEWHERE = 0.53
-"""The same if too few runs were published. fitted: seven of the eight rows of Blackwell and CDNA 3 reach it."""
+"""The same if too few runs were published. fitted: the three rows of CDNA 3 and Blackwell Ultra reach it, and 19 of
+Volta's 22, from two sources, which have no shares of their own because the rest wait for their network."""
 FAST_MOVES, SLOW_MOVES = 0.6, 1.3
 """Seconds that products take for moving their matrices, as multiples of bytes over bandwidth, besides their operations:
 a kernel loads the next tile while it multiplies this one, which hides part of it. fitted, within 0.5 and 2."""
@@ -145,7 +148,12 @@ product 2. transformers 5.23, ``eager_attention_forward``."""
 FUSED_SCORE_BYTES = 8
 """The same at best: written, read by the softmax, written, read."""
 CAST_WEIGHT_BYTES = 6
-"""Bytes per element when autocast casts a float32 weight to 16 bits."""
+"""Bytes per element when autocast casts a float32 weight to 16 bits, and when backward casts its gradient back."""
+ADDED_GRADIENTS = 3
+"""Memory passes over the gradients in each micro-batch but the first, which adds to them in place: torch 2.13,
+torch/csrc/autograd/functions/accumulate_grad.h."""
+WHOLE_GRADIENTS = frozenset({Strategy.NONE, Strategy.DDP, Strategy.ZERO1, Strategy.DEVICE_MAP})
+"""Strategies under which a GPU adds up the gradients of all its weights, not those of its shard."""
 PACKED_BYTES, UNPACKED_BYTES = 0.5, 2
 """Bytes per element read from a 4-bit weight and written in 16 bits."""
 BACKWARD_TRAFFIC = 2
@@ -647,7 +655,7 @@ def step_parts(
         _delta_nets(model, setup, length, again, rate),
         _scans(model, setup, length, again, rate),
         _dequantisation(setup, sizes, 2 + again + asked, rate),
-        _casts(setup, sizes, 1 + again + asked, rate),
+        _casts(setup, sizes, 1 + again + asked + is_trained, rate),
         TimePart(
             "logits and loss",
             tokens_fast
@@ -662,7 +670,7 @@ def step_parts(
         for part in once
         if _takes_time(part)
     ]
-    parts.append(_optimizer(setup, resident, rate))
+    parts += [_added(setup, resident, rate), _optimizer(setup, resident, rate)]
     calls = sizes.products * (passes + again + asked)
     parts.append(_launches(model, setup, length, parts, again + asked, written.operators, calls))
     return tuple(part for part in parts if _takes_time(part))
@@ -907,12 +915,20 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: 
 
 
 def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
-    """Autocast makes 16-bit copies of float32 weights once per forward pass."""
+    """Autocast makes 16-bit copies of float32 weights once per forward pass; backward casts their gradients."""
     autocast = setup.precision.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.precision.dtype is not Dtype.FLOAT32 or setup.adapters.has_packed_base:
         return TimePart("casts of weights", 0.0, 0.0)
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
     return TimePart("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
+
+
+def _added(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
+    """Gradients of the second and later micro-batches are added to those of the first."""
+    ranks = 1 if setup.mesh.strategy in WHOLE_GRADIENTS else setup.mesh.shard_ranks
+    moved = ADDED_GRADIENTS * resident.gradients / ranks
+    seconds = (setup.batch.gradient_accumulation_steps - 1) * moved / rate.bandwidth
+    return TimePart("gradients added up", seconds, seconds / SLOW_BANDWIDTH_SHARE)
 
 
 def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
