@@ -246,6 +246,18 @@ def test_dominated_rows_are_dropped():
     assert ((kept @ sizes).max(axis=0) == (moments @ sizes).max(axis=0)).all()
 
 
+@pytest.mark.parametrize(
+    "keys", [{"method": "lora"}, {"strategy": "zero3", "num_gpus": 4}], ids=str
+)
+def test_many_cells_need_what_few_do(keys, monkeypatch):
+    """Many are read from the moments that no other dominates, few from all; all equal ``need`` in other tests."""
+    asked = random_cells(6, 40)
+    few = needs(MISTRAL, CARD, TrainingSetup(**keys), **asked)
+    monkeypatch.setattr("estimator.grid.needs.FEW", 0)
+    many = needs(MISTRAL, CARD, TrainingSetup(**keys), **asked)
+    assert few.high_bytes.tolist() == many.high_bytes.tolist()
+
+
 def test_sums_beyond_the_mantissa_stay_exact():
     """float64 cannot represent 2⁵³ + 1; the row that holds it must still win by one byte."""
     rows = grid_rows.Rows(np.array([[2, 0], [0, 1]]), np.array([1, 0]))
