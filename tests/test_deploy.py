@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.plan import view
+from dashboard.plan import form
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
@@ -87,4 +87,4 @@ def test_server_and_proxy_let_the_largest_upload_of_a_widget_through() -> None:
     # streamlit 1.67 ends a request body above server.maxUploadSize, whatever a widget's own limit
     server = tomllib.loads(text(".streamlit/config.toml"))["server"]["maxUploadSize"]
     proxy = int(re.findall(r"client_max_body_size (\d+)m;", text("deploy/nginx.conf"))[0])
-    assert view.MOST_MEGABYTES <= server < proxy
+    assert form.MOST_MEGABYTES <= server < proxy
