@@ -155,6 +155,25 @@ def test_one_short_job_alone_is_drawn_and_said():
     assert timetable_summary(found) == ["The job runs, in time, without rent."]
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"horizon_hours": 0}, "horizon_hours must be above 0"),
+        ({"slots": 10**7}, "slots is at most 1,000"),
+        ({"jobs": [{"name": "", "model": "Qwen/Qwen3-8B"}]}, "needs a name"),
+        ({"deadline_hours": 1e300}, "deadline_hours must be from 0 to 1,000,000"),
+        ({"examples": 10**13}, "examples is at most 1,000,000,000,000"),
+        ({"lora_r": 10**20}, "lora_r"),
+        ({"cards": [{"gpu": "L4", "usd_per_gpu_hour": 1e300}]}, "usd_per_gpu_hour is at most"),
+    ],
+)
+def test_numbers_that_no_form_can_show_are_refused(changed, said):
+    """The jobs' own keys come before the team's."""
+    jobs = [{"name": "a", "model": "Qwen/Qwen3-8B"}]
+    with pytest.raises(ValueError, match=said):
+        team_of({"cards": ["L4"], "jobs": jobs, **changed})
+
+
 def test_the_csv_has_a_line_for_each_job(answer):
     rows = list(csv.DictReader(io.StringIO(timetable_csv(answer.timetable, answer.titles))))
     assert [it["job"] for it in rows] == ["in time", "late", "too large"]

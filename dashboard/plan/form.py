@@ -58,7 +58,10 @@ def _what(question: Question, number: int) -> dict[str, object]:
     with st.container(horizontal=True, key="plan amounts"):
         examples = st.number_input("Examples", 1, key=f"plan examples {number}")
         epochs = st.number_input(
-            "Epochs", 0.01, value=float(question.num_train_epochs), key=f"plan epochs {number}"
+            "Epochs",
+            min(0.01, question.num_train_epochs),
+            value=float(question.num_train_epochs),
+            key=f"plan epochs {number}",
         )
         batch = st.number_input(
             "Effective batch",

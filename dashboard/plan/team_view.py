@@ -25,9 +25,6 @@ from estimator import (
     timetable_csv,
 )
 
-MOST_SLOTS = 1000
-"""Starts in a schedule at most. Our choice."""
-
 
 def draw() -> None:
     """Draws the schedule, then the form that asks for it."""
@@ -103,19 +100,19 @@ def _form(team: TeamQuestion) -> dict[str, object]:
         with right, st.container(horizontal=True):
             horizon = st.number_input(
                 "Horizon, hours",
-                1.0,
+                min(0.01, team.horizon_hours),
                 value=team.horizon_hours,
                 key=f"team horizon {number}",
                 help="Every job ends within it.",
             )
             step = st.number_input(
                 "A start every … hours",
-                0.01,
+                min(0.01, team.slot_hours),
                 value=team.slot_hours,
                 key=f"team step {number}",
                 help="A job holds its GPUs until the next of these times. Smaller: a tighter schedule, solved slower.",
             )
-    slots = min(MOST_SLOTS, max(1, round(horizon / step)))
+    slots = max(1, round(horizon / step))
     given = {"cards": cards, "jobs": jobs, "horizon_hours": horizon, "slots": slots}
     st.session_state["team given"] = given
     return given

@@ -215,7 +215,7 @@ def _structures(
                 raise InputError(" ".join(reading.problems))
             if reading.problems:
                 refused[" ".join(reading.problems)] += 1
-            elif (name, reading.setup) not in seen:
+            elif (str(name), reading.setup) not in seen:
                 seen.add((str(name), reading.setup))
                 yield reading.model, reading.setup
 

@@ -11,12 +11,15 @@ from estimator.sources import catalog
 from estimator.time.cost import cheapest
 from estimator.time.interruptions import stretched
 from estimator.values.arithmetic import ceil_div
+from estimator.values.keys import LARGEST
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Gpu, Method, Price
 
 MOST_HAD = 1024
 """GPUs of one offer at most: ours, as ``num_gpus`` of a setup may be larger but no listing rents more by the hour."""
+MOST_LIMIT = 1e6
+"""Hours of a deadline, US dollars of a budget or of a GPU-hour, and epochs at most: ours."""
 MOST_INTERRUPTIONS = 10.0
 """Per machine and hour: ours, beyond it next to nothing gets done."""
 SPOT = "spot"
@@ -194,6 +197,10 @@ class Offer:
             raise InputError(
                 f"spot_share must be above 0 and at most 1, not {show(self.spot_share)}."
             )
+        if (self.usd_per_gpu_hour or 0) > MOST_LIMIT:
+            raise InputError(
+                f"usd_per_gpu_hour is at most {MOST_LIMIT:,.0f}, not {show(self.usd_per_gpu_hour)}."
+            )
         if self.gpus_per_node < 1:
             raise InputError("gpus_per_node must be at least 1.")
         if not 0 <= self.interruptions_per_hour <= MOST_INTERRUPTIONS:
@@ -337,8 +344,19 @@ class Question:
             )
         for name in ("deadline_hours", "budget_usd"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InputError(f"{name} must be at least 0, not {show(value)}.")
+            if value is not None and not 0 <= value <= MOST_LIMIT:
+                raise InputError(f"{name} must be from 0 to {MOST_LIMIT:,.0f}, not {show(value)}.")
+        most: tuple[tuple[str, str, float], ...] = (
+            ("examples", "num_train_examples", self.num_train_examples),
+            ("epochs", "num_train_epochs", self.num_train_epochs),
+            ("lora_r", "lora_r", max(self.ranks, default=1)),
+            ("context", "max_length", self.context or 1),
+        )
+        for name, key, value in most:
+            if value > LARGEST.get(key, MOST_LIMIT):
+                raise InputError(
+                    f"{name} is at most {LARGEST.get(key, MOST_LIMIT):,.0f}, not {show(value)}."
+                )
         if not self.ranks or min(self.ranks) < 1:
             raise InputError("lora_r must be at least 1.")
 

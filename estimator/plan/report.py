@@ -221,6 +221,9 @@ def timetable_titles(found: Timetable, answers: Mapping[str, Advice]) -> dict[st
 def timetable_summary(found: Timetable) -> list[str]:
     """What runs and what it costs, in a sentence; then each job that is late or left out, and by how much or why."""
     runs, jobs = len(found.assignments), len(found.assignments) + len(found.left_out)
+    if not runs:
+        said = ["No job runs."]
+        return [*said, *(f"{name} does not run: {why}" for name, why in found.left_out.items())]
     if runs == jobs:
         count = f"All {jobs} jobs run" if jobs > 1 else "The job runs"
     else:

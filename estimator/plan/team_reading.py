@@ -18,6 +18,9 @@ from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 
+MOST_SLOTS = 1000
+"""Of a schedule: ours, more are not solved in a minute."""
+MOST_WEEKS = 100
 TEAM_KEYS = ("jobs", "horizon_hours", "slots")
 
 
@@ -50,7 +53,7 @@ def team_of(given: Mapping[str, object]) -> TeamQuestion:
     questions: dict[str, Question] = {}
     ready: dict[str, float] = {}
     for job in as_list(given.get("jobs"), "jobs"):
-        if not isinstance(job, Mapping) or not isinstance(job.get("name"), str):
+        if not isinstance(job, Mapping) or not isinstance(job.get("name"), str) or not job["name"]:
             raise InputError("each of jobs needs a name and a model.")
         name = str(job["name"])
         if name in questions:
@@ -67,12 +70,16 @@ def team_of(given: Mapping[str, object]) -> TeamQuestion:
     pools = {it.gpu.name: it.most for it in offers}
     if len(pools) < len(offers):
         raise InputError("cards names a card twice; give each once, with how many there are.")
+    horizon = as_number(given.get("horizon_hours", WEEK), "horizon_hours")
+    slots = as_whole(given.get("slots", SLOTS), "slots")
+    if not 0 < horizon <= MOST_WEEKS * WEEK:
+        raise InputError(
+            f"horizon_hours must be above 0 and at most {MOST_WEEKS * WEEK:g}, not {show(horizon)}."
+        )
+    if slots > MOST_SLOTS:
+        raise InputError(f"slots is at most {MOST_SLOTS:,}, not {show(slots)}.")
     return TeamQuestion(
-        jobs=questions,
-        ready_hours=ready,
-        pools=pools,
-        horizon_hours=as_number(given.get("horizon_hours", WEEK), "horizon_hours"),
-        slots=as_whole(given.get("slots", SLOTS), "slots"),
+        jobs=questions, ready_hours=ready, pools=pools, horizon_hours=horizon, slots=slots
     )
 
 
