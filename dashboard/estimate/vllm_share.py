@@ -195,11 +195,25 @@ def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
         if it.last - it.first >= NARROW
     ]
     chosen = answer.setup.vllm_gpu_memory_utilization
-    marks = [{**note, "x": chosen, "y": 1.02, "yanchor": "bottom", "text": f"set: {chosen:g}"}]
-    if found.advised is not None and abs(found.advised - chosen) > NARROW:
-        text = f"<b>take {found.advised:.2f}</b>"
-        marks.append({**note, "x": found.advised, "y": 1.02, "yanchor": "bottom", "text": text})
-    return [*named, *marks]
+    marks = [(chosen, f"set: {chosen:g}", 13)]
+    if found.advised is not None:
+        marks.append((found.advised, f"<b>take {found.advised:.2f}</b>", 18))
+    if found.advised == chosen:
+        marks = marks[1:]
+    sides = ("right", "left") if len(marks) > 1 else ("center",)
+    above = [
+        {
+            **note,
+            "x": at,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "xanchor": side,
+            "text": text,
+            "font": {"size": size, "color": look.ink},
+        }
+        for (at, text, size), side in zip(sorted(marks), sides, strict=True)
+    ]
+    return [*named, *above]
 
 
 def _said(it: Utilisation, rows: int) -> str:
@@ -246,7 +260,8 @@ def alt(found: UtilisationSearch) -> str:
 
 def head_html(found: UtilisationSearch, answer: Estimate) -> str:
     """The recommended share, and the reason."""
-    return f'<p class="hr-text">{escape(" ".join(_sentences(found, answer)))}</p>'
+    first, *others = (escape(it) for it in _sentences(found, answer))
+    return f'<p class="hr-text"><strong>{first}</strong> {" ".join(others)}</p>'
 
 
 def _sentences(found: UtilisationSearch, answer: Estimate) -> list[str]:
