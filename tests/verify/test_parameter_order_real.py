@@ -66,12 +66,15 @@ def test_adapters_and_copies_have_peft_s_order(
 
 
 VISION = {
-    "qwen2_5_vl": {"vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 4}},
+    "qwen2_5_vl": {
+        "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64}
+    },
     "qwen3_vl": {
         "vision_config": {
             "depth": 2,
             "hidden_size": 64,
             "num_heads": 4,
+            "out_hidden_size": 64,
             "deepstack_visual_indexes": [0],
         }
     },
