@@ -6,6 +6,7 @@ Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` 
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -63,7 +64,10 @@ def render(page: str, name: str, write: Callable[[], str]) -> str:
 
 
 if __name__ == "__main__":
-    outcomes.write(ESTIMATED, accuracy.computed())
+    with ESTIMATED.open("w", encoding="utf-8", newline="") as lines:
+        table = csv.writer(lines, lineterminator="\n")
+        table.writerow(outcomes.COLUMNS)
+        table.writerows(outcomes.rows_of(accuracy.computed()))
     print(f"wrote {ESTIMATED.relative_to(ROOT)}")
     for path, name, write in PLACES:
         path.write_text(render(path.read_text(encoding="utf-8"), name, write), encoding="utf-8")

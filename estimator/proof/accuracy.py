@@ -16,7 +16,7 @@ from estimator.contract.setups import Reading, parse, read_setup
 from estimator.families.registry import architecture
 from estimator.objectives.registry import as_trained
 from estimator.parallel.strategies import resident_memory
-from estimator.proof.outcomes import Key, Outcome, key_of, outcome_of, stored
+from estimator.proof.outcomes import Outcome, OutcomeKey, key_of, outcome_of, stored
 from estimator.resident.model import Resident
 from estimator.run.prequantized import as_loaded
 from estimator.sources import catalog
@@ -76,7 +76,7 @@ class PublishedRun:
     """What its estimate comes to, if it need not be computed."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> OutcomeKey:
         """What names its outcome."""
         return key_of("published", self.id, self.model, self.gpu, self.as_it_ran)
 
@@ -241,7 +241,7 @@ class Comparison:
     """What its estimate comes to, if it need not be computed."""
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> OutcomeKey | None:
         """What names its outcome; None if its setup is not read."""
         if self.model is None or self.reading.problems:
             return None
@@ -388,7 +388,7 @@ def _with_stored(runs: Sequence[_Run]) -> tuple[_Run, ...]:
     return tuple(replace(it, stored=known.get(it.key)) if it.key else it for it in runs)
 
 
-def computed() -> Iterable[tuple[Key, Outcome]]:
+def computed() -> Iterable[tuple[OutcomeKey, Outcome]]:
     """The outcome of every run whose setup is read, computed: the rows of ``data/estimated.csv``."""
     runs: tuple[Comparison | PublishedRun, ...] = (*measured(), *traced(), *published_runs())
     for it in runs:

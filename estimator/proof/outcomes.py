@@ -6,12 +6,10 @@ Estimating all of them takes half a minute, which no visitor should wait for. ``
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -49,7 +47,7 @@ def outcome_of(answer: Estimate | str, estimated_bytes: Callable[[Estimate], int
     )
 
 
-class Key(NamedTuple):
+class OutcomeKey(NamedTuple):
     """What names a stored outcome. A changed setup has another key, so its outcome is computed."""
 
     table: str
@@ -58,29 +56,31 @@ class Key(NamedTuple):
     """The first digits of a hash of the contract's object."""
 
 
-def key_of(table: str, name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Key:
+def key_of(
+    table: str, name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup
+) -> OutcomeKey:
     """The key of a run; ``table``: where its row is, or what was read of it."""
     written = json.dumps(write_fields(model, gpu, setup), sort_keys=True)
-    return Key(table, name, sha256(written.encode()).hexdigest()[:12])
+    return OutcomeKey(table, name, sha256(written.encode()).hexdigest()[:12])
 
 
 COLUMNS = (
-    *Key._fields,
+    *OutcomeKey._fields,
     *Outcome._fields[:-1],
     *(f"{phase}_bytes" for phase in STEP_PHASES),
 )
 
 
 @lru_cache(maxsize=1)
-def stored() -> Mapping[Key, Outcome]:
+def stored() -> Mapping[OutcomeKey, Outcome]:
     """Every stored outcome; none if one's own tables may change the models or cards."""
     if catalog.has_own_rows():
         return MappingProxyType({})
     return MappingProxyType(dict(map(_read, catalog.estimated())))
 
 
-def _read(row: Mapping[str, str]) -> tuple[Key, Outcome]:
-    key = Key(*(row[name] for name in Key._fields))
+def _read(row: Mapping[str, str]) -> tuple[OutcomeKey, Outcome]:
+    key = OutcomeKey(*(row[name] for name in OutcomeKey._fields))
     if row["refusal"]:
         return key, Outcome(row["refusal"])
     return key, Outcome(
@@ -93,11 +93,8 @@ def _read(row: Mapping[str, str]) -> tuple[Key, Outcome]:
     )
 
 
-def write(path: Path, outcomes: Iterable[tuple[Key, Outcome]]) -> None:
-    """Writes the table."""
-    with path.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for key, it in outcomes:
-            figures = () if it.refusal else (*it[1:-2], it.verdict or "", *it.phases.values())
-            writer.writerow((*key, it.refusal, *figures))
+def rows_of(outcomes: Iterable[tuple[OutcomeKey, Outcome]]) -> Iterator[tuple[object, ...]]:
+    """The rows of the table, under ``COLUMNS``."""
+    for key, it in outcomes:
+        figures = () if it.refusal else (*it[1:-2], it.verdict or "", *it.phases.values())
+        yield (*key, it.refusal, *figures)
