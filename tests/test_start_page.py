@@ -19,7 +19,7 @@ from dashboard.state import session
 from estimator import Method, TrainingSetup, catalog, contract, estimate
 from estimator.values.declaration import Section
 from estimator.values.keys import KEYS
-from tests.test_vision import internvl, pixtral, qwen2_5
+from tests.test_vision import internvl, pixtral, qwen2_5, qwen3, smolvlm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -301,14 +301,23 @@ WHERE_IT_MATTERS = {
     "use_transformers_continuous_batching": {"objective": "grpo"},
     "ds3_gather_for_generation": {"objective": "grpo", "num_gpus": "2", "strategy": "zero3"},
     **{
-        name: {"model": model, "images_per_example": "1"}
+        name: {"model": model, "images_per_example": "1", "max_length": "8192"}
         for model, names in {
             "google/gemma-3-4b-it": "images_per_example freeze_vision freeze_projector freeze_language "
-            "image_height image_width",
-            "google/gemma-4-E2B-it": "max_soft_tokens",
+            "vision_gradient_checkpointing image_height image_width do_pan_and_scan",
+            "google/gemma-4-E2B-it": "max_soft_tokens videos_per_example",
             json.dumps(qwen2_5(2)): "min_pixels max_pixels",
             json.dumps(pixtral(2)): "image_longest_edge",
-            json.dumps(internvl(2)): "max_patches",
+            json.dumps(internvl(2)): "crop_to_patches max_patches",
+            json.dumps(smolvlm()): "do_image_splitting",
+        }.items()
+        for name in names.split()
+    },
+    **{
+        name: {"model": json.dumps(model(2)), "videos_per_example": "1", "max_length": "16384"}
+        for model, names in {
+            qwen2_5: "video_frames video_height video_width video_min_pixels video_max_pixels",
+            qwen3: "cap_pixels_per_frame",
         }.items()
         for name in names.split()
     },

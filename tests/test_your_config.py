@@ -84,7 +84,7 @@ def test_one_click_applies_a_tools_defaults(tool: str) -> None:
     assert not page.exception
     assert setting(page, "max_length") == 2048, "it is of the question"
     assert setting(page, "per_device_train_batch_size") == 2
-    checkpointed = {"trl", "llamafactory", "unsloth", "torchtune", "ms_swift"}
+    checkpointed = {"trl", "llamafactory", "unsloth", "torchtune", "ms_swift", "verl"}
     assert setting(page, "gradient_checkpointing") is (tool in checkpointed)
 
 

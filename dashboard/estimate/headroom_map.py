@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any, NamedTuple
 
+import estimator  # its "needs" imports numpy, which the start page does without
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import units
@@ -17,7 +18,6 @@ from estimator import (
     least_batch,
     least_length,
     longest_context,
-    needs,
 )
 
 MAP_STEPS = 8
@@ -52,7 +52,9 @@ def around(of: Estimate) -> Around:
         LARGEST["per_device_train_batch_size"],
     )
     rows = [[batch] for batch in batches]
-    found = needs(of.model, gpu, setup, per_device_train_batch_size=rows, max_length=lengths)
+    found = estimator.needs(
+        of.model, gpu, setup, per_device_train_batch_size=rows, max_length=lengths
+    )
     headroom = (gpu.memory_bytes - found.high_bytes).tolist()
     return Around(
         batches,

@@ -38,15 +38,23 @@ def sees() -> bool:
     return model is not None and model.vision is not None
 
 
+def _as_set(setup: TrainingSetup) -> TrainingSetup:
+    """The setup with the images of the widgets, which its reading leaves out while they exceed the context."""
+    values = session.unbound_values()
+    names = [key.name for key in contract.KEYS if key.section is contract.Section.IMAGES]
+    shown: dict[str, Any] = {name: values[name] for name in names if name in values}
+    return replace(setup, **shown)
+
+
 def _has_setting(name: str, setup: TrainingSetup) -> bool:
     model = question.reading().model
-    if model is None or model.vision is None or not setup.images_per_example:
+    if model is None or model.vision is None or not _has_images(setup):
         return False
     return name in image_settings(model.vision)
 
 
 def _has_images(setup: TrainingSetup) -> bool:
-    return setup.images_per_example > 0
+    return _as_set(setup).images_per_example > 0
 
 
 def _has_video_setting(name: str, _: TrainingSetup) -> bool:
@@ -68,14 +76,14 @@ def _with_own(key: contract.Key) -> None:
 
 
 def _of_videos(name: str, setup: TrainingSetup) -> bool:
-    return setup.videos_per_example > 0 and _has_video_setting(name, setup)
+    return _as_set(setup).videos_per_example > 0 and _has_video_setting(name, setup)
 
 
 def _videos() -> None:
     """Tokens of the videos of an example."""
     reading = question.reading()
-    setup, model = reading.setup, reading.model
-    if model is None or not setup.videos_per_example:
+    setup, model = _as_set(reading.setup), reading.model
+    if model is None or model.vision is None or not setup.videos_per_example:
         return
     parts = images_of(model, setup.images)
     frames, height, width = setup.images.video_size
@@ -109,8 +117,8 @@ def _preset(model: Model, setup: TrainingSetup, name: str) -> str:
 def _sizes() -> None:
     """The presets, and the tokens of one image of the chosen size."""
     reading = question.reading()
-    setup, model = reading.setup, reading.model
-    if model is None or not setup.all_image_sizes:
+    setup, model = _as_set(reading.setup), reading.model
+    if model is None or model.vision is None or not setup.all_image_sizes:
         return
     height, width = setup.all_image_sizes[0]
     current = next((name for name, size in SIZES.items() if size == (height, width)), None)
