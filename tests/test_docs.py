@@ -19,7 +19,7 @@ GIB_IS_ALLOWED_IN = {
     "dashboard/words/units.py",
     "estimator/contract/text.py",
     "estimator/contract/placement_request.py",
-    "estimator/inference/colocation.py",
+    "estimator/inference/refusals.py",
 }
 """The display edges, the page's and the command line's; accelerate's "24GiB" is read, and vLLM is quoted."""
 PLAIN_ARITHMETIC = {"elements"}

@@ -19,9 +19,11 @@ from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
-from estimator.inference.colocation import check_generation, generating, offloaded_bytes
+from estimator.inference.colocation import generating
+from estimator.inference.refusals import check_generation
 from estimator.inference.seconds import time_of
 from estimator.inference.sentences import generation_sentences
+from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows

@@ -130,6 +130,24 @@ def asked_bytes(memory: int, utilisation: float) -> int:
     return math.ceil(memory * utilisation)
 
 
+def hundredths(size: int, memory: int) -> float:
+    """The largest utilisation of two decimals that asks for no more than ``size``.
+
+    >>> hundredths(509, 1000)
+    0.5
+    """
+    return max(0, 100 * size // memory) / 100
+
+
+def least_hundredths(size: int, memory: int) -> float:
+    """The smallest utilisation of two decimals that asks for at least ``size``.
+
+    >>> least_hundredths(501, 1000)
+    0.51
+    """
+    return -(-100 * size // memory) / 100
+
+
 def engine(
     model: Model,
     *,

@@ -13,19 +13,13 @@ from typing import NamedTuple
 
 from estimator.families.counts import active_parameters, modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, module_parameters
-from estimator.inference.colocation import (
-    between_steps,
-    colocated_engine,
-    compute_width,
-    engine_of_server,
-    offloaded_bytes,
-    paged_beside,
-    row_tokens,
-    rows_at_once,
-)
+from estimator.inference.colocation import colocated_engine, engine_of_server, paged_beside
 from estimator.inference.engine import WIDTH
+from estimator.inference.generate import compute_width
 from estimator.inference.kv_cache import sequence_bytes
+from estimator.inference.rows import row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
+from estimator.inference.trainer_beside import between_steps, offloaded_bytes
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from estimator.inference.colocation import (
-    colocated_engine,
-    engine_of_server,
-    longest_row,
-    row_tokens,
-    rows_at_once,
-)
+from estimator.inference.colocation import colocated_engine, engine_of_server
+from estimator.inference.rows import longest_row, row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model

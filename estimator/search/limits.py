@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
-from estimator.inference.colocation import longest_row
+from estimator.inference.rows import longest_row
 from estimator.objectives.batch import least_batch, least_length
 from estimator.resident.overhead import workspace_bytes
 from estimator.values.keys import LARGEST

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from estimator.answer.estimate import estimate
-from estimator.inference.colocation import check_generation, colocated_engine, least_hundredths
+from estimator.inference.colocation import colocated_engine
+from estimator.inference.engine import least_hundredths
+from estimator.inference.refusals import check_generation
 from estimator.objectives.registry import as_trained
 from estimator.values.refusals import CONTRADICTION, InputError, Refusal
 from estimator.values.setup import TrainingSetup

@@ -1,0 +1,49 @@
+"""How many rows a generation has on one GPU, and how long they are."""
+
+from __future__ import annotations
+
+from estimator.objectives.batch import prompt_tokens
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
+
+
+def rows_at_once(setup: TrainingSetup) -> int:
+    """Rows of one generation on one GPU (a count): all micro-batches until the next one.
+
+    Source: trl 1.16, trainer/grpo_config.py:1095 (``generation_batch_size``).
+
+    >>> rows_at_once(TrainingSetup(objective="grpo", per_device_train_batch_size=4, gradient_accumulation_steps=2))
+    8
+    """
+    steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
+    return setup.batch.per_device_train_batch_size * steps
+
+
+def engine_rows(setup: TrainingSetup) -> int:
+    """Rows that one engine runs at once at most (a count): those that its GPUs train on, or ``vllm_max_num_seqs``.
+
+    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_max_num_seqs=4))
+    4
+    """
+    rows = rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
+    return min(rows, setup.generation.vllm_max_num_seqs or rows)
+
+
+def row_tokens(setup: TrainingSetup) -> int:
+    """Tokens of a whole row (a count): prompt and completion.
+
+    >>> row_tokens(TrainingSetup(objective="grpo", max_length=1024))
+    1024
+    """
+    return prompt_tokens(setup) + setup.task.max_completion_length
+
+
+def longest_row(model: Model, setup: TrainingSetup) -> int:
+    """Tokens of the longest row that vLLM must hold (a count): by default every position of the model.
+
+    Source: trl 1.16, generation/vllm_generation.py:362 (``max_model_len=None``); vllm 0.33, config/model.py,
+    ``_get_and_verify_max_len``.
+    """
+    return (
+        setup.generation.vllm_max_model_length or model.max_position_embeddings or row_tokens(setup)
+    )
