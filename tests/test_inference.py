@@ -16,7 +16,7 @@ from estimator.answer.estimate import estimate, need
 from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.inference import colocation, engine, kv_cache, paged, seconds
+from estimator.inference import colocation, engine, kv_cache, paged, seconds, server
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
 from estimator.search.limits import longest_context, smallest_gpu
 from estimator.search.ranking import rank_gpus
@@ -466,8 +466,26 @@ def test_engines_share_the_rows_of_all_gpus_that_train() -> None:
     assert (one.rows, two.rows) == (32, 16)
     assert one.asked == engine.asked_bytes(H100.memory_bytes, 0.9)
     assert one.batched_tokens == 8192
-    l4 = colocation.engine_of_server(QWEN, catalog.gpu("L4"), setup(**SERVER))
-    assert l4.batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rows", "tokens"),
+    [
+        ("L4", 256, 2048),
+        ("A100-SXM4-80GB", 256, 2048),
+        ("DGX Spark GB10", 256, 2048),
+        ("H200-SXM-141GB", 1024, 8192),
+        ("B200-180GB", 1024, 16_384),
+    ],
+)
+def test_a_server_s_largest_batch_is_vllms_own_default_for_the_card(
+    gpu: str, rows: int, tokens: int
+) -> None:
+    # vllm 0.33, engine/arg_utils.py:2973-3006 (OPENAI_API_SERVER) and :3221 (4 rows of 256 tokens have 1,024)
+    card = catalog.gpu(gpu)
+    assert server.batch_defaults(card, 32_768) == (rows, tokens)
+    assert server.batch_defaults(card, 32_768, 4) == (4, tokens)
+    assert server.batch_defaults(card, 256, 4) == (4, 4 * 256)
 
 
 def test_a_server_that_does_not_start_is_refused() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from estimator.inference.engine import LARGEST_CAPTURE, Engine, asked_bytes, engine
+from estimator.inference.engine import Engine, asked_bytes, engine, largest_capture
 from estimator.inference.generate import (
     cast_bytes,
     compute_width,
@@ -66,7 +66,7 @@ def colocated_engine(
         rows=engine_rows(setup),
         row_tokens=row_tokens(setup),
         longest=longest_row(model, setup),
-        captures=(1 + (gpu.architecture == "Blackwell")) * LARGEST_CAPTURE,
+        captures=largest_capture(gpu),
         batched_tokens=generation.vllm_max_num_batched_tokens,
     )
 

@@ -16,7 +16,7 @@ from estimator.families.counts import modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, Linear, Module, Norm, module_parameters
 from estimator.inference.kv_cache import pages
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Model
+from estimator.values.specs import Gpu, Model
 
 BATCHED_TOKENS = 4096
 """Tokens of the largest batch: trl 1.16, generation/vllm_generation.py:376, ``max_num_batched_tokens``."""
@@ -33,7 +33,8 @@ COUNT_BYTES = 4
 """Bytes per row and word of ``output_bin_counts``, which stay: vllm 0.33, v1/worker/gpu/sample/penalties.py:48."""
 BITS = 8
 LARGEST_CAPTURE = 512
-"""Tokens of the largest CUDA graph; 1,024 on Blackwell: vllm 0.33, config/vllm.py:2463."""
+"""Tokens of the largest CUDA graph; twice as many on compute capability 10: vllm 0.33, config/vllm.py:2463
+(``is_device_capability_family(100)``)."""
 GRAPH_LOW_BYTES, GRAPH_BYTES, GRAPH_HIGH_BYTES = 2**20, 9 * 2**20, 24 * 2**20
 """Bytes of a CUDA graph: vLLM's own floor (v1/worker/gpu/cudagraph_utils.py, ``_MIN_PER_GRAPH_BYTES``); 0.44 GiB for 51
 graphs (vllm pull request 48214, July 2026); 24 MiB (vllm issue 50780, August 2026). Collected, 2026-11."""
@@ -128,6 +129,11 @@ def asked_bytes(memory: int, utilisation: float) -> int:
     300
     """
     return math.ceil(memory * utilisation)
+
+
+def largest_capture(gpu: Gpu) -> int:
+    """Tokens of the largest CUDA graph on a card (a count)."""
+    return LARGEST_CAPTURE * (2 if gpu.compute_capability.startswith("10.") else 1)
 
 
 def hundredths(size: int, memory: int) -> float:

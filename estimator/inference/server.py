@@ -10,7 +10,7 @@ Source: trl 1.16, scripts/vllm_serve.py:111 (``gpu_memory_utilization``) and :22
 
 from __future__ import annotations
 
-from estimator.inference.engine import LARGEST_CAPTURE, Engine, asked_bytes, engine
+from estimator.inference.engine import Engine, asked_bytes, engine, largest_capture
 from estimator.values.arithmetic import ceil_div
 from estimator.values.refusals import Refusal, Report
 from estimator.values.setup import TrainingSetup
@@ -18,10 +18,12 @@ from estimator.values.specs import Gpu, Model
 
 UTILISATION = 0.9
 """Of each of its GPUs: trl 1.16, scripts/vllm_serve.py:111."""
-LARGE_GPU = 75_161_927_680
-"""Bytes from which vLLM takes larger batches, but for an A100."""
-LARGE, SMALL = (1024, 8192), (256, 2048)
-"""Rows and tokens of a server's largest batch: vllm, engine/arg_utils.py, ``get_batch_defaults``. Retrieved 2026-11."""
+LARGEST_GPU, LARGE_GPU = 171_798_691_840, 75_161_927_680
+"""Bytes from which vLLM takes larger batches, 160 and 70 GiB; the second not on an A100 or a GB10."""
+LARGEST, LARGE, SMALL = (1024, 16_384), (1024, 8192), (256, 2048)
+"""Rows and tokens of a server's largest batch: vllm 0.33, engine/arg_utils.py:2940, ``get_batch_defaults``."""
+GB10 = "12.1"
+"""Its compute capability; the same file, line 2963."""
 
 NO_START = Refusal(
     "vLLM's server does not start on {gpus} of {gpu}: weights, activations and CUDA graphs leave too little for its "
@@ -42,6 +44,24 @@ def rows_of_engine(setup: TrainingSetup, rows: int) -> int:
     return ceil_div(rows * setup.mesh.num_gpus, setup.generation.vllm_data_parallel_size)
 
 
+def batch_defaults(gpu: Gpu, longest: int, asked_rows: int | None = None) -> tuple[int, int]:
+    """Rows and tokens of a server's largest batch on such a card (counts); ``asked_rows``: in place of its own rows.
+
+    No more tokens than so many rows of ``longest`` have, and no more rows of its own than tokens.
+    Source: vllm 0.33, engine/arg_utils.py:2940 (``get_batch_defaults``) and :3151
+    (``_set_default_max_num_seqs_and_batched_tokens_args``).
+    """
+    rows, tokens = SMALL
+    if gpu.memory_bytes >= LARGEST_GPU:
+        rows, tokens = LARGEST
+    elif (
+        gpu.memory_bytes >= LARGE_GPU and "A100" not in gpu.name and gpu.compute_capability != GB10
+    ):
+        rows, tokens = LARGE
+    tokens = min((asked_rows or rows) * longest, tokens)
+    return asked_rows or min(rows, tokens), tokens
+
+
 def server_engine(
     model: Model, gpu: Gpu, setup: TrainingSetup, rows: int, tokens: int, longest: int
 ) -> Engine:
@@ -49,16 +69,15 @@ def server_engine(
 
     ``rows`` of ``tokens`` tokens on each GPU that trains; ``longest``: the row that vLLM must hold.
     """
-    is_large = gpu.memory_bytes >= LARGE_GPU and "A100" not in gpu.name
-    most, batched = LARGE if is_large else SMALL
+    most, batched = batch_defaults(gpu, longest, setup.generation.vllm_max_num_seqs)
     return engine(
         model,
         asked=asked_bytes(gpu.memory_bytes, UTILISATION),
         ranks=setup.generation.vllm_tensor_parallel_size,
-        rows=min(rows_of_engine(setup, rows), setup.generation.vllm_max_num_seqs or most),
+        rows=min(rows_of_engine(setup, rows), most),
         row_tokens=tokens,
         longest=longest,
-        captures=(1 + (gpu.architecture == "Blackwell")) * LARGEST_CAPTURE,
+        captures=largest_capture(gpu),
         batched_tokens=batched,
     )
 
