@@ -15,6 +15,7 @@ from estimator.contract.setups import parse, read_setup
 from estimator.families.modules import module_parameters
 from estimator.families.vision_family import VISION, images_of, vision_modules
 from estimator.search.image_changes import image_changes
+from estimator.search.remedies import lossless
 from estimator.sources import catalog
 from estimator.values.specs import Component, Part, Phase
 
@@ -231,6 +232,15 @@ def test_the_tower_is_checkpointed_apart_from_the_text(
     assert saved == pytest.approx(expected, rel=0.002)
 
 
+def test_flash_attention_joins_no_outputs_in_a_tower_that_attends_by_image() -> None:
+    # the joined outputs (2h) of 30h + 8f + 4a + 8 with sdpa
+    saved = saved_per_patch(qwen2_5, attn_implementation="flash_attention_2")
+    assert saved == pytest.approx(28 * 1280 + 8 * 3420 + 4 * 16 + 8, rel=0.002)
+    # rows of the text that end in padding are no rows of the tower
+    padded = {"attn_implementation": "flash_attention_2", "padded": True}
+    assert saved_per_patch(qwen2_5, **padded) == pytest.approx(saved, rel=0.002)
+
+
 def test_frozen_parts_are_not_trained() -> None:
     whole = estimate(*parse(setup(gemma3())))
     tower = estimate(*parse(setup(gemma3(), freeze_vision=True)))
@@ -283,7 +293,6 @@ def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
             "strategy device_map is not modelled yet for a model with a vision tower",
         ),
         ({"attn_implementation": "eager"}, "whose tower attends image by image; take sdpa"),
-        ({"attn_implementation": "flash_attention_2"}, "flash_attention_2 is not modelled yet"),
         (
             {
                 "gradient_checkpointing": True,
@@ -361,6 +370,18 @@ def test_a_frozen_tower_in_backward_is_reported_with_its_bytes() -> None:
     # 2 bytes per pair of the row's 64 + 256 + 4 tokens, each row padded to 328
     assert f"{2 * 324 * 328 / 1e6:,.0f} MB" in mask
     assert image_costs(*parse(setup(qwen3(), **keys))[::2]) == []
+
+
+def test_flash_attention_leaves_out_the_mask_of_gemma_3s_images_and_is_no_lossless_remedy() -> None:
+    keys = {"freeze_vision": True}
+    for kernel, expected in (("sdpa", 0), ("flash_attention_2", 1)):
+        model, _, read = parse(setup(gemma3(2), **keys, attn_implementation=kernel))
+        said = " ".join(image_costs(model, read))
+        assert said.count("attend only to tokens before them") == expected
+    offered = lossless(*parse(setup(gemma3(2), **keys))[::2])
+    assert not any("FlashAttention" in change.title for change in offered)
+    offered = lossless(*parse(setup(qwen2_5(2), **keys))[::2])
+    assert any("FlashAttention" in change.title for change in offered)
 
 
 def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:

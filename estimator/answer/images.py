@@ -87,8 +87,6 @@ def _check_strategy(model: Model, setup: TrainingSetup) -> None:
 def _check_attention(model: Model, setup: TrainingSetup) -> None:
     assert model.vision is not None
     kernel = setup.computation.attn_implementation
-    if kernel is AttnImplementation.FLASH_ATTENTION_2:
-        raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
     if kernel is AttnImplementation.EAGER and vision_family(model.vision).attends_by_image:
         raise EAGER_BY_IMAGE(wrapper=model.vision.wrapper)
 

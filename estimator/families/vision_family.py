@@ -18,6 +18,7 @@ from estimator.tape.tape import Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, ModelClass, Part, Vision
 
 RequireGrad = Callable[[Tensor], Tensor]
@@ -136,6 +137,13 @@ def with_vision(model: Model, config: Mapping[str, object]) -> Model:
 def sees(model: Model, adapters: Adapters) -> bool:
     """Whether the loaded class has a vision tower (a yes or no; the same on every GPU)."""
     return model.vision is not None and adapters.model_class is ModelClass.IMAGE_TEXT
+
+
+def masks_text(model: Model, setup: TrainingSetup) -> bool:
+    """Whether images of the batch give every text layer a mask of its own (a yes or no; the same on every GPU)."""
+    if model.vision is None or not sees(model, setup.adapters) or not setup.images.shows_any:
+        return False
+    return vision_family(model.vision).masks_text
 
 
 def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:

@@ -107,6 +107,7 @@ class LoadedTower:
         tape.go_to(phase, "image tower", Place(before.forward, self.number))
         batch, length = family.tokens_a_row(vision, seen)
         setup = replace(self.setup, per_device_train_batch_size=batch, max_length=length)
+        setup = replace(setup, padded=False)  # of the text
         self.outer.setup = setup
         hidden = family.embed(
             self.outer, vision, seen, _required if checkpointing and tape.records else _left

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from estimator.answer.estimate import need
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.families.liger import fuses_head, loss_of
+from estimator.families.vision_family import masks_text
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
@@ -220,7 +221,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             ({"eval_accumulation_steps": 1},),
         )
     yield from (Change(*it) for it in image_changes(model, setup))
-    yield from _kernels(setup)
+    yield from _kernels(model, setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.LORA:
         yield Change(
             "Base weights in bfloat16",
@@ -277,7 +278,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
 
 def lossless(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     """Changes on the same GPUs that do not affect the result except by rounding, cheapest first; without offload."""
-    yield from _kernels(setup)
+    yield from _kernels(model, setup)
     yield from _losses(model, setup)
     yield from _checkpointing(setup)
 
@@ -370,13 +371,15 @@ def _halves(whole: int, least: int) -> Iterator[int]:
         yield whole
 
 
-def _kernels(setup: TrainingSetup) -> Iterator[Change]:
+def _kernels(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     kernels = {
         AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
         AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
         AttnImplementation.FLASH_ATTENTION_2: (),
     }[setup.attn_implementation]
     for kernel in kernels:
+        if kernel is AttnImplementation.FLASH_ATTENTION_2 and masks_text(model, setup):
+            continue  # it leaves the mask out, which is another result
         name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
         wants = (
             "" if name == "SDPA" else "; needs the package flash-attn and an Ampere GPU or newer"

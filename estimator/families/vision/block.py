@@ -8,6 +8,7 @@ from typing import Any
 from estimator.families.block import Block
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.specs import AttnImplementation
 
 
 class TowerBlock(Block):
@@ -47,3 +48,15 @@ class TowerBlock(Block):
         if self.hold_input is not None:
             self.hold_input(cast)
         return cast
+
+
+def attend_by_image(b: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One call for each image or window, whose outputs are joined; FlashAttention takes all of them in one call.
+
+    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, ``Qwen2_5_VLVisionAttention.forward``
+    (``cu_seqlens``).
+    """
+    out = b.attend(q, k, v)
+    if b.setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+        return out
+    return op.concatenate(b.tape, [out])

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
-from estimator.families.vision_family import images_of, processor_of, sees, vision_family
+from estimator.families.vision_family import (
+    images_of,
+    masks_text,
+    processor_of,
+    sees,
+    vision_family,
+)
 from estimator.tape.attention import MASK_ALIGNMENT
 from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Model, Part
+from estimator.values.specs import AttnImplementation, Dtype, Model, Part
 
 LOGIT_BYTES = 12
 """Bytes per logit at the peak of the loss: three float32 tensors."""
@@ -74,7 +80,13 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
             "layer is computed again and differentiated. Checkpoint the language model alone to avoid this "
             "(vision_gradient_checkpointing false)."
         )
-    if vision_family(vision).masks_text:
+    uses_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    if masks_text(model, setup) and uses_flash:
+        sentences.append(
+            "FlashAttention takes no mask, so an image's tokens attend only to tokens before them. With sdpa they "
+            "attend to each other too."
+        )
+    elif masks_text(model, setup):
         rows, length = setup.per_device_train_batch_size, setup.max_length
         mask = 2 * rows * length * ceil_div(length, MASK_ALIGNMENT) * MASK_ALIGNMENT
         sentences.append(

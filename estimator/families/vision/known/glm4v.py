@@ -12,7 +12,7 @@ from estimator.families.images.videos import Glm4vVideoProcessor
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary
-from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.known.qwen_vl import one_row, patch_tables
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
@@ -99,7 +99,7 @@ def glm4v_vision(b: Block, x: Tensor) -> Tensor:
     normed = b.norm("norm1", x)
     q, k, v = op.split(tape, b.linear("attn.qkv", normed), [size] * 3)
     q, k = b.rotate(q, k)
-    out = op.concatenate(tape, [b.attend(q, k, v)])
+    out = attend_by_image(b, q, k, v)
     del q, k, v
     x = op.add(tape, x, b.linear("attn.proj", out))
     del out, normed

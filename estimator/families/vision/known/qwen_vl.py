@@ -17,7 +17,7 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
@@ -192,12 +192,11 @@ def _qwen3_mergers(vision: Vision, model: Model) -> tuple[Module, ...]:
 
 
 def _attend(b: Block, x: Tensor) -> Tensor:
-    """One product for queries, keys and values; turned in float32; the images' outputs joined into a new row."""
+    """One product for queries, keys and values; turned in float32."""
     tape, size = b.tape, x.elements
     q, k, v = op.split(tape, b.linear("attn.qkv", x), [size] * 3)
     q, k = b.rotate(q, k)
-    out = op.concatenate(tape, [b.attend(q, k, v)])
-    return b.linear("attn.proj", out)
+    return b.linear("attn.proj", attend_by_image(b, q, k, v))
 
 
 def qwen2_5_vision(b: Block, x: Tensor) -> Tensor:
