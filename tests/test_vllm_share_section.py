@@ -51,6 +51,16 @@ def test_the_number_comes_first() -> None:
     assert f"{vllm_share.ALL.lower()} from {found.holding():.2f}" in vllm_share.alt(found)
 
 
+def test_every_band_is_named_above_the_figure_and_none_inside_it() -> None:
+    now = answer()
+    found = vllm_shares(MODEL, GPU, now.setup)
+    names = {band.name for band in vllm_share.bands(found)}
+    assert all(f"</i>{name} 0." in vllm_share.legend_html(found) for name in names)
+    assert vllm_share.TIGHT in names  # a band of two hundredths
+    written = [it["text"] for it in vllm_share.figure(found, now)["layout"]["annotations"]]
+    assert written == ["set: 0.3", f"<b>take {found.advised:.2f}</b>"]
+
+
 def test_more_gpus_do_not_shrink_vllms_part() -> None:
     now = answer(num_gpus=2, strategy="zero3")
     assert "more GPUs make the trainer" in vllm_share.head_html(

@@ -269,6 +269,7 @@ def _share(answer: Estimate) -> None:
     with st.spinner("Trying every share."):
         found = vllm_share.of(answer)
     st.html(vllm_share.head_html(found, answer))
+    st.html(vllm_share.legend_html(found))
     figure = vllm_share.figure(found, answer, dark=drawing.is_dark())
     drawing.plot(figure, "share", vllm_share.alt(found), on_pick=_take_share)
     if found.advised is not None:

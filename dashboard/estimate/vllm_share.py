@@ -177,23 +177,9 @@ def _marks(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
     ]
 
 
-NARROW = 0.09
-"""Bands narrower than this share of the axis are not labelled."""
-
-
 def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
-    note = {"showarrow": False, "yref": "paper", "font": {"size": 13, "color": look.ink}}
-    named = [
-        {
-            **note,
-            "x": (it.first + it.last) / 2,
-            "y": 0.97,
-            "yanchor": "top",
-            "text": it.name.replace(" ", "<br>") if it.last - it.first < 4 * NARROW else it.name,
-        }
-        for it in bands(found)
-        if it.last - it.first >= NARROW
-    ]
+    """The chosen share and the recommended one, named above their lines."""
+    note = {"showarrow": False, "yref": "paper"}
     chosen = answer.setup.vllm_gpu_memory_utilization
     marks = [(chosen, f"set: {chosen:g}", 13)]
     if found.advised is not None:
@@ -201,7 +187,7 @@ def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
     if found.advised == chosen:
         marks = marks[1:]
     sides = ("right", "left") if len(marks) > 1 else ("center",)
-    above = [
+    return [
         {
             **note,
             "x": at,
@@ -213,7 +199,6 @@ def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
         }
         for (at, text, size), side in zip(sorted(marks), sides, strict=True)
     ]
-    return [*named, *above]
 
 
 def _said(it: Utilisation, rows: int) -> str:
@@ -251,11 +236,21 @@ def _wrapped(text: str, width: int = 60) -> str:
 
 def alt(found: UtilisationSearch) -> str:
     """The figure as text."""
-    said = ", ".join(
-        f"{it.name.lower()} from {it.first + 0.005:.2f} to {it.last - 0.005:.2f}"
+    said = ", ".join(f"{it.name.lower()} from {_ends(it)}" for it in bands(found))
+    return f"Shares of the GPU for vLLM: {said}."
+
+
+def legend_html(found: UtilisationSearch) -> str:
+    """The bands' names and ends, above the figure, in whose narrow bands and behind whose lines no name is legible."""
+    said = " ".join(
+        f'<span><i class="hr-swatch" style="background:{it.colour}"></i>{it.name} {_ends(it)}</span>'
         for it in bands(found)
     )
-    return f"Shares of the GPU for vLLM: {said}."
+    return f'<p class="hr-legend">{said}</p>'
+
+
+def _ends(band: Band) -> str:
+    return f"{band.first + 0.005:.2f} to {band.last - 0.005:.2f}"
 
 
 def head_html(found: UtilisationSearch, answer: Estimate) -> str:
