@@ -347,6 +347,7 @@ LATER: tuple[Later, ...] = (
     later("move_model_batches", "Weights go to vLLM in parts", LESS),
     later("vllm_max_lora_rank", "The engine keeps adapters", MORE),
     later("vllm_enable_lora", "The engine keeps adapters", MORE),
+    later("vllm_enforce_eager", "vLLM captures no CUDA graphs", LESS, False),
     later("vllm_limit_mm_per_prompt", "The engine keeps room for images", EITHER),
     later("sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
     later("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
@@ -433,7 +434,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
         center_rewards_coefficient lmbda seq_kd vllm_server_host
         vllm_server_port vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching
-        vllm_disable_custom_all_reduce vllm_enforce_eager vllm_server_pass_dataset multi_turn_scheduler
+        vllm_disable_custom_all_reduce vllm_server_pass_dataset multi_turn_scheduler
         max_turns delta importance_sampling_level loss_scale_ max_resample_times
         cosine_max_len_value_wrong repetition_n_grams repetition_max_penalty soft_max_length
         soft_cache_length lisa_step_interval llamapro_num_new_blocks adalora_target_r boft_block_size
