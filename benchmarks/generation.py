@@ -235,8 +235,9 @@ Written by `python benchmarks/generation.py`. The keys are those of `--help`; th
 ## Seconds of a step
 
 {inside} of {len(stated)} published steps that state the mean length of their rows lie inside the estimated range, and
-{without} of {len(steps) - len(stated)} that do not: there every row is counted at the limit. Of the others {slower} are
-slower than the slow end and {len(beyond) - slower} faster than the fast end. No constant is fitted to them.
+{without} of {len(steps) - len(stated)} that do not: there every row is counted at the limit. The mean length of
+completions decides the seconds: set `mean_tokens_per_example` to the mean of prompt and completion. Of the others
+{slower} are slower than the slow end and {len(beyond) - slower} faster than the fast end. No constant is fitted.
 
 NVIDIA's are with Megatron's tensor, pipeline and expert parallelism, and its largest mixture waits in pipeline bubbles;
 the estimate trains the same rows under ZeRO-3. Qwen3.5's delta-nets run as in PyTorch. The two ends lie a factor of

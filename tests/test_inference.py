@@ -381,6 +381,18 @@ def test_mean_length_lowers_only_the_fast_end() -> None:
     assert shorter.step_seconds_high <= whole.step_seconds_high
 
 
+def test_the_answer_names_the_mean_length_that_decides_its_seconds() -> None:
+    # rows of 512 + 512 tokens, whose mean of 640 leaves 128 to a completion
+    without, given = (
+        " ".join(answer(mean_tokens_per_example=mean).assumptions) for mean in (None, 640)
+    )
+    assert "counted at max_completion_length, 512 tokens. Set mean_tokens_per_example" in without
+    assert (
+        "decides the seconds: 128 tokens, which the prompt leaves of mean_tokens_per_example 640"
+        in given
+    )
+
+
 def test_an_epoch_covers_every_prompt_s_completions() -> None:
     # 10,000 prompts of 8 completions, 8 rows a step
     time = answer().time

@@ -456,6 +456,15 @@ def test_an_expander_widget_sets_and_resets_its_key_and_the_address(key, value, 
     assert key not in page.query_params
 
 
+def test_the_mean_length_stands_below_the_limit_of_completions():
+    page = all_open(objective="grpo")
+    names = [it.key for it in page.sidebar.number_input]
+    assert (
+        names.index("mean_tokens_per_example box") == names.index("max_completion_length box") + 1
+    )
+    assert names.count("mean_tokens_per_example box") == 1
+
+
 FAR_FROM_DEFAULT = {
     "method": "qlora",
     "num_gpus": "4",

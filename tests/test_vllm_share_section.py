@@ -55,7 +55,7 @@ def test_every_band_is_named_above_the_figure_and_none_inside_it() -> None:
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     names = {band.name for band in vllm_share.bands(found)}
-    assert all(f"</i>{name} 0." in vllm_share.legend_html(found) for name in names)
+    assert all(f"</i>{name}: 0." in vllm_share.legend_html(found) for name in names)
     assert vllm_share.TIGHT in names  # a band of two hundredths
     written = [it["text"] for it in vllm_share.figure(found, now)["layout"]["annotations"]]
     assert written == ["set: 0.3", f"<b>take {found.advised:.2f}</b>"]

@@ -243,7 +243,7 @@ def alt(found: UtilisationSearch) -> str:
 def legend_html(found: UtilisationSearch) -> str:
     """The bands' names and ends, above the figure, in whose narrow bands and behind whose lines no name is legible."""
     said = " ".join(
-        f'<span><i class="hr-swatch" style="background:{it.colour}"></i>{it.name} {_ends(it)}</span>'
+        f'<span><i class="hr-swatch" style="background:{it.colour}"></i>{it.name}: {_ends(it)}</span>'
         for it in bands(found)
     )
     return f'<p class="hr-legend">{said}</p>'

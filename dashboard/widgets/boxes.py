@@ -57,7 +57,10 @@ SWITCH = {True: "On", False: "Off"}
 
 
 def widget(key: contract.Key, **others: Any) -> None:
-    """Draws the widget of one key with its declared shape; ``others``: arguments for Streamlit, or what null means."""
+    """Draws the widget of one key with its declared shape.
+
+    ``others``: arguments for Streamlit, another ``label`` or ``help``, or what ``null`` means.
+    """
     if shape(key).shape == "slider" and key.name in session.BOUND:
         _moving_slider(key)
     else:
@@ -72,7 +75,11 @@ def _moving_slider(key: contract.Key) -> None:
 
 def _widget(key: contract.Key, **others: Any) -> None:
     of = shape(key)
-    described: dict[str, Any] = {"label": of.label, "help": f"{of.help} {key.default_sentence}"}
+    said = others.pop("help", of.help)
+    described: dict[str, Any] = {
+        "label": others.pop("label", of.label),
+        "help": f"{said} {key.default_sentence}",
+    }
     if key.kind.nullable:
         null = others.pop("null", key.null)
         described["placeholder"] = null[:1].upper() + null[1:]

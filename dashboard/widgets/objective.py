@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.state import question
 from dashboard.widgets import boxes
-from estimator import Objective, Strategy, TrainingSetup
+from estimator import Objective, Strategy, TrainingSetup, contract
 
 
 def generates() -> bool:
@@ -20,6 +20,17 @@ def _asks_reference(setup: TrainingSetup) -> bool:
     return setup.objective.has_reference
 
 
+def _mean_row() -> None:
+    """The mean that decides the seconds of a generation, below the limit of its completions."""
+    boxes.widget(
+        contract.BY_NAME["mean_tokens_per_example"],
+        label="Mean tokens of a row",
+        help="mean_tokens_per_example: the mean of prompt and completion. The mean length of completions decides the "
+        "seconds of a step; left empty, every completion is as long as allowed. Memory depends on the limit.",
+        null="the limit",
+    )
+
+
 UNUSUAL = {
     **dict.fromkeys(
         ("completion_fraction", "label_smoothing_factor"),
@@ -31,11 +42,15 @@ UNUSUAL = {
     ),
     **dict.fromkeys(
         (
-            *("beta", "max_completion_length", "num_generations", "steps_per_generation"),
+            *("beta", "num_generations", "steps_per_generation"),
             "num_iterations",
         ),
         boxes.Unusual(where=lambda setup: setup.objective.generates),
     ),
+    "max_completion_length": boxes.Unusual(
+        where=lambda setup: setup.objective.generates, then=_mean_row
+    ),
+    "mean_tokens_per_example": boxes.Unusual(where=lambda setup: not setup.objective.generates),
     "loss_type": boxes.Unusual(where=_asks_reference),
     "num_labels": boxes.Unusual(
         where=lambda setup: setup.objective is Objective.SEQUENCE_CLASSIFICATION

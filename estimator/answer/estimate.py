@@ -21,7 +21,7 @@ from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
 from estimator.inference.colocation import generating
 from estimator.inference.refusals import check_generation
-from estimator.inference.seconds import time_of
+from estimator.inference.seconds import mean_completion, time_of
 from estimator.inference.sentences import generation_sentences
 from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
@@ -108,7 +108,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     counted = dict(phases)
     phases[Phase.SAVE] = share.save
-    low, high = _need_of(counted, resident.states.paged_bytes, exchange_bytes(setup.mesh))
+    low, high = _need_of(counted, resident.states.paged_bytes, setup)
     fits = verdict(low, high, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
@@ -123,8 +123,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases=phases,
         peak=peak,
         decisive=decisive,
-        context_low_bytes=CONTEXT_LOW_BYTES,
-        context_high_bytes=CONTEXT_HIGH_BYTES,
+        context_low_bytes=setup.processes_per_gpu * CONTEXT_LOW_BYTES,
+        context_high_bytes=setup.processes_per_gpu * CONTEXT_HIGH_BYTES,
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=fits,
@@ -150,12 +150,13 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-def _need_of(
-    moments: Mapping[Phase, Moment], paged: int, exchange: tuple[int, int]
-) -> tuple[int, int]:
+def _need_of(moments: Mapping[Phase, Moment], paged: int, setup: TrainingSetup) -> tuple[int, int]:
     """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
+    exchange, processes = exchange_bytes(setup.mesh), setup.processes_per_gpu
     ends = [
-        need_bytes(it.bytes, paged, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0))
+        need_bytes(
+            it.bytes, paged, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0), processes
+        )
         for it in moments.values()
     ]
     return max(low for low, _ in ends), max(high for _, high in ends)
@@ -303,7 +304,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     phases = {**share.timeline.heights(), **share.beside}
     if gathers_to_save(setup):
         phases[Phase.SAVE] = share.save
-    return _need_of(phases, share.resident.states.paged_bytes, exchange_bytes(setup.mesh))
+    return _need_of(phases, share.resident.states.paged_bytes, setup)
 
 
 @lru_cache(maxsize=8192)
@@ -674,11 +675,8 @@ def _run_assumptions(
         )
     elif setup.batch.padded and mean is not None and mean > setup.batch.max_length:
         sentences.append(f"Examples are cut to {setup.batch.max_length} tokens.")
-    elif setup.task.objective.generates and mean is not None:
-        sentences.append(
-            f"Rows of {mean} tokens on average are trained between that length and {setup.batch.max_length} tokens, to "
-            "which TRL pads the longest."
-        )
+    elif setup.task.objective.generates:
+        sentences.append(_mean_sentence(setup))
     elif mean is not None and mean != setup.batch.max_length:
         sentences.append(
             f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
@@ -686,6 +684,22 @@ def _run_assumptions(
     if setup.run.usd_per_gpu_hour is None:
         sentences.append(_price(gpu, setup.billed_gpus))
     return tuple(sentences)
+
+
+def _mean_sentence(setup: TrainingSetup) -> str:
+    """How long completions are on average, which decides the seconds of their generation."""
+    mean = setup.run.mean_tokens_per_example
+    if mean is None:
+        return (
+            "The mean length of completions decides the seconds, and none is given: every completion is counted at "
+            f"max_completion_length, {setup.task.max_completion_length:,} tokens. Set mean_tokens_per_example to the "
+            "mean of prompt and completion."
+        )
+    return (
+        f"The mean length of completions decides the seconds: {mean_completion(setup):,} tokens, which the prompt "
+        f"leaves of mean_tokens_per_example {mean:,}. Rows are trained between that mean and "
+        f"{setup.batch.max_length:,} tokens, to which TRL pads the longest."
+    )
 
 
 def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:

@@ -317,8 +317,10 @@ def _outside(of: Estimate) -> Explanation:
     peak = of.decisive.bytes
     exchange = exchange_bytes(of.setup.mesh)[1]
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
+    processes = of.setup.processes_per_gpu
+    read = "the highest reading" + f", for each of {processes} processes" * (processes > 1)
     terms = [
-        Term("CUDA context and kernels", "the highest reading", of.context_high_bytes),
+        Term("CUDA context and kernels", read, of.context_high_bytes),
         Term("allocator's slack", f"at most 3 % of the peak of {peak:,} bytes", slack),
     ]
     if exchange:

@@ -132,7 +132,11 @@ def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
     }
     ends = [
         need_bytes(
-            size, answer.paged_bytes - less.paged, exchange_bytes(setup.mesh), engines[phase]
+            size,
+            answer.paged_bytes - less.paged,
+            exchange_bytes(setup.mesh),
+            engines[phase],
+            setup.processes_per_gpu,
         )
         for phase, size in heights.items()
     ]

@@ -163,7 +163,7 @@ def check_start(
 ) -> None:
     """Refuse a vLLM that does not start beside what the trainer holds, with vLLM's own condition."""
     share, total = setup.generation.vllm_gpu_memory_utilization, gpu.memory_bytes
-    free = free_on_startup(gpu, start)
+    free = free_on_startup(gpu, setup, start)
     if free < own.asked:
         most = hundredths(free, total)
         record = LOW_ON_STARTUP if most > 0 else FULL_ON_STARTUP

@@ -90,7 +90,7 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
         shorter = replace(
             setup,
             max_length=mean,
-            max_completion_length=_mean_completion(setup),
+            max_completion_length=mean_completion(setup),
             max_prompt_length=None,
             mean_tokens_per_example=None,
         )
@@ -114,7 +114,13 @@ def _mean_row(setup: TrainingSetup) -> int:
     return max(prompt_tokens(setup) + 1, min(given, row_tokens(setup)))
 
 
-def _mean_completion(setup: TrainingSetup) -> int:
+def mean_completion(setup: TrainingSetup) -> int:
+    """Tokens of a completion on average (a count): of ``mean_tokens_per_example`` what the prompt leaves.
+
+    >>> given = TrainingSetup(objective="grpo", max_length=1024, max_completion_length=512, mean_tokens_per_example=640)
+    >>> mean_completion(given)
+    128
+    """
     return _mean_row(setup) - prompt_tokens(setup)
 
 
@@ -154,7 +160,7 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
 def _ends(
     setup: TrainingSetup, rows: int, at_once: tuple[int, int], *, shares: bool
 ) -> tuple[Rounds, Rounds]:
-    prompt, mean = prompt_tokens(setup), _mean_completion(setup)
+    prompt, mean = prompt_tokens(setup), mean_completion(setup)
     low, high = (max(1, it) for it in at_once)
     group = setup.task.num_generations if shares else 1
     fast = Rounds(rows, high, prompt, prompt / group, mean, mean)

@@ -48,6 +48,12 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
             "While the step trains vLLM sleeps at level 2: weights and cache are freed, CUDA graphs and the sampler's "
             "counts stay."
         )
+    if setup.processes_per_gpu > 1:
+        lora = " The adapters that verl's vLLM keeps come out of its share and are not counted."
+        said.append(
+            "verl's vLLM is a process of its own on each GPU, whose CUDA context is counted beside its share."
+            + lora * setup.adapters.uses_adapters
+        )
     return [*said, "Rewards take no time and no memory here."]
 
 

@@ -78,6 +78,11 @@ def at_start(setup: TrainingSetup, resident: Resident) -> dict[Component, int]:
     return {part: size for part, size in found.items() if size}
 
 
-def free_on_startup(gpu: Gpu, start: Mapping[Component, int]) -> int:
-    """Bytes of a card that are free when vLLM starts, at most (derived, from ``at_start``)."""
-    return gpu.memory_bytes - CONTEXT_LOW_BYTES - sum(start.values())
+def free_on_startup(gpu: Gpu, setup: TrainingSetup, start: Mapping[Component, int]) -> int:
+    """Bytes of a card that are free when vLLM starts, at most: its own process's context is there, too.
+
+    Source: vllm 0.33, v1/worker/gpu_worker.py:541 (``init_snapshot``, behind the device's and NCCL's own start);
+    derived, from ``at_start``.
+    """
+    contexts = setup.processes_per_gpu * CONTEXT_LOW_BYTES
+    return gpu.memory_bytes - contexts - sum(start.values())

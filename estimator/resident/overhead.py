@@ -83,20 +83,24 @@ def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
 
 
 def need_bytes(
-    peak: int, paged: int, exchange: tuple[int, int] = (0, 0), engine: int = 0
+    peak: int,
+    paged: int,
+    exchange: tuple[int, int] = (0, 0),
+    engine: int = 0,
+    processes: int = 1,
 ) -> tuple[int, int]:
     """Bytes that the card must have, low and high: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
 
-    ``engine``: of the peak, what an inference engine took at its start, of which no slack is counted. Paged
-    optimizer states may be evicted to the host, so they count at the high end only.
+    ``engine``: of the peak, what an inference engine took at its start, of which no slack is counted. ``processes``:
+    each has a context. Paged optimizer states may be evicted to the host, so they count at the high end only.
 
     Source: context and slack as collected above; torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     numerator, denominator = SLACK_HIGH
     return (
-        peak + CONTEXT_LOW_BYTES + exchange[0],
+        peak + processes * CONTEXT_LOW_BYTES + exchange[0],
         peak
-        + CONTEXT_HIGH_BYTES
+        + processes * CONTEXT_HIGH_BYTES
         + exchange[1]
         + (peak - engine) * numerator // denominator
         + paged,

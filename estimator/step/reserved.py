@@ -175,7 +175,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     resident = resident_memory(model, same)
     limit = None
     if gpu is not None:
-        limit = gpu.memory_bytes - sum(outside_bytes(setup.mesh))
+        limit = gpu.memory_bytes - sum(_outside(setup))
     sized, schedule = plan(model, same).step(Sizes.of(setup))
     trained = _trained(model, same)
     changed = sum(it.alike for it in trained)
@@ -249,12 +249,17 @@ def _most_alive(sized: Sized, runs: Iterable[Run]) -> int:
     return highest
 
 
-def outside_bytes(mesh: Mesh) -> tuple[int, int]:
-    """Bytes outside torch's allocator: of the CUDA context and of NCCL, each the midpoint of its range.
+def outside_bytes(mesh: Mesh, processes: int = 1) -> tuple[int, int]:
+    """Bytes outside torch's allocator: of each process's CUDA context and of NCCL, the midpoints of their ranges.
 
     Source: ``estimator.resident.overhead``.
     """
-    return (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES) // 2, sum(exchange_bytes(mesh)) // 2
+    contexts = processes * (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES)
+    return contexts // 2, sum(exchange_bytes(mesh)) // 2
+
+
+def _outside(setup: TrainingSetup) -> tuple[int, int]:
+    return outside_bytes(setup.mesh, setup.processes_per_gpu)
 
 
 def reserved(answer: Estimate) -> int:
@@ -264,7 +269,7 @@ def reserved(answer: Estimate) -> int:
     """
     if answer.setup.strategy is Strategy.DEVICE_MAP:
         shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
-        return shares.middle - sum(outside_bytes(answer.setup.mesh))
+        return shares.middle - sum(_outside(answer.setup))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)
 
 
@@ -274,7 +279,7 @@ def device_bytes(answer: Estimate) -> int:
     Capped at the GPU's memory, unless the need exceeds it.
     Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
     """
-    held = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup.mesh))
+    held = max(reserved(answer), answer.decisive.bytes) + sum(_outside(answer.setup))
     if answer.gpu is None or answer.verdict is Verdict.DOES_NOT_FIT:
         return held
     return min(held, answer.gpu.memory_bytes)

@@ -219,6 +219,17 @@ class TrainingSetup(_Keys):
         return self.task.loss is Loss.SELECTIVE_VERL and self.mesh.strategy.is_fsdp
 
     @property
+    def processes_per_gpu(self) -> int:
+        """Processes on a GPU that trains (a count), each with a CUDA context: verl's vLLM is one of its own.
+
+        TRL's and ms-swift's runs in the trainer's.
+        Source: verl 0.9.1, workers/rollout/vllm_rollout/vllm_async_server.py (``distributed_executor_backend`` "mp");
+        trl 1.16, generation/vllm_generation.py:365 ("external_launcher").
+        """
+        is_verl = self.task.loss is Loss.SELECTIVE_VERL and self.task.objective.generates
+        return 2 if is_verl and self.generation.is_colocated else 1
+
+    @property
     def asks_reference(self) -> bool:
         """Whether steps ask a reference: GRPO's and RLOO's only where it has a weight in the loss.
 

@@ -216,6 +216,29 @@ def test_vllm_keeps_buffers_for_the_rows_it_runs_at_once() -> None:
     assert kept - (4 * words + words // 8) in range(0, 3 * 9 * 2**20)  # and one or two CUDA graphs
 
 
+def test_vllm_is_a_process_of_its_own_whose_context_is_counted() -> None:
+    # the range of a context, 100 to 750 MiB, once for the trainer and once for vLLM; a server has GPUs of its own
+    both, alone = answer(), answer(vllm_mode="server")
+    assert (both.context_low_bytes, both.context_high_bytes) == (2 * 100 * 2**20, 2 * 750 * 2**20)
+    assert (alone.context_low_bytes, alone.context_high_bytes) == (100 * 2**20, 750 * 2**20)
+    exchange, need = 256 * 2**20, both.decisive.bytes
+    assert both.need_low_bytes == need + exchange + both.context_low_bytes
+    assert "whose CUDA context is counted beside its share" in " ".join(both.assumptions)
+
+
+def test_ms_swift_s_eager_vllm_is_named_as_less_memory() -> None:
+    # ms-swift 4.6.0, swift/rlhf_trainers/args_mixin.py:44 and rollout_mixin.py:515
+    words = (
+        "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --use_vllm true --vllm_enforce_eager"
+    )
+    eager, usual = (
+        [it.key for it in read_files({"run.sh": f"{words} {flag}"}).of(Fate.NOT_MODELLED)]
+        for flag in ("true", "false")
+    )
+    assert any("vllm_enforce_eager" in key for key in eager)
+    assert not any("vllm_enforce_eager" in key for key in usual)
+
+
 def test_ms_swift_offloads_and_scores_whole_logits_against_a_reference() -> None:
     # ms-swift 4.6.0: rlhf_args.py:242 and :357, args_mixin.py:41 and :190, grpo_trainer.py:1580
     run = read_files(

@@ -3,8 +3,7 @@
 GRPO and its like with the FSDP engine and vLLM on the same GPUs. A prompt is an example; ``data.train_batch_size`` of
 them are one generation, ``ppo_mini_batch_size`` of them one optimizer's step.
 
-Leaves out: the CUDA context of vLLM, which is a process of its own; the adapters that vLLM keeps beside the base
-(``model.lora.merge`` false).
+Leaves out: the adapters that vLLM keeps beside the base (``model.lora.merge`` false).
 
 Source: verl 0.9.1; the lines of its defaults stand in data/tool_defaults.csv.
 """
