@@ -54,6 +54,8 @@ def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file() -> None:
 def test_the_archive_contains_every_file_and_the_command(tool: str) -> None:
     keys = {**SETUP, "gpu": "A100-SXM4-80GB", "tool": tool}
     keys.pop("loss")
+    if tool == "verl":
+        keys |= {"objective": "grpo", "num_generations": 8}
     answer = estimate(*parse(keys))
     away = take_away.files(answer, tool)
     zipped = zipfile.ZipFile(io.BytesIO(away.archive()))

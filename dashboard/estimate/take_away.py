@@ -20,7 +20,13 @@ from estimator import (
     files_of,
 )
 
-LANGUAGES: Mapping[str, str] = {"py": "python", "yaml": "yaml", "json": "json", "txt": "text"}
+LANGUAGES: Mapping[str, str] = {
+    "py": "python",
+    "yaml": "yaml",
+    "json": "json",
+    "txt": "text",
+    "sh": "bash",
+}
 """Syntax highlighting, by file extension."""
 OWN = "Your files"
 """First option of the tools' switch if a config was imported."""
@@ -48,7 +54,7 @@ def own_files(
     """The visitor's files, changed to the setup on the page; ``ValueError`` names what they cannot express."""
     now = contract.write_fields(answer.model, answer.gpu, answer.setup)
     before: dict[str, object] = {**was.setup, "model": now["model"]}
-    changes = changes_between(before, now)
+    changes = changes_between(before, now, was.tool)
     return changed_files(files, changes, known)
 
 

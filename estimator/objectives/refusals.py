@@ -332,7 +332,7 @@ def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_verl(model: Model, setup: TrainingSetup) -> None:
-    if setup.objective is not Objective.GRPO:
+    if not setup.objective.generates:
         raise NO_SUCH_LOSS(loss=setup.loss, objective=setup.objective, own="TRL's fused head")
     if not (setup.strategy.is_fsdp or setup.strategy is Strategy.NONE):
         raise VERL_IS_FSDP(strategy=setup.strategy)

@@ -189,6 +189,7 @@ def _joined(
         options=pool.options,
         taken=frozenset(it for rule in tool.rules for it in rule.theirs),
         later={it.theirs: it for it in reversed(tool.later)},
+        given={key: it.value for key, it in given.items()},
     )
     by_tool = [
         set_by(tool, key, values[key], origin)
@@ -310,6 +311,8 @@ class _Judge:
     taken: frozenset[str]
     """Keys read by the rules."""
     later: Mapping[str, Later]
+    given: Mapping[str, Any]
+    """The user's values."""
 
     def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:
         """What became of one key; ``refused``: why the contract does not take it."""
@@ -347,7 +350,7 @@ class _Judge:
             said = f"{shown} is {show(value.text)}, which only the run knows; the tool's default is taken."
             return Fate.UNKNOWN, said, None
         later = next((self.later[it] for it in upwards(entry.key) if it in self.later), None)
-        if later is not None and not _is_harmless(value, later.harmless):
+        if later is not None and not _is_harmless(value, self._harmless(later)):
             return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction
         if matches(entry.key, self.taken):
             return Fate.TAKEN, "", None
@@ -361,6 +364,10 @@ class _Judge:
             f"{self.tool.label} knows no {shown}, or it is not known here{hint}",
             None,
         )
+
+    def _harmless(self, later: Later) -> tuple[Any, ...]:
+        beside = (self.given[later.same_as],) if later.same_as in self.given else ()
+        return (*later.harmless, *beside)
 
 
 def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:

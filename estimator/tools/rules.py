@@ -167,6 +167,8 @@ class Later:
     direction: Direction
     harmless: tuple[Value, ...] = (None, False)
     """Values without effect."""
+    same_as: str = ""
+    """Another key of theirs, whose value has no effect either."""
 
 
 def later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:

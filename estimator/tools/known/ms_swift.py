@@ -30,15 +30,26 @@ from estimator.tools.rules import (
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "ms-swift 4.6.0"
+OBJECTIVES = {"reward": "rm"}
+"""Ours that have another name there."""
 
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs["args.rlhf_type"]
     if isinstance(word, str):
-        return {"objective": {"rm": "reward"}.get(word, word)}
+        return {"objective": next((it for it, of in OBJECTIVES.items() if of == word), word)}
     if theirs["args.task_type"] == "seq_cls":
         return {"objective": "sequence_classification"}
     return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    objective = values["objective"]
+    if objective in ("sequence_classification", "embedding"):
+        return {
+            "args.task_type": "seq_cls" if objective == "sequence_classification" else objective
+        }
+    return {} if objective == "sft" else {"args.rlhf_type": OBJECTIVES.get(objective, objective)}
 
 
 def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -58,6 +69,15 @@ def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         "max_length": prompt + completion,
         "max_prompt_length": prompt,
         "max_completion_length": completion,
+    }
+
+
+def _write_generated(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if values["max_prompt_length"] is None:  # of an objective that generates nothing
+        return {}
+    return {
+        "args.max_length": values["max_prompt_length"],
+        "args.max_completion_length": values["max_completion_length"],
     }
 
 
@@ -184,7 +204,12 @@ FRAMES = {"video_max_pixels": 602_112, "video_min_pixels": 100_352, "cap_pixels_
 vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_video``; ms-swift logs them."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(theirs=("args.rlhf_type", "args.task_type"), ours=("objective",), read=_objective),
+    Rule(
+        theirs=("args.rlhf_type", "args.task_type"),
+        ours=("objective",),
+        read=_objective,
+        write=_write_objective,
+    ),
     same("args.model", "model", "args.model_id_or_path"),
     Rule(
         theirs=("args.tuner_type", "args.train_type", "args.sft_type", "args.quant_bits"),
@@ -302,10 +327,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.max_completion_length", "args.max_length"),
         ours=("max_length", "max_prompt_length", "max_completion_length"),
         read=_generated,
-        write=lambda values: {
-            "args.max_length": values["max_prompt_length"],
-            "args.max_completion_length": values["max_completion_length"],
-        },
+        write=_write_generated,
         says=f"GRPO writes 512 tokens after {USUAL_PROMPT} of the prompt: set max_length to the longest prompt",
         source=f"{VERSION}, swift/arguments/rlhf_args.py:242",
     ),
@@ -331,7 +353,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.vllm_max_num_seqs",),
         ours=("vllm_max_num_seqs",),
         read=_rows_at_once,
-        write=lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"]},
+        write=lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"] or 0},
         says="vLLM runs 256 rows at once",
         source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:41",
     ),

@@ -1,7 +1,7 @@
 """verl's Hydra keys: ``python -m verl.trainer.main_ppo key=value``, or a YAML of them.
 
-GRPO and its like with the FSDP engine and vLLM on the same GPUs. A prompt is an example; ``data.train_batch_size`` of
-them are one generation, ``ppo_mini_batch_size`` of them one optimizer's step.
+GRPO, RLOO and their like with the FSDP engine and vLLM on the same GPUs. A prompt is an example;
+``data.train_batch_size`` of them are one generation, ``ppo_mini_batch_size`` of them one optimizer's step.
 
 Leaves out: the adapters that vLLM keeps beside the base (``model.lora.merge`` false).
 
@@ -37,12 +37,22 @@ from estimator.values.specs import ALL_LINEAR
 VERSION = "verl 0.9.1"
 ACTOR, ROLLOUT, MODEL = (f"args.actor_rollout_ref.{it}" for it in ("actor", "rollout", "model"))
 FSDP = f"{ACTOR}.fsdp_config"
-ALIKE = frozenset(
-    listed("""
-    grpo grpo_passk grpo_vectorized rloo rloo_vectorized reinforce_plus_plus reinforce_plus_plus_baseline opo gpg gdpo
-    """)
-)
-"""Estimators of the advantage that need the same passes as GRPO: trainer/ppo/core_algos.py, ``AdvantageEstimator``."""
+ALIKE = {
+    **dict.fromkeys(("rloo", "rloo_vectorized"), "rloo"),
+    **dict.fromkeys(
+        listed("""
+        grpo grpo_passk grpo_vectorized reinforce_plus_plus reinforce_plus_plus_baseline opo gpg gdpo
+        """),
+        "grpo",
+    ),
+}
+"""Estimators of the advantage that need GRPO's or RLOO's passes, which are the same here: trainer/ppo/core_algos.py,
+``AdvantageEstimator``."""
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""verl's words: utils/torch_dtypes.py, ``PrecisionType``."""
+AUTOCASTS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
+SAVES_EVERY = 20
+"""Steps between two checkpoints: those of verl's examples."""
 OPTIMIZERS = {
     ("torch.optim", "AdamW"): "adamw_torch",
     ("torch.optim", "Adam"): "adamw_torch",
@@ -54,7 +64,12 @@ OPTIMIZERS = {
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs["args.algorithm.adv_estimator"]
-    return {"objective": "grpo" if word in ALIKE else "ppo" if word == "gae" else word}
+    return {"objective": ALIKE.get(word, "ppo" if word == "gae" else word)}
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    objective = values["objective"]
+    return {"args.algorithm.adv_estimator": objective} if objective in ALIKE.values() else {}
 
 
 def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -88,12 +103,10 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     rank = whole(theirs[f"{MODEL}.lora_rank"]) or 0
-    if not rank:
+    if not rank and so_far["method"] == "full":
         return {"method": "full"}
     targets = names(theirs[f"{MODEL}.target_modules"])
-    return {
-        "method": "lora",
-        "lora_r": rank,
+    return ({"method": "lora", "lora_r": rank} if rank else {}) | {
         "lora_alpha": theirs[f"{MODEL}.lora_alpha"],
         "lora_dropout": 0.0,
         "lora_target_modules": ALL_LINEAR if targets in (ALL_LINEAR, [ALL_LINEAR]) else targets,
@@ -101,9 +114,23 @@ def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
+def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if values["method"] != "lora":
+        return {f"{MODEL}.lora_rank": 0}
+    return {
+        f"{MODEL}.lora_rank": values["lora_r"],
+        f"{MODEL}.lora_alpha": values["lora_alpha"],
+        f"{MODEL}.target_modules": values["lora_target_modules"],
+    }
+
+
 def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs[f"{FSDP}.model_dtype"]
     return {"dtype": dtype_word(word) or word}
+
+
+def _write_dtype(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {f"{FSDP}.model_dtype": DTYPES.get(str(values["dtype"]))}
 
 
 def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -113,9 +140,19 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
+def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    word = AUTOCASTS.get(str(values["mixed_precision"]))
+    return {f"{FSDP}.mixed_precision.param_dtype": word}
+
+
 def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     package, name = (theirs[f"{ACTOR}.optim.{it}"] for it in ("optimizer_impl", "optimizer"))
     return {"optim": OPTIMIZERS.get((str(package), str(name)), name)}
+
+
+def _write_optimizer(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    of = next((it for it, ours in OPTIMIZERS.items() if ours == values["optim"]), (None, None))
+    return {f"{ACTOR}.optim.optimizer_impl": of[0], f"{ACTOR}.optim.optimizer": of[1]}
 
 
 def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -131,6 +168,13 @@ def _lengths(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         "max_length": prompt + answer,
         "max_prompt_length": prompt,
         "max_completion_length": answer,
+    }
+
+
+def _write_lengths(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {
+        "args.data.max_prompt_length": values["max_prompt_length"],
+        "args.data.max_response_length": values["max_completion_length"],
     }
 
 
@@ -182,12 +226,26 @@ def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
 
 
+def _write_epochs(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Whole epochs: verl counts no parts of one."""
+    epochs = values["num_train_epochs"]
+    return {"args.trainer.total_epochs": int(epochs)} if epochs == int(epochs) else {}
+
+
 def _reference(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if is_on(theirs[f"{ACTOR}.use_kl_loss"]):
         return {"beta": theirs[f"{ACTOR}.kl_loss_coef"]}
     if is_on(theirs["args.algorithm.use_kl_in_reward"]):
         return {"beta": theirs["args.algorithm.kl_ctrl.kl_coef"]}
     return {"beta": 0.0}
+
+
+def _write_reference(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """As a loss of its own, as in GRPO."""
+    beta = values["beta"]
+    if not beta:
+        return {f"{ACTOR}.use_kl_loss": False}
+    return {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": beta}
 
 
 def _engine(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -210,8 +268,18 @@ def _saves(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"save_strategy": "steps" if isinstance(every, int) and every > 0 else "no"}
 
 
+def _write_saves(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    every = {"steps": SAVES_EVERY, "no": -1}.get(values["save_strategy"])
+    return {"args.trainer.save_freq": every}
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(theirs=("args.algorithm.adv_estimator",), ours=("objective",), read=_objective),
+    Rule(
+        theirs=("args.algorithm.adv_estimator",),
+        ours=("objective",),
+        read=_objective,
+        write=_write_objective,
+    ),
     same(f"{MODEL}.path", "model"),
     Rule(
         theirs=("args.trainer.n_gpus_per_node", "args.trainer.nnodes"),
@@ -241,12 +309,14 @@ RULES: tuple[Rule, ...] = (
             "autocast_adapter_dtype",
         ),
         read=_method,
+        write=_write_method,
     ),
-    Rule(theirs=(f"{FSDP}.model_dtype",), ours=("dtype",), read=_dtype),
+    Rule(theirs=(f"{FSDP}.model_dtype",), ours=("dtype",), read=_dtype, write=_write_dtype),
     Rule(
         theirs=(f"{FSDP}.mixed_precision.param_dtype",),
         ours=("mixed_precision",),
         read=_precision,
+        write=_write_precision,
         says="FSDP gathers in bfloat16 and reduces in float32",
         source=f"{VERSION}, verl/workers/engine/fsdp/transformer_impl.py:387",
     ),
@@ -254,12 +324,16 @@ RULES: tuple[Rule, ...] = (
         theirs=(f"{ACTOR}.optim.optimizer", f"{ACTOR}.optim.optimizer_impl"),
         ours=("optim",),
         read=_optimizer,
+        write=_write_optimizer,
     ),
     same(f"{ACTOR}.optim.clip_grad", "max_grad_norm", f"{ACTOR}.grad_clip"),
     Rule(
         theirs=(f"{MODEL}.override_config.attn_implementation",),
         ours=("attn_implementation",),
         read=_attention,
+        write=lambda values: {
+            f"{MODEL}.override_config.attn_implementation": values["attn_implementation"]
+        },
         says="verl asks for FlashAttention 2",
         source=f"{VERSION}, verl/workers/config/model.py:185",
     ),
@@ -275,6 +349,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.data.max_prompt_length", "args.data.max_response_length"),
         ours=("max_length", "max_prompt_length", "max_completion_length"),
         read=_lengths,
+        write=_write_lengths,
     ),
     same(f"{ROLLOUT}.n", "num_generations"),
     Rule(
@@ -298,6 +373,7 @@ RULES: tuple[Rule, ...] = (
         ),
         ours=("beta",),
         read=_reference,
+        write=_write_reference,
         says="no reference is asked",
     ),
     Rule(
@@ -316,6 +392,9 @@ RULES: tuple[Rule, ...] = (
         theirs=(f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill"),
         ours=("vllm_max_num_batched_tokens",),
         read=_tokens_at_once,
+        write=lambda values: {
+            f"{ROLLOUT}.max_num_batched_tokens": values["vllm_max_num_batched_tokens"]
+        },
     ),
     same(f"{FSDP}.param_offload", "generation_offload_model"),
     same(f"{FSDP}.optimizer_offload", "generation_offload_optimizer"),
@@ -323,8 +402,11 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.trainer.total_epochs", "args.trainer.total_training_steps"),
         ours=("num_train_epochs", "num_train_examples"),
         read=_examples,
+        write=_write_epochs,
     ),
-    Rule(theirs=("args.trainer.save_freq",), ours=("save_strategy",), read=_saves),
+    Rule(
+        theirs=("args.trainer.save_freq",), ours=("save_strategy",), read=_saves, write=_write_saves
+    ),
 )
 
 REF = "actor_rollout_ref.ref"
@@ -406,18 +488,17 @@ LATER: tuple[Later, ...] = (
             ),
             (MODEL, "lora.merge", "Adapters are merged", EITHER, (None, True, False)),
             (MODEL, "override_config", "The model's config is changed", EITHER, (None,)),
-            *(
-                (
-                    part,
-                    f"log_prob_{key}",
-                    "Scoring takes other rows at once; those of the training step are taken",
-                    EITHER,
-                    (None,),
-                )
-                for part in (ROLLOUT, f"args.{REF}")
-                for key in listed("micro_batch_size micro_batch_size_per_gpu max_token_len_per_gpu")
-            ),
         )
+    ),
+    *(
+        Later(
+            theirs=f"{part}.log_prob_{key}",
+            sentence="Scoring takes other rows at once; those of the training step are taken",
+            direction=EITHER,
+            same_as=f"{ACTOR}.ppo_{key}",
+        )
+        for part in (ROLLOUT, f"args.{REF}")
+        for key in listed("micro_batch_size micro_batch_size_per_gpu max_token_len_per_gpu")
     ),
     later("critic.enable", "A critic is trained", MORE),
     later("reward_model.enable", "A reward model is kept", MORE),

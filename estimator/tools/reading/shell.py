@@ -393,11 +393,24 @@ def _flags(words: Sequence[str], line: int) -> tuple[list[str], list[Found]]:
             values.append(_value(word))
         elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):  # Hydra's + adds a key
             name, _, value = word.lstrip("+").partition("=")
-            found.append(Found(tuple(name.split(".")), _value(value), line))
+            found.append(Found(tuple(name.split(".")), _of_hydra(value), line))
         else:
             plain.append(word)
     close()
     return plain, found
+
+
+def _of_hydra(text: str) -> Any:
+    """The value of an override, which may be a list of plain items.
+
+    >>> _of_hydra('["q_proj",v_proj]'), _of_hydra("8")
+    (['q_proj', 'v_proj'], 8)
+    """
+    found = re.fullmatch(r"\[([^\[\]{}]*)\]", text.strip())
+    if found is None or isinstance(_value(text), Unresolved):
+        return _value(text)
+    items = (it.strip().strip("\"'") for it in found[1].split(","))
+    return [_value(it) for it in items if it]
 
 
 def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:

@@ -77,7 +77,9 @@ def changed_files(
     given = {key: it.value for key, it in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
     parts = {key.partition(".")[0] for key in given}
-    meant = {*changes, *(["optim_args"] if "optim" in changes else [])} & {*sayable(wanted)}
+    meant = {*changes, *(["optim_args"] if "optim" in changes else [])} & {
+        *sayable(wanted, tool.name)
+    }
     theirs = theirs_of(tool, wanted, model, parts, given, meant)
     edits: dict[str, list[Edit]] = {}
     for key, value in theirs.items():
@@ -92,14 +94,16 @@ def changed_files(
     )
 
 
-def changes_between(was: Mapping[str, Value], now: Mapping[str, Value]) -> dict[str, Value]:
-    """The keys of one setup that another says otherwise, as far as a config can say them.
+def changes_between(
+    was: Mapping[str, Value], now: Mapping[str, Value], tool: str = ""
+) -> dict[str, Value]:
+    """The keys of one setup that another says otherwise, as far as a config of a tool can say them.
 
     >>> changes_between({"max_length": 512, "mfu": 0.4}, {"max_length": 1024, "mfu": 0.5})
     {'max_length': 1024}
     """
-    before = sayable(was)
-    return {key: value for key, value in sayable(now).items() if before.get(key) != value}
+    before = sayable(was, tool)
+    return {key: value for key, value in sayable(now, tool).items() if before.get(key) != value}
 
 
 def _is_known(entry: Entry) -> bool:
@@ -122,8 +126,8 @@ def _follows(
     before: Imported, after: Imported, changes: Mapping[str, Value]
 ) -> dict[str, tuple[Value, Value]]:
     """What else the tool makes of it; ``InputError`` if what was asked for did not come of it."""
-    was, now = sayable(before.setup), sayable(after.setup)
-    asked = sayable({**before.setup, **changes})
+    was, now = (sayable(it.setup, it.tool) for it in (before, after))
+    asked = sayable({**before.setup, **changes}, before.tool)
     for key in changes:
         if key in asked and now.get(key, asked[key]) != asked[key]:
             raise InputError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
 from estimator.tools.rules import Tool, Value
-from estimator.tools.writing import scripts
+from estimator.tools.writing import overrides, scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.stops import check_stops
 from estimator.tools.writing.texts import json_text, nested, yaml
@@ -43,6 +43,7 @@ DATASETS: Mapping[str, Mapping[str, str]] = {
         "orpo": "dpo_en_demo",
         "reward": "dpo_en_demo",
     },
+    "verl": dict.fromkeys(("grpo", "rloo"), "$HOME/data/gsm8k"),
 }
 """What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
 ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
@@ -53,6 +54,7 @@ WRITABLE: Mapping[str, frozenset[str]] = {
     ),
     "axolotl": frozenset({"args", "accelerate", "deepspeed"}),
     "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed"}),
+    "verl": frozenset({"args"}),
 }
 """The parts of a config that a tool's files can hold, by tool; those that are not named here have no writer."""
 
@@ -112,8 +114,10 @@ def files_of(
         raise InputError("the model has no name that a file could load it by; take one of the Hub.")
     if tool.name == "llamafactory":  # which gives an image limits of its own
         keys = images.stated(keys, model)
+    plain = sayable(keys, tool.name)
+    if tool.name == "verl":  # whose batches have no words where it stops at them
+        check_stops(tool.name, plain)
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
-    plain = sayable(keys)
     check_stops(tool.name, plain)
     if plain["method"] == "qlora" and theirs.get("args.fsdp_version") == 2:
         theirs[LOADS_ONCE] = False
@@ -125,10 +129,10 @@ def files_of(
     if deepspeed := nested(theirs, "deepspeed"):
         files[DEEPSPEED_FILE] = json_text(deepspeed)
     files[REQUIREMENTS] = requirements(tool, keys)
-    return TakeAway(files=files, command=_command(tool, theirs))
+    return TakeAway(files=files, command=_command(tool, theirs, objective))
 
 
-def _command(tool: Tool, theirs: Mapping[str, Value]) -> str:
+def _command(tool: Tool, theirs: Mapping[str, Value], objective: str) -> str:
     """What starts the run: axolotl 0.19, docs/multi-gpu; llamafactory 0.9.5, launcher.py."""
     by_accelerate, by_torchrun = nested(theirs, "accelerate"), nested(theirs, "launch")
     match tool.name:
@@ -148,6 +152,8 @@ def _command(tool: Tool, theirs: Mapping[str, Value]) -> str:
                 own |= {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
             said = "".join(f"{key}={it} " for key, it in own.items()) if by_torchrun else ""
             return f"{said}llamafactory-cli train llamafactory.yaml"
+        case "verl":
+            return f"bash {objective}.sh"
         case _ if nested(theirs, "accelerate"):
             return f"accelerate launch --config_file {ACCELERATE_FILE} train.py"
     return "python train.py"
@@ -179,6 +185,8 @@ def _own_files(
         data = {"dataset": dataset, "dataset_dir": "REMOTE:llamafactory/demo_data", **rest}
         first = {"stage": "sft", "do_train": True, "template": "default"}
         return {"llamafactory.yaml": f"{comment}{yaml({**first, **own, **data})}"}
+    if tool.name == "verl":
+        return {f"{objective}.sh": overrides.script(theirs, about, dataset)}
     if tool.name == "trainer":
         return {"train.py": scripts.with_trainer(theirs, about, dataset)}
     files = {"train.py": scripts.with_trl(theirs, about, dataset, objective)}
@@ -220,6 +228,11 @@ AXOLOTLS_OWN: Mapping[str, Mapping[str, Value]] = {
 """What axolotl stops without: axolotl 0.18, utils/schemas/validation.py, ``check_kto_config``; examples."""
 
 
+EXTRAS = {"verl": "[gpu,vllm]"}
+"""What a tool installs on demand alone: verl 0.9, setup.py (flash-attn, liger-kernel; vllm)."""
+PACKED_BY_BNB = frozenset(["adamw_bnb_8bit", "paged_adamw_8bit"])
+
+
 def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
     """What must be installed, pinned to the versions that were read for this estimate.
 
@@ -229,7 +242,10 @@ def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
     """
     if tool.name not in SCRIPTED:  # the tool pins the others itself
         more = ["deepspeed"] * str(keys.get("strategy", "")).startswith("zero")
-        return "\n".join([f"{tool.distribution}=={version_of(tool.name)}", *more, ""])
+        if tool.name == "verl" and str(keys.get("optim")) in PACKED_BY_BNB:
+            more.append("bitsandbytes")
+        with_ = EXTRAS.get(tool.name, "")
+        return "\n".join([f"{tool.distribution}{with_}=={version_of(tool.name)}", *more, ""])
     names = ["torch", "transformers"]
     if tool.name == "trl":
         names.append("trl")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator.tools.rules import Rule, Value
+from estimator.tools.writing import overrides
 
 TASKS = {"sequence_classification": "SEQ_CLS"}
 """PEFT's word for an objective: peft 0.21, utils/peft_types.py, ``TaskType``."""
@@ -37,6 +38,7 @@ def _prepared(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 OBJECTS: Mapping[str, tuple[Rule, ...]] = {
+    "verl": (overrides.BATCH,),
     "trainer": (
         Rule(
             theirs=(),
@@ -50,6 +52,6 @@ OBJECTS: Mapping[str, tuple[Rule, ...]] = {
             read=lambda theirs, so_far: {},
             write=_prepared,
         ),
-    )
+    ),
 }
 """Rows that only write, by tool: what their readers take apart."""

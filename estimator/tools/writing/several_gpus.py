@@ -1,4 +1,4 @@
-"""How several GPUs share the work, as accelerate's file and DeepSpeed's JSON say it.
+"""How several GPUs share the work, as accelerate's file, DeepSpeed's JSON and tools that launch themselves say it.
 
 Source: accelerate 1.15, commands/config/config_args.py, utils/dataclasses.py; deepspeed 0.19, runtime/zero/config.py.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from estimator.tools.known.verl import ACTOR as VERL_ACTOR
 from estimator.tools.rules import Rule, Value
 
 DEEPSPEED_FILE = "deepspeed.json"
@@ -170,9 +171,35 @@ def _with_llamafactory(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | ({} if strategy == "ddp" else _named_json(values))
 
 
+def _with_verl(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Its own keys: verl 0.9.1, workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module``."""
+    strategy, number = values["strategy"], values["num_gpus"]
+    if strategy != "none" and strategy not in SHARDING:
+        return {}
+    machines = -(-number // values["gpus_per_node"])
+    written: dict[str, Value] = {
+        "args.trainer.n_gpus_per_node": number // machines,
+        "args.trainer.nnodes": machines,
+    }
+    if strategy == "none":
+        return written
+    written[f"{VERL_ACTOR}.strategy"] = "fsdp2" if values["fsdp_version"] == 2 else "fsdp"
+    part = f"{VERL_ACTOR}.fsdp_config"
+    if strategy == "hsdp":
+        written[f"{part}.fsdp_size"] = number // values["dp_replicate_size"]
+    both = (values["offload_optimizer"], values["offload_param"])
+    written[f"{part}.reshard_after_forward"] = strategy != "fsdp_grad_op"
+    written[f"{part}.offload_policy"] = both == ("cpu", "cpu")
+    return written
+
+
 BESIDE: Mapping[str, Rule] = {
     tool: Rule(theirs=(), ours=SHARING.ours, read=lambda theirs, so_far: {}, write=write)
-    for tool, write in {"axolotl": _with_axolotl, "llamafactory": _with_llamafactory}.items()
+    for tool, write in {
+        "axolotl": _with_axolotl,
+        "llamafactory": _with_llamafactory,
+        "verl": _with_verl,
+    }.items()
 }
 """By tool: axolotl is a module that accelerate launches; LLaMA-Factory launches itself, by torchrun, and FSDP by
-accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora."""
+accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora. verl starts its processes by Ray."""

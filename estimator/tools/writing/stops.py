@@ -33,6 +33,16 @@ def _fsdp(keys: Mapping[str, Value]) -> int:
     return int(keys.get("fsdp_version", 2)) if of_fsdp else 0
 
 
+def _generates(keys: Mapping[str, Value]) -> bool:
+    return keys.get("objective") in ("grpo", "rloo")
+
+
+def _rows_of_step(keys: Mapping[str, Value]) -> int:
+    """Rows of one optimizer's step over all GPUs."""
+    each = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]
+    return int(each * keys["num_gpus"])
+
+
 STOPS: tuple[Stop, ...] = (
     Stop(
         tool="axolotl",
@@ -68,6 +78,29 @@ STOPS: tuple[Stop, ...] = (
         ),
         says="axolotl stops at use_reentrant with QLoRA and preferences on several GPUs; set use_reentrant false.",
         source="axolotl 0.19.0, utils/schemas/validation.py, check_rl_config_gradient_checkpointing",
+    ),
+    Stop(
+        tool="verl",
+        when=lambda keys: _generates(keys) and _rows_of_step(keys) % keys["num_generations"] != 0,
+        says="verl takes whole prompts in a step: change per_device_train_batch_size or gradient_accumulation_steps, "
+        "whose product over all num_gpus is no multiple of num_generations.",
+        source="verl 0.9.1, trainer/ppo/ray_trainer.py:1352",
+    ),
+    Stop(
+        tool="verl",
+        when=lambda keys: (
+            _generates(keys)
+            and keys["steps_per_generation"] % keys["gradient_accumulation_steps"] != 0
+        ),
+        says="verl stops where a generation is not a whole number of steps; make steps_per_generation a multiple of "
+        "gradient_accumulation_steps.",
+        source="verl 0.9.1, utils/tensordict_utils.py, make_iterator",
+    ),
+    Stop(
+        tool="verl",
+        when=lambda keys: keys.get("method") == "lora" and keys["lora_r"] > 512,
+        says="verl stops at lora_r above 512, the most that its vLLM takes; lower it.",
+        source="verl 0.9.1, workers/rollout/vllm_rollout/utils.py, get_vllm_max_lora_rank",
     ),
 )
 

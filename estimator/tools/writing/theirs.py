@@ -66,8 +66,21 @@ ALWAYS_SAID = (
     "save_strategy",
 )
 """Keys that a new config states even where the tool would do the same: another version may not."""
-NEEDED = frozenset(["args.use_peft"])
-"""What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters."""
+ALSO_SAID: Mapping[str, tuple[str, ...]] = {
+    "verl": (
+        *("num_gpus", "strategy", "num_generations", "max_completion_length", "beta", "padded"),
+        *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode"),
+    )
+}
+"""More of these by tool: what its own examples state."""
+_SCORES = tuple(
+    f"args.actor_rollout_ref.{part}.log_prob_{key}"
+    for part in ("rollout", "ref")
+    for key in ("micro_batch_size_per_gpu", "use_dynamic_bsz")
+)
+NEEDED = frozenset(["args.use_peft", *_SCORES])
+"""What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters; verl stops
+where it is not told how it scores: verl 0.9.1, utils/config.py, ``validate_config``, workers/engine_workers.py:615."""
 MOST_ROUNDS = 8
 """How often what was written is read again: ours, a round for each key that depends on another."""
 _OF_ADAPTERS = tuple(
@@ -117,6 +130,10 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
     "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
 }
 """Keys that only these objectives have a use for."""
+TOLD_PROMPTS = frozenset(["verl", "ms_swift"])
+"""Tools that are told the longest prompt of a generation, of which its longest row follows."""
+PADS = frozenset(["verl"])
+"""Tools with a key for whether the rows of a micro-batch are padded."""
 USUAL_BETA = {"dpo": 0.1, "kto": 0.1, "orpo": 0.1, "grpo": 0.0, "rloo": 0.05}
 """trl 1.16: trainer/dpo_config.py, kto_config.py, grpo_config.py, rloo_config.py, experimental/orpo/orpo_config.py."""
 USUAL_LOSS_TYPE = {"sft": "nll", "dpo": "sigmoid", "kto": "kto", "grpo": "dapo"}
@@ -142,9 +159,9 @@ def theirs_of(
     >>> theirs_of(trl.TOOL, keys)["args.max_length"]
     512
     """
-    wanted, written = sayable(keys), dict(given)
+    wanted, written = sayable(keys, tool.name), dict(given)
     if not given:
-        stated = (key for key in ALWAYS_SAID if key in wanted)
+        stated = (key for key in (*ALWAYS_SAID, *ALSO_SAID.get(tool.name, ())) if key in wanted)
         written = {
             their: value
             for key in stated
@@ -190,7 +207,8 @@ def _pruned(
     known = {key.partition(".")[0] for key in given}
     for key, value in [*written.items()]:
         is_new = key.partition(".")[0] not in known
-        if given.get(key) == value or key in NEEDED or (is_new and not _is_idle(key, value)):
+        is_needed = key in NEEDED and (value is not False or key in given)
+        if given.get(key) == value or is_needed or (is_new and not _is_idle(key, value)):
             continue
         fewer = {other: it for other, it in written.items() if other != key}
         if key in given:
@@ -208,11 +226,13 @@ def _is_idle(key: str, value: Value) -> bool:
 def said(tool: Tool, written: Mapping[str, Value], model: Model | None) -> dict[str, Value]:
     """What the tool makes of its keys, as far as a config can say it."""
     entries = {key: Entry(key, value) for key, value in written.items()}
-    return sayable(effective(tool, entries, model=model).values)
+    return sayable(effective(tool, entries, model=model).values, tool.name)
 
 
-def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
+def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
     """A setup's keys with their defaults, without those that it has no use for, and in one spelling.
+
+    ``tool``: by its name, one that has words for keys that others leave to the data.
 
     >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
     (False, 16)
@@ -231,6 +251,12 @@ def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
     if values["optim"] == "sgd_momentum":
         values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     unused = {*NOT_OF_A_TOOL, *_unused(values)}
+    if objective in _GENERATES and tool in TOLD_PROMPTS:
+        unused -= {"max_length", "max_prompt_length"}
+        prompt = values["max_length"] - values["max_completion_length"]
+        values["max_prompt_length"] = values["max_prompt_length"] or prompt
+    if tool in PADS:
+        unused.discard("padded")
     return {key: value for key, value in values.items() if key not in unused}
 
 

@@ -49,7 +49,7 @@ class Task(Checked):
             section=Section.MORE,
             label="Loss",
             help="Whether the full logits are ever in memory at once. Of dpo and kto standard is LLaMA-Factory's, "
-            "selective ms-swift's, selective_trl that of TRL before 1.15. selective_verl is verl's of grpo.",
+            "selective ms-swift's, selective_trl that of TRL before 1.15. selective_verl is verl's of grpo and rloo.",
         ),
     )
     completion_fraction: float = key(
