@@ -11,10 +11,13 @@ from estimator.__main__ import _answer
 from estimator.contract import setups
 from estimator.contract.setups import MOST_UNKNOWN, parse, read_setup
 from estimator.families.reader import MOST_LAYERS
+from estimator.parallel.zero3_coordinator import Coordinator
+from estimator.search import best_ways
 from estimator.search import remedies as search
-from estimator.step import reserved
+from estimator.step import reserved, timeline
 from estimator.step.allocator import Allocator
 from estimator.step.reserved import MOST_EVENTS, reserved_bytes
+from estimator.values.specs import Offload
 
 DEEPEST = {"like": "HuggingFaceTB/SmolLM2-135M", "num_hidden_layers": MOST_LAYERS}
 KINDS = [
@@ -104,7 +107,41 @@ def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None
         {"model": DEEPEST, "max_length": 8192, "per_device_train_batch_size": 64}
     )
     remedies(estimate(model, card, setup), [card])
-    assert len(tried) == max(1, search.MOST_WORK // MOST_LAYERS**2)
+    assert len(tried) == 1
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What ZeRO-3's coordinators traced."""
+    traced: list[object] = []
+    monkeypatch.setattr(timeline, "Coordinator", lambda *of: traced.append(of) or Coordinator(*of))
+    timeline._coordinated.cache_clear()
+    return traced
+
+
+def test_equal_calls_of_two_schedules_are_coordinated_once(played) -> None:
+    # other kernels and another loss call the same modules; checkpointing calls each layer's twice
+    of = {"model": "HuggingFaceTB/SmolLM2-135M", "num_gpus": 8, "strategy": "zero3"}
+    for keys in ({}, {"attn_implementation": "flash_attention_2"}, {"max_length": 64}):
+        timeline.plan.cache_clear()
+        estimate(*parse({**of, "lora_r": 77, **keys}))
+    assert len(played) == 1
+    estimate(*parse({**of, "gradient_checkpointing": True}))
+    assert len(played) == 2
+
+
+def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:
+    # 70 billion weights in 4 bits are 35 GB, more than a card of 24: only ZeRO-3 with the weights on the host is played
+    tried = set()
+    steps = best_ways._steps
+    monkeypatch.setattr(
+        best_ways, "_steps", lambda *of: tried.add(of[2].offload_param) or steps(*of)
+    )
+    model, card, setup = parse({"model": "meta-llama/Llama-3.1-70B", "gpu": "A10G"})
+    best_ways.best_way.cache_clear()
+    way = best_ways.best_way(model, card, 1, setup)
+    assert way.keys["offload_param"] == "cpu"
+    assert tried == {Offload.CPU}
 
 
 def test_one_layer_above_the_limit_is_refused() -> None:

@@ -18,6 +18,7 @@ from estimator.parallel.zero3_coordinator import (
     Rules,
     Stretch,
 )
+from estimator.step import timeline
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import CallMark, WholeWeight
 from estimator.values.results import Moment
@@ -140,7 +141,9 @@ def test_a_model_beyond_the_limits_matches_the_real_stage_3(
     monkeypatch.setattr(coordinator, "LIVE", live)
     monkeypatch.setattr(coordinator, "REUSE_DISTANCE", reuse)
     longest = {"max_position_embeddings": 4097}  # a model that no other test has cached
+    timeline._coordinated.cache_clear()
     ours = heights({**keys, "lora_target_modules": "all-linear"}, num_hidden_layers=8, **longest)
+    timeline._coordinated.cache_clear()
     assert ours[:3] == pytest.approx(traced, rel=0.003)
 
 

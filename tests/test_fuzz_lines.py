@@ -165,6 +165,15 @@ def test_a_larger_value_never_needs_less(name: str) -> None:
     assert tried >= 10
 
 
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_packed_rows_beyond_the_longest_row_are_one_long_row(strategy: str) -> None:
+    # 1,024 rows of a million tokens are joined into as long a row as 64 of sixteen million
+    given = {"model": "Qwen/Qwen3-8B", "packing": True, "num_gpus": 8, "strategy": strategy}
+    many = parse({**given, "per_device_train_batch_size": 1024, "max_length": 1_000_000})
+    few = parse({**given, "per_device_train_batch_size": 64, "max_length": 16_000_000})
+    assert need(*many) == need(*few)
+
+
 def test_a_hostile_name_gets_a_short_sentence_without_control_characters() -> None:
     for name in HOSTILE:
         if not isinstance(name, str):

@@ -216,7 +216,7 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     divided = setup.strategy.is_fsdp or setup.strategy.is_zero
     # each micro-step reduces its gradients, or adds them to the flat buffer
     if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3) or setup.uses_fsdp1:
-        setup = replace(setup, gradient_accumulation_steps=1)
+        setup = replace(setup, batch=setup.batch.without_accumulation())
     if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
         # accelerate 1.15, _prepare_deepspeed: no autocast for a model that DeepSpeed has cast
         setup = replace(setup, mixed_precision=MixedPrecision.NO)

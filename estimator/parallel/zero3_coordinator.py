@@ -89,6 +89,21 @@ class Stretch(NamedTuple):
     """Of the pass."""
 
 
+class Repeated(NamedTuple):
+    """A run's layers, all with the same calls; equal runs are traced alike."""
+
+    layers: tuple[int, ...]
+    is_backward: bool
+    calls: tuple[CallMark, ...]
+    number: int
+    """Of the pass."""
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """One for each layer, in order of time."""
+        return [Stretch(layer, *self[1:]) for layer in self.layers]
+
+
 def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
     """Weightless modules around a module, outermost first, including those that contain the whole model."""
     whole = ("", "base_model", "causal") if is_wrapped else ("causal",)
@@ -112,8 +127,8 @@ class CallTrace:
         self, step: Iterable[Sequence[Stretch]], sizes: Mapping[str, int], rules: Rules
     ) -> None:
         self.elements: list[int] = []
-        self.widths: list[int] = []
-        """Bytes per element of each."""
+        self.sizes: list[tuple[int, int]] = []
+        """Elements and bytes per element of each."""
         self.trained: list[bool] = []
         self._known: dict[tuple[int, str], int] = {}
         self.stretches: list[list[list[ModuleCall]]] = []
@@ -171,7 +186,7 @@ class CallTrace:
         known = self._known.setdefault((layer, whole.key), len(self.elements))
         if known == len(self.elements):
             self.elements.append(elements)
-            self.widths.append(whole.width)
+            self.sizes.append((elements, whole.width))
             self.trained.append(whole.trained)
         return known
 
@@ -366,8 +381,9 @@ class Coordinator:
             yield stretches
 
     def _amount(self, weights: Iterable[int], *, part: bool = False, padded: bool = False) -> int:
-        sizes = tuple((self.call_trace.elements[w], self.call_trace.widths[w]) for w in weights)
-        return self._numbers.setdefault(Amount(sizes, part, padded), len(self._numbers) + 1)
+        sizes = self.call_trace.sizes
+        amount = Amount(tuple([sizes[w] for w in weights]), part, padded)
+        return self._numbers.setdefault(amount, len(self._numbers) + 1)
 
     # -- a module's call ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from estimator.answer.estimate import estimate, need
 from estimator.families.adapters import default_targets
 from estimator.parallel.combinations import refusal
 from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
-from estimator.search.limits import holds, largest_micro_batch, longest_context
+from estimator.search.limits import holds, largest_micro_batch, longest_context, may_hold
 from estimator.search.ranking import middle_dollars
 from estimator.search.remedies import lossless, offloaded
 from estimator.values.results import Estimate
@@ -97,7 +97,7 @@ def _fitting(
 ) -> BestWay | None:
     """The way with the fewest lossless changes; None if it does not fit even with all of them."""
     changed = _changed(setup, keys)
-    if changed is None:
+    if changed is None or not may_hold(model, gpu, changed):  # no lossless change lowers this bound
         return None
     for more, names in _steps(model, gpu, changed):
         further = replace(changed, **more)

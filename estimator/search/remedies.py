@@ -45,7 +45,9 @@ MOST_SHOWN = 6
 
 MOST_WORK = 1_600_000
 """Changed setups tried at most, times the squared layers. Our choice: 250 with 80 layers, which find all that there
-are; 100 with 126; one with 1,000."""
+are; 100 with 126; beyond ``DEEPEST`` times the cubed layers: 12 with 250, one with 1,000."""
+DEEPEST = 126
+"""Layers of the catalogue's deepest model, Llama-3.1-405B."""
 
 SHORTEST_COMPLETION = 64
 """Tokens of a completion that a remedy still offers: ours."""
@@ -120,7 +122,8 @@ def cheapest_change(of: Estimate) -> Remedy | None:
 def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
     """What fits with one change, with two, with three; cheapest first at each level."""
     changes = list(_changes(of.model, of.setup))
-    trials = iter(range(max(1, MOST_WORK // of.model.num_hidden_layers**2)))
+    layers = of.model.num_hidden_layers
+    trials = iter(range(max(1, MOST_WORK * min(layers, DEEPEST) // layers**3)))
     for together in range(1, MOST_TOGETHER + 1):
         groups = combinations(changes, together)
         yield (remedy for group in groups for remedy in _fitting(of, gpu, group, trials))

@@ -25,6 +25,7 @@ from estimator.parallel.zero3_coordinator import (
     OUTSIDE,
     CallTrace,
     Coordinator,
+    Repeated,
     Rules,
     Stretch,
 )
@@ -105,13 +106,20 @@ class Schedule:
             return None
         return _gathered(self, tuple(sized.wholes.items()), ranks)
 
-    def calls_of(self, run: Run, model: int = 0) -> list[Stretch]:
-        """The module calls of this model in each repetition of a run; none where the run is another model's."""
-        calls = self.program.calls[run.segment] if run.model == model else []
-        is_backward = run.phase is Phase.BACKWARD
+    def repeated(self, run: Run, model: int = 0) -> Repeated:
+        """The module calls of this model in a run; none where the run is another model's."""
+        calls = self.program.calls[run.segment] if run.model == model else ()
         first = IN_TOWER if run.in_tower else 0
-        layers = [first + layer for layer in run.layers] or [OUTSIDE]
-        return [Stretch(layer, is_backward, calls, run.number) for layer in layers]
+        return Repeated(
+            tuple(first + layer for layer in run.layers) or (OUTSIDE,),
+            run.phase is Phase.BACKWARD,
+            tuple(call.unplaced for call in calls),
+            run.number,
+        )
+
+    def calls_of(self, run: Run, model: int = 0) -> list[Stretch]:
+        """The same in each repetition of the run."""
+        return self.repeated(run, model).stretches
 
 
 class Gathered:
@@ -146,15 +154,21 @@ def _together(of_models: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
     ]
 
 
-@lru_cache(maxsize=64)
 def _coordinator(
     schedule: Schedule, model: int, wholes: tuple[tuple[str, int], ...]
 ) -> Coordinator:
-    """Cached by the weights' elements too, which depend on the rank of the adapters."""
+    """That of equal calls, of whichever schedule; the weights' elements depend on the rank of the adapters too."""
     rules = schedule.rules[model]
     assert rules is not None
-    calls = [schedule.calls_of(run, model) for run in schedule.runs]
-    return Coordinator(CallTrace(calls, dict(wholes), rules), rules)
+    calls = tuple(schedule.repeated(run, model) for run in schedule.runs)
+    return _coordinated(calls, wholes, rules)
+
+
+@lru_cache(maxsize=64)
+def _coordinated(
+    calls: tuple[Repeated, ...], wholes: tuple[tuple[str, int], ...], rules: Rules
+) -> Coordinator:
+    return Coordinator(CallTrace([it.stretches for it in calls], dict(wholes), rules), rules)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:

@@ -99,6 +99,12 @@ class CallMark(NamedTuple):
     is_forward: bool
     """In the forward pass or in a checkpoint's replay."""
 
+    @property
+    def unplaced(self) -> CallMark:
+        """The same call without its place on the tape and its weights' elements."""
+        weights = tuple(weight._replace(elements=0) for weight in self.weights)
+        return self._replace(segment=0, start=0, weights=weights)
+
 
 class Storage:
     """Bytes on the GPU, allocated while this object lives."""

@@ -105,11 +105,16 @@ class Batch(Checked):
 
     def as_rows(self, rows: int, length: int) -> Batch:
         """The same as the rows of one forward call, whose count is not held to the key's bounds."""
+        return self._unchecked(per_device_train_batch_size=rows, max_length=length)
+
+    def without_accumulation(self) -> Batch:
+        """The same without accumulation; its rows may be those of a forward call."""
+        return self._unchecked(gradient_accumulation_steps=1)
+
+    def _unchecked(self, **changes: int) -> Batch:
         changed = object.__new__(Batch)
         for it in fields(self):
-            object.__setattr__(changed, it.name, getattr(self, it.name))
-        object.__setattr__(changed, "per_device_train_batch_size", rows)
-        object.__setattr__(changed, "max_length", length)
+            object.__setattr__(changed, it.name, changes.get(it.name, getattr(self, it.name)))
         return changed
 
     @property
