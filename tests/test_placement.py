@@ -55,6 +55,29 @@ def test_maps_match_the_library_module_by_module(case):
     assert place(case["request"]) == case["map"]
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("google/gemma-4-E2B-it", "the vision tower of gemma4 is not modelled yet"),
+        (GPT2, "places a vision tower"),
+    ],
+)
+def test_a_tower_that_is_not_known_is_refused(model, said):
+    with pytest.raises(ValueError, match=said):
+        place({"model": model, "max_memory": {"0": "1GiB"}, "model_class": "image_text"})
+
+
+def test_a_tied_head_follows_the_text_s_embedding_and_not_the_tower():
+    # Gemma 3 4B in bfloat16: 2.10 GiB hold the tower (0.78) beside a reserve of 1.25, but not the embedding (1.25) too
+    limits = {"0": "2150MiB", "1": "24GiB"}
+    placed = place(
+        {"model": "google/gemma-3-4b-it", "max_memory": limits, "model_class": "image_text"}
+    )
+    text = next(gpu for name, gpu in placed.items() if name.startswith("model.language_model"))
+    assert placed["model.vision_tower"] == 0
+    assert placed["lm_head"] == text == 1
+
+
 def test_stored_maps_cover_everything_that_affects_a_map():
     models = [catalog.model(case["request"]["model"]) for case in GOLDEN]
     assert len(GOLDEN) >= 30

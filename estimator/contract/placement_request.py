@@ -3,7 +3,8 @@
     {"model": "…", "max_memory": {"0": "24GiB", "cpu": "64GiB"}, "dtype": "bfloat16"}
 
 Without ``device_map`` the answer is accelerate's ``infer_auto_device_map`` on these limits. With it, it is the map of
-transformers' ``from_pretrained``, or with ``"library": "accelerate"`` that of ``load_checkpoint_and_dispatch``.
+transformers' ``from_pretrained``, or with ``"library": "accelerate"`` that of ``load_checkpoint_and_dispatch``. With
+``"model_class": "image_text"`` the vision tower is placed too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from estimator.parallel.placement import (
     infer_auto_device_map,
 )
 from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of, show
-from estimator.values.refusals import InputError, about
-from estimator.values.specs import Dtype, Model
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
+from estimator.values.specs import Dtype, Model, ModelClass
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
@@ -34,6 +35,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "no_split_module_classes": Names(nullable=True),
         "device_map": Choice(tuple(Balance), enum=Balance, nullable=True),
         "library": Choice(("accelerate", "transformers"), nullable=True),
+        "model_class": Choice(
+            (ModelClass.IMAGE_TEXT, ModelClass.TEXT), enum=ModelClass, nullable=True
+        ),
         Packing.FOUR_BIT.value: Flag(),
         Packing.EIGHT_BIT.value: Flag(),
     }
@@ -48,6 +52,10 @@ UNITS = MappingProxyType(
     {"GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
 )
 """Bytes of each unit that accelerate's ``convert_file_size_to_int`` reads, in this order."""
+NO_TOWER_TO_PLACE = Refusal(
+    "model_class image_text places a vision tower, and none is modelled for {model_type}; leave model_class out.",
+    NOT_MODELLED,
+)
 EXAMPLE = '{"0": "24GiB", "cpu": "64GiB"}'
 
 
@@ -68,6 +76,9 @@ def place(
     dtype = str(read.get("dtype", DEFAULT_DTYPE))
     balance, classes = read.get("device_map"), read.get("no_split_module_classes")
     packing = _packing(read)
+    with_tower = read.get("model_class") is ModelClass.IMAGE_TEXT
+    if with_tower and model.vision is None:
+        raise NO_TOWER_TO_PLACE(model_type=model.model_type)
     library = read.get("library") or ("transformers" if balance or packing else "accelerate")
     if library == "accelerate":
         if packing:
@@ -80,6 +91,7 @@ def place(
             dtype=dtype,
             no_split_module_classes=classes if isinstance(classes, tuple) else None,
             balance=balance if isinstance(balance, Balance) else Balance.SEQUENTIAL,
+            with_tower=with_tower,
         )
     if not isinstance(balance, Balance):
         raise InputError(f"device_map is missing; transformers takes {one_of(Balance)}.")
@@ -92,7 +104,9 @@ def place(
         raise InputError(
             f"dtype {dtype} is not a dtype of transformers' weights; give {one_of(Dtype)}."
         )
-    return from_pretrained_device_map(model, limits, dtype=dtype, balance=balance, packing=packing)
+    return from_pretrained_device_map(
+        model, limits, dtype=dtype, balance=balance, packing=packing, with_tower=with_tower
+    )
 
 
 def _check_keys(given: Mapping[str, object]) -> None:

@@ -45,6 +45,8 @@ class Width(Enum):
     MATRIX = "the weight of a linear layer: in the model's dtype, unless a quantiser packs it"
     FLOAT32 = "a buffer that is always float32"
     BOOL = "a mask"
+    INT64 = "a buffer of whole numbers"
+    COMPLEX64 = "a buffer of complex numbers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def module_tree(model: Model) -> ModuleNode:
 
     A tied head is included without a weight, which belongs to the embedding.
 
-    Leaves out: vision and audio towers; a rotary embedding's attention factor.
+    Leaves out: vision towers (``vision_tree`` adds them) and audio towers; a rotary embedding's attention factor.
     Error: none; compared with the real class on the meta device in tests/verify (except InternLM3, which has no class
     in transformers). Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, each module's
     ``__init__``.
@@ -140,10 +140,10 @@ class _Builder:
         """Modules with weights of the current layer."""
 
     def root(self) -> ModuleNode:
-        return ModuleNode("", children=self._children(_read(self.layout.tree), "", None))
+        return ModuleNode("", children=self._children(read_items(self.layout.tree), "", None))
 
     def _children(
-        self, items: tuple[_Item, ...], above: str, in_layer: str | None
+        self, items: tuple[Item, ...], above: str, in_layer: str | None
     ) -> tuple[ModuleNode, ...]:
         """``above``: the parent's full name; ``in_layer``: its name within the layer, None outside the layers."""
         nodes: list[ModuleNode] = []
@@ -159,7 +159,7 @@ class _Builder:
                 nodes += (
                     ModuleNode(
                         f"{above}.{name.rpartition('.')[2]}",
-                        tensors=_tensors(known[name]),
+                        tensors=tensors_of(known[name]),
                     )
                     for name in below
                 )
@@ -170,7 +170,7 @@ class _Builder:
                     nodes.append(self._node(item, name, within))
         return tuple(nodes)
 
-    def _layers(self, items: tuple[_Item, ...], above: str) -> Iterator[ModuleNode]:
+    def _layers(self, items: tuple[Item, ...], above: str) -> Iterator[ModuleNode]:
         kinds = {item.name.removesuffix("*"): item for item in items}
         for index in range(self.model.num_hidden_layers):
             self.layer = {module.name: module for module in layer_modules(self.model, index)}
@@ -184,7 +184,7 @@ class _Builder:
             return bool(self.model.hidden_size_per_layer_input)
         return any(known == within or known.startswith(f"{within}.") for known in self.layer)
 
-    def _node(self, item: _Item, name: str, within: str | None) -> ModuleNode:
+    def _node(self, item: Item, name: str, within: str | None) -> ModuleNode:
         last = name.rpartition(".")[2]
         module = self.outer.get(last) if within is None else self.layer.get(within)
         bare = [
@@ -201,12 +201,13 @@ class _Builder:
         return ModuleNode(
             name,
             item.class_name.replace("@", self.layout.prefix),
-            (*_tensors(module), *stacks, *_buffers(self.model, last)),
+            (*tensors_of(module), *stacks, *_buffers(self.model, last)),
             self._children(item.items, name, within),
         )
 
 
-def _tensors(module: Module | None) -> tuple[TreeTensor, ...]:
+def tensors_of(module: Module | None) -> tuple[TreeTensor, ...]:
+    """A module's weight and bias, elements; nothing for a module without weights (derived, from ``weight_shapes``)."""
     if module is None:
         return ()
     # bitsandbytes quantises exactly the types nn.Linear and Conv1D, and Falcon's linears are FalconLinear:
@@ -245,32 +246,34 @@ def _buffers(model: Model, module: str) -> tuple[TreeTensor, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
+    """A module in the notation of ``TreeLayout``."""
+
     name: str
     class_name: str
     optional: bool
-    items: tuple[_Item, ...]
+    items: tuple[Item, ...]
 
 
 @lru_cache(maxsize=64)
-def _read(text: str) -> tuple[_Item, ...]:
+def read_items(text: str) -> tuple[Item, ...]:
     """The items of a layout.
 
-    >>> [(one.name, one.class_name, len(one.items)) for one in _read("model:@Model(a b?:C(#)) lm_head")]
+    >>> [(one.name, one.class_name, len(one.items)) for one in read_items("model:@Model(a b?:C(#)) lm_head")]
     [('model', '@Model', 2), ('lm_head', '', 0)]
     """
-    return _read_items(iter(re.findall(r"[^\s()]+|[()]", text)))
+    return _items(iter(re.findall(r"[^\s()]+|[()]", text)))
 
 
-def _read_items(words: Iterator[str]) -> tuple[_Item, ...]:
-    items: list[_Item] = []
+def _items(words: Iterator[str]) -> tuple[Item, ...]:
+    items: list[Item] = []
     for word in words:
         if word == ")":
             break
         if word == "(":
             opened = items.pop()
-            items.append(_Item(opened.name, opened.class_name, opened.optional, _read_items(words)))
+            items.append(Item(opened.name, opened.class_name, opened.optional, _items(words)))
             continue
         name, _, class_name = word.partition(":")
-        items.append(_Item(name.removesuffix("?"), class_name, name.endswith("?"), ()))
+        items.append(Item(name.removesuffix("?"), class_name, name.endswith("?"), ()))
     return tuple(items)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from estimator.families.counts import layer_groups, layer_modules, outer_modules
-from estimator.families.family import BlockProgram, Family
+from estimator.families.family import BlockProgram, Family, TreeTensor, Width
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
 from estimator.families.modules import Module
@@ -47,6 +47,37 @@ class Seen(NamedTuple):
     def tiles(self) -> int:
         """Images or tiles of the micro-batch."""
         return self.rows * sum(image.tiles for image in self.images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerTree:
+    """The module tree around a text, in the notation of ``TreeLayout``.
+
+    ``@``: the wrapper's prefix of class names. ``*``: every layer of the tower; ``%``: every projector of a deep layer.
+    ``$``: the text's model or head, with its class if it has another. ``=a,b``: parameters of the module above itself;
+    ``=name/a,b``: those that the tables list under another name.
+    """
+
+    layout: str
+    whole: tuple[str, ...]
+    """The tower's classes in ``_no_split_modules``."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Prefix of class names, by the checkpoint's ``model_type``."""
+    text: str = ""
+    """Prefix of the text's class names in place of its own; empty: its own."""
+    shared: tuple[str, ...] = ()
+    """Classes of the text that keep their names nevertheless."""
+    buffers: Mapping[str, Callable[[Vision], tuple[TreeTensor, ...]]] = field(default_factory=dict)
+    """Buffers that a module registers, by the last part of its name."""
+
+
+def turning(parts: int) -> Callable[[Vision], tuple[TreeTensor, ...]]:
+    """Rotary frequencies and their copy: one for every so many channels of a head, twice."""
+
+    def made(vision: Vision) -> tuple[TreeTensor, ...]:
+        return (TreeTensor("inv_freq", vision.tower.head_dim // parts, Width.FLOAT32),) * 2
+
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +130,8 @@ class VisionFamily:
     """FSDP wraps each layer of the tower (``_no_split_modules``). False: its attention alone."""
     masks_text: bool = False
     """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
+    tree: TowerTree | None = None
+    """The module tree, for device maps; None: not known."""
     hooks_embedding: bool
     """Gradient checkpointing's hook also catches the tower's embedding, so that backward enters a frozen tower."""
 

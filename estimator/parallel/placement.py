@@ -16,12 +16,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from estimator.families.family import Width
-from estimator.families.module_tree import (
-    ModuleNode,
-    layer_class,
-    module_tree,
-    splits_packed_experts,
-)
+from estimator.families.module_tree import ModuleNode, splits_packed_experts
+from estimator.families.vision_tree import made_tree, whole_classes
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal
 from estimator.values.specs import Model
@@ -30,6 +26,7 @@ Device = int | str
 """A GPU index, ``cpu`` or ``disk``."""
 CPU, DISK = "cpu", "disk"
 HEAD = "lm_head"
+EMBEDDING = "embed_tokens"
 
 BITS = MappingProxyType({"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4})
 """Bits per weight; accelerate's ``CustomDtype.INT4`` counts half a byte."""
@@ -39,12 +36,16 @@ Widths = Mapping[Width, int]
 
 ACCELERATE: Mapping[str, Widths] = MappingProxyType(
     {
-        dtype: {Width.WEIGHT: bits, Width.MATRIX: bits, Width.FLOAT32: bits, Width.BOOL: 1}
+        dtype: {
+            **dict.fromkeys((Width.WEIGHT, Width.MATRIX, Width.FLOAT32, Width.COMPLEX64), bits),
+            Width.INT64: 64,
+            Width.BOOL: 1,
+        }
         for dtype, bits in BITS.items()
     }
 )
-"""accelerate 1.15, utils/modeling.py, ``compute_module_sizes(dtype=…)``: buffers shrink with the weights, and
-``dtype_byte_size`` counts a bool as one bit."""
+"""accelerate 1.15, utils/modeling.py, ``compute_module_sizes(dtype=…)``: buffers of fractions shrink with the
+weights, and ``dtype_byte_size`` counts a bool as one bit."""
 
 
 class Balance(StrEnum):
@@ -70,11 +71,13 @@ def infer_auto_device_map(
     dtype: str = "bfloat16",
     no_split_module_classes: Collection[str] | None = None,
     balance: Balance = Balance.SEQUENTIAL,
+    with_tower: bool = False,
 ) -> dict[str, Device]:
     """accelerate's device map of a model with unpacked, tied weights: full module name → device.
 
     ``max_memory``: bytes per device. ``no_split_module_classes``: classes of modules that stay whole; None: the decoder
-    layer, transformers' ``_no_split_modules``. ``balance``: what ``load_checkpoint_and_dispatch`` first does with
+    layer, and the tower's, transformers' ``_no_split_modules``. ``with_tower``: the class that
+    ``AutoModelForImageTextToText`` loads. ``balance``: what ``load_checkpoint_and_dispatch`` first does with
     ``get_balanced_memory``; sequential: use ``max_memory`` unchanged.
 
         fits on a device     used + module + tied partner ≤ max_memory − reserve
@@ -92,9 +95,11 @@ def infer_auto_device_map(
     {'model.embed_tokens': 0, 'model.layers.0': 0, 'model.layers.1': 'disk', 'model.norm': 'disk',
      'model.rotary_emb': 'disk', 'lm_head': 'disk'}
     """
-    tree = module_tree(model)
+    tree = made_tree(model, with_tower=with_tower)
     sizes = sizes_in_bits(tree, ACCELERATE[dtype])
-    whole = {layer_class(model)} if no_split_module_classes is None else {*no_split_module_classes}
+    whole = whole_classes(model, with_tower=with_tower)
+    if no_split_module_classes is not None:
+        whole = frozenset(no_split_module_classes)
     budgets = _in_bits(max_memory)
     if balance is not Balance.SEQUENTIAL:
         firsts = _firsts(tree, sizes)
@@ -131,6 +136,7 @@ def from_pretrained_device_map(
     dtype: str = "bfloat16",
     balance: Balance = Balance.AUTO,
     packing: Packing | None = None,
+    with_tower: bool = False,
 ) -> dict[str, Device]:
     """Where ``from_pretrained(device_map="auto", max_memory=…)`` puts each module: full module name → device.
 
@@ -155,18 +161,16 @@ def from_pretrained_device_map(
     """
     if packing and splits_packed_experts(model):
         raise SPLIT_EXPERTS()
-    tree = module_tree(model)
+    tree = made_tree(model, with_tower=with_tower)
     sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
-    layers = layer_class(model)
+    whole = whole_classes(model, with_tower=with_tower)
     budgets = _in_bits(max_memory)
     if balance is not Balance.SEQUENTIAL:
-        layer = max(sizes[node.name] for node in tree.walk() if node.class_name == layers)
-        bare = max(_own_sizes(tree, sizes))
-        budgets = _balanced(budgets, sizes[""], max(layer, bare), balance)
+        budgets = _balanced(budgets, sizes[""], _cushion(tree, sizes, whole), balance)
     if packing:
         # floats, as in `adjust_max_memory`; a fraction of a bit can hold nothing
         budgets = {device: int(bits / 8 * 0.90 * 8) for device, bits in budgets.items()}
-    placed = _place(tree, sizes, budgets, {layers}, splits_what_would_fit_alone=True)
+    placed = _place(tree, sizes, budgets, whole, splits_what_would_fit_alone=True)
     devices = set(placed.values())
     if packing and devices != {CPU} and devices & {CPU, DISK}:
         raise PACKED_ON_THE_HOST(packing=packing)
@@ -174,7 +178,12 @@ def from_pretrained_device_map(
 
 
 def needed_bytes(
-    model: Model, gpus: int, *, dtype: str = "bfloat16", packing: Packing | None = None
+    model: Model,
+    gpus: int,
+    *,
+    dtype: str = "bfloat16",
+    packing: Packing | None = None,
+    with_tower: bool = False,
 ) -> int:
     """Free bytes per GPU from which ``from_pretrained_device_map`` no longer depends on their size.
 
@@ -190,13 +199,13 @@ def needed_bytes(
     (2, 2387)
     """
     unlimited: dict[Device, int] = dict.fromkeys(range(gpus), 2**60)
-    tree = module_tree(model)
+    tree = made_tree(model, with_tower=with_tower)
     sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
-    layers = layer_class(model)
-    layer = max(sizes[node.name] for node in tree.walk() if node.class_name == layers)
-    cushion = max(layer, *_own_sizes(tree, sizes))
+    cushion = _cushion(tree, sizes, whole_classes(model, with_tower=with_tower))
     share = _balanced(_in_bits(unlimited), sizes[""], cushion, Balance.AUTO)[0]
-    placed = from_pretrained_device_map(model, unlimited, dtype=dtype, packing=packing)
+    placed = from_pretrained_device_map(
+        model, unlimited, dtype=dtype, packing=packing, with_tower=with_tower
+    )
     last = sum(sizes[name] for name, device in placed.items() if device == gpus - 1)
     return max(share, last * 10 // 9 if packing else last) // 8 + 1
 
@@ -235,10 +244,23 @@ def sizes_in_bits(
     return sizes
 
 
+def _cushion(tree: ModuleNode, sizes: Mapping[str, int], whole: Collection[str]) -> int:
+    """Bits of the largest module that stays whole, or of one's own tensors, if that is more."""
+    layers = (sizes[node.name] for node in tree.walk() if node.class_name in whole)
+    return max(*layers, *_own_sizes(tree, sizes))
+
+
 def _widths(dtype: str, packing: Packing | None) -> Widths:
     """As in ``param_element_size``: buffers keep their own dtype, and an element of a mask is a byte."""
     matrix = {None: BITS[dtype], Packing.FOUR_BIT: 4, Packing.EIGHT_BIT: 8}[packing]
-    return {Width.WEIGHT: BITS[dtype], Width.MATRIX: matrix, Width.FLOAT32: 32, Width.BOOL: 8}
+    return {
+        Width.WEIGHT: BITS[dtype],
+        Width.MATRIX: matrix,
+        Width.FLOAT32: 32,
+        Width.BOOL: 8,
+        Width.INT64: 64,
+        Width.COMPLEX64: 64,
+    }
 
 
 def _never_packed(tree: ModuleNode) -> str | None:
@@ -334,8 +356,7 @@ def _place(
     reserving = {*gpus[:1], CPU}
     used = dict.fromkeys(devices, 0)
     queue = list(tree.children)
-    embedding = next(node.name for node in tree.walk() if node.tensors and not node.children)
-    tied = not queue[-1].tensors
+    embedding, head = _embedding(tree), list(tree.walk())[-1]
     largest, bearers = _largest(queue, sizes, whole)
     placed: dict[str, Device] = {}
     place = iter(devices)
@@ -347,11 +368,8 @@ def _place(
             largest, bearers = _largest(queue, sizes, whole)
         reserve = largest if device in reserving else 0
         room = budgets.get(device, 0) - reserve - used[device]
-        names = (
-            (node.name, HEAD)
-            if tied and f"{embedding}.".startswith(f"{node.name}.")
-            else (node.name,)
-        )
+        holds_one = _holds(node, embedding) and not _holds(node, head.name)
+        names = (node.name, head.name) if holds_one and not head.tensors else (node.name,)
         size, with_tied = sizes[node.name], sum(sizes[name] for name in names)
         if device == DISK or with_tied <= room:
             used[device] += with_tied
@@ -365,6 +383,16 @@ def _place(
             device = next(place)
             queue.insert(0, node)
     return _grouped(placed)
+
+
+def _embedding(tree: ModuleNode) -> str:
+    """The module that a tied head shares its weight with: embed_tokens, or the first with a weight."""
+    held = [node.name for node in tree.walk() if node.tensors and not node.children]
+    return next((name for name in held if name.endswith(f".{EMBEDDING}")), held[0])
+
+
+def _holds(node: ModuleNode, name: str) -> bool:
+    return f"{name}.".startswith(f"{node.name}.")
 
 
 def _is_in(name: str, node: ModuleNode) -> bool:

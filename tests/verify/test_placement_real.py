@@ -6,6 +6,7 @@ tests/reference/placements.jsonl, so that tests/test_placement.py checks them wi
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 pytest.importorskip("bitsandbytes")
 
-GOLDEN = Path(__file__).parent.parent / "reference" / "placements.jsonl"
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "reference" / "placements.jsonl"
+CAUSAL, SEEING = "AutoModelForCausalLM", "AutoModelForImageTextToText"
 
 # Without a GPU accelerate warns that device 0 is missing and that no GPU has room for offloaded buffers.
 pytestmark = [
@@ -41,6 +44,10 @@ pytestmark = [
 
 def _case(model: str, max_memory: dict[str, int | str], **keys: object) -> dict[str, object]:
     return {"model": model, "max_memory": max_memory, **keys}
+
+
+def _seeing(model: str, max_memory: dict[str, int | str], **keys: object) -> dict[str, object]:
+    return _case(model, max_memory, model_class="image_text", **keys)
 
 
 TWO_24 = {"0": "24GiB", "1": "24GiB"}
@@ -105,6 +112,24 @@ CASES = [
     _case("allenai/OLMo-1B-hf", {"0": "1GiB", "1": "1GiB"}, device_map="auto", load_in_4bit=True),
     _case("tiiuae/falcon-7b", TWO_24, device_map="auto", load_in_8bit=True),
     _case("openai-community/gpt2-xl", TWO_24, device_map="balanced", load_in_8bit=True),
+    # vision towers: whole or split, balanced, packed, and beside a tied head
+    _seeing("Qwen/Qwen2.5-VL-7B-Instruct", {"0": "10GiB", "1": "10GiB"}),
+    _seeing("Qwen/Qwen2.5-VL-7B-Instruct", {"0": "1GiB", "1": "24GiB"}, device_map="sequential"),
+    _seeing("Qwen/Qwen2.5-VL-72B-Instruct", TWO_24, device_map="auto", load_in_4bit=True),
+    _seeing("Qwen/Qwen3-VL-2B-Instruct", {"0": "700MiB", "1": "2GiB", "2": "4GiB"}),
+    _seeing("Qwen/Qwen3-VL-30B-A3B-Instruct", FOUR_24, device_map="auto"),
+    _seeing("google/gemma-3-12b-it", TWO_24, device_map="auto"),
+    _seeing("google/gemma-3-27b-it", TWO_24, device_map="auto", load_in_8bit=True),
+    _seeing("google/gemma-3-4b-it", {"0": "600MiB", "1": "24GiB"}, no_split_module_classes=[]),
+    _seeing("OpenGVLab/InternVL3-8B-hf", {"0": "500MiB", "1": "9GiB", "cpu": "16GiB"}),
+    _seeing("mistralai/Mistral-Small-3.1-24B-Instruct-2503", FOUR_24, device_map="balanced_low_0"),
+    _seeing("mistral-community/pixtral-12b", TWO_24, device_map="auto"),
+    _seeing("HuggingFaceTB/SmolVLM2-2.2B-Instruct", {"0": "500MiB", "1": "2GiB", "2": "4GiB"}),
+    _seeing("HuggingFaceM4/Idefics3-8B-Llama3", {"0": "600MiB", "1": "24GiB"}),
+    _seeing("meta-llama/Llama-4-Scout-17B-16E-Instruct", FOUR_80, device_map="auto"),
+    _seeing(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct", {"0": "1GiB", "1": "80GiB", "2": "160GiB"}
+    ),
 ]
 
 
@@ -119,19 +144,32 @@ def _in_bfloat16() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def _skeleton(config: Any, dtype: str = "float32") -> Any:
+def _skeleton(config: Any, dtype: str = "float32", made_by: str = CAUSAL) -> Any:
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        return getattr(transformers, made_by).from_config(config, dtype=getattr(torch, dtype))
 
 
-def _packed(config: Any, packing: str) -> tuple[Any, Any]:
+def seeing_config(model: str) -> Any:
+    """The config of a checkpoint with a tower: its text's, and what data/towers.csv has of the tower."""
+    with (ROOT / "data" / "towers.csv").open(encoding="utf-8") as table:
+        row = next(row for row in csv.DictReader(table) if row["hub_id"] == model)
+    text = config_of(catalog.model(model))
+    others = json.loads(row["other_keys"] or "{}") | {
+        "text_config": text,
+        "vision_config": json.loads(row["vision_config"]),
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+    return transformers.AutoConfig.for_model(row["model_type"], **others)
+
+
+def packed(config: Any, packing: str, made_by: str = CAUSAL) -> tuple[Any, Any]:
     """A skeleton in bfloat16 whose linears bitsandbytes has replaced, and the quantiser."""
     from transformers.quantizers import AutoHfQuantizer
 
     wanted = transformers.BitsAndBytesConfig(**{packing: True})
     quantizer = AutoHfQuantizer.from_config(wanted)
     with _in_bfloat16():
-        real = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        real = getattr(transformers, made_by).from_config(config, dtype=torch.bfloat16)
         quantizer.preprocess_model(
             model=real,
             dtype=torch.bfloat16,
@@ -165,7 +203,12 @@ def transformers_own(
 
 
 def real_map(request: dict[str, Any]) -> dict[str, Any]:
-    config = transformers.AutoConfig.for_model(**config_of(catalog.model(request["model"])))
+    sees = request.get("model_class") == "image_text"
+    made_by = SEEING if sees else CAUSAL
+    if sees:
+        config = seeing_config(request["model"])
+    else:
+        config = transformers.AutoConfig.for_model(**config_of(catalog.model(request["model"])))
     limits = {
         int(name) if name.isdigit() else name: limit
         for name, limit in request["max_memory"].items()
@@ -175,10 +218,10 @@ def real_map(request: dict[str, Any]) -> dict[str, Any]:
     if word and "library" not in request:
         packing = next((name for name in Packing if request.get(name)), None)
         if packing:
-            real, quantizer = _packed(config, packing)
+            real, quantizer = packed(config, packing, made_by)
             return transformers_own(real, limits, balance, quantizer)
-        return transformers_own(_skeleton(config, dtype), limits, balance)
-    real = _skeleton(config)
+        return transformers_own(_skeleton(config, dtype, made_by), limits, balance)
+    real = _skeleton(config, made_by=made_by)
     classes = request.get("no_split_module_classes", list(real._no_split_modules))
     return accelerates(real, limits, dtype, classes, balance)
 
@@ -219,7 +262,9 @@ def test_every_family_is_placed_as_by_the_libraries(model_type: str, keys: dict[
     own = sorted(real._no_split_modules & {type(module).__name__ for module in real.modules()})
     inner = [type(module).__name__ for module in real.modules() if any(module.children())][-1:]
     skeletons = {dtype: _skeleton(real.config, dtype) for dtype in ("float32", "bfloat16")}
-    packed = {packing: _packed(build(model_type, keys)[0].config, packing) for packing in Packing}
+    quantisers = {
+        packing: packed(build(model_type, keys)[0].config, packing) for packing in Packing
+    }
     for _ in range(4):
         limits = _limits(chance, total)
         dtype, classes = (
@@ -235,7 +280,7 @@ def test_every_family_is_placed_as_by_the_libraries(model_type: str, keys: dict[
             for dtype, skeleton in skeletons.items():
                 said = from_pretrained_device_map(model, limits, dtype=dtype, balance=balance)
                 assert said == transformers_own(skeleton, limits, balance), (limits, balance)
-            for packing, (skeleton, quantizer) in packed.items():
+            for packing, (skeleton, quantizer) in quantisers.items():
                 if model_type == "llama4_text":
                     with pytest.raises(ValueError, match="splits Llama 4's stacked experts"):
                         from_pretrained_device_map(model, limits, balance=balance, packing=packing)

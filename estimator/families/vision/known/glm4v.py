@@ -14,7 +14,7 @@ from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.known.qwen_vl import one_row, patch_tables
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -155,9 +155,21 @@ def _videos(vision: Vision) -> Glm4vVideoProcessor:
     )
 
 
+_TREE = TowerTree(
+    layout="model:@Model(visual:@VisionModel(embeddings:@VisionEmbeddings(position_embedding) "
+    "patch_embed:@VisionPatchEmbed(proj) rotary_pos_emb blocks:ModuleList(*:@VisionBlock("
+    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:Glm4VisionMlp(gate_proj up_proj down_proj act_fn))) "
+    "merger:@VisionPatchMerger(proj post_projection_norm gate_proj up_proj down_proj act1 act_fn) "
+    "post_conv_layernorm downsample post_layernorm) language_model:$@TextModel) lm_head:$",
+    whole=("@VisionBlock",),
+    prefixes={"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe"},
+    text="@Text",
+    buffers={"rotary_pos_emb": turning(4)},
+)
 TOWERS = (
     VisionFamily(
         wrappers=("glm4v", "glm4v_moe"),
+        tree=_TREE,
         tower=Family(
             model_type="glm4v_vision",
             modules=FamilyModules(_layer_modules, _outer_modules),

@@ -15,7 +15,7 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -179,9 +179,22 @@ def _videos(vision: Vision) -> FrameProcessor:
     return FrameProcessor(image=replace(_processor(vision), crop_to_patches=False))
 
 
+_TREE = TowerTree(
+    layout="model:InternVLModel(vision_tower:InternVLVisionModel("
+    "embeddings:InternVLVisionEmbeddings(=cls_token,position_embeddings "
+    "patch_embeddings:InternVLVisionPatchEmbeddings(projection) dropout) "
+    "encoder:InternVLVisionEncoder(layer:ModuleList(*:InternVLVisionLayer(=scales/lambda_1,lambda_2 "
+    "attention:InternVLVisionAttention("
+    "q_proj k_proj v_proj projection_layer projection_dropout q_norm k_norm) "
+    "mlp:InternVLVisionMLP(activation_fn fc1 fc2) layernorm_before layernorm_after dropout))) layernorm) "
+    "multi_modal_projector:InternVLMultiModalProjector(layer_norm linear_1 act linear_2) "
+    "language_model:$) lm_head:$",
+    whole=("InternVLVisionLayer",),
+)
 TOWERS = (
     VisionFamily(
         wrappers=("internvl",),
+        tree=_TREE,
         tower=Family(
             model_type="internvl_vision",
             modules=FamilyModules(_layer_modules, _outer_modules),

@@ -6,14 +6,22 @@ Source: transformers 5.23, models/llama4/modeling_llama4.py.
 from __future__ import annotations
 
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    TreeTensor,
+    Width,
+)
 from estimator.families.images.tiles import Llama4ImageProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -146,9 +154,28 @@ def _processor(vision: Vision) -> Llama4ImageProcessor:
     )
 
 
+def _angles(vision: Vision) -> tuple[TreeTensor, ...]:
+    tower = vision.tower
+    elements = tower.learned_positions * tower.head_dim // 2
+    return (TreeTensor("freqs_ci", elements, Width.COMPLEX64),)
+
+
+_TREE = TowerTree(
+    layout="vision_model:Llama4VisionModel(=embeddings/class_embedding,positional_embedding_vlm "
+    "patch_embedding:Llama4UnfoldConvolution(unfold linear) rotary_embedding layernorm_pre layernorm_post "
+    "model:Llama4VisionEncoder(layers:ModuleList(*:Llama4VisionEncoderLayer("
+    "self_attn:Llama4VisionAttention(q_proj k_proj v_proj o_proj) mlp:Llama4VisionMLP(activation_fn fc1 fc2) "
+    "input_layernorm post_attention_layernorm))) "
+    "vision_adapter:Llama4VisionPixelShuffleMLP(mlp:Llama4VisionMLP2(fc1 fc2 activation_fn))) "
+    "multi_modal_projector:Llama4MultiModalProjector(linear_1) "
+    "language_model:Llama4ForCausalLM(model:$ lm_head:$)",
+    whole=("Llama4VisionEncoderLayer",),
+    buffers={"rotary_embedding": _angles},
+)
 TOWERS = (
     VisionFamily(
         wrappers=("llama4",),
+        tree=_TREE,
         tower=Family(
             model_type="llama4_vision_model",
             modules=FamilyModules(_layer_modules, _outer_modules),

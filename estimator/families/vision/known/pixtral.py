@@ -15,7 +15,7 @@ from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -174,9 +174,26 @@ _TOWER = Family(
     tree=TreeLayout("Pixtral", ""),
     architecture=Architecture(pixtral, NormKind.RMS, rotary=Rotary.HALVES),
 )
+
+
+def _tree(prefix: str, before: str = "") -> TowerTree:
+    """``before``: the projector's modules before its two linears."""
+    return TowerTree(
+        layout=f"model:{prefix}Model(vision_tower:PixtralVisionModel(patch_conv ln_pre "
+        "transformer:PixtralTransformer(layers:ModuleList(*:PixtralAttentionLayer("
+        "attention_norm feed_forward:PixtralMLP(gate_proj up_proj down_proj act_fn) "
+        "attention:PixtralAttention(k_proj v_proj q_proj o_proj) ffn_norm))) patch_positional_embedding) "
+        f"multi_modal_projector:{prefix}MultiModalProjector({before}linear_1 act linear_2) "
+        "language_model:$) lm_head:$",
+        whole=("PixtralAttentionLayer",),
+        buffers={"patch_positional_embedding": turning(2)},
+    )
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("mistral3",),
+        tree=_tree("Mistral3", "norm patch_merger:Mistral3PatchMerger(merging_layer) "),
         tower=_TOWER,
         read=partial(_read, wrapper="mistral3", merges=True),
         processor=_processor,
@@ -192,6 +209,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("llava",),
+        tree=_tree("Llava"),
         tower=_TOWER,
         tower_types=("pixtral",),
         read=partial(_read, wrapper="llava", merges=False),

@@ -6,6 +6,7 @@ Source: transformers 5.23, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from estimator.families import parts
 from estimator.families.activations import quick_gelu
@@ -18,7 +19,7 @@ from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock, attend_by_image
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -366,6 +367,48 @@ def _videos_3(vision: Vision) -> Qwen3VLVideoProcessor:
     )
 
 
+def _tree(tower: str, inside: str, mergers: str, **others: Any) -> TowerTree:
+    """The tree that Qwen's classes share; ``tower``: the class's name and its modules before the layers."""
+    name, before = tower.split(" ", 1)
+    visual = f"visual:{name}({before} rotary_pos_emb blocks:ModuleList(*:@VisionBlock({inside})) {mergers})"
+    return TowerTree(
+        layout=f"model:@Model({visual} language_model:$@TextModel) lm_head:$",
+        whole=("@VisionBlock",),
+        buffers={"rotary_pos_emb": turning(4)},
+        **others,
+    )
+
+
+_OLD_MERGER = "merger:{}PatchMerger(ln_q mlp:Sequential(0 1 2))"
+_QWEN2_TREE = _tree(
+    "Qwen2VisionTransformerPretrainedModel patch_embed:PatchEmbed(proj)",
+    "norm1 norm2 attn:VisionAttention(qkv proj) mlp:VisionMlp(fc1 act fc2)",
+    _OLD_MERGER.format(""),
+    prefixes={"qwen2_vl": "Qwen2VL"},
+    text="@",
+    shared=("Qwen2MLP",),
+)
+_QWEN2_5_TREE = _tree(
+    "Qwen2_5_VisionTransformerPretrainedModel patch_embed:Qwen2_5_VisionPatchEmbed(proj)",
+    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:@MLP(gate_proj up_proj down_proj act_fn)",
+    _OLD_MERGER.format("@"),
+    prefixes={"qwen2_5_vl": "Qwen2_5_VL"},
+    text="@",
+    shared=("Qwen2MLP",),
+)
+_MERGER = "@VisionPatchMerger(norm linear_fc1 act_fn linear_fc2)"
+_NEW = (
+    "@VisionModel patch_embed:@VisionPatchEmbed(proj) pos_embed",
+    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:@VisionMLP(linear_fc1 linear_fc2 act_fn)",
+    f"merger:{_MERGER}",
+)
+_QWEN3_TREE = _tree(
+    *_NEW[:2],
+    f"{_NEW[2]} deepstack_merger_list:ModuleList(%:{_MERGER})",
+    prefixes={"qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe"},
+    text="@Text",
+)
+_QWEN3_5_TREE = _tree(*_NEW, prefixes={"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"})
 TREE = TreeLayout("Qwen2_5_VLVision", "")
 _QWEN3 = Family(
     model_type="qwen3_vl_vision",
@@ -376,6 +419,7 @@ _QWEN3 = Family(
 TOWERS = (
     VisionFamily(
         wrappers=("qwen2_vl",),
+        tree=_QWEN2_TREE,
         tower=Family(
             model_type="qwen2_vl_vision",
             modules=FamilyModules(_qwen2_layer, _qwen2_5_outer),
@@ -400,6 +444,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("qwen2_5_vl",),
+        tree=_QWEN2_5_TREE,
         tower=Family(
             model_type="qwen2_5_vl_vision",
             modules=FamilyModules(_qwen2_5_layer, _qwen2_5_outer),
@@ -423,6 +468,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("qwen3_vl", "qwen3_vl_moe"),
+        tree=_QWEN3_TREE,
         tower=_QWEN3,
         read=_qwen3,
         processor=_processor_3,
@@ -441,6 +487,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("qwen3_5", "qwen3_5_moe"),
+        tree=_QWEN3_5_TREE,
         tower=_QWEN3,
         read=partial(_qwen3, wrapper="qwen3_5", deep=False),
         processor=_processor_3,

@@ -10,7 +10,15 @@ from dataclasses import replace
 from functools import partial
 
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    TreeTensor,
+    Width,
+)
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
@@ -18,7 +26,7 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -261,9 +269,42 @@ def _frames(vision: Vision) -> FrameProcessor:
     return FrameProcessor(image=replace(_idefics3_processor(vision), do_image_splitting=False))
 
 
+def _position_ids(vision: Vision) -> tuple[TreeTensor, ...]:
+    return (
+        TreeTensor("position_ids", vision.tower.learned_positions, Width.INT64, is_buffer=True),
+    )
+
+
+_ATTENTION = "(k_proj v_proj q_proj out_proj)"
+_SIGLIP_TREE = TowerTree(
+    layout="model:Gemma3Model(vision_tower:SiglipVisionModel("
+    "embeddings:SiglipVisionEmbeddings(patch_embedding position_embedding) "
+    "encoder:SiglipEncoder(layers:ModuleList(*:SiglipEncoderLayer("
+    f"layer_norm1 self_attn:SiglipAttention{_ATTENTION} layer_norm2 mlp:SiglipMLP(activation_fn fc1 fc2)))) "
+    "post_layernorm) "
+    "multi_modal_projector:Gemma3MultiModalProjector(=mm_input_projection_weight mm_soft_emb_norm avg_pool) "
+    "language_model:$) lm_head:$",
+    whole=("SiglipEncoderLayer", "SiglipVisionEmbeddings"),
+    buffers={"embeddings": _position_ids},
+)
+
+
+def _idefics_tree(wrapper: str, prefix: str) -> TowerTree:
+    return TowerTree(
+        layout="model:@Model(vision_model:@VisionTransformer("
+        "embeddings:@VisionEmbeddings(patch_embedding position_embedding) "
+        "encoder:@Encoder(layers:ModuleList(*:@EncoderLayer("
+        f"self_attn:@VisionAttention{_ATTENTION} layer_norm1 mlp:@VisionMLP(activation_fn fc1 fc2) layer_norm2))) "
+        "post_layernorm) connector:@Connector(modality_projection:@SimpleMLP(proj)) text_model:$) lm_head:$",
+        whole=("@VisionAttention",),
+        prefixes={wrapper: prefix},
+    )
+
+
 TOWERS = (
     VisionFamily(
         wrappers=("gemma3",),
+        tree=_SIGLIP_TREE,
         tower=_family("siglip_vision_model"),
         read=_gemma3,
         processor=_gemma3_processor,
@@ -278,6 +319,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("smolvlm",),
+        tree=_idefics_tree("smolvlm", "SmolVLM"),
         tower=_family("smolvlm_vision", _attention_first),
         read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
         processor=_idefics3_processor,
@@ -294,6 +336,7 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("idefics3",),
+        tree=_idefics_tree("idefics3", "Idefics3"),
         tower=_family("idefics3_vision", _attention_first),
         read=partial(_smolvlm, wrapper="idefics3", model_type="idefics3_vision"),
         processor=_idefics3_processor,
