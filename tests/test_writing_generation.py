@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator.tools.defaults import TOOLS, with_defaults_of
 from estimator.tools.imported import Fate, read_files
+from estimator.tools.writing.changes import changed_files
 from estimator.tools.writing.files import files_of
 from estimator.tools.writing.theirs import said, sayable, theirs_of
 from tests.test_writing import LLAMA, written_or_refused
 
+FIXTURES = Path(__file__).parent / "tools" / "fixtures"
 VERL: dict[str, Any] = {
     **with_defaults_of("verl", {"objective": "grpo", "num_generations": 8}, LLAMA),
     "model": LLAMA.hub_id,
@@ -152,6 +155,23 @@ def test_scoring_in_other_rows_than_training_is_named() -> None:
     }
     assert [len(it.of(Fate.NOT_MODELLED)) for it in named.values()] == [0, 1]
     assert named[4].setup["objective"] == "rloo"
+
+
+def test_overrides_of_a_users_own_script_are_changed_in_place() -> None:
+    """Its dynamic batches become plain ones, for scoring too; a new key comes after the last of its own."""
+    text = (FIXTURES / "verl" / "grpo_trainer_qwen3_8b_fsdp.sh").read_text(encoding="utf-8")
+    changes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 40}
+    changes |= {"steps_per_generation": 160, "vllm_gpu_memory_utilization": 0.4}
+    diff = changed_files({"run.sh": text}, changes).diff.splitlines()
+    micro = "micro_batch_size_per_gpu=4"
+    ref, actor, rollout = (f"actor_rollout_ref.{it}" for it in ("ref", "actor", "rollout"))
+    assert [line for line in diff[2:] if line.startswith("+")] == [
+        f"+  {actor}.use_dynamic_bsz=False \\",
+        f"+  {rollout}.gpu_memory_utilization=0.4 \\",
+        f"+  {rollout}.log_prob_use_dynamic_bsz=False \\",
+        f"+  {ref}.log_prob_use_dynamic_bsz=False \\",
+        f"+  trainer.total_epochs=15 {actor}.ppo_{micro} {rollout}.log_prob_{micro} {ref}.log_prob_{micro}",
+    ]
 
 
 SWIFT_CHOICES = {

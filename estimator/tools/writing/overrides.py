@@ -87,7 +87,7 @@ def script(theirs: Mapping[str, Value], about: str, folder: str) -> str:
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
     }
-    words = [_override(key, value) for key, value in {**own, **rest}.items()]
+    words = [override(key, value) for key, value in {**own, **rest}.items()]
     words += [
         f'data.{which}_files="{folder}/{name}.parquet"'
         for which, name in (("train", "train"), ("val", "test"))
@@ -104,17 +104,22 @@ def _place(word: str) -> int:
     return next((it for it, part in enumerate(ORDER) if bare.startswith(f"{part}.")), len(ORDER))
 
 
-def _override(key: str, value: Value) -> str:
+def override(key: str, value: Value) -> str:
     r"""One override in Hydra's grammar, quoted for the shell.
 
-    >>> _override("a.b", True), _override("a.c", ["q_proj", "v_proj"])
+    >>> override("a.b", True), override("a.c", ["q_proj", "v_proj"])
     ('a.b=True', '\'a.c=["q_proj","v_proj"]\'')
     """
     added = "+" if f"args.{key}" in NOT_IN_ITS_YAML else ""
-    return shlex.quote(f"{added}{key}={_hydra(value)}")
+    return shlex.quote(f"{added}{key}={hydra_value(value)}")
 
 
-def _hydra(value: Value) -> str:
+def hydra_value(value: Value) -> str:
+    """A value in Hydra's grammar, not yet quoted.
+
+    >>> [hydra_value(it) for it in (1e-05, "org/model-8B", ["q_proj"], "a b")]
+    ['1e-05', 'org/model-8B', '["q_proj"]', '"a b"']
+    """
     if isinstance(value, str) and re.fullmatch(r"[\w./:@~+-]+", value):
         return value
     if isinstance(value, str | list):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from estimator.tools.reading.parsed import Call
 from estimator.tools.rules import Value
+from estimator.tools.writing.overrides import hydra_value, override
 from estimator.tools.writing.texts import python_value, yaml, yaml_scalar
 from estimator.values.refusals import InputError
 
@@ -242,13 +244,16 @@ def _span(text: str, node: ast.expr) -> tuple[int, int]:
 
 
 def shell_edit(text: str, path: Sequence[str], value: Value, beside: Sequence[str]) -> Edit:
-    """Set a flag of a command; a new one comes after the last of those ``beside`` it.
+    """Set a flag or a Hydra override of a command; a new one comes after the last of those ``beside`` it.
 
     >>> text = "trl sft --max_length 512 --bf16 true"
     >>> applied(text, [shell_edit(text, ["max_length"], 256, ["bf16"])])
     'trl sft --max_length 256 --bf16 true'
     >>> applied(text, [shell_edit(text, ["lora_r"], 8, ["max_length", "bf16"])])
     'trl sft --max_length 512 --bf16 true --lora_r 8'
+    >>> text = "python3 -m verl.trainer.main_ppo trainer.nnodes=2"
+    >>> applied(text, [shell_edit(text, ["trainer", "nnodes"], 1, [])])
+    'python3 -m verl.trainer.main_ppo trainer.nnodes=1'
     """
     name = ".".join(path)
     word = " ".join(map(str, value)) if isinstance(value, list) else yaml_scalar(value).strip('"')
@@ -257,10 +262,32 @@ def shell_edit(text: str, path: Sequence[str], value: Value, beside: Sequence[st
         return Edit(*found.span("value"), word)
     if found is not None:
         return Edit(found.end(), found.end(), f" {word}")
+    if (own := _override(text, name)) is not None:
+        if own["whole"] is not None:
+            return Edit(*own.span("whole"), hydra_value(value))
+        return Edit(*own.span("value"), shlex.quote(hydra_value(value)))
     ends = [it.end() for it in (_flag(text, other) for other in beside) if it is not None]
+    if not ends and (
+        others := [
+            it.end() for it in (_override(text, other) for other in beside) if it is not None
+        ]
+    ):
+        return Edit(max(others), max(others), f" {override(name, value)}")
     if not ends:
         raise InputError(f"--{name} has no command to stand in; write it by hand.")
     return Edit(max(ends), max(ends), f" --{name} {word}")
+
+
+def _override(text: str, name: str) -> re.Match[str] | None:
+    """``name=value``, or all of it between quotes; without a point a name may be a variable's."""
+    if "." not in name:
+        return None
+    spelled = rf"\+{{0,2}}{re.escape(name)}="
+    value = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\\;&|'\"()]+"
+    return re.search(
+        rf"(?<![^\s(])(?:'{spelled}(?P<whole>[^'\n]*)'|{spelled}(?P<value>{value}))(?=[\s)]|$)",
+        text,
+    )
 
 
 def _flag(text: str, name: str) -> re.Match[str] | None:
