@@ -813,9 +813,9 @@ def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
 def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts() -> None:
     # liger-kernel 0.8.5, monkey_patch.py, apply_liger_kernel_to_gemma4_text
     setup = TrainingSetup(use_liger_kernel=True)
-    assert kernels(GEMMA_31B, setup).mlp
-    assert not kernels(GEMMA_26B, setup).mlp
-    assert "post_per_layer_input_norm" in kernels(E2B, setup).left
+    assert kernels(GEMMA_31B, setup, setup.adapters).mlp
+    assert not kernels(GEMMA_26B, setup, setup.adapters).mlp
+    assert "post_per_layer_input_norm" in kernels(E2B, setup, setup.adapters).left
     fused = estimate(GEMMA_31B, None, setup).phases[Phase.LOSS].bytes
     assert fused < estimate(GEMMA_31B, None, TrainingSetup()).phases[Phase.LOSS].bytes
 

@@ -241,6 +241,30 @@ def test_flash_attention_joins_no_outputs_in_a_tower_that_attends_by_image() -> 
     assert saved_per_patch(qwen2_5, **padded) == pytest.approx(saved, rel=0.002)
 
 
+# liger-kernel 0.8.5, transformers/monkey_patch.py, apply_liger_kernel_to_qwen2_5_vl and _to_gemma3
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # each of two norms keeps x (2h) and its output, instead of x in float32 (4h) and its output twice
+        (qwen2_5, 22 * 1280 + 8 * 3420 + 4 * 16 + 8),
+        # a LayerNorm in one kernel saves what PyTorch's does
+        (gemma3, 16 * 1152 + 4 * 4304 + 4 * 16 + 16),
+    ],
+)
+def test_liger_replaces_the_norms_of_a_towers_layers(config: Any, expected: int) -> None:
+    saved = saved_per_patch(config, use_liger_kernel=True)
+    assert saved == pytest.approx(expected, rel=0.002)
+
+
+def test_liger_leaves_a_checkpoint_alone_whose_class_it_does_not_know() -> None:
+    with_it, without = (
+        estimate(*parse(setup({**smolvlm(), "model_type": "idefics3"}, use_liger_kernel=is_on)))
+        for is_on in (True, False)
+    )
+    assert with_it.peak.bytes == without.peak.bytes
+    assert any("no kernels for idefics3" in said for said in with_it.assumptions)
+
+
 def test_frozen_parts_are_not_trained() -> None:
     whole = estimate(*parse(setup(gemma3())))
     tower = estimate(*parse(setup(gemma3(), freeze_vision=True)))
@@ -302,7 +326,6 @@ def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
             },
             "adapters in the image tower of qwen3_vl no gradient",
         ),
-        ({"use_liger_kernel": True}, "use_liger_kernel true is not modelled yet"),
     ],
 )
 def test_setups_not_modelled_with_images_are_refused(keys: dict[str, Any], sentence: str) -> None:

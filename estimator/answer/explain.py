@@ -339,7 +339,7 @@ def _activations(of: Estimate) -> Explanation:
         f"{layers} layers keep {kept * layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
-    fused_ones = kernels(of.model, of.setup.computation)
+    fused_ones = kernels(of.model, of.setup.computation, of.setup.adapters)
     norm = fused.rms_norm if fused_ones.norm else operators.rms_norm
     gated = (fused.gated,) if fused_ones.mlp else ()
     return Explanation(

@@ -52,7 +52,6 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
     _check_strategy(model, setup)
     for key, instead in (
         ("objective", "sft"),
-        ("use_liger_kernel", False),
         ("checkpoint_every_n_layers", 1),
         ("selective_checkpointing", False),
         ("offload_checkpoints", False),

@@ -115,7 +115,7 @@ class Block:
         self.model = model
         self.setup = setup
         self.index = index
-        self.kernels: Kernels = kernels(model, setup.computation)
+        self.kernels: Kernels = kernels(model, setup.computation, setup.adapters)
         """What Liger replaces."""
         self.norm_kind = norm_kind
         self.rotary: Rotary | None = None
@@ -319,6 +319,8 @@ class Block:
         is_replaced = kernels.norm and bool(parameters) and name not in kernels.left
         if is_replaced and (kernels.head_norms or not is_of_heads):
             is_final = self.index is None
+            if (kind or self.norm_kind) is NormKind.LAYER_NORM:
+                return fused.layer_norm(self.tape, x, parameters, rows)
             return fused.rms_norm(
                 self.tape,
                 x,
@@ -556,13 +558,19 @@ class Block:
             return q, k
         model = self.model
         if self.kernels.rotary:
-            return fused.rotate(
+            width, is_wide = q.width, self.rotary is Rotary.FLOAT32_HALVES
+            if is_wide:
+                q, k = op.cast(self.tape, q, 4), op.cast(self.tape, k, 4)
+            q, k = fused.rotate(
                 self.tape,
                 q,
                 k,
                 self.rotary_tables,
                 copies=self.kernels.heads_first,
                 copies_gradients=self.setup.attn_implementation is AttnImplementation.EAGER,
+            )
+            return (
+                (op.cast(self.tape, q, width), op.cast(self.tape, k, width)) if is_wide else (q, k)
             )
         return rotate(
             self.tape,

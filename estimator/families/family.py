@@ -199,6 +199,8 @@ class Kernels:
 
 
 NO_KERNELS = Kernels(norm=False, mlp=False, rotary=False, fuses_head=False)
+TOWER_NORMS = Kernels(mlp=False, rotary=False, fuses_head=False)
+"""For towers of which only norms are replaced."""
 NORMS_BESIDE = Kernels(in_place=False, final_in_place=False)
 """For layers in which two norms follow each other with a sum in between."""
 

@@ -16,28 +16,36 @@ from estimator.families.counts import modules_with_counts
 from estimator.families.family import NO_KERNELS, Kernels
 from estimator.families.modules import Bare
 from estimator.families.registry import family_of
+from estimator.families.vision_family import sees, vision_family
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model
 
 
-def kernels(model: Model, computation: Computation) -> Kernels:
+def kernels(model: Model, computation: Computation, adapters: Adapters) -> Kernels:
     """What Liger replaces in this setup; nothing if it is off or does not support the family."""
     if not computation.use_liger_kernel:
         return NO_KERNELS
-    known = kernels_of_family(model)
+    known = kernels_of_family(model, adapters)
     return known if known.mlp_beside_experts or not model.num_experts else replace(known, mlp=False)
 
 
-def kernels_of_family(model: Model) -> Kernels:
-    """What Liger would replace in this family."""
-    return family_of(model).liger or NO_KERNELS
+def kernels_of_family(model: Model, adapters: Adapters) -> Kernels:
+    """What Liger would replace in this family's text."""
+    known = family_of(model).liger or NO_KERNELS
+    if model.vision is None or not sees(model, adapters):
+        return known
+    whole = vision_family(model.vision).liger
+    if whole is None:
+        return NO_KERNELS
+    return replace(known, mlp=False) if whole.keeps_mlp else known
 
 
-def fuses_head(model: Model) -> bool:
+def fuses_head(model: Model, adapters: Adapters) -> bool:
     """Whether Liger fuses this family's head and loss."""
-    return kernels_of_family(model).fuses_head
+    return kernels_of_family(model, adapters).fuses_head
 
 
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
@@ -48,7 +56,11 @@ def loss_of(model: Model, setup: TrainingSetup) -> Loss:
         return setup.task.loss
     if setup.task.objective.has_reference:
         return Loss.CHUNKED_TRL
-    return Loss.LIGER if kernels(model, setup.computation).fuses_head else Loss.STANDARD
+    return (
+        Loss.LIGER
+        if kernels(model, setup.computation, setup.adapters).fuses_head
+        else Loss.STANDARD
+    )
 
 
 LATER_FAMILY = Refusal(
@@ -68,19 +80,26 @@ NO_FUSED_LOSS = Refusal(
 )
 
 
+def _loaded_type(model: Model, setup: TrainingSetup) -> str:
+    """``model_type`` of the class that is loaded: the checkpoint's, where it has its tower."""
+    if model.vision is not None and sees(model, setup.adapters):
+        return model.vision.wrapper
+    return model.model_type
+
+
 def check_liger(model: Model, setup: TrainingSetup) -> None:
     """Refuses, in one sentence, what Liger refuses or fails on."""
-    family = model.model_type
-    if family_of(model).liger_is_later and (
-        setup.computation.use_liger_kernel or setup.task.loss is Loss.LIGER
-    ):
+    family, is_later = _loaded_type(model, setup), family_of(model).liger_is_later
+    if model.vision is not None and sees(model, setup.adapters):
+        is_later |= vision_family(model.vision).liger_is_later
+    if is_later and (setup.computation.use_liger_kernel or setup.task.loss is Loss.LIGER):
         raise LATER_FAMILY(family=family)
-    if kernels(model, setup.computation).experts and any(
+    if kernels(model, setup.computation, setup.adapters).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup.adapters)
         for module, _ in modules_with_counts(model)
     ):
         raise WRAPPED_EXPERTS()
-    if setup.task.loss is Loss.LIGER and not fuses_head(model):
+    if setup.task.loss is Loss.LIGER and not fuses_head(model, setup.adapters):
         raise NO_FUSED_LOSS(family=family)
 
 
@@ -103,12 +122,19 @@ def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
 def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if not setup.computation.use_liger_kernel:
         return []
-    if family_of(model).liger is None:
+    known, loaded = kernels_of_family(model, setup.adapters), _loaded_type(model, setup)
+    if known == NO_KERNELS:
         return [
-            f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer logs this and trains without them."
+            f"Liger 0.8.5 has no kernels for {loaded}: Trainer logs this and trains without them."
         ]
     sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
-    if kernels(model, setup.computation).whole_logits and loss_of(model, setup) is Loss.STANDARD:
+    seen = model.vision is not None and sees(model, setup.adapters)
+    if seen and model.vision and vision_family(model.vision).liger_needs_older:
+        sentences.append(
+            f"Liger 0.8.5 cannot be used for {loaded} with transformers 5.23, which lacks an output class that it "
+            "imports; take an older transformers."
+        )
+    if known.whole_logits and loss_of(model, setup) is Loss.STANDARD:
         sentences.append(
             f"Liger does not fuse {model.model_type}'s head: the full logits exist, and their gradient overwrites them."
         )

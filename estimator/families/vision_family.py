@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from estimator.families.counts import layer_groups, layer_modules, outer_modules
-from estimator.families.family import BlockProgram, Family, TreeTensor, Width
+from estimator.families.family import (
+    NO_KERNELS,
+    BlockProgram,
+    Family,
+    Kernels,
+    TreeTensor,
+    Width,
+)
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
 from estimator.families.modules import Module
@@ -47,6 +54,18 @@ class Seen(NamedTuple):
     def tiles(self) -> int:
         """Images or tiles of the micro-batch."""
         return self.rows * sum(image.tiles for image in self.images)
+
+
+class VisionKernels(NamedTuple):
+    """What Liger replaces in a checkpoint that is loaded with its tower.
+
+    Source: liger-kernel 0.8.5, transformers/monkey_patch.py, ``apply_liger_kernel_to_*``.
+    """
+
+    tower: Kernels = NO_KERNELS
+    """In the tower and the projector."""
+    keeps_mlp: bool = False
+    """It leaves the text's MLP as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +151,12 @@ class VisionFamily:
     """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
     tree: TowerTree | None = None
     """The module tree, for device maps; None: not known."""
+    liger: VisionKernels | None = None
+    """None: Liger has no kernels for the checkpoint's class, so it replaces nothing in the text either."""
+    liger_is_later: bool = False
+    """Liger's kernels for the class are not modelled yet."""
+    liger_needs_older: bool = False
+    """Liger 0.8.5 imports an output class that transformers 5.23 no longer has."""
     hooks_embedding: bool
     """Gradient checkpointing's hook also catches the tower's embedding, so that backward enters a frozen tower."""
 

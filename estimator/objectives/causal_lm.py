@@ -161,7 +161,7 @@ class LabelledCall:
 
         def loss(x: Tensor) -> Tensor:
             if self.loss is Loss.LIGER:
-                budget = kernels_of_family(self.model).budget
+                budget = kernels_of_family(self.model, self.setup.adapters).budget
                 return fused.linear_cross_entropy(
                     self.tape, x, weight, width, vocabulary, budget=budget
                 )

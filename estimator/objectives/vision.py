@@ -85,7 +85,7 @@ class LoadedTower:
         setup: TrainingSetup,
         index: int | None = None,
     ) -> TowerBlock:
-        return TowerBlock(
+        block = TowerBlock(
             self.tape,
             self.vision.tower,
             setup,
@@ -96,6 +96,9 @@ class LoadedTower:
             index=index,
             parameters=self.parameters,
         )
+        if setup.computation.use_liger_kernel and self.family.liger is not None:
+            block.kernels = self.family.liger.tower
+        return block
 
     def features(
         self, phase: Phase, rows: int, *, checkpointing: bool

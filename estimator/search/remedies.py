@@ -440,7 +440,7 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
     if loss_of(model, setup) is not Loss.STANDARD or setup.objective is not Objective.SFT:
         return
-    if fuses_head(model):
+    if fuses_head(model, setup.adapters):
         keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
         yield Change(
             "Liger's fused kernels and loss",

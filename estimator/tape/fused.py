@@ -62,6 +62,30 @@ def rms_norm(
     return tape.finish(node, out, [kept, tape.new(rows, 4)])
 
 
+def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Tensor], rows: int) -> Tensor:
+    """LayerNorm in one kernel: saves x in its dtype and two float32 numbers a row, under autocast too.
+
+    Backward writes the gradient of x into a new tensor, and sums those of weight and bias in float32, in one partial
+    row per multiprocessor each.
+
+    Source: liger-kernel 0.8.5, ops/layer_norm.py, ``layer_norm_forward``, ``layer_norm_backward``.
+    """
+    tape.operation = "layer norm"
+    elements, width = x.elements, x.width
+    sizes = [(p.elements, p.width, p.requires_grad) for p in parameters]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        partial = [t.new(MULTIPROCESSORS * n, 4) if needed else None for n, _, needed in sizes]
+        gradients: Gradients = [t.new(elements, width)]
+        for rows_of, (n, own, needed) in zip(partial, sizes, strict=True):
+            gradients.append(op.cast(t, t.new(n, 4), own) if needed and rows_of else None)
+        return gradients
+
+    node = tape.begin("layer norm backward", [x, *parameters], backward)
+    out = tape.new(elements, width)
+    return tape.finish(node, out, [x, tape.new(rows, 4), tape.new(rows, 4)])
+
+
 def gated(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) × up`` (or gelu) in one kernel: saves both factors and writes their gradients over them.
 

@@ -13,7 +13,7 @@ from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables, turned
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily, VisionKernels
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -228,5 +228,6 @@ TOWERS = (
         layers="encoder.layers",
         hooks_embedding=False,
         is_ordered=False,
+        liger=VisionKernels(),
     ),
 )

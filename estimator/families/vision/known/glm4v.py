@@ -189,6 +189,7 @@ TOWERS = (
         layers="blocks",
         hooks_embedding=False,
         is_ordered=False,
+        liger_is_later=True,
         returns_features=False,
     ),
 )

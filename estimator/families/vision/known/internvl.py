@@ -8,14 +8,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import (
+    TOWER_NORMS,
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+)
 from estimator.families.images.tiles import InternVLImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    VisionKernels,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -213,5 +226,8 @@ TOWERS = (
         prefix="vision_tower",
         layers="encoder.layer",
         hooks_embedding=True,
+        liger=VisionKernels(
+            replace(TOWER_NORMS, left=frozenset({"multi_modal_projector.layer_norm"}))
+        ),
     ),
 )

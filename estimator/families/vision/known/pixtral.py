@@ -9,13 +9,28 @@ from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    Kernels,
+    NormKind,
+    TreeLayout,
+)
 from estimator.families.images.pixtral import PixtralImageProcessor
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    VisionKernels,
+    turning,
+)
+from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -102,8 +117,12 @@ def pixtral(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, x)
     residual = x
     x = b.norm("ffn_norm", x)
-    gate = b.activation(b.linear("feed_forward.gate_proj", x))
-    product = op.multiply(b.tape, gate, b.linear("feed_forward.up_proj", x), "gate × up")
+    gate = b.linear("feed_forward.gate_proj", x)
+    if b.kernels.mlp:
+        product = fused.gated(b.tape, gate, b.linear("feed_forward.up_proj", x))
+    else:
+        gate = b.activation(gate)
+        product = op.multiply(b.tape, gate, b.linear("feed_forward.up_proj", x), "gate × up")
     del gate
     return op.add(b.tape, residual, b.linear("feed_forward.down_proj", product))
 
@@ -223,5 +242,6 @@ TOWERS = (
         prefix="vision_tower",
         layers="transformer.layers",
         hooks_embedding=True,
+        liger=VisionKernels(Kernels(fuses_head=False)),
     ),
 )

@@ -5,13 +5,22 @@ Source: transformers 5.23, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.activations import quick_gelu
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import (
+    NO_KERNELS,
+    TOWER_NORMS,
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+)
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import plain_mlp
@@ -19,7 +28,14 @@ from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock, attend_by_image
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    VisionKernels,
+    turning,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -441,6 +457,8 @@ TOWERS = (
         layers="blocks",
         hooks_embedding=True,
         returns_features=False,
+        liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
+        liger_needs_older=True,
     ),
     VisionFamily(
         wrappers=("qwen2_5_vl",),
@@ -465,6 +483,8 @@ TOWERS = (
         layers="blocks",
         hooks_embedding=True,
         returns_features=False,
+        liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
+        liger_needs_older=True,
     ),
     VisionFamily(
         wrappers=("qwen3_vl", "qwen3_vl_moe"),
@@ -483,6 +503,8 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         hooks_embedding=False,
+        liger=VisionKernels(replace(NO_KERNELS, rotary=True), keeps_mlp=True),
+        liger_needs_older=True,
         returns_features=False,
     ),
     VisionFamily(

@@ -11,6 +11,7 @@ from functools import partial
 
 from estimator.families.block import Block
 from estimator.families.family import (
+    TOWER_NORMS,
     Architecture,
     Family,
     FamilyModules,
@@ -26,7 +27,13 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    VisionKernels,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -316,6 +323,7 @@ TOWERS = (
         layers="encoder.layers",
         hooks_embedding=True,
         masks_text=True,
+        liger=VisionKernels(replace(TOWER_NORMS, in_place=False, final_in_place=False)),
     ),
     VisionFamily(
         wrappers=("smolvlm",),
@@ -333,6 +341,7 @@ TOWERS = (
         hooks_embedding=True,
         wraps_layers=False,
         returns_features=False,
+        liger=VisionKernels(TOWER_NORMS),
     ),
     VisionFamily(
         wrappers=("idefics3",),
