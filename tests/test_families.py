@@ -808,6 +808,8 @@ def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
     assert resized(E2B, {"num_hidden_layers": 26}).layer_types[-1] == "full_attention"
     with pytest.raises(ValueError, match="num_hidden_layers 22 is too few for gemma4_text"):
         resized(E2B, {"num_hidden_layers": 22})
+    with pytest.raises(ValueError, match="num_hidden_layers 10 is too few for gemma3n_text"):
+        resized(catalog.model("google/gemma-3n-E2B-it"), {"num_hidden_layers": 10})
 
 
 def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts() -> None:

@@ -138,9 +138,8 @@ def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
     """The pattern repeated or cut. Gemma 4's last layer has full attention; one layer of each kind must not share."""
     kinds = _repeated(known.layer_types, layers)
     windows = family_of(known).config.windows
-    if windows is None or not windows.last_is_full:
-        return kinds
-    kinds = (*kinds[:-1], FULL_ATTENTION)
+    if windows is not None and windows.last_is_full:
+        kinds = (*kinds[:-1], FULL_ATTENTION)
     own = kinds[: max(0, layers - known.num_kv_shared_layers)]
     if known.num_kv_shared_layers and set(own) != set(known.layer_types):
         raise InputError(
