@@ -80,6 +80,7 @@ def test_silent_defaults_are_those_of_its_yaml() -> None:
         "beta": 0.0,
         "optim": "adamw_torch",
         "save_strategy": "no",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",  # utils/checkpoint/fsdp_checkpoint_manager.py:311
     }
     assert {key: run[key] for key in wanted} == wanted
 
@@ -190,6 +191,13 @@ def test_its_reference_rests_on_the_cpu_but_for_the_root_of_fsdp_1(version: int)
     root = 2 * (2 * 152_064 * 3584 + 3584)
     held = asked[Component.REFERENCE_MODEL]
     assert held < 2**20 if version == 2 else root <= held < root + 2**20
+
+
+def test_rloo_has_the_passes_of_grpo() -> None:
+    # trainer/ppo/core_algos.py: the two differ in the arithmetic of the advantage alone
+    asked, same = (answer(objective=it, beta=0.001) for it in ("grpo", "rloo"))
+    assert asked.phases == same.phases
+    assert asked.time == same.time
 
 
 def test_weights_and_states_wait_on_the_cpu_while_vllm_generates() -> None:

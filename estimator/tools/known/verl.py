@@ -80,6 +80,7 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """Each GPU saves its own shards: utils/checkpoint/fsdp_checkpoint_manager.py, ``save_checkpoint``."""
     word, gpus = theirs[f"{ACTOR}.strategy"], so_far["num_gpus"]
     engine = theirs["args.model_engine"]
     if engine not in (None, "dp"):
@@ -90,7 +91,11 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         return {"strategy": word}
     if gpus == 1:
         return {"strategy": "none"}
-    found: dict[str, Value] = {"strategy": "fsdp", "fsdp_version": 2 if word == "fsdp2" else 1}
+    found: dict[str, Value] = {
+        "strategy": "fsdp",
+        "fsdp_version": 2 if word == "fsdp2" else 1,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
     shards = whole(theirs[f"{FSDP}.fsdp_size"]) or -1
     if 1 < shards < gpus:
         found |= {"strategy": "hsdp", "dp_replicate_size": gpus // shards}
@@ -296,7 +301,7 @@ RULES: tuple[Rule, ...] = (
             f"{FSDP}.offload_policy",
         ),
         ours=(
-            *("strategy", "fsdp_version", "dp_replicate_size"),
+            *("strategy", "fsdp_version", "dp_replicate_size", "fsdp_state_dict_type"),
             *("offload_optimizer", "offload_param"),
         ),
         read=_strategy,
