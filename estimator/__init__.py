@@ -27,7 +27,11 @@ from estimator.families.vision_family import images_of
 from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing
-from estimator.parallel.module_devices import why_left_on_the_cpu
+from estimator.parallel.module_devices import (
+    WithTower,
+    placed_with_tower,
+    why_left_on_the_cpu,
+)
 from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
 from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
@@ -205,6 +209,7 @@ __all__ = [
     "Utilisation",
     "UtilisationSearch",
     "Verdict",
+    "WithTower",
     "accuracy",
     "advise",
     "best_way",
@@ -252,6 +257,7 @@ __all__ = [
     "overflow",
     "own_step",
     "pareto",
+    "placed_with_tower",
     "placement",
     "plan_csv",
     "plan_words",

@@ -8,7 +8,10 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboard.estimate import layer_placement
-from estimator import TrainingSetup, catalog, estimate
+from estimator import TrainingSetup, catalog, estimate, placed_with_tower
+from estimator.families.counts import total_parameters
+from estimator.families.modules import module_parameters
+from estimator.families.vision_family import vision_modules
 from estimator.values.specs import Component, Strategy
 from tests.test_start_page import open_page, text
 
@@ -70,6 +73,47 @@ def test_any_setup_is_shown_over_two_gpus_or_refused_with_a_reason():
     )
     assert isinstance(refused, str)
     assert refused.startswith("Liger's kernels")
+
+
+SEEING = [
+    "Qwen/Qwen2.5-VL-7B-Instruct",
+    "google/gemma-3-12b-it",
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+]
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_tower_s_layers_and_the_text_s_are_drawn_once_in_order(name):
+    model = catalog.model(name)
+    placed = placed_with_tower(model, None, TrainingSetup(), 4)
+    strip = layer_placement.tower_pieces(placed)
+    drawn = [[i for it in strip if it.in_tower == tower for i in it.layers] for tower in (0, 1)]
+    assert drawn == [
+        [*range(model.num_hidden_layers)],
+        [*range(model.vision.tower.num_hidden_layers)],
+    ]
+    assert "embed_tokens" in {name for it in strip for name in it.names}
+    assert len(go.Figure(layer_placement.tower_figure(placed, A100)).data) > 0
+    # every parameter lies on one GPU, in bfloat16; buffers are under a megabyte
+    parameters = total_parameters(model) + sum(
+        count * module_parameters(it) for it, count in vision_modules(model)
+    )
+    assert 0 <= sum(placed.weights) - 2 * parameters < 2**20
+
+
+def test_the_page_draws_a_tower_and_says_that_a_step_is_not_modelled():
+    of = estimate(
+        catalog.model(SEEING[0]),
+        A100,
+        TrainingSetup(model_class="image_text", max_length=8192, image_sizes=((448, 448),)),
+    )
+    refused = layer_placement.over_devices(of)
+    assert "strategy device_map is not modelled yet for a model with a vision tower" in refused
+    placed = layer_placement.with_tower(of)
+    assert "vision layers 1–32" in layer_placement.tower_table_html(placed)
+    small = placed_with_tower(of.model, catalog.gpus()["T4"], of.setup, 1)
+    assert small.startswith("device_map leaves part of the model on the CPU")
 
 
 def test_page_draws_the_placement_and_applies_it_on_click():

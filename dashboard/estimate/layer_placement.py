@@ -12,7 +12,18 @@ from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import units
-from estimator import Component, Estimate, OnDevice, Strategy, estimate, sharing
+from estimator import (
+    Component,
+    Estimate,
+    Gpu,
+    ModelClass,
+    OnDevice,
+    Strategy,
+    WithTower,
+    estimate,
+    placed_with_tower,
+    sharing,
+)
 
 
 def over_devices(of: Estimate) -> Estimate | str:
@@ -44,6 +55,8 @@ class Piece(NamedTuple):
     layers: tuple[int, ...]
     """Indices of its layers; empty for modules before or after the layers."""
     names: tuple[str, ...]
+    in_tower: bool = False
+    """Whether its layers are the vision tower's."""
 
     @property
     def width(self) -> int:
@@ -53,7 +66,9 @@ class Piece(NamedTuple):
     @property
     def said(self) -> str:
         """Its content in words."""
-        return f"layers {spans(self.layers)}" if self.layers else ", ".join(self.names)
+        if not self.layers:
+            return ", ".join(self.names)
+        return f"{'vision ' * self.in_tower}layers {spans(self.layers)}"
 
 
 def pieces(answer: Estimate) -> list[Piece]:
@@ -94,7 +109,6 @@ def spans(layers: Sequence[int]) -> str:
 
 def figure(answer: Estimate, *, dark: bool = False) -> Figure:
     """A strip of the layers by GPU; below it, each GPU's peak by component and the card's memory."""
-    look = theme.DARK if dark else theme.LIGHT
     fullest = max(it.need_high_bytes for it in answer.devices)
     bars = [
         Bar(
@@ -105,10 +119,16 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
         )
         for place, it in enumerate(answer.devices)
     ]
-    memory = answer.gpu.memory_bytes if answer.gpu is not None else 0
+    return _drawn(bars, pieces(answer), answer.gpu, fullest, dark=dark)
+
+
+def _drawn(
+    bars: list[Bar], strip: Sequence[Piece], gpu: Gpu | None, fullest: int, *, dark: bool
+) -> Figure:
+    look = theme.DARK if dark else theme.LIGHT
+    memory = gpu.memory_bytes if gpu is not None else 0
     end = memory_bars.scale(max(memory, fullest))
-    traces, shapes, notes = memory_bars.against(bars, answer.gpu, look, end)
-    strip = pieces(answer)
+    traces, shapes, notes = memory_bars.against(bars, gpu, look, end)
     size = sum(piece.width for piece in strip)
     height = ROW * len(bars) + BETWEEN + STRIP
     top = ROW * len(bars) / height
@@ -188,7 +208,9 @@ def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
             "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
         },
         "text": [
-            f"{word}{piece.device}<br>{spans(piece.layers)}" if piece.layers else ""
+            f"{word}{piece.device}<br>{'vision ' * piece.in_tower}{spans(piece.layers)}"
+            if piece.layers
+            else ""
             for piece in strip
         ],
         "textposition": "inside",
@@ -263,3 +285,78 @@ def alt(answer: Estimate) -> str:
     )
     line = f"; each has {units.gib(answer.gpu.memory_bytes)}" if answer.gpu is not None else ""
     return f"Layers over {len(answer.devices)} GPUs: {said}{line}."
+
+
+# --- with a vision tower, before any step ---------------------------------------------------------
+
+
+def with_tower(of: Estimate) -> WithTower | str | None:
+    """Where the model goes with its vision tower, on its own GPUs or at least two; None without a tower."""
+    if of.model.vision is None or of.setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
+        return None
+    number = min(max(2, of.setup.num_gpus), of.setup.gpus_per_node)
+    try:
+        return placed_with_tower(of.model, of.gpu, of.setup, number)
+    except ValueError as problem:
+        return str(problem)
+
+
+def tower_pieces(placed: WithTower) -> list[Piece]:
+    """The model from its tower to the head, cut where the GPU changes, and where layers begin or end."""
+    runs = groupby(placed.units, key=lambda it: (it.device, not it.name, it.in_tower))
+    found = []
+    for (device, is_layers, in_tower), run in runs:
+        of_run = [*run]
+        layers = tuple(it.layer for it in of_run) if is_layers else ()
+        names = () if is_layers else tuple(it.name for it in of_run)
+        found.append(Piece(device, layers, names, in_tower))
+    return found
+
+
+def tower_figure(placed: WithTower, gpu: Gpu | None, *, dark: bool = False) -> Figure:
+    """A strip of the tower's and the text's layers by GPU; below it, each GPU's weights."""
+    most = max(placed.weights)
+    bars = [
+        Bar(
+            seat, f"GPU {seat}", memory_bars.parts({Component.WEIGHTS: weights}, 0), weights == most
+        )
+        for seat, weights in enumerate(placed.weights)
+    ]
+    return _drawn(bars, tower_pieces(placed), gpu, most, dark=dark)
+
+
+def tower_head_html(placed: WithTower, refused: str) -> str:
+    """Text above the figure: what it shows, and why it shows weights alone."""
+    text = (
+        f'{len(placed.weights)} such GPUs, as from_pretrained(device_map="auto") fills them with the vision tower, the '
+        f"projector and the text, by weight alone: {units.between(min(placed.weights), max(placed.weights))} a GPU. "
+        f"What a training step adds is not shown: {refused}"
+    )
+    return f'<p class="hr-text">{escape(text)}</p>'
+
+
+def tower_table_html(placed: WithTower) -> str:
+    """One row per GPU: its modules and weights."""
+    rows = "".join(
+        f'<tr><td class="hr-name-cell">{seat}: {escape(_on(placed, seat))}</td>'
+        f'<td class="hr-n">{units.number(weights)}</td></tr>'
+        for seat, weights in enumerate(placed.weights)
+    )
+    return (
+        '<table class="hr-table hr-stages"><thead><tr><th scope="col">GPU, GiB</th>'
+        f'<th scope="col" class="hr-n">Weights</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def tower_alt(placed: WithTower) -> str:
+    """The figure as text."""
+    said = "; ".join(
+        f"GPU {seat} holds {_on(placed, seat)}, {units.gib(weights)}"
+        for seat, weights in enumerate(placed.weights)
+    )
+    return f"A vision tower and its text over {len(placed.weights)} GPUs: {said}."
+
+
+def _on(placed: WithTower, seat: int) -> str:
+    held = [piece.said for piece in tower_pieces(placed) if piece.device == seat]
+    return ", ".join(held) or "nothing"

@@ -232,7 +232,7 @@ def _many(answer: Estimate) -> None:
 def _where(answer: Estimate) -> None:
     placed = layer_placement.over_devices(answer)
     if isinstance(placed, str):
-        st.info(markup.plain(placed))
+        _where_with_tower(answer, placed)
         return
     left_over = why_left_on_the_cpu(placed.model, placed.gpu, placed.setup)
     st.html(layer_placement.head_html(placed, answer, left_over))
@@ -245,6 +245,21 @@ def _where(answer: Estimate) -> None:
     if placed is not answer and left_over is None:
         keys = sharing(answer.setup.mesh, Strategy.DEVICE_MAP, placed.setup.num_gpus)
         st.button("Train over this device map", on_click=actions.take, args=(keys,), key="take map")
+
+
+def _where_with_tower(answer: Estimate, refused: str) -> None:
+    """Placement alone, where a step over the map is refused."""
+    placed = layer_placement.with_tower(answer)
+    if placed is None or isinstance(placed, str):
+        st.info(markup.plain(placed or refused))
+        return
+    st.html(layer_placement.tower_head_html(placed, refused))
+    drawing.plot(
+        layer_placement.tower_figure(placed, answer.gpu, dark=drawing.is_dark()),
+        "where",
+        layer_placement.tower_alt(placed),
+    )
+    st.html(layer_placement.tower_table_html(placed))
 
 
 def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:

@@ -15,6 +15,8 @@ from estimator.families.adapters import is_copied
 from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.modules import Module
+from estimator.families.vision_family import vision_family
+from estimator.families.vision_tree import image_text_tree
 from estimator.parallel.placement import (
     CPU,
     DISK,
@@ -23,6 +25,7 @@ from estimator.parallel.placement import (
     Packing,
     from_pretrained_device_map,
     needed_bytes,
+    weight_sizes,
 )
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
 from estimator.values.facets.adapters import Adapters
@@ -102,11 +105,96 @@ def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> 
         return None
     if _devices(*question, _free(gpu)) is not None:
         return None
+    return _too_large(setup.num_gpus, gpu)
+
+
+def _too_large(gpus: int, gpu: Gpu) -> str:
     return (
-        f"device_map leaves part of the model on the CPU, as the weights are too large for {setup.num_gpus} × "
+        f"device_map leaves part of the model on the CPU, as the weights are too large for {gpus} × "
         f"{gpu.name}, and weights that accelerate offloads cannot be trained; raise num_gpus, take a larger GPU, or "
         "take method qlora."
     )
+
+
+class Unit(NamedTuple):
+    """A layer, or a module outside the layers, on its GPU."""
+
+    device: int
+    name: str
+    """Such as ``embed_tokens`` or ``visual.merger``; empty: a layer."""
+    layer: int = 0
+    """Index of a layer."""
+    in_tower: bool = False
+    """Whether a layer is one of the vision tower."""
+
+
+class WithTower(NamedTuple):
+    """A model with its vision tower over GPUs, before any step."""
+
+    units: tuple[Unit, ...]
+    """In the order of definition."""
+    weights: tuple[int, ...]
+    """Bytes of weights and buffers on each GPU, as transformers counts them (4-bit: without scales)."""
+
+
+@lru_cache(maxsize=64)
+def placed_with_tower(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, gpus: int
+) -> WithTower | str:
+    """Where ``from_pretrained(device_map="auto")`` puts a model with its vision tower, on idle cards; a sentence if the
+    weights are too large for them. A layer that is split is where its first part is.
+
+    Raises ``InputError`` for a tower whose tree is not known.
+
+    Source: as ``module_devices``; ``image_text_tree``.
+    """
+    tree, packing = image_text_tree(model), _packing(setup.adapters)
+    limits: dict[Device, int] = dict.fromkeys(range(gpus), UNLIMITED if gpu is None else _free(gpu))
+    placed = from_pretrained_device_map(
+        model, limits, dtype=setup.dtype.value, packing=packing, with_tower=True
+    )
+    if {CPU, DISK} & set(placed.values()):
+        assert gpu is not None
+        return _too_large(gpus, gpu)
+    sizes = weight_sizes(tree, dtype=setup.dtype.value, packing=packing)
+    weights = [
+        sum(sizes[name] for name, device in placed.items() if device == seat) // 8
+        for seat in range(gpus)
+    ]
+    return WithTower(tuple(_units(model, tree, placed)), tuple(weights))
+
+
+def _units(model: Model, tree: ModuleNode, placed: dict[str, Device]) -> Iterator[Unit]:
+    assert model.vision is not None
+    family = vision_family(model.vision)
+    named: list[str] = []
+
+    def look(node: ModuleNode, above: str) -> Iterator[Unit]:
+        if above.endswith(f"{family.prefix}.{family.layers}"):
+            index = int(node.name.rpartition(".")[2])
+            yield Unit(_device(node.name, placed), "", index, in_tower=True)
+        elif above.endswith("layers"):
+            yield Unit(_device(node.name, placed), "", int(node.name.rpartition(".")[2]))
+        elif node.children:
+            for child in node.children:
+                yield from look(child, node.name)
+        else:
+            name = _short(node.name)
+            if name not in named:
+                named.append(name)
+                yield Unit(_device(node.name, placed), name)
+
+    yield from look(tree, "")
+
+
+def _short(name: str) -> str:
+    """A module's name without the model's; of the text the last part, of the tower two.
+
+    >>> _short("model.language_model.embed_tokens"), _short("model.visual.merger.mlp.0"), _short("lm_head")
+    ('embed_tokens', 'visual.merger', 'lm_head')
+    """
+    words = name.removeprefix("model.").split(".")
+    return words[-1] if words[0] in ("language_model", "text_model") else ".".join(words[:2])
 
 
 def _free(gpu: Gpu) -> int:

@@ -162,7 +162,7 @@ def from_pretrained_device_map(
     if packing and splits_packed_experts(model):
         raise SPLIT_EXPERTS()
     tree = made_tree(model, with_tower=with_tower)
-    sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
+    sizes = weight_sizes(tree, dtype=dtype, packing=packing)
     whole = whole_classes(model, with_tower=with_tower)
     budgets = _in_bits(max_memory)
     if balance is not Balance.SEQUENTIAL:
@@ -200,7 +200,7 @@ def needed_bytes(
     """
     unlimited: dict[Device, int] = dict.fromkeys(range(gpus), 2**60)
     tree = made_tree(model, with_tower=with_tower)
-    sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
+    sizes = weight_sizes(tree, dtype=dtype, packing=packing)
     cushion = _cushion(tree, sizes, whole_classes(model, with_tower=with_tower))
     share = _balanced(_in_bits(unlimited), sizes[""], cushion, Balance.AUTO)[0]
     placed = from_pretrained_device_map(
@@ -223,7 +223,8 @@ def sizes_in_bits(
     Source: accelerate 1.15 utils/modeling.py, ``compute_module_sizes``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> sizes_in_bits(module_tree(TINY_LLAMA), ACCELERATE["bfloat16"])["model.embed_tokens"] == 10 * 8 * 16
+    >>> tree = made_tree(TINY_LLAMA, with_tower=False)
+    >>> sizes_in_bits(tree, ACCELERATE["bfloat16"])["model.embed_tokens"] == 10 * 8 * 16
     True
     """
     sizes: dict[str, int] = {}
@@ -242,6 +243,13 @@ def sizes_in_bits(
 
     add(tree)
     return sizes
+
+
+def weight_sizes(
+    tree: ModuleNode, *, dtype: str = "bfloat16", packing: Packing | None = None
+) -> dict[str, int]:
+    """Bits of each module as transformers counts them: full name → bits. Source: as ``from_pretrained_device_map``."""
+    return sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
 
 
 def _cushion(tree: ModuleNode, sizes: Mapping[str, int], whole: Collection[str]) -> int:
