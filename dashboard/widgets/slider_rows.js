@@ -12,7 +12,7 @@ const start = () => {
   const sliderAt = (node) => Object.keys(follows().bases).find((slider) => node.closest?.(`.st-key-${slider}`));
   const othersRest = (slider) =>
     Object.entries(follows().at).every(([other, text]) => other === slider || (textOf(other) ?? text) === text);
-  const holds = (slider) => rows[slider]?.base === follows().bases[slider] && othersRest(slider);
+  const holds = (slider) => slider in rows && rows[slider].base === follows().bases[slider] && othersRest(slider);
 
   const documentAt = ({ first, paths, changes }, place) => {
     const made = structuredClone(first);

@@ -45,6 +45,15 @@ IN_THE_ROW = """([slider, place]) => {
 }"""
 
 
+WITHOUT_ROW_OR_BASE = """() => {
+  const { rows } = window.headroomRows;
+  Object.keys(rows).forEach((slider) => delete rows[slider]);
+  document.querySelector('.st-key-hero .hr-plot').follows = { bases: {}, at: {} };
+  return window.headroomRows.answered();
+}"""
+"""Whether a moved slider is drawn while neither a row nor the figure knows it, as when dropped files set it."""
+
+
 def thumb(page, label):
     if label == "GPUs" and not page.get_by_role("slider", name=label).count():
         page.get_by_text("Several GPUs", exact=True).first.click()
@@ -158,3 +167,4 @@ def test_a_row_is_not_used_after_another_slider_has_moved(browser, address):
         page.wait_for_function(
             "(base) => window.headroomRows.rows.max_length.base !== base", arg=base, timeout=WAIT
         )
+        assert page.evaluate(WITHOUT_ROW_OR_BASE) is False
