@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from estimator import TrainingSetup, catalog, estimate
@@ -191,6 +191,9 @@ QUANTIZATION = st.dictionaries(
 )
 
 
+@settings(
+    suppress_health_check=[HealthCheck.too_slow]
+)  # how fast values are drawn depends on the machine's load
 @given(changed=st.dictionaries(KEYS, VALUES, max_size=4), quantization=st.none() | QUANTIZATION)
 def test_no_config_raises(changed: dict[str, object], quantization: object) -> None:
     config = {**LLAMA, "quantization_config": quantization, **changed}
