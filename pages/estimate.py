@@ -76,6 +76,7 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
     """The hero figure."""
     answer = question.answer()
     if isinstance(answer, str):
+        st.html(hero_figure.WITHOUT_SWITCHES)
         return
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}

@@ -627,3 +627,15 @@ def test_the_start_page_imports_no_table_library():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_refused_setup_shows_no_switches_of_a_figure_that_is_not_there():
+    hidden = hero_figure.WITHOUT_SWITCHES
+    assert hidden not in text(open_page(**MISTRAL))
+    refused = open_page(
+        model="Qwen/Qwen2.5-7B",
+        objective="grpo",
+        per_device_train_batch_size="1",
+        num_generations="8",
+    )
+    assert hidden in text(refused)

@@ -141,6 +141,10 @@ def hero(
     }
 
 
+WITHOUT_SWITCHES = "<style>.st-key-shown { display: none; }</style>"
+"""CSS that hides the switches of the parts where there is no figure: the setup is refused."""
+
+
 def without_unused(figure: Figure) -> str:
     """CSS that hides the switches of parts that are on but appear in no bar."""
     drawn = {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
