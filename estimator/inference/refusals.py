@@ -86,7 +86,7 @@ PAGED_STRATEGY = Refusal(
 CASTS_WEIGHTS = Refusal(
     "use_transformers_continuous_batching casts the trained weights to 16 bits in place before it generates; set {key} "
     "{value}, or mixed_precision no.",
-    Line("trl", "trainer/grpo_trainer.py", 1799, "unwrapped_model.to(torch.bfloat16)"),
+    Line("trl", "trainer/grpo_trainer.py", 1798, "unwrapped_model.to(torch.bfloat16)"),
 )
 PAGED_GPU = Refusal(
     "use_transformers_continuous_batching takes half of the GPU's free memory; choose a gpu.",

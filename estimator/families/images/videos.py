@@ -19,7 +19,7 @@ ONE_FRAME = Refusal(
     Line(
         "transformers",
         "models/qwen3_vl/video_processing_qwen3_vl.py",
-        78,
+        85,
         "must be larger than temporal_factor",
     ),
 )
