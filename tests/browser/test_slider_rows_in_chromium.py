@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.test_in_chromium import visitor
 
@@ -80,16 +81,16 @@ def test_the_steps_of_every_slider_match_the_servers_answer(browser, address, se
             slider = thumb(plain, label)
             slider.focus()
             start = int(slider.get_attribute("value"))
-            for key in ("Home", "ArrowRight", "End"):
+            ends = (("Home", 0), ("ArrowRight", 1), ("End", int(slider.get_attribute("max"))))
+            for key, place in ends:
                 slider.press(key)
-                place, said = (
-                    int(slider.get_attribute("value")),
-                    slider.get_attribute("aria-valuetext"),
-                )
+                expect(slider).to_have_attribute("value", str(place), timeout=WAIT)
+                said = slider.get_attribute("aria-valuetext")
                 assert told(page, name, place) == answered(plain, name, said), (label, said)
             slider.press("Home")
             for _ in range(start):
                 slider.press("ArrowRight")
+            expect(slider).to_have_attribute("value", str(start), timeout=WAIT)
             answered(plain, name, slider.get_attribute("aria-valuetext"))
 
 
