@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# a busy machine is no failure
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -613,7 +613,6 @@ MODELS = st.sampled_from([row.model for row in catalog.models().values()]) | st.
 )
 
 
-@settings(deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=setups())
 def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> None:
     if (
@@ -633,7 +632,6 @@ def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) 
     assert parse(json.loads(json.dumps(written, allow_nan=False))) == asked
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(0, 3),
     sizes=st.none()
@@ -649,7 +647,6 @@ def test_images_round_trip(count: int, sizes: list[tuple[int, int]] | None, froz
     assert parse(json.loads(json.dumps(write_fields(*asked)))) == asked
 
 
-@settings(deadline=None)
 @given(setup=setups())
 def test_only_non_default_keys_are_written(setup: TrainingSetup) -> None:
     written = write_fields(catalog.model(MISTRAL), None, setup)
@@ -681,7 +678,7 @@ ANYTHING = st.recursive(
 NAMES = st.sampled_from(["model", "gpu", *BY_NAME]) | st.text()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(NAMES, ANYTHING, max_size=6))
 def test_reading_never_raises(given: dict[str, object]) -> None:
     reading = read_setup(given)
@@ -689,7 +686,7 @@ def test_reading_never_raises(given: dict[str, object]) -> None:
     assert all("\n" not in sentence for sentence in reading.problems)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(NAMES, st.text() | st.lists(st.text(), max_size=3), max_size=6))
 def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
     reading = read_link(given)

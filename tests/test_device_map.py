@@ -88,7 +88,7 @@ class TestAgainstOneGpu:
         both = zip(placed.moments, alone.moments, strict=True)
         assert {ours.bytes - its.bytes for ours, its in both} <= {0, 64 * 8}
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         name=st.sampled_from(
             ["openai-community/gpt2", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30B-A3B"]

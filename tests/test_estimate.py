@@ -66,7 +66,7 @@ SETUPS = st.builds(
 ).filter(runs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SETUPS)
 def test_the_peak_is_the_highest_moment_and_its_ledger_sums_to_it(setup):
     result = estimate(SMALL, None, setup)
@@ -80,14 +80,14 @@ def test_the_peak_is_the_highest_moment_and_its_ledger_sums_to_it(setup):
     assert result.need_low_bytes <= result.need_high_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SETUPS, st.sampled_from(["per_device_train_batch_size", "max_length"]))
 def test_a_larger_batch_or_length_never_needs_less(setup, key):
     longer = replace(setup, **{key: getattr(setup, key) + 1})
     assert estimate(SMALL, None, longer).peak.bytes >= estimate(SMALL, None, setup).peak.bytes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SETUPS)
 def test_lora_has_smaller_gradients_and_states_than_full_fine_tuning(setup):
     # rank 16 at most: beyond it, the adapters of this small model outgrow the matrices that they adapt; Adafactor's
@@ -192,7 +192,7 @@ def test_checkpointing_lowers_the_peak_and_paged_states_are_not_in_the_counter()
     assert paged.need_high_bytes - paged.need_low_bytes > paged.paged_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     model=st.sampled_from(sorted(catalog.models())),
     method=st.sampled_from(Method),

@@ -110,7 +110,7 @@ def finds_head(model, setup):
     return True
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
 def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
     assume(can_be_trained(model, setup))
@@ -124,7 +124,7 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
         assert not fits(model, gpu, replace(setup, max_length=length + 1))
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
 def test_every_applied_remedy_does_what_it_promised(model, gpu, setup):
     assume(can_be_trained(model, setup))
@@ -162,7 +162,7 @@ def no_fewer_gpus_do(model, gpu, before, after):
     assert not holds(model, gpu, replace(alike, **keys))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(model=MODELS, gpu=st.one_of(st.none(), GPUS), setup=st.one_of(SETUPS, SEVERAL))
 def test_smallest_set_fits_and_fewer_gpus_do_not(model, gpu, setup):
     assume(can_be_trained(model, setup))
@@ -262,7 +262,7 @@ def test_evaluation_is_named_when_only_it_does_not_fit():
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(model=MODELS, setup=SETUPS)
 def test_the_smallest_fitting_gpu_fits_and_no_smaller_one_does(model, setup):
     assume(can_be_trained(model, setup))
@@ -276,7 +276,7 @@ def test_the_smallest_fitting_gpu_fits_and_no_smaller_one_does(model, setup):
     assert smallest is None or smallest in suited
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(model=MODELS, setup=SETUPS)
 def test_every_setup_needs_at_least_its_optimizer_step(model, setup):
     assume(can_be_trained(model, setup))

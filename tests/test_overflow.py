@@ -215,7 +215,7 @@ def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
                 yield at, phase, of.phases[phase].bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     model=MODELS,
     gpu=GPUS,
@@ -255,7 +255,7 @@ def test_a_replayed_run_stops_where_first_overflow_says(
         assert later.moment.bytes > over.moment.bytes
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
 def test_the_two_step_figure_crosses_capacity_where_the_run_stops(model, gpu, setup):
     assume(can_be_trained(model, setup))

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Job, JobOption, schedule
@@ -67,7 +67,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(JOBS, st.integers(1, 3), st.integers(0, 2))
 def test_the_schedule_matches_the_brute_force_optimum(
     drawn: list[tuple[list[JobOption], float, float | None]], first: int, second: int

@@ -41,7 +41,7 @@ FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.mode
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_a_recording_evaluated_at_other_sizes_equals_a_fresh_step(family, data):
     model = FAMILIES[family]

@@ -152,7 +152,7 @@ def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup: Training
         assert "nvidia-smi" not in said
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
 def test_page_and_json_show_the_same_range_and_no_more_than_the_card(model, gpu, setup):
     assume(can_be_trained(model, setup))

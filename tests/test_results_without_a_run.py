@@ -27,7 +27,7 @@ PRICED = st.sampled_from([card for card in catalog.gpus().values() if card.price
 RUN_WORDS = ("$", "hours", "minutes", " days", "kWh", "tokens per second", "seconds per step")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(model=MODELS, gpu=PRICED, setup=st.one_of(SETUPS, SEVERAL))
 def test_only_runs_that_may_fit_show_hours_and_dollars(model, gpu, setup):
     assume(can_be_trained(model, setup))
@@ -78,7 +78,7 @@ def test_single_machine_strategies_are_not_said_to_reach_64_gpus() -> None:
     assert "under device_map not even on 8" in said
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(model=MODELS, setup=st.one_of(SETUPS, SEVERAL))
 def test_sharing_is_refused_only_if_every_number_of_gpus_is_refused(model, setup):
     assume(can_be_trained(model, setup))

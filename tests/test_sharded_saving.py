@@ -193,7 +193,7 @@ def test_an_estimate_includes_its_strategys_disk_and_host_memory():
     assert (never.run_disk_bytes, never.host_bytes) == (0, about(2 * PARAMETERS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     model=st.sampled_from([SMALL, MISTRAL, MIXTRAL]),
     setup=st.builds(

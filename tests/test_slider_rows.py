@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
@@ -35,7 +35,6 @@ def document_at(made, place):
     return document
 
 
-@settings(deadline=None)
 @given(DOCUMENTS)
 def test_a_row_reproduces_each_of_its_documents(documents):
     whole = [{"whole": document} for document in documents]

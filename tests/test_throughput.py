@@ -284,7 +284,7 @@ TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSet
     kernel=st.sampled_from(AttnImplementation),
     utilisation=st.sampled_from([None, None, 0.4]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_mfu_never_exceeds_one(
     gpu, model, method, padded, mean, batch, length, kernel, utilisation
 ) -> None:
@@ -389,7 +389,7 @@ def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:
     return run_time(MISTRAL, gpu, setup, LYING[setup.method])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(SETUPS, st.sampled_from(TIMED))
 def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     setup: TrainingSetup, gpu: Gpu
@@ -401,7 +401,7 @@ def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     assert all(end >= 0 for _, low, high in time.parts for end in (low, high))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     SETUPS,
     st.sampled_from(
@@ -426,7 +426,7 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     assert run(less).total_hours_high <= run(longer).total_hours_high * ROUNDING
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     SETUPS,
     st.sampled_from(["per_device_train_batch_size", "gradient_accumulation_steps"]),
@@ -438,7 +438,7 @@ def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str
     assert run(less).step_seconds_high <= run(more).step_seconds_high * ROUNDING
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SETUPS, st.sampled_from(TIMED))
 def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu) -> None:
     plain = run(replace(setup, gradient_checkpointing=False), gpu)
