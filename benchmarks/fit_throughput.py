@@ -1,4 +1,4 @@
-"""Compares estimated with published step times, and fits the shares in estimator/time/throughput.py.
+"""Compares estimated with published step times, and fits the shares in estimator/time/rates.py.
 
     python benchmarks/fit_throughput.py            the fit, the classes, the runs outside
     python benchmarks/fit_throughput.py --markdown the two tables, to paste
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run fro
 
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.proof.calibration import Calibration, calibrate
-from estimator.time import throughput
+from estimator.time import rates
 
 COVERED = 0.93
 """Share of a generation's runs that the fitted bracket covers (ours: nine in ten plus a margin for new sources)."""
@@ -48,8 +48,8 @@ class Met:
 def shares(fast: Mapping[str, float], slow: Mapping[str, float]) -> Iterator[None]:
     """Temporarily replaces the shares of the best rate, by generation."""
     with (
-        mock.patch.object(throughput, "FAST_SHARE", fast),
-        mock.patch.object(throughput, "SLOW_SHARE", slow),
+        mock.patch.object(rates, "FAST_SHARE", fast),
+        mock.patch.object(rates, "SLOW_SHARE", slow),
     ):
         yield
 
@@ -133,8 +133,8 @@ def main(arguments: Sequence[str]) -> None:
     if not markdown:
         for name in fast:
             used = (
-                throughput.FAST_SHARE.get(name, throughput.FAST_SHARE_ELSEWHERE),
-                throughput.SLOW_SHARE.get(name, throughput.SLOW_SHARE_ELSEWHERE),
+                rates.FAST_SHARE.get(name, rates.FAST_SHARE_ELSEWHERE),
+                rates.SLOW_SHARE.get(name, rates.SLOW_SHARE_ELSEWHERE),
             )
             print(
                 f"{name:14} fast share {fast[name]:.3f} (used {used[0]})   "

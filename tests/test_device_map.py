@@ -22,7 +22,7 @@ from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import placed_kinds, resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
-from estimator.time.throughput import crossing_bytes
+from estimator.time.exchange_time import crossing_bytes
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     Component,

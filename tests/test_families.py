@@ -34,7 +34,7 @@ from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks
 from estimator.time.flops import attended_pairs, matrices, scan_products
-from estimator.time.throughput import SLOW_BANDWIDTH_SHARE
+from estimator.time.rates import SLOW_BANDWIDTH_SHARE
 from estimator.values.quantization import quantization_of
 from estimator.values.specs import (
     Component,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import AttnImplementation, Loss, Phase, TrainingSetup, catalog, estimate
-from estimator.time.throughput import lengths
+from estimator.time.lengths import lengths
 
 LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
 GPU = catalog.gpu("A100-SXM4-80GB")

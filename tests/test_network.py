@@ -22,7 +22,7 @@ from estimator.parallel.network import (
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import published_runs
 from estimator.step.timeline import structure
-from estimator.time.throughput import Sharing, communication
+from estimator.time.exchange_time import Sharing, communication
 from estimator.values.specs import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

@@ -26,14 +26,10 @@ from estimator import (
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
-from estimator.time.throughput import (
-    OPTIMIZER_STEP,
-    Sharing,
-    communication,
-    missing_rate,
-    rates,
-    run_time,
-)
+from estimator.time.exchange_time import Sharing, communication
+from estimator.time.optimizer_time import OPTIMIZER_STEP
+from estimator.time.rates import missing_rate, rates
+from estimator.time.throughput import run_time
 from estimator.values.specs import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

@@ -20,8 +20,10 @@ from estimator.parallel.offload import moved
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import States
 from estimator.time.flops import Work, delta_products, scan_products, work
+from estimator.time.lengths import Lengths
 from estimator.time.offload_time import Host, hosts, offload_parts
-from estimator.time.throughput import Lengths, Rates, rates, step_parts
+from estimator.time.rates import Rates, rates
+from estimator.time.step_seconds import step_parts
 from estimator.time.traffic import traffic
 from estimator.values.specs import (
     AttnImplementation,

@@ -61,7 +61,7 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
-from estimator.time.throughput import SLOW_SHARE, missing_rate
+from estimator.time.rates import SLOW_SHARE, missing_rate
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report

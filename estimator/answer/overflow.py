@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from estimator.answer.estimate import estimate
 from estimator.run.saving import SAVE_STEPS, saves_when
-from estimator.time.throughput import lengths
+from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import DeviceRun, Estimate, Moment
 from estimator.values.setup import TrainingSetup

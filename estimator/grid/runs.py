@@ -37,7 +37,7 @@ from estimator.run.prequantized import as_loaded
 from estimator.step.timeline import structure
 from estimator.tape.symbols import Recording
 from estimator.time.cost import run_cost
-from estimator.time.throughput import missing_rate
+from estimator.time.rates import missing_rate
 from estimator.values.facets.batch import Batch
 from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model

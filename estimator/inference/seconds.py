@@ -26,8 +26,10 @@ from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
+from estimator.time.host_time import FAST_OPERATOR, SLOW_OPERATOR
 from estimator.time.offload_time import GIGA, SLOW_LINK_SHARE, hosts
-from estimator.time.throughput import FAST_OPERATOR, SLOW_OPERATOR, Rates, rates, run_time
+from estimator.time.rates import Rates, rates
+from estimator.time.throughput import run_time
 from estimator.values.arithmetic import ceil_div, total
 from estimator.values.results import RunTime, TimePart
 from estimator.values.setup import TrainingSetup

@@ -20,7 +20,7 @@ from estimator.grid.needs import Needs, needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.resident.overhead import workspace_bytes
-from estimator.time.throughput import missing_rate
+from estimator.time.rates import missing_rate
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model

@@ -22,7 +22,8 @@ from estimator.run.prequantized import as_loaded
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
-from estimator.time.throughput import SHARING_OF_STRATEGY, Sharing, run_time
+from estimator.time.exchange_time import SHARING_OF_STRATEGY, Sharing
+from estimator.time.throughput import run_time
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Strategy, Verdict

@@ -21,7 +21,7 @@ from estimator.families.weights import (
 from estimator.resident.model import Alike, Resident, trainable_tensors
 from estimator.resident.optimizer import state_rule
 from estimator.run.loading import gate_up_stacks
-from estimator.time.throughput import lengths
+from estimator.time.lengths import lengths
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Moment

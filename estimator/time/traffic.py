@@ -97,7 +97,7 @@ def _written(model: Model, alone: TrainingSetup, rank: int) -> Traffic:
         image = sum(both[at] - once[at] for at in (_FORWARD, _BACKWARD))
         image = max(0.0, image - TOKENS * (forward + backward))
     operators = once[_OPERATORS]
-    if model.delta_net:  # runs a loop over chunks, whose kernels ``throughput`` counts
+    if model.delta_net:  # runs a loop over chunks, whose kernels ``host_time`` counts
         operators = _played(model, alone, rank, 1, CHUNK)[_OPERATORS]
     return Traffic(forward, backward, image, float(once[_FIXED]), operators)
 

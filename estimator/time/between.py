@@ -1,0 +1,181 @@
+"""Seconds of the operators between matrix products, by the bytes that they move: norms, activations, adapters, loss.
+
+Bytes are in 16-bit compute, derived operator by operator.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.counts import experts_run, layer_model
+from estimator.families.liger import loss_of
+from estimator.objectives.batch import passed_rows
+from estimator.time.flops import Matrices, is_eager, matrices, scored_share
+from estimator.time.lengths import Lengths
+from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, width_of
+from estimator.time.traffic import traffic
+from estimator.values.arithmetic import larger
+from estimator.values.facets.precision import Precision
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, MixedPrecision, Model, Objective
+
+FAST_WRITES, SLOW_WRITES = 1.15, 3.0
+"""Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. Slow end: an
+operator of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth. Fast end:
+fused kernels (torch.compile, foak), which write less than half of what is counted. fitted, within these."""
+FUSED_HIDDEN_BYTES = 12
+"""Bytes per token and element of the hidden state, forward, fused kernels: two norms with the sum before them, each
+2 bytes read (twice) and 2 written."""
+FUSED_MLP_BYTES = 6
+"""Bytes per token and element of the MLP's width, fused: gate and up read, their product written."""
+EAGER_HIDDEN_BYTES = 84
+"""The same, unfused: two RMS norms of 36 (cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2+2, and the
+rows' factors) and two sums of 6. transformers 5.23, models/llama/modeling_llama.py."""
+EAGER_MLP_BYTES = 10
+"""The same, unfused: activation 2+2, product 2+2+2."""
+EAGER_ROTARY_BYTES = 20
+"""Bytes per token and element of queries and keys: two products 2+2, negated and joined halves 2+4, a sum of 6."""
+ADAPTER_CAST_BYTES = 12
+"""Bytes per token and input of an adapted linear, with float32 adapters under autocast: to float32 2+4, back 4+2. peft
+0.21, tuners/lora/layer.py, ``Linear.forward``."""
+DROPOUT_BYTES = 5
+"""Bytes per token and input: 2 read, 2 written, 1 for the mask; twice the first two if the input was cast to
+float32."""
+ADAPTER_OUTPUT_BYTES = 12
+"""Bytes per token and output of an adapted linear: B's result 2, scaled 2+2, added 2+2+2."""
+FUSED_LOSS_BYTES = 4
+"""Bytes per token and word of the vocabulary, at best: logits written and read once, in a fused head."""
+PLAIN_LOSS_BYTES = 12
+"""The same with whole logits in a fused cross-entropy: logits 2, read 2 and 2, gradient 2, into two products 2+2."""
+EAGER_LOSS_BYTES = 42
+"""The same, unfused: logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16
+bits 4+2, into two products 2+2. transformers 5.23, loss/loss_utils.py."""
+SCORE_BYTES = 24
+"""Bytes per score of eager attention: product 2, scaled 2+2, masked 2+2, softmax in float32 2+4, back 4+2, second
+product 2. transformers 5.23, ``eager_attention_forward``."""
+FUSED_SCORE_BYTES = 8
+"""The same at best: written, read by the softmax, written, read."""
+BACKWARD_TRAFFIC = 2
+"""Backward over forward traffic: a gradient read and written for every value, and the value read again. derived."""
+
+
+class BetweenProducts(NamedTuple):
+    """Seconds of the operators between products in one micro-batch, fast and slow, and their number."""
+
+    forward: tuple[float, float]
+    """One forward pass."""
+    backward: tuple[float, float]
+    """Without recomputation."""
+    operators: float
+
+
+def between_products(
+    model: Model, setup: TrainingSetup, length: Lengths, rate: Rates, again: float
+) -> BetweenProducts:
+    """Seconds of norms, activations, residuals and adapters' casts in one micro-batch: bytes over the bandwidth.
+
+    Source: derived, from ``traffic``; fused kernels and loops over chunks by the constants above.
+    """
+    micro, rows = passed_rows(setup), setup.batch.per_device_train_batch_size
+    fused = micro * length.fast * _fused_bytes(model, setup.precision)
+    scores_fast = _score_bytes(model, setup, length.fast)[0]
+    scores_slow = _score_bytes(model, setup, length.slow)[1]
+    moves = traffic(model, setup, again)
+    if model.delta_net or model.state_space:  # whose loops are counted apart
+        sizes = matrices(model, setup.adapters)
+        eager = micro * length.slow * _eager_bytes(model, setup.precision)
+        eager += micro * length.slow * _adapter_bytes(setup, sizes)
+        slowest = eager / SLOW_BANDWIDTH_SHARE
+        fastest = max(fused, slowest * FAST_WRITES / SLOW_WRITES)
+        forward: tuple[float, float] = (fastest, slowest)
+        backward: tuple[float, float] = (BACKWARD_TRAFFIC * fastest, BACKWARD_TRAFFIC * slowest)
+    else:
+        apart = rows * moves.image + moves.fixed
+        ahead = rows * moves.forward
+        # operators in place write without allocating, so backward moves at least what forward does
+        back = rows * max(moves.backward, moves.forward)
+        forward = (
+            larger(fused, FAST_WRITES * (length.fast * ahead + apart)),
+            larger(fused, SLOW_WRITES * (length.slow * ahead + apart)),
+        )
+        backward = (
+            larger(BACKWARD_TRAFFIC * fused, FAST_WRITES * (length.fast * back + apart)),
+            larger(BACKWARD_TRAFFIC * fused, SLOW_WRITES * (length.slow * back + apart)),
+        )
+    slow_scores = scores_slow / SLOW_BANDWIDTH_SHARE
+    return BetweenProducts(
+        ((forward[0] + scores_fast) / rate.bandwidth, (forward[1] + slow_scores) / rate.bandwidth),
+        (
+            (backward[0] + BACKWARD_TRAFFIC * scores_fast) / rate.bandwidth,
+            (backward[1] + BACKWARD_TRAFFIC * slow_scores) / rate.bandwidth,
+        ),
+        moves.operators,
+    )
+
+
+def scored_words(model: Model, setup: TrainingSetup) -> float:
+    """Logits per token: the vocabulary or the labels; with a fused head, scored tokens only.
+
+    ORPO reads those of the chosen half twice.
+    """
+    words = model.vocab_size if model.num_labels is None else model.num_labels
+    if loss_of(model, setup) is Loss.CHUNKED_TRL:
+        return words * scored_share(setup)
+    return words * (1.5 if setup.task.objective is Objective.ORPO else 1)
+
+
+class _Widths(NamedTuple):
+    """Widths summed over all layers, in elements per token."""
+
+    mlp: int
+    """The MLP, or the experts in use."""
+    turned: int
+    """Queries and keys."""
+
+
+@lru_cache(maxsize=1024)
+def _widths(model: Model) -> _Widths:
+    layers = [layer_model(model, index) for index in range(model.num_hidden_layers)]
+    of_experts = experts_run(model) * model.moe_intermediate_size
+    return _Widths(
+        sum(of_experts or it.intermediate_size for it in layers),
+        sum(it.query_size + it.key_value_size for it in layers),
+    )
+
+
+def _fused_bytes(model: Model, precision: Precision) -> int:
+    """Bytes per token, all layers, one forward pass, fused kernels."""
+    hidden = model.num_hidden_layers * model.hidden_size
+    return width_of(precision) * (
+        FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp
+    )
+
+
+def _eager_bytes(model: Model, precision: Precision) -> int:
+    """Bytes per token, all layers, one forward pass, unfused kernels."""
+    widths, hidden = _widths(model), model.num_hidden_layers * model.hidden_size
+    layers = EAGER_HIDDEN_BYTES * hidden + EAGER_MLP_BYTES * widths.mlp
+    return width_of(precision) * (layers + EAGER_ROTARY_BYTES * widths.turned)
+
+
+def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:
+    """Bytes of a micro-batch's attention scores in one forward pass, fused and unfused; 0 if no score is kept."""
+    if not is_eager(model, setup.computation):
+        return 0, 0
+    scores = passed_rows(setup) * model.num_attention_heads * length * length
+    if setup.batch.is_joined:
+        scores *= setup.batch.per_device_train_batch_size
+    scores *= model.num_hidden_layers * width_of(setup.precision)
+    return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
+
+
+def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
+    """Bytes per token of adapters in one forward pass, apart from their products."""
+    cast = (
+        setup.adapters.autocast_adapter_dtype
+        and setup.precision.mixed_precision is not MixedPrecision.NO
+    )
+    dropout = DROPOUT_BYTES + 4 * cast if setup.adapters.lora_dropout else 0
+    inputs = ADAPTER_CAST_BYTES * cast + dropout
+    return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES

@@ -1,0 +1,165 @@
+"""How fast a GPU multiplies and reads: shares of its best measured rates that fast and slow published runs reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from estimator.parallel.network import GIGA
+from estimator.values.facets.precision import Precision
+from estimator.values.results import TERA
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import RATES, Dtype, Gpu, MixedPrecision
+
+FAST_SHARE: Mapping[str, float] = MappingProxyType(
+    {"Ampere": 0.95, "Hopper": 0.87, "Ada Lovelace": 0.93, "Blackwell": 1.01, "Gaudi": 0.8}
+)
+"""Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
+fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie, rounded
+outwards."""
+FAST_SHARE_ELSEWHERE = 0.95
+"""The same if too few runs were published: that of all generations together."""
+SLOW_SHARE: Mapping[str, float] = MappingProxyType(
+    {"Ampere": 0.65, "Hopper": 0.715, "Ada Lovelace": 0.625, "Blackwell": 0.68, "Gaudi": 0.33}
+)
+"""The same in the slower runs. fitted, likewise. Ampere has 311 rows, Hopper 57, Ada Lovelace 26, Gaudi 22, Blackwell
+17."""
+SLOW_SHARE_ELSEWHERE = 0.53
+"""The same if too few runs were published. fitted: the three rows of CDNA 3 and Blackwell Ultra reach it, and 19 of
+Volta's 22, from two sources, which have no shares of their own because the rest wait for their network."""
+FAST_FLASH, SLOW_FLASH = 0.68, 0.43
+"""Share of the dense rate that attention reaches, forward and backward. FlashAttention-2 on A100: 225 of 312 TFLOPS at
+most: Dao 2023, arXiv:2307.08691, abstract; the slow end, short sequences and heads of 64: there, figures 4 to 6."""
+FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER = 0.65, 0.235
+"""The same from Hopper on: FlashAttention-3 at most 740 of 989 TFLOPS forward and three quarters of that backward,
+which with a checkpoint's second forward is 0.65; version 2 reaches 0.35 forward: Shah et al. 2024, arXiv:2407.08608,
+abstract and figures 5 and 6. fitted within these."""
+SINCE_HOPPER = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
+SLOW_BANDWIDTH_SHARE = 0.8
+"""Share of the memory bandwidth that PyTorch's elementwise kernels reach at the slow end. Our assumption."""
+
+
+class Rates(NamedTuple):
+    """Rates of a GPU."""
+
+    peak: float
+    """Operations per second in the datasheet, dense, in the compute dtype."""
+    best: float
+    """Best measured operations per second of matrix products."""
+    slow: float
+    """The same in slower published runs."""
+    bandwidth: float
+    """Bytes per second."""
+    float32: float
+    """Operations per second in float32; ``slow`` if the datasheet does not say."""
+    fast: float
+    """Operations per second of matrix products in faster published runs."""
+    flash_fast: float
+    """Operations per second of attention, fast end."""
+    flash_slow: float
+    """The same, slow end."""
+
+
+def compute_dtype(precision: Precision) -> Dtype:
+    """The dtype that matrix products run in (no unit): autocast's, or the weights' own.
+
+    Source: torch 2.13, torch/amp/autocast_mode.py; bitsandbytes 0.50, nn/modules.py, ``Linear4bit.forward``.
+
+    >>> compute_dtype(TrainingSetup()).value
+    'bfloat16'
+    """
+    match precision.mixed_precision:
+        case MixedPrecision.BF16:
+            return Dtype.BFLOAT16
+        case MixedPrecision.FP16:
+            return Dtype.FLOAT16
+        case _:
+            return precision.dtype
+
+
+def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
+    """Why no time can be given, in one sentence; None if it can.
+
+    Source: data/gpus.csv (empty cells are unknown).
+
+    >>> missing_rate(Gpu(name="card", memory_bytes=2**34, fp32_tflops=9), TrainingSetup())
+    'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
+    """
+    dtype = compute_dtype(setup.precision)
+    if all(getattr(gpu, name) is None for name in RATES):
+        return (
+            f"No time is given: the speed of {gpu.name} is unknown; set like to a catalogued card of the same speed, "
+            f"or give {_RATE[dtype]} and memory_bandwidth_gb_per_s."
+        )
+    if gpu.slices > 1 and setup.mesh.num_gpus > 1:
+        return (
+            f"No time is given: {gpu.name} is a MIG slice, and slices have no link to one another; "
+            "set num_gpus to 1."
+        )
+    if dtype is Dtype.BFLOAT16 and not gpu.supports_bf16:
+        return f"No time is given: {gpu.name} has no bfloat16 units; set mixed_precision to fp16."
+    if _dense_tflops(gpu, dtype) is None:
+        return (
+            f"No time is given: the {dtype.value} rate of {gpu.name} is unknown ({_RATE[dtype]})."
+        )
+    if gpu.memory_bandwidth_gb_per_s is None:
+        return (
+            f"No time is given: the memory bandwidth of {gpu.name} is unknown "
+            "(memory_bandwidth_gb_per_s)."
+        )
+    return None
+
+
+_RATE = {
+    Dtype.BFLOAT16: "bf16_dense_tflops",
+    Dtype.FLOAT16: "fp16_dense_tflops",
+    Dtype.FLOAT32: "fp32_tflops",
+}
+
+
+def _dense_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
+    rates = {
+        Dtype.BFLOAT16: gpu.bf16_dense_tflops,
+        Dtype.FLOAT16: gpu.fp16_dense_tflops,
+        Dtype.FLOAT32: gpu.fp32_tflops,
+    }
+    return rates[dtype]
+
+
+def rates(gpu: Gpu, precision: Precision) -> Rates:
+    """Operations and bytes per second of one GPU for this setup; the caller has checked ``missing_rate``.
+
+    Source: data/gpus.csv, by row; ``sustained_tflops`` from its own source there.
+
+    >>> card = Gpu(name="card", memory_bytes=2**34, bf16_dense_tflops=100, memory_bandwidth_gb_per_s=1000)
+    >>> rates(card, TrainingSetup()).best == 100e12
+    True
+    """
+    dtype = compute_dtype(precision)
+    tflops, gb_per_s = _dense_tflops(gpu, dtype), gpu.memory_bandwidth_gb_per_s
+    assert tflops is not None
+    assert gb_per_s is not None
+    measured = None if dtype is Dtype.FLOAT32 else gpu.sustained_tflops
+    best = measured or tflops
+    fast = best * FAST_SHARE.get(gpu.architecture, FAST_SHARE_ELSEWHERE)
+    slow = best * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE)
+    float32 = gpu.fp32_tflops or slow
+    shares = FAST_FLASH, SLOW_FLASH
+    if gpu.architecture in SINCE_HOPPER:
+        shares = FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER
+    return Rates(
+        peak=tflops * TERA,
+        best=best * TERA,
+        slow=slow * TERA,
+        bandwidth=gb_per_s * GIGA,
+        float32=float32 * TERA,
+        fast=fast * TERA,
+        flash_fast=min(best, shares[0] * tflops) * TERA,
+        flash_slow=min(slow, shares[1] * tflops) * TERA,
+    )
+
+
+def width_of(precision: Precision) -> int:
+    """Element widths as multiples of 16 bits (derived)."""
+    return compute_dtype(precision).bytes // 2
