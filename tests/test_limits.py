@@ -302,6 +302,15 @@ def test_remedies_of_the_example_start_with_the_real_state_dtype():
     assert more.keys["num_gpus"] == 2
 
 
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+def test_a_remedy_that_changes_the_dtype_says_so(dtype):
+    setup = TrainingSetup(dtype=dtype, per_device_train_batch_size=8)
+    proposed = remedies(estimate(MISTRAL, A100, setup), catalog.gpus_like(A100))
+    assert any(it.keys.get("method") is Method.QLORA for it in proposed)
+    for it in proposed:
+        assert ("bfloat16" in it.title) is (it.keys.get("dtype", dtype) is not dtype), it.title
+
+
 def test_accumulation_is_not_proposed_when_weights_fill_the_card():
     # 7.24 billion parameters x (2 weights + 2 gradients + 2 x 4 states) are 80.9 GiB at any batch
     setup = TrainingSetup(

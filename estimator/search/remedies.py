@@ -263,10 +263,11 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             ({"method": Method.LORA, **_with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
-        base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
+        wide = setup.dtype is Dtype.FLOAT32
+        base = Dtype.BFLOAT16 if wide else setup.dtype
         yield Change(
-            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}",
-            "Adapters over a 4-bit base; results close to LoRA's. Steps are slower: each weight is dequantised first.",
+            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}{', the rest in bfloat16' * wide}",
+            "Adapters over a 4-bit base; results close to LoRA's. Each weight is dequantised whenever it is used.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
 
