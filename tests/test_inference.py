@@ -481,7 +481,7 @@ def test_engines_share_the_rows_of_all_gpus_that_train() -> None:
 
 
 def test_an_engine_is_built_for_all_its_rows_however_few_it_is_given() -> None:
-    # v1/worker/gpu/model_runner.py, Sampler(max_num_reqs=...), StructuredOutputsWorker and _dummy_run: 1,024 rows, 8,192
+    # v1/worker/gpu/model_runner.py, ``load_model`` and ``_dummy_run``: 1,024 rows, 8,192
     # tokens; 151,936 words, a count of 4 bytes each and two masks of 4,748 int32
     own = colocation.engine_of_server(QWEN, H100, setup(**SERVER))
     assert (own.rows, own.max_num_seqs) == (32, 1024)
