@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import combinations
 
 import plotly.graph_objects as go
 import pytest
@@ -98,10 +100,31 @@ def test_cost_chart_connects_the_pareto_front():
     front = pareto(fitting)
     figure = time_and_money.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
     joined = figure["data"][1]
-    assert joined["text"] == [it.gpu.name for it in front]
+    assert [it.partition(":")[0] for it in joined["customdata"]] == [it.gpu.name for it in front]
     assert joined["x"] == sorted(joined["x"])
     assert joined["y"] == sorted(joined["y"], reverse=True)
-    assert figure["data"][2]["text"] == ["A100-SXM4-80GB"], "the ring is the chosen card"
+    assert figure["data"][2]["customdata"][0].startswith("A100-SXM4-80GB:"), "the ring's card"
+
+
+def test_no_name_in_the_cost_chart_covers_another():
+    rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, LORA))
+    front = pareto([row for row in rows if row.verdict is Verdict.FITS])
+    figure = time_and_money.cost_against_time(front, front, estimate(MISTRAL, A100, LORA))
+    layout, joined = figure["layout"], figure["data"][1]
+    places = [
+        [
+            (math.log10(value) - layout[axis]["range"][0])
+            / (layout[axis]["range"][1] - layout[axis]["range"][0])
+            for axis, value in (("xaxis", x), ("yaxis", y))
+        ]
+        for x, y, name in zip(joined["x"], joined["y"], joined["text"], strict=True)
+        if name
+    ]
+    assert joined["text"][0], "the fastest is named"
+    assert joined["text"][-1], "the cheapest is named"
+    # a line of 13 pixels is 0.05 of the figure's height, and a name of 30 letters 0.35 of a desktop's width
+    for one, other in combinations(places, 2):
+        assert abs(one[0] - other[0]) > 0.35 or abs(one[1] - other[1]) > 0.05
 
 
 @pytest.mark.parametrize("dark", [False, True])
