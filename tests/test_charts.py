@@ -94,6 +94,17 @@ def test_accumulation_shows_the_first_and_a_later_micro_step():
     assert gradients[at[1]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
 
 
+def test_cards_are_listed_from_the_smallest_that_holds_the_setup():
+    rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, WHAT_IF))
+    fitting = [row.gpu.memory_bytes for row in rows if row.verdict is Verdict.FITS]
+    others = [row.gpu.memory_bytes for row in rows if row.verdict is Verdict.DOES_NOT_FIT]
+    assert fitting
+    assert rows[0].gpu.memory_bytes == min(fitting)
+    assert fitting == sorted(fitting)
+    assert others == sorted(others, reverse=True)
+    assert rows[-1].gpu.memory_bytes == min(others)
+
+
 def test_cost_chart_connects_the_pareto_front():
     rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, LORA))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
