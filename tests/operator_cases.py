@@ -13,12 +13,15 @@ from estimator.families.rotary import Rotary, Tables, rotate
 from estimator.tape import operators as op
 from estimator.tape import scan
 from estimator.tape.attention import AttentionShape, attention, scaled_dot_product
+from estimator.tape.float8 import linear_float8
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.specs import AttnImplementation, Phase
 
 BATCH, LENGTH = 2, 192
 T = BATCH * LENGTH
 """Tokens: one float32 per token is 1,536 bytes, three blocks of 512, so one number more or less is noticed."""
+ODD = 383
+"""Tokens that FP8's products pad."""
 H, OUT, VOCABULARY = 640, 896, 1000
 HEADS, KV_HEADS, HEAD_DIM = 10, 5, 64
 Q, KV = T * HEADS * HEAD_DIM, T * KV_HEADS * HEAD_DIM
@@ -138,6 +141,14 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True, by: str = "linea
         x = it.input(T * H, grad=needs_x)
         b = it.weight(OUT, trained=trained) if bias else None
         return rule(tape, x, it.weight(OUT * H, trained=trained), b, H, OUT, "linear")
+
+    return play
+
+
+def _float8(*, trained: bool = True, bias: bool = False, tokens: int = T) -> Play:
+    def play(tape: Tape, it: Played) -> Tensor:
+        x, b = it.input(tokens * H), it.weight(OUT, trained=trained) if bias else None
+        return linear_float8(tape, x, it.weight(OUT * H, trained=trained), b, H, OUT, "linear")
 
     return play
 
@@ -409,6 +420,10 @@ CASES: dict[str, Case] = {
     "linear with bias under autocast": Case(_linear(trained=True, bias=True), autocast=True),
     "linear, frozen, under autocast": Case(_linear(trained=False, bias=True), autocast=True),
     "two linears of one weight under autocast": Case(_two_linears_of_one_weight, autocast=True),
+    "linear in FP8": Case(_float8()),
+    "linear in FP8 with bias": Case(_float8(bias=True)),
+    "linear in FP8, frozen": Case(_float8(trained=False, bias=True)),
+    "linear in FP8 of an odd number of tokens": Case(_float8(tokens=ODD)),
     "product": Case(_linear(trained=True, bias=True, by="product")),
     "product under autocast": Case(_linear(trained=True, bias=True, by="product"), autocast=True),
     "matmul": Case(_matmul()),

@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard.state import question, session
 from dashboard.widgets import boxes
 from dashboard.words import terms
-from estimator import TrainingSetup
+from estimator import MixedPrecision, TrainingSetup
 
 
 def _apply_precision() -> None:
@@ -26,8 +26,8 @@ def _precision() -> None:
         names if current in names else [*names, current],
         key="precision",
         on_change=_apply_precision,
-        help="The dtype the weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits. "
-        "Most guides use bfloat16 with autocast.",
+        help="The dtype the weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits, "
+        "or accelerate's fp8 in 8. Most guides use bfloat16 with autocast.",
     )
 
 
@@ -37,7 +37,12 @@ def _has_towers(_: TrainingSetup) -> bool:
     return model is not None and (model.towers is not None or model.vision is not None)
 
 
+def _multiplies_in_fp8(setup: TrainingSetup) -> bool:
+    return setup.mixed_precision is MixedPrecision.FP8
+
+
 UNUSUAL = {
+    "fp8_backend": boxes.Unusual(where=_multiplies_in_fp8),
     "method": boxes.Unusual(then=_precision),
     "model_class": boxes.Unusual(where=_has_towers),
 }

@@ -68,6 +68,8 @@ PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
     "bfloat16 with autocast": (Dtype.BFLOAT16, MixedPrecision.BF16),
     "float32 with bfloat16 autocast": (Dtype.FLOAT32, MixedPrecision.BF16),
     "float32": (Dtype.FLOAT32, MixedPrecision.NO),
+    "bfloat16 with FP8": (Dtype.BFLOAT16, MixedPrecision.FP8),
+    "float32 with FP8": (Dtype.FLOAT32, MixedPrecision.FP8),
     "float16": (Dtype.FLOAT16, MixedPrecision.NO),
 }
 SIGNS: Mapping[Verdict, str] = {Verdict.FITS: "✓", Verdict.TIGHT: "≈", Verdict.DOES_NOT_FIT: "✕"}

@@ -26,6 +26,7 @@ from estimator.inference.sentences import generation_sentences
 from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
+from estimator.objectives.float8 import check_float8, check_float8_card, float8_sentences
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
 from estimator.parallel.assumptions import sharing_sentences
@@ -90,6 +91,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
+    check_float8_card(gpu, setup)
     workspace = workspace_bytes(gpu)
     fixed = per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
@@ -291,6 +293,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
+    check_float8_card(gpu, setup)
     if setup.mesh.strategy is Strategy.DEVICE_MAP:
         return _need_over_devices(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
@@ -447,6 +450,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     check_groups(model, setup)
     check_head(model, setup)
     _check_outer_adapters(model, setup)
+    check_float8(model, setup)
     if problem := refused(setup):
         raise problem
     is_flash = setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
@@ -634,6 +638,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
             "refused."
         )
+    sentences += float8_sentences(model, setup)
     sentences += sharing_sentences(setup)
     if setup.mesh.strategy is Strategy.DEVICE_MAP and (
         left_over := why_left_on_the_cpu(model, gpu, setup)

@@ -30,6 +30,7 @@ from estimator.families.weights import (
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, attention
+from estimator.tape.float8 import converts, linear_float8
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
@@ -159,6 +160,8 @@ class Block:
         modules."""
         self.adapters_seen: int | None = None
         """Bytes per element of an adapter as PEFT sees it, if different from those it computes with."""
+        self.out_of_float8: frozenset[str] | None = None
+        """Linears that are not converted to FP8, where others are."""
         for module in self.modules:
             self._add(module, key)
 
@@ -435,9 +438,8 @@ class Block:
         bias: Parameter | None = None,
     ) -> Tensor:
         """One of an adapter's products; under FSDP1 it is a unit of its own."""
-        return self.within(
-            weight.key, x, lambda x: op.linear(self.tape, x, weight, bias, *shape, name)
-        )
+        call = linear_float8 if self.out_of_float8 is not None and converts(*shape) else op.linear
+        return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *shape, name))
 
     def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
@@ -451,7 +453,14 @@ class Block:
         weight, bias = linked.weight, linked.bias
         call = op.product if linear.own_class and not linear.routes else op.linear
         sizes = linear.in_features, linear.out_features
+        if self._multiplies_in_float8(linear):
+            call = linear_float8
         return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *sizes, name))
+
+    def _multiplies_in_float8(self, linear: Linear) -> bool:
+        if self.out_of_float8 is None or linear.conv1d or linear.name in self.out_of_float8:
+            return False
+        return converts(linear.in_features, linear.out_features)
 
     def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:
         """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A if it is adapted.

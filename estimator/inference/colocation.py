@@ -58,13 +58,12 @@ def colocated_engine(
     """
     generation = setup.generation
     share = generation.vllm_gpu_memory_utilization if utilisation is None else utilisation
-    ranks, rows = generation.vllm_tensor_parallel_size, engine_rows(setup)
+    ranks = generation.vllm_tensor_parallel_size
     return engine(
         model,
         asked=asked_bytes(gpu.memory_bytes, share),
         ranks=ranks,
-        rows=rows,
-        max_num_seqs=generation.vllm_max_num_seqs or rows,
+        rows=engine_rows(setup),
         row_tokens=row_tokens(setup),
         longest=longest_row(model, setup),
         captures=largest_capture(gpu),

@@ -20,12 +20,13 @@ def rows_at_once(setup: TrainingSetup) -> int:
 
 
 def engine_rows(setup: TrainingSetup) -> int:
-    """Rows of a generation that one engine beside the trainer is given (a count): those that its GPUs train on.
+    """Rows that one engine runs at once at most (a count): those that its GPUs train on, or ``vllm_max_num_seqs``.
 
-    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_tensor_parallel_size=2))
-    16
+    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_max_num_seqs=4))
+    4
     """
-    return rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
+    rows = rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
+    return min(rows, setup.generation.vllm_max_num_seqs or rows)
 
 
 def row_tokens(setup: TrainingSetup) -> int:

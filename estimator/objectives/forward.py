@@ -19,6 +19,7 @@ from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Rotary, Tables
+from estimator.objectives.float8 import out_of_float8
 from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
 from estimator.objectives.vision import loaded_tower, merged
 from estimator.parallel.module_devices import ModuleDevices
@@ -141,6 +142,9 @@ class Loaded:
         elif self.trained and setup.optimizer_in_bwd:
             for owned in block.owned:
                 self._step_in_backward(owned)
+        if self.trained and setup.precision.uses_torchao:
+            played = None if index is None else self.stack.played[index]
+            block.out_of_float8 = out_of_float8(model, played)
         return block
 
     def _step_in_backward(self, owned: Owned) -> None:
@@ -498,7 +502,7 @@ class Forward:
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
         if name := self.outer.final_norm_name:
-            hidden = self.hooks.leave(name, self.outer.norm(name, self.hooks.enter(name, hidden)))
+            hidden = self.outer.norm(name, self.hooks.enter(name, hidden))
         if self.outer.has("project_out"):
             hidden = self.outer.linear("project_out", self.hooks.enter("project_out", hidden))
         return hidden

@@ -12,6 +12,7 @@ from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
+from estimator.objectives.float8 import kept
 from estimator.parallel.parameter_order import At
 from estimator.parallel.zero import keeps_parts, parts_of
 from estimator.tape.offloading import STASHED
@@ -40,7 +41,8 @@ class LayerKind(NamedTuple):
     is_kept: bool = False
     """It is not checkpointed, while others are: ``checkpoint_every_n_layers`` leaves it out."""
     alone: int | None = None
-    """Its index, if it represents no other layer, by ``Parts.alone`` under ZeRO-2."""
+    """Its index, if it represents no other layer: by ``Parts.alone`` under ZeRO-2, or for a linear that stays out of
+    FP8."""
 
 
 BELOW = "below"
@@ -184,6 +186,12 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
         alone = parts_of(model, setup).alone
         kinds = tuple(
             kind._replace(alone=index) if At(index) in alone else kind
+            for index, kind in enumerate(kinds)
+        )
+    if setup.precision.uses_torchao:
+        apart = {located.at for located in kept(model)}
+        kinds = tuple(
+            kind._replace(alone=index) if At(index) in apart else kind
             for index, kind in enumerate(kinds)
         )
     if sees(model, setup.adapters) and model.vision and setup.images.shows_any:

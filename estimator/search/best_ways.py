@@ -73,7 +73,7 @@ def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestW
     Full fine-tuning before LoRA before QLoRA; for each, DDP before a strategy that shards, and the fewest of the
     changes that cost no quality. Offload to the CPU, which costs hours, only where no method fits without it.
     """
-    if setup.uses_bf16 and not gpu.supports_bf16:
+    if not setup.runs_on(gpu):
         return BestWay(gpu, number, {}, (), None, None)
     candidates = [
         candidate for method in Method for candidate in _candidates(model, setup, method, number)

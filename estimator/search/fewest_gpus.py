@@ -46,9 +46,9 @@ def smallest_set(
 ) -> GpuSet | None:
     """The fewest of the chosen GPU that hold the setup; else the fewest of any, on the smallest GPU that holds it.
 
-    Skips GPUs without bfloat16 units if the setup computes in bfloat16.
+    Skips GPUs without units for the dtypes that the setup computes in.
     """
-    if chosen is not None and (chosen.supports_bf16 or not setup.uses_bf16):
+    if chosen is not None and setup.runs_on(chosen):
         for way in WAYS:
             if (found := fewest_gpus(model, chosen, setup, way)) is not None:
                 return found

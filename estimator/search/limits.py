@@ -118,10 +118,10 @@ def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int
 def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
     """The GPU with the least memory that holds the setup; None if none does.
 
-    Skips GPUs without bfloat16 units if the setup computes in bfloat16.
+    Skips GPUs without units for the dtypes that the setup computes in.
     """
     by_size = sorted(
-        (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
+        (gpu for gpu in gpus if setup.runs_on(gpu)),
         key=lambda gpu: gpu.memory_bytes,
     )
     needs: dict[

@@ -70,7 +70,7 @@ def compute_dtype(precision: Precision) -> Dtype:
     'bfloat16'
     """
     match precision.mixed_precision:
-        case MixedPrecision.BF16:
+        case MixedPrecision.BF16 | MixedPrecision.FP8:
             return Dtype.BFLOAT16
         case MixedPrecision.FP16:
             return Dtype.FLOAT16
@@ -87,6 +87,8 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
     'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
     """
     dtype = compute_dtype(setup.precision)
+    if setup.precision.mixed_precision is MixedPrecision.FP8:
+        return "No time is given: the seconds of mixed_precision fp8 are not modelled yet."
     if all(getattr(gpu, name) is None for name in RATES):
         return (
             f"No time is given: the speed of {gpu.name} is unknown; set like to a catalogued card of the same speed, "

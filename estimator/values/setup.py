@@ -24,7 +24,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, ShortText, Version
-from estimator.values.specs import Loss, Method, MixedPrecision, Objective
+from estimator.values.specs import Gpu, Loss, Method, MixedPrecision, Objective
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -172,6 +172,14 @@ class TrainingSetup(_Keys):
         batch = self.batch
         examples = batch.per_device_train_batch_size * batch.gradient_accumulation_steps
         return examples * self.mesh.replicas
+
+    def runs_on(self, gpu: Gpu) -> bool:
+        """Whether a GPU has units for the dtypes that the setup computes in."""
+        if self.precision.mixed_precision is MixedPrecision.FP8 and (
+            gpu.lacks_fp8 or gpu.vendor == "Intel"
+        ):
+            return False
+        return gpu.supports_bf16 or not self.precision.uses_bf16
 
     @property
     def billed_gpus(self) -> int:

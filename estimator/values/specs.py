@@ -56,11 +56,22 @@ class Dtype(StrEnum):
 
 
 class MixedPrecision(StrEnum):
-    """Trainer's ``bf16=True`` or ``fp16=True``: autocast around the forward pass, not a cast of the weights."""
+    """Trainer's ``bf16=True`` or ``fp16=True``: autocast around the forward pass, not a cast of the weights.
+
+    ``fp8`` is accelerate's: bf16 autocast, and linears that multiply in FP8.
+    """
 
     NO = "no"
     BF16 = "bf16"
     FP16 = "fp16"
+    FP8 = "fp8"
+
+
+class Fp8Backend(StrEnum):
+    """``fp8_backend`` of accelerate: the library whose linears multiply in FP8."""
+
+    AO = "ao"
+    TE = "te"
 
 
 class Optimizer(StrEnum):
@@ -287,10 +298,13 @@ FULL_STATE_DICT, SHARDED_STATE_DICT = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 """What FSDP saves: transformers 5.23, training_args.py, ``fsdp_config`` (default: the first; accelerate's launcher
 uses the second for FSDP2)."""
 
+FIRST_WITH_FP8 = (8, 9)
+"""The lowest compute capability with FP8."""
 RATES = (
     "memory_bandwidth_gb_per_s",
     "bf16_dense_tflops",
     "fp16_dense_tflops",
+    "fp8_dense_tflops",
     "fp32_tflops",
     "sustained_tflops",
     "interconnect_gb_per_s",
@@ -671,6 +685,7 @@ class Gpu:
     bf16_dense_tflops: float | None = None
     """Tensor-core rate without sparsity, 10¹² operations per second."""
     fp16_dense_tflops: float | None = None
+    fp8_dense_tflops: float | None = None
     fp32_tflops: float | None = None
     """Vector rate: PyTorch leaves TF32 off for matrix products."""
     sustained_tflops: float | None = None
@@ -705,6 +720,17 @@ class Gpu:
         'Own GPU'
         """
         return self.name[:1].upper() + self.name[1:]
+
+    @property
+    def lacks_fp8(self) -> bool:
+        """Whether it is known not to multiply in FP8: NVIDIA's before compute capability 8.9, others without a rate.
+
+        Source: accelerate 1.15, utils/environment.py, ``check_cuda_fp8_capability``.
+        """
+        capability = self.compute_capability.split(".")
+        if all(word.isdecimal() for word in capability):
+            return tuple(map(int, capability)) < FIRST_WITH_FP8
+        return bool(self.vendor) and not self.fp8_dense_tflops
 
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:

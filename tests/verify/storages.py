@@ -61,7 +61,12 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        """Runs the operator and counts its outputs; a request for a value gets True or 1, as without padding."""
+        """Runs the operator and counts its outputs; a request for a value gets True or 1, as without padding.
+
+        A tensor that wraps others, as torchao's do, runs its own operators first, and these are counted.
+        """
+        if any(hasattr(of, "__tensor_flatten__") for of in types):
+            return NotImplemented
         if func is torch.ops.aten._local_scalar_dense.default:
             return True if args[0].dtype is torch.bool else 1
         made = func(*args, **(kwargs or {}))

@@ -28,6 +28,7 @@ from tests.operator_cases import (
     KV_HEADS,
     LENGTH,
     LOSS_BYTES,
+    ODD,
     OUT,
     VOCABULARY,
     H,
@@ -195,6 +196,19 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True) -> Callable[[Rea
         x = it.input(T, H, grad=needs_x)
         b = it.weight(OUT, trained=trained) if bias else None
         return F.linear(x, it.weight(OUT, H, trained=trained), b)
+
+    return run
+
+
+def _float8(*, trained: bool = True, bias: bool = False, tokens: int = T) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        pytest.importorskip("torchao")
+        from torchao.float8 import Float8LinearConfig
+        from torchao.float8.float8_linear import Float8Linear
+
+        plain = it.module(lambda: torch.nn.Linear(H, OUT, bias=bias), trained=trained)
+        linear = Float8Linear.from_float(plain, Float8LinearConfig(pad_inner_dim=True))
+        return linear(it.input(tokens, H))
 
     return run
 
@@ -491,6 +505,10 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "linear with bias under autocast": _linear(trained=True, bias=True),
     "linear, frozen, under autocast": _linear(trained=False, bias=True),
     "two linears of one weight under autocast": _two_linears,
+    "linear in FP8": _float8(),
+    "linear in FP8 with bias": _float8(bias=True),
+    "linear in FP8, frozen": _float8(trained=False, bias=True),
+    "linear in FP8 of an odd number of tokens": _float8(tokens=ODD),
     "product": _product,
     "product under autocast": _product,
     "matmul": _matmul,

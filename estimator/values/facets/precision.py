@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice
-from estimator.values.specs import Dtype, MixedPrecision
+from estimator.values.specs import Dtype, Fp8Backend, MixedPrecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,35 @@ class Precision(Checked):
             shape="segments",
             section=Section.MORE,
             label="Autocast",
-            help="Trainer's bf16 or fp16. Precision above sets it.",
+            help="Trainer's bf16 or fp16, or accelerate's fp8. Precision above sets it.",
+        ),
+    )
+    fp8_backend: Fp8Backend = key(
+        Fp8Backend.AO,
+        Choice(
+            tuple(Fp8Backend),
+            enum=Fp8Backend,
+            aliases={word.value.upper(): word.value for word in Fp8Backend},
+            later=("msamp", "MSAMP"),
+        ),
+        "with mixed_precision fp8: whose linears multiply in FP8",
+        default_from=DefaultSource.ACCELERATE,
+        widget=Widget(
+            shape="segments",
+            section=Section.ALWAYS,
+            label="FP8 backend",
+            help="fp8_backend of accelerate: ao is torchao, te is transformer-engine.",
         ),
     )
 
     @property
     def uses_bf16(self) -> bool:
         """Whether any arithmetic is in bfloat16."""
-        return self.dtype is Dtype.BFLOAT16 or self.mixed_precision is MixedPrecision.BF16
+        bf16 = (MixedPrecision.BF16, MixedPrecision.FP8)
+        return self.dtype is Dtype.BFLOAT16 or self.mixed_precision in bf16
+
+    @property
+    def uses_torchao(self) -> bool:
+        """Whether torchao's linears replace the model's."""
+        is_fp8 = self.mixed_precision is MixedPrecision.FP8
+        return is_fp8 and self.fp8_backend is Fp8Backend.AO

@@ -1,0 +1,129 @@
+"""FP8 training with torchao's linears, as accelerate converts them.
+
+Heights come from a step of torch 2.13, transformers 5.23, peft 0.21, accelerate 1.15 and torchao 0.18 on a stand-in
+CUDA device that counts tensors, each rounded up to 512 bytes. tests/reference/operators.csv has single linears, to the
+byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import (
+    Gpu,
+    MixedPrecision,
+    Model,
+    Phase,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+)
+from estimator.contract.setups import parse
+from estimator.objectives.float8 import converted, kept
+from estimator.resident.overhead import workspace_bytes
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+}
+FP8 = {
+    "mixed_precision": "fp8",
+    "per_device_train_batch_size": 2,
+    "max_length": 1024,
+    "loss": "standard",
+}
+TRACED = {
+    "weights in bfloat16, checkpointed": (
+        {"gradient_checkpointing": True},
+        {Phase.FORWARD: 117_006_336, Phase.BACKWARD: 175_606_272},
+    ),
+    "weights in float32, checkpointed": (
+        {"dtype": "float32", "gradient_checkpointing": True},
+        {Phase.FORWARD: 202_755_072, Phase.BACKWARD: 279_319_040},
+    ),
+    "LoRA, whose adapters are converted too": (
+        {"method": "lora"},
+        {Phase.FORWARD: 359_574_016, Phase.BACKWARD: 336_129_024},
+    ),
+    "a length that products pad": (
+        {"per_device_train_batch_size": 1, "max_length": 1001},
+        {Phase.FORWARD: 178_814_464, Phase.BACKWARD: 181_578_752},
+    ),
+    "reentrant checkpoints": (
+        {"gradient_checkpointing": True, "use_reentrant": True, "max_length": 1000},
+        {Phase.FORWARD: 115_961_856, Phase.BACKWARD: 175_674_368},
+    ),
+}
+
+
+def read(**keys: object) -> tuple[Model, Gpu | None, TrainingSetup]:
+    return parse({"model": LLAMA, **FP8, **keys})
+
+
+@pytest.mark.parametrize("case", TRACED)
+def test_a_step_takes_as_much_as_with_torchao(case: str) -> None:
+    keys, traced = TRACED[case]
+    found = estimate(*read(**keys))
+    workspace = workspace_bytes(None)
+    for phase, height in traced.items():
+        assert found.phases[phase].bytes - workspace == pytest.approx(height, rel=1.5e-4)
+
+
+def test_the_first_and_the_last_linear_stay_out_of_fp8() -> None:
+    model, _, _ = read()
+    # accelerate 1.15, utils/ao.py: 4 layers of 7 linears and the head, less the first query and the head
+    assert [located.module.name for located in kept(model)] == ["self_attn.q_proj", "lm_head"]
+    assert converted(model) == (27, 29)
+    odd = replace(
+        model, num_key_value_heads=1, head_dim=8
+    )  # 8 outputs of k and v are no multiple of 16
+    assert converted(odd) == (19, 29)
+
+
+def test_a_convolution_of_gpt_2_is_no_linear() -> None:
+    model = catalog.model("openai-community/gpt2")
+    assert converted(model) == (0, 1)
+    found = estimate(model, None, TrainingSetup(mixed_precision=MixedPrecision.FP8))
+    plain = estimate(model, None, TrainingSetup())
+    assert found.peak.bytes == plain.peak.bytes
+    assert any("converts none of gpt2's linear layers" in line for line in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"gpu": "A100-SXM4-80GB"}, "compute capability 8.9 or more, and A100-SXM4-80GB has 8.0"),
+        ({"gpu": "GeForce RTX 3090"}, "has 8.6"),
+        ({"gpu": "Instinct MI250X (one GCD)"}, "none is known of"),
+        ({"gpu": "Gaudi 3"}, "accelerate takes another library there"),
+        ({"method": "qlora"}, "Inner dims must match for mm"),
+        ({"method": "lora", "load_in_8bit": True}, "Inner dims must match for mm"),
+        ({"method": "lora", "use_dora": True}, "not modelled yet with use_dora"),
+        ({"dtype": "float16"}, "not modelled yet with dtype float16"),
+        ({"num_gpus": 2, "strategy": "zero3"}, "not modelled yet with strategy zero3"),
+        ({"objective": "grpo", "loss": None}, "not modelled yet with objective grpo"),
+        ({"fp8_backend": "msamp"}, "'msamp' is not modelled yet"),
+        (
+            {"method": "lora", "lora_target_modules": ["q_proj", "lm_head"]},
+            "an adapter on the head",
+        ),
+    ],
+)
+def test_what_fp8_cannot_do_is_refused_in_one_sentence(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match="fp8") as refused:
+        estimate(*read(**keys))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("card", ["L40S", "H100-SXM5-80GB", "GeForce RTX 5090", "Instinct MI300X"])
+def test_a_card_with_fp8_is_taken(card: str) -> None:
+    assert estimate(*read(gpu=card)).verdict is Verdict.FITS
