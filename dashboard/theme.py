@@ -144,7 +144,7 @@ def _cells() -> str:
     """CSS that puts a card's text and button in one cell. Cards are side by side; remedies are stacked."""
     cards = '[class*="st-key-cards-"]'
     rules = [
-        f"{cards} {{ display: grid; gap: .6rem; grid-template-columns: 1fr; }}",
+        f"{cards} {{ display: grid; gap: .6rem; grid-auto-columns: minmax(0, 1fr); }}",
         ".st-key-cards-methods { grid-template-columns: repeat(3, 1fr); }",
         ".st-key-cards-neighbours { grid-template-columns: repeat(2, 1fr); }",
         f"{cards} > :first-child, {cards} > :first-child > * {{ display: contents; }}",

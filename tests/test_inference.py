@@ -480,6 +480,25 @@ def test_engines_share_the_rows_of_all_gpus_that_train() -> None:
     assert one.batched_tokens == 8192
 
 
+def test_an_engine_is_built_for_all_its_rows_however_few_it_is_given() -> None:
+    # v1/worker/gpu/model_runner.py, ``load_model`` and ``_dummy_run``: 1,024 rows, 8,192
+    # tokens; 151,936 words, a count of 4 bytes each and two masks of 4,748 int32
+    own = colocation.engine_of_server(QWEN, H100, setup(**SERVER))
+    assert (own.rows, own.max_num_seqs) == (32, 1024)
+    assert own.buffers == 1024 * (4 * 151_936 + 2 * 4 * 4748) == 661_225_472
+    assert own.activations == 8192 * 2 * 1536 + 1024 * 151_936 * 14
+    # config/vllm.py:2398: the graphs of 256 rows and more, and whole batches up to 512
+    assert own.graphs == (51 + 51) * engine.GRAPH_BYTES
+
+
+def test_an_engine_beside_the_trainer_is_built_for_vllm_max_num_seqs() -> None:
+    # verl's and ms-swift's 256, where a GPU generates 8
+    own = colocation.colocated_engine(QWEN, H100, setup(vllm_max_num_seqs=256))
+    assert (own.rows, own.buffers) == (8, 256 * (4 * 151_936 + 2 * 4 * 4748))
+    # and where a GPU generates more, they take turns
+    assert colocation.colocated_engine(QWEN, H100, setup(vllm_max_num_seqs=4)).rows == 4
+
+
 @pytest.mark.parametrize(
     ("gpu", "rows", "tokens"),
     [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from dashboard import theme
+from dashboard.figures import axes
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import markup, one_line, units
 from estimator import Component, Estimate
@@ -20,10 +20,14 @@ def cost_against_time(
     look = theme.DARK if dark else theme.LIGHT
     priced = [it for it in fitting if it.time is not None and it.cost is not None]
     others = [it for it in priced if it not in front]
+    across = axes.logarithmic("Hours of the run", map(_hours, priced), look)
+    up = axes.logarithmic("US dollars", map(_dollars, priced), look, unit="$")
+    joined = _cards(front, "lines+markers+text", VERDICT_GREEN, look)
+    joined["text"] = _names(front, across["range"], up["range"])
     return {
         "data": [
             _cards(others, "markers", theme.RESERVE.colour, look),
-            _cards(front, "lines+markers+text", VERDICT_GREEN, look),
+            joined,
             _cards(
                 [it for it in priced if it.gpu == chosen.gpu], "markers", look.ink, look, ring=True
             ),
@@ -34,8 +38,8 @@ def cost_against_time(
             "showlegend": False,
             "dragmode": False,
             "hovermode": "closest",
-            "xaxis": _log_axis("Hours of the run", "", look),
-            "yaxis": _log_axis("US dollars", "$", look),
+            "xaxis": across,
+            "yaxis": up,
         },
     }
 
@@ -50,40 +54,53 @@ def _cards(
     return {
         "type": "scatter",
         "mode": mode,
-        "x": [
-            _middle(it.time.total_hours_low, it.time.total_hours_high)
-            for it in estimates
-            if it.time
-        ],
-        "y": [_middle(it.cost.cost_usd_low, it.cost.cost_usd_high) for it in estimates if it.cost],
-        "text": [it.gpu.name for it in estimates if it.gpu],
-        "textposition": "top center",
+        "x": [_hours(it) for it in estimates],
+        "y": [_dollars(it) for it in estimates],
+        "textposition": "top right",
         "textfont": {"size": 13, "color": look.ink},
         "marker": {"color": colour, **symbol},
         "line": {"color": colour, "width": 2, "dash": "dot"},
-        "customdata": [one_line.run(it) for it in estimates],
-        "hovertemplate": "%{text}: %{customdata}<extra></extra>",
+        "customdata": [f"{it.gpu.name}: {one_line.run(it)}" for it in estimates if it.gpu],
+        "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
     }
 
 
+def _names(front: Sequence[Estimate], across: Sequence[float], up: Sequence[float]) -> list[str]:
+    """The cards' names, both ends first; empty where a name would cover another."""
+    places = [
+        (
+            (math.log10(_hours(it)) - across[0]) / (across[1] - across[0]),
+            (math.log10(_dollars(it)) - up[0]) / (up[1] - up[0]),
+        )
+        for it in front
+    ]
+    named: list[int] = []
+    for at in sorted(range(len(front)), key=lambda at: at not in {0, len(front) - 1}):
+        x, y = places[at]
+        if all(
+            abs(x - places[it][0]) > APART[0] or abs(y - places[it][1]) > APART[1] for it in named
+        ):
+            named.append(at)
+    return [it.gpu.name if at in named and it.gpu else "" for at, it in enumerate(front)]
+
+
+APART = 0.4, 0.07
+"""Shares of the axes by which names are apart: a long name on a desktop's figure, and a line."""
+
+
+def _hours(of: Estimate) -> float:
+    assert of.time is not None
+    return _middle(of.time.total_hours_low, of.time.total_hours_high)
+
+
+def _dollars(of: Estimate) -> float:
+    assert of.cost is not None
+    return _middle(of.cost.cost_usd_low, of.cost.cost_usd_high)
+
+
 def _middle(low: float, high: float) -> float:
     return round(math.sqrt(low * high), 4)
-
-
-def _log_axis(title: str, prefix: str, look: theme.Look) -> dict[str, Any]:
-    return {
-        "type": "log",
-        "title": {"text": title, "font": {"size": 14, "color": look.ink}},
-        "tickprefix": prefix,
-        "nticks": 5,
-        "tickangle": 0,
-        "tickformat": ".2~g",
-        "tickfont": {"size": 13, "color": look.ink},
-        "gridcolor": theme.GRID,
-        "zeroline": False,
-        "fixedrange": True,
-    }
 
 
 def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate | None) -> str:
@@ -147,7 +164,8 @@ def pareto_html(front: Sequence[Estimate]) -> str:
     return (
         '<h2 class="hr-head">Dollars against hours on every GPU that holds it</h2>'
         f'<p class="hr-text">No other GPU beats the {len(front)} connected ones in both. Points are the middle of '
-        "their ranges, at the cheapest known listing; a ring marks the chosen GPU.</p>"
+        "their ranges, at the cheapest known listing; a ring marks the chosen GPU. Where names would cover each other, "
+        "some are left out; point at a card to read its name.</p>"
     )
 
 

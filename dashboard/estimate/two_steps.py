@@ -35,7 +35,7 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
     first = sum(it.step == 1 for it in steps)
     largest = max(moment.bytes for moment in moments)
     line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
-    end = scale(max(largest, line))
+    end = scale(max(int(NOTE_ROOM * largest), line))
     highest = max(range(first, len(moments)), key=lambda at: moments[at].bytes)
     made = any(moment.resident.get(Component.OPTIMIZER_STATES) for moment in moments[:first])
     no_states = (
@@ -70,7 +70,7 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
             "annotations": [
                 _step_name(f"First step{no_states}", 0, look),
                 _step_name("Second step<br>and all others", first, look),
-                _peak_note(moments[highest], highest, len(moments), end, look),
+                _peak_note(moments[highest], highest, len(moments), look),
                 *(_stop_note(it["x0"], len(moments), look) for it in _stops(estimate, steps, look)),
             ],
         },
@@ -206,11 +206,15 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
     }
 
 
-NOTE_WIDTH = 34
+NOTE_WIDTH = 28
 """Maximum characters per line of the peak's note, to fit a narrow page."""
 
 
-def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -> dict[str, Any]:
+NOTE_ROOM = 1.2
+"""Height of the axis over the peak, besides what ``scale`` leaves: three lines of text fit above it."""
+
+
+def _peak_note(moment: Moment, at: int, of: int, look: theme.Look) -> dict[str, Any]:
     height = units.in_gib(moment.bytes)
     return {
         "x": at + 0.5,
@@ -219,7 +223,8 @@ def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -
         "yref": "y",
         "xanchor": "right" if at > of / 2 else "left",
         "ax": -30 if at > of / 2 else 30,
-        "ay": 34 if height > end * 0.7 else -34,
+        "ay": -12,
+        "yanchor": "bottom",
         "showarrow": True,
         "arrowwidth": 2,
         "arrowcolor": look.ink,

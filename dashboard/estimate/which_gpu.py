@@ -9,12 +9,22 @@ from estimator import Estimate, Ranking, Verdict, catalog, rank_gpus
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
-    """The setup on every card of the catalogue and on the chosen one, by size, and the best of them."""
+    """The setup on every card of the catalogue and on the chosen one, and the best of them.
+
+    Cards that hold it come first, the smallest before the others; then the rest, the largest before the others.
+    """
     cards = list(catalog.gpus().values())
     if of.gpu is not None and of.gpu not in cards:
         cards.append(of.gpu)
     ranking = rank_gpus(of.model, of.setup, cards)
-    return sorted(ranking.estimates, key=lambda it: it.gpu.memory_bytes if it.gpu else 0), ranking
+    return sorted(ranking.estimates, key=_from_the_smallest_that_holds_it), ranking
+
+
+def _from_the_smallest_that_holds_it(it: Estimate) -> tuple[int, int]:
+    assert it.gpu is not None
+    assert it.verdict is not None
+    size = it.gpu.memory_bytes
+    return list(Verdict).index(it.verdict), size if it.verdict is Verdict.FITS else -size
 
 
 def gpu_row(it: Estimate) -> dict[str, object]:

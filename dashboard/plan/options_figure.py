@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dashboard import theme
+from dashboard.figures import axes
 from dashboard.figures.memory_bars import Figure
 from estimator import Advice, Component, plan_words
 
@@ -18,8 +17,6 @@ CELLS = (60, 40)
 """Cells of the density along dollars and hours. Our choice: coarse enough to see single setups."""
 MOST_NAMED = 5
 """Maximum labelled points. Our choice: as many as have room."""
-MARGIN = 1.25
-"""Factor by which an axis extends beyond its outermost setup."""
 CAPTION = (
     "Grey: setups that fit, darker where there are more. Blue: no other is cheaper, faster and roomier; the line is "
     "what the next dollar buys. Diamond: recommended, with the ranges of its hours and dollars. Dashed: your limits."
@@ -54,10 +51,15 @@ def figure(advice: Advice, *, dark: bool = False) -> Figure:
             "showlegend": False,
             "hovermode": "closest",
             "dragmode": False,
-            "xaxis": _axis(
-                look, name, across[fits], asked.budget_usd if has_rent(advice) else None
+            "xaxis": axes.logarithmic(
+                name,
+                [*across[fits].tolist(), *([asked.budget_usd] if has_rent(advice) else ())],
+                look,
+                unit="$" * has_rent(advice),
             ),
-            "yaxis": _axis(look, "Hours", found.hours[fits], asked.deadline_hours),
+            "yaxis": axes.logarithmic(
+                "Hours", [*found.hours[fits].tolist(), asked.deadline_hours], look
+            ),
             "shapes": shapes,
             "annotations": _names(advice, across, look),
         },
@@ -80,7 +82,7 @@ def _across(advice: Advice) -> tuple[Floats, str]:
 
 def _density(across: Floats, hours: Floats) -> Figure:
     edges = [
-        np.geomspace(it.min() / MARGIN, it.max() * MARGIN, n + 1)
+        np.geomspace(it.min() / axes.MARGIN, it.max() * axes.MARGIN, n + 1)
         for it, n in zip((across, hours), CELLS, strict=True)
     ]
     counts, *_ = np.histogram2d(across, hours, edges)
@@ -214,42 +216,6 @@ def _names(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         }
         for number, place in enumerate(places[:MOST_NAMED])
     ]
-
-
-def _axis(look: theme.Look, title: str, shown: Floats, limit: float | None) -> dict[str, Any]:
-    values = [*(shown.tolist() if len(shown) else (1.0, 10.0)), *([limit] if limit else ())]
-    low, high = min(values) / MARGIN, max(values) * MARGIN
-    at = ticks(low, high)
-    sign = "$" if title == "US dollars" else ""
-    return {
-        "type": "log",
-        "range": [float(np.log10(low)), float(np.log10(high))],
-        "fixedrange": True,
-        "title": {"text": title, "font": {"size": 14, "color": look.ink}},
-        "tickvals": at,
-        "ticktext": [f"{sign}{it:,.10g}" for it in at],
-        "tickfont": {"size": 13, "color": look.ink},
-        "gridcolor": theme.GRID,
-        "zeroline": False,
-    }
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers within a logarithmic axis: 1, 2 and 5 times each power of ten, or only 1 times.
-
-    >>> ticks(0.15, 12)
-    [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
-    >>> ticks(0.5, 20_000)
-    [1.0, 10.0, 100.0, 1000.0, 10000.0]
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    leading = (1, 2, 5) if high / low < FEW_DECADES else (1,)
-    found = [float(f"{digit}e{power}") for power in powers for digit in leading]
-    return [it for it in found if low <= it <= high]
-
-
-FEW_DECADES = 2_000
-"""Maximum ratio of an axis's ends at which three ticks per decade have room. Our choice."""
 
 
 def alt(advice: Advice) -> str:

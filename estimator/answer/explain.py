@@ -200,7 +200,7 @@ def _engine(of: Estimate) -> Explanation:
     if of.setup.vllm_enable_sleep_mode:
         lead = "vLLM sleeps while the step trains: its weights and its cache are freed, the rest stays."
         terms = [
-            Term("the sampler's counts", f"of {own.rows:,} rows", own.buffers),
+            Term("the sampler's counts", f"of {own.max_num_seqs:,} rows", own.buffers),
             Term("CUDA graphs", "estimated", own.graphs),
         ]
         return Explanation(lead, terms, (buffer_bytes, graph_count))
@@ -210,7 +210,7 @@ def _engine(of: Estimate) -> Explanation:
     rest = own.kept - own.weights - own.buffers
     terms = [
         Term("its weights", "16 bits per parameter, a copy of its own", own.weights),
-        Term("the sampler's counts", f"of {own.rows:,} rows", own.buffers),
+        Term("the sampler's counts", f"of {own.max_num_seqs:,} rows", own.buffers),
         Term("keys and values, CUDA graphs", "all that is left of its share", rest),
     ]
     return Explanation(lead, terms, (engine, engine_weight_bytes, pages))

@@ -58,12 +58,13 @@ def colocated_engine(
     """
     generation = setup.generation
     share = generation.vllm_gpu_memory_utilization if utilisation is None else utilisation
-    ranks = generation.vllm_tensor_parallel_size
+    ranks, rows = generation.vllm_tensor_parallel_size, engine_rows(setup)
     return engine(
         model,
         asked=asked_bytes(gpu.memory_bytes, share),
         ranks=ranks,
-        rows=engine_rows(setup),
+        rows=rows,
+        max_num_seqs=generation.vllm_max_num_seqs or rows,
         row_tokens=row_tokens(setup),
         longest=longest_row(model, setup),
         captures=largest_capture(gpu),

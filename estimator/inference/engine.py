@@ -31,7 +31,10 @@ LOGIT_BYTES = 14
 vllm 0.33, v1/worker/gpu/sample/sampler.py:242 and :345."""
 COUNT_BYTES = 4
 """Bytes per row and word of ``output_bin_counts``, which stay: vllm 0.33, v1/worker/gpu/sample/penalties.py:48."""
-BITS = 8
+BITS, WORD_BYTES = 8, 4
+MASKS = 2
+"""Bits per row and word that stay beside them: words of the prompt, and words that a grammar allows. The same file,
+line 43; v1/worker/gpu/structured_outputs.py, ``StructuredOutputsWorker``."""
 LARGEST_CAPTURE = 512
 """Tokens of the largest CUDA graph; twice as many on compute capability 10: vllm 0.33, config/vllm.py:2463
 (``is_device_capability_family(100)``)."""
@@ -51,7 +54,7 @@ class Engine:
     """What vLLM takes in all."""
     weights: int
     buffers: int
-    """What the sampler keeps."""
+    """What the sampler keeps of each row that the engine is built for."""
     activations: int
     """The highest moment of a batch above what stays; free while the engine is idle."""
     graphs: int
@@ -69,7 +72,9 @@ class Engine:
     longest: int
     """Tokens of that row."""
     rows: int
-    """Rows that it is given at once, at most."""
+    """Rows that it runs at once, at most."""
+    max_num_seqs: int
+    """Rows that it is built for, however many it is given."""
     batched_tokens: int = BATCHED_TOKENS
 
     @property
@@ -160,6 +165,7 @@ def engine(
     asked: int,
     ranks: int,
     rows: int,
+    max_num_seqs: int,
     row_tokens: int,
     longest: int,
     captures: int = LARGEST_CAPTURE,
@@ -167,15 +173,17 @@ def engine(
 ) -> Engine:
     """The part of an engine that one of ``ranks`` GPUs holds, in bytes, for so many rows of so many tokens.
 
-    Source: vllm 0.33, v1/worker/gpu_worker.py:641, ``determine_available_memory``; derived, from the functions here.
+    Buffers, graphs and the batch that it tries at its start are for ``max_num_seqs`` rows, given or not.
+    Source: vllm 0.33, v1/worker/gpu_worker.py:641, ``determine_available_memory``; v1/worker/gpu/model_runner.py,
+    ``profile_run`` and ``_dummy_run`` (``num_reqs``); derived, from the functions here.
     """
     found = pages(model, ranks)
-    graphs = graph_count(rows, captures, batched_tokens)
+    graphs = graph_count(max_num_seqs, captures, batched_tokens)
     return Engine(
         asked=asked,
         weights=engine_weight_bytes(model, ranks),
-        buffers=buffer_bytes(model, rows),
-        activations=activation_bytes(model, ranks, rows, batched_tokens),
+        buffers=buffer_bytes(model, max_num_seqs),
+        activations=activation_bytes(model, ranks, max_num_seqs, batched_tokens),
         graphs=graphs * GRAPH_BYTES,
         least=graphs * GRAPH_LOW_BYTES,
         most=graphs * GRAPH_HIGH_BYTES + OTHER_HIGH_BYTES,
@@ -183,7 +191,8 @@ def engine(
         blocks_per_row=found.blocks(row_tokens, batched_tokens),
         blocks_needed=found.blocks(longest, batched_tokens),
         longest=longest,
-        rows=rows,
+        rows=min(rows, max_num_seqs),
+        max_num_seqs=max_num_seqs,
         batched_tokens=batched_tokens,
     )
 
@@ -235,23 +244,25 @@ def _held(model: Model, module: Module, ranks: int) -> int:
 
 
 def buffer_bytes(model: Model, rows: int) -> int:
-    """Bytes that the sampler keeps: how often each row has each word, and which words its prompt has.
+    """Bytes that the sampler keeps: how often each row has each word, which its prompt has, which its grammar allows.
 
-        rows · vocabulary · (4 + 1/8)
+        rows · (4 · vocabulary + 2 · 4 · ⌈vocabulary / 32⌉)
 
-    Source: vllm 0.33, v1/worker/gpu/sample/penalties.py:43-50.
+    Source: vllm 0.33, v1/worker/gpu/sample/penalties.py:43-50; v1/worker/gpu/structured_outputs.py,
+    ``StructuredOutputsWorker``.
     """
-    return rows * model.vocab_size * COUNT_BYTES + ceil_div(rows * model.vocab_size, BITS)
+    masks = MASKS * WORD_BYTES * ceil_div(model.vocab_size, BITS * WORD_BYTES)
+    return rows * (COUNT_BYTES * model.vocab_size + masks)
 
 
 def activation_bytes(
-    model: Model, ranks: int, rows: int, batched_tokens: int = BATCHED_TOKENS
+    model: Model, ranks: int, max_num_seqs: int, batched_tokens: int = BATCHED_TOKENS
 ) -> int:
     """Bytes of the highest moment of a batch: its widest layer, or its sampler.
 
         layer     tokens · 2 · (h + max(h + 2f, 3f))         residual, input, gate and up, their product; f / ranks
         experts   tokens · 2 · (2h + k · (max(2f, h) + f))    k: experts of a token
-        sampler   tokens · 2 · h + rows · vocabulary · 14
+        sampler   tokens · 2 · h + rows · vocabulary · 14       rows: max_num_seqs, or the tokens if they are fewer
 
     Leaves out: attention's workspaces; what the compiler fuses or keeps.
     Error: kvplan, which reads vLLM's logs, has 0.22 GiB for Llama 3.1 8B at 2,048 tokens and 256 rows
@@ -265,6 +276,7 @@ def activation_bytes(
         expert = ceil_div(model.moe_intermediate_size, ranks)
         chosen = model.num_experts_per_tok * (max(2 * expert, hidden) + expert)
         layer = max(layer, 2 * hidden + chosen)
+    rows = min(max_num_seqs, batched_tokens)
     sampler = batched_tokens * WIDTH * hidden + rows * model.vocab_size * LOGIT_BYTES
     return max(batched_tokens * WIDTH * layer, sampler)
 

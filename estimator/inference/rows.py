@@ -20,13 +20,12 @@ def rows_at_once(setup: TrainingSetup) -> int:
 
 
 def engine_rows(setup: TrainingSetup) -> int:
-    """Rows that one engine runs at once at most (a count): those that its GPUs train on, or ``vllm_max_num_seqs``.
+    """Rows of a generation that one engine beside the trainer is given (a count): those that its GPUs train on.
 
-    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_max_num_seqs=4))
-    4
+    >>> engine_rows(TrainingSetup(objective="grpo", per_device_train_batch_size=8, vllm_tensor_parallel_size=2))
+    16
     """
-    rows = rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
-    return min(rows, setup.generation.vllm_max_num_seqs or rows)
+    return rows_at_once(setup) * setup.generation.vllm_tensor_parallel_size
 
 
 def row_tokens(setup: TrainingSetup) -> int:

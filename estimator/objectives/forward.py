@@ -502,7 +502,7 @@ class Forward:
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
         if name := self.outer.final_norm_name:
-            hidden = self.outer.norm(name, self.hooks.enter(name, hidden))
+            hidden = self.hooks.leave(name, self.outer.norm(name, self.hooks.enter(name, hidden)))
         if self.outer.has("project_out"):
             hidden = self.outer.linear("project_out", self.hooks.enter("project_out", hidden))
         return hidden

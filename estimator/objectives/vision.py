@@ -41,9 +41,6 @@ from estimator.tape.tape import (
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Phase
 
-HALF = 2
-"""Bytes per element of what FSDP 2 casts under mixed precision."""
-
 
 def tower_stack(model: Model, setup: TrainingSetup) -> Stack:
     """The tower's layers; those whose output is projected as well stand for no other, nor do ``Parts.alone``."""
@@ -150,29 +147,20 @@ class LoadedTower:
     ) -> Tensor:
         block = self._block(tower_layer(self.vision, index), f"layers.{played}", setup, played)
         block.rotary = self.architecture.rotary
-        block.mask = mask
+        block.mask, block.rotary_tables = mask, tables
         layer = self.architecture.layer
 
-        casts = self.hooks.casts_inputs
-        if casts:
-            hidden = op.cast(self.tape, hidden, HALF)
-        if casts and tables is not None:
-            tables = Tables(*(op.cast(self.tape, table, HALF) for table in tables))
-
         def program(x: Tensor) -> Tensor:
-            block.rotary_tables = tables
-            x = layer(block, x)
-            block.rotary_tables = None
-            return x
+            return layer(block, x)
 
         unit = self.hooks.tower_layer(index, block)
         if unit is not None:
             hidden = unit.enter(hidden)
         out = self.tape.checkpoint(program, hidden) if checkpointing else program(hidden)
         if unit is not None:
-            out = unit.leave(op.cast(self.tape, out, HALF) if casts else out)
+            out = unit.leave(out)
         if not checkpointing:
-            block.mask = None
+            block.mask = block.rotary_tables = None
         block.weights, block.is_replay = None, True
         return out
 

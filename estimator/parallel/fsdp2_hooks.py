@@ -8,12 +8,14 @@ everything else and stays gathered too.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import NamedTuple
 
 from estimator.families.adapters import is_copied
 from estimator.families.block import Block, Owned
 from estimator.families.counts import outer_modules
 from estimator.families.liger import loss_of
 from estimator.families.modules import Linear, is_quantized
+from estimator.families.rotary import Rotary, Tables
 from estimator.families.weights import buffer_bytes, elements, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks
@@ -38,6 +40,7 @@ from estimator.parallel.sharding import (
     unmoved_weight_bytes,
 )
 from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
+from estimator.tape import operators as op
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
@@ -45,6 +48,8 @@ from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, MixedPrecision, Model, Offload, Strategy
 
+HALF = 2
+"""Bytes per element of what FSDP 2 casts under mixed precision."""
 HEAD_OF_LIGER = Refusal(
     "Liger's loss reads the head of {model_type} without calling it, and with adapters FSDP 2 gathers the head only "
     'when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.',
@@ -113,8 +118,8 @@ class Fsdp2Hooks(Hooks):
             for group in fsdp_groups(model, setup.adapters)
         }
         self._joins_norm = joins_norm(model, setup.adapters)
-        calls_head = loss_of(model, setup).calls_head
-        self._reads_head = not (calls_head or self._joins_norm or self._tied)
+        self._calls_head = loss_of(model, setup).calls_head
+        self._reads_head = not (self._calls_head or self._joins_norm or self._tied)
         """Whether the loss reads the head's weight without calling the head, and nothing else in its group is called.
         """
         self._tail = self._group(outer, names[TAIL], reshards=not stays)
@@ -125,8 +130,8 @@ class Fsdp2Hooks(Hooks):
         """Inputs of the model that its root cast."""
         self._layers: dict[tuple[str, int], Fsdp2Group] = {}
 
-    def layer(self, index: int, block: Block) -> Fsdp2Group | None:
-        """The group of one layer, the same in every pass."""
+    def layer(self, index: int, block: Block) -> Fsdp2Layer:
+        """One layer and its group, the same in every pass."""
         return self._layer(LAYER, index, block)
 
     def see(self, outer: Block, projector: Block) -> None:
@@ -138,15 +143,15 @@ class Fsdp2Hooks(Hooks):
         """Keep an input of the root, cast by ``cast_forward_inputs``, until the root returns."""
         self._cast.append(x)
 
-    def tower_layer(self, index: int, block: Block) -> Fsdp2Group | None:
-        """The group of one layer of the tower."""
+    def tower_layer(self, index: int, block: Block) -> Fsdp2Layer:
+        """One layer of the tower and its group."""
         return self._layer(TOWER, index, block)
 
-    def _layer(self, stack: str, index: int, block: Block) -> Fsdp2Group | None:
+    def _layer(self, stack: str, index: int, block: Block) -> Fsdp2Layer:
         if (stack, index) not in self._layers:
             self._layers[stack, index] = self._group(block, reshards=self._reshards)
         group = self._layers[stack, index]
-        return group if group.members else None
+        return Fsdp2Layer(self, block, group if group.members else None)
 
     def _group(
         self, block: Block, names: Container[str] | None = None, *, reshards: bool
@@ -206,21 +211,32 @@ class Fsdp2Hooks(Hooks):
         self._root.enter(ids)
 
     def enter(self, module: str, x: Tensor) -> Tensor:
-        """The embedding gathers its group; the final norm or the head gathers theirs."""
+        """The embedding gathers its group; the final norm or the head gathers theirs. The head's input is cast."""
         if module == self._embedding_name:
             return (self._tail if self._tied else self._embedding).enter(x)
+        if module == HEAD and self._calls_head:
+            x = self.cast(x)
         opens_tail = self._norm_name if self._joins_norm else HEAD
         if module == opens_tail and not (self._tied or self._reads_head):
             return self._tail.enter(x)
         return x
 
     def leave(self, module: str, x: Tensor) -> Tensor:
-        """Frees the embedding's weights, unless the head is tied. Those of final norm and head stay for backward."""
+        """Frees the embedding's weights, unless the head is tied. Those of final norm and head stay for backward.
+
+        A final norm that is gathered with the head has its output cast: LayerNorm's is float32 under autocast.
+        """
+        if module == self._norm_name and self._joins_norm:
+            return self.cast(x)
         if module == self._embedding_name:
             return x if self._tied else self._embedding.leave(x)
         if module == HEAD and not self._reads_head:
             return self._tail.leave(x)
         return x
+
+    def cast(self, x: Tensor) -> Tensor:
+        """An input or output of a wrapped module: in 16 bits under mixed precision, unless it is of whole numbers."""
+        return op.cast(self.tape, x, HALF) if self.casts_inputs and x.width == 4 else x
 
     def read(self, weight: Parameter) -> Tensor:
         """The head's weight for a loss that does not call the head: gathered separately, in the dtype of its shards.
@@ -247,6 +263,34 @@ class Fsdp2Hooks(Hooks):
     def end_backward(self) -> None:
         """All gradients have arrived."""
         self._traffic.end_backward()
+
+
+class Fsdp2Layer(NamedTuple):
+    """A wrapped layer: mixed precision casts its float inputs and its output to 16 bits.
+
+    Every layer has its own copies of inputs that all share, outside its checkpoint. Complex tables are not cast.
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_state.py, ``_cast_forward_inputs`` and
+    ``_cast_output_dtype``; accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``output_dtype``);
+    transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer``.
+    """
+
+    hooks: Fsdp2Hooks
+    block: Block
+    group: Fsdp2Group | None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Casts its inputs, then gathers its weights."""
+        block, cast = self.block, self.hooks.cast
+        x = cast(x)
+        block.alibi = None if block.alibi is None else cast(block.alibi)
+        if block.rotary_tables is not None and block.rotary is not Rotary.COMPLEX:
+            block.rotary_tables = Tables(*(cast(it) for it in block.rotary_tables))
+        return x if self.group is None else self.group.enter(x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Frees its weights, then casts its output."""
+        x = self.hooks.cast(x)
+        return x if self.group is None else self.group.leave(x)
 
 
 def is_packed(owned: Owned, adapters: Adapters) -> bool:

@@ -159,6 +159,18 @@ def test_cards_show_all_their_text_and_their_buttons_show_none(browser, address)
         assert set(clipped) == {"inset(50%)"}
 
 
+def test_cards_side_by_side_are_equally_wide(browser, address):
+    """Three proposals beside a setup that fits: the first was once 20 pixels wide."""
+    link = f"{address}/?model=mistralai/Mistral-7B-v0.1&gpu=A100-SXM4-80GB&method=qlora&per_device_train_batch_size=8"
+    with visitor(browser, f"{link}&gradient_checkpointing=true") as page:
+        for group in ("methods", "others"):
+            cards = page.locator(f".st-key-cards-{group} .hr-card")
+            cards.first.wait_for(timeout=WAIT)
+            widths = [card.bounding_box()["width"] for card in cards.all()]
+            assert len(widths) == 3
+            assert max(widths) - min(widths) < 1
+
+
 def test_lora_settings_return_after_full(browser, address):
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&lora_target_modules=q_proj"
     with visitor(browser, link) as page:

@@ -15,6 +15,9 @@ import pytest
 
 from estimator import estimate
 from estimator.contract import setups as contract
+from estimator.families.hf_config import model_from_config
+from estimator.families.registry import architecture
+from estimator.families.rotary import Rotary
 from estimator.parallel.sharding import sharded_gradient_bytes
 from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import structure
@@ -177,3 +180,64 @@ def test_setups_we_refuse_fail_in_the_real_fsdp2(name: str, tmp_path: Path) -> N
     told = {"model": CONFIG | config, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH}
     with pytest.raises(ValueError, match=ours):
         estimate(*contract.parse(told | setup))
+
+
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+LATENT |= {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "v_head_dim": 12,
+}
+LATENT |= {"first_k_dense_replace": 2}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "cohere": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {},
+    "ernie4_5": {"head_dim": 16},
+    "deepseek_v2": LATENT,  # complex tables
+    "mpt": {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 64},
+}
+
+
+def cast_by_layers(*, shapes: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Names of the inputs that FSDP 2 casts for the layers of each model."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    real, found = FSDPState._cast_forward_inputs, set[str]()
+
+    def noticed(self: Any, args: Any, kwargs: Any) -> Any:
+        cast = real(self, args, kwargs)
+        for name, given in kwargs.items():
+            pairs = (
+                zip(given, cast[1][name], strict=True)
+                if isinstance(given, tuple)
+                else [(given, cast[1][name])]
+            )
+            if any(isinstance(it, torch.Tensor) and it.dtype != that.dtype for it, that in pairs):
+                found.add(name)
+        return cast
+
+    FSDPState._cast_forward_inputs = noticed
+    answers = {}
+    for model_type, shape in shapes.items():
+        found.clear()
+        model = sharded({}, {"model_type": model_type, **shape})
+        ids = torch.zeros((1, LENGTH), dtype=torch.long)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(input_ids=ids, labels=ids, use_cache=False)
+        answers[model_type] = sorted(found)
+    return answers
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_real_layers_have_float32_tables_and_alibi_cast_and_no_others(tmp_path: Path) -> None:
+    real = in_two_processes(tmp_path, cast_by_layers, shapes=SHAPES)[0]
+    for model_type, shape in SHAPES.items():
+        family = architecture(model_from_config({**CONFIG, "model_type": model_type, **shape}))
+        tables = family.rotary is not None and family.rotary.float32_tables
+        ours = ["position_bias"] if family.alibi_by_head else []
+        ours += ["position_embeddings"] if tables and family.rotary is not Rotary.COMPLEX else []
+        assert real[model_type] == ours, model_type
