@@ -14,10 +14,12 @@ from estimator.families.reader import MOST_LAYERS
 from estimator.parallel.zero3_coordinator import Coordinator
 from estimator.search import best_ways
 from estimator.search import remedies as search
+from estimator.search.scaling import curves
 from estimator.step import reserved, timeline
 from estimator.step.allocator import Allocator
 from estimator.step.reserved import MOST_EVENTS, reserved_bytes
-from estimator.values.specs import Offload
+from estimator.tape.symbols import Recording
+from estimator.values.specs import Offload, Strategy
 
 DEEPEST = {"like": "HuggingFaceTB/SmolLM2-135M", "num_hidden_layers": MOST_LAYERS}
 KINDS = [
@@ -128,6 +130,28 @@ def test_equal_calls_of_two_schedules_are_coordinated_once(played) -> None:
     assert len(played) == 1
     estimate(*parse({**of, "gradient_checkpointing": True}))
     assert len(played) == 2
+
+
+def test_zeros_partitions_are_one_operation_of_a_record(monkeypatch) -> None:
+    # 14,000 adapters of 999 layers: each was a sum of the record, once for each number of GPUs
+    recorded, plans = [], set()
+    computed, play = Recording.computed, timeline.Plan._played
+
+    def played(plan, sizes):
+        plans.add(plan)
+        return play(plan, sizes)
+
+    monkeypatch.setattr(
+        Recording, "computed", lambda self, *of: recorded.append(of) or computed(self, *of)
+    )
+    monkeypatch.setattr(timeline.Plan, "_played", played)
+    of = parse({"model": {**DEEPEST, "num_hidden_layers": 999}, "method": "lora"})
+    for strategy, different in ((Strategy.ZERO1, 1), (Strategy.ZERO2, 3)):
+        curves(*of, [2, 4, 8], [strategy])
+        assert len(plans) == different
+        assert 0 < len(recorded) < 5_000 * different
+        recorded.clear()
+        plans.clear()
 
 
 def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -70,8 +70,9 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
         by_less.setdefault(less, []).append(rank)
     writes, others = rank_0_writes(setup), _other_host_bytes(answer)
     alike: dict[tuple[bool, int, int, int, int], list[int]] = {}
+    heights = _heights(answer)
     for less, numbers in by_less.items():
-        sizes = _sizes(answer, less)
+        sizes = _sizes(answer, heights, less)
         for rank in numbers:
             saves = writes and rank == 0
             host = answer.host_bytes if saves or not writes else others
@@ -114,34 +115,48 @@ def _other_host_bytes(answer: Estimate) -> int:
     return max(load_host_bytes(model, structure(setup)), offloaded + saving)
 
 
-def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
+class Height(NamedTuple):
+    """A phase's highest moment. Bytes."""
+
+    phase: Phase
+    bytes: int
+    engine: int
+    """Of an inference engine."""
+    has_states: bool
+    """Whether the optimizer's states are among them."""
+
+
+def _heights(answer: Estimate) -> list[Height]:
+    return [
+        Height(
+            phase,
+            moment.bytes,
+            moment.resident.get(Component.INFERENCE_ENGINE, 0),
+            Component.OPTIMIZER_STATES in moment.resident,
+        )
+        for phase, moment in answer.phases.items()
+        if phase is not Phase.SAVE
+    ]
+
+
+def _sizes(answer: Estimate, heights: Sequence[Height], less: Less) -> tuple[int, int, int]:
     """The peak of the step and both ends of the need."""
     setup = answer.setup
     keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
-    heights: dict[Phase, int] = {
-        phase: moment.bytes
-        - less.states * (Component.OPTIMIZER_STATES in moment.resident)
-        - (less.step + less.gradients) * (phase is Phase.OPTIMIZER_STEP)
-        - less.gradients
-        * (keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
-        for phase, moment in answer.phases.items()
-        if phase is not Phase.SAVE
-    }
-    engines = {
-        phase: answer.phases[phase].resident.get(Component.INFERENCE_ENGINE, 0) for phase in heights
-    }
-    ends = [
-        need_bytes(
-            size,
-            answer.paged_bytes - less.paged,
-            exchange_bytes(setup.mesh),
-            engines[phase],
-            setup.processes_per_gpu,
-        )
-        for phase, size in heights.items()
-    ]
-    low, high = max(low for low, _ in ends), max(high for _, high in ends)
-    return max(heights[phase] for phase in STEP_PHASES), low, high
+    exchange, processes = exchange_bytes(setup.mesh), setup.processes_per_gpu
+    paged = answer.paged_bytes - less.paged
+    peak = low = high = 0
+    for phase, whole, engine, has_states in heights:
+        size = whole - less.states * has_states
+        if phase is Phase.OPTIMIZER_STEP:
+            size -= less.step + less.gradients
+        elif keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+            size -= less.gradients
+        ends = need_bytes(size, paged, exchange, engine, processes)
+        low, high = max(low, ends[0]), max(high, ends[1])
+        if phase in STEP_PHASES:
+            peak = max(peak, size)
+    return peak, low, high
 
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:
@@ -150,7 +165,8 @@ def _less(model: Model, setup: TrainingSetup) -> list[Less]:
         return _fewer_rows(model, setup) * setup.dp_replicate_size
     if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
         kept = _kept_gradients(model, setup)
-        return [Less(gradients=max(kept) - one) for one in kept]
+        most = max(kept)
+        return [Less(gradients=most - one) for one in kept]
     return [Less()] * setup.num_gpus
 
 
@@ -194,7 +210,8 @@ def _rows(rows: int, ranks: int, rank: int) -> int:
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors that overlap its partition."""
     return [
-        allocated(width(setup.precision) * elements) for elements in kept_gradients(model, setup)
+        allocated(width(setup.precision) * elements)
+        for elements in kept_gradients(model, setup.adapters, setup.num_gpus)
     ]
 
 

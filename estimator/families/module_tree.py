@@ -52,9 +52,11 @@ class ModuleNode:
 
     def walk(self) -> Iterator[ModuleNode]:
         """Itself and all its descendants, in the order of ``named_modules``."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += node.children[::-1]
 
 
 BARE_VECTORS = frozenset(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.tape.symbols import Recording, power_of_2_from
-from estimator.values.arithmetic import ALLOCATION_BLOCK_BYTES, allocated_from
+from estimator.values.arithmetic import ALLOCATION_BLOCK_BYTES, Operation, allocated_from
 
 Numbers = NDArray[np.int64]
 Some = NDArray[np.bool_]
@@ -64,7 +64,8 @@ def bound(recording: Recording, largest: Sequence[int]) -> int:
         if function is operator.floordiv:
             table[place] = table[left] // (max(1, table[right]) if right < 0 else 1) + 1
         else:
-            table[place] = _BOUNDS[function](table[left], table[right])
+            most = function.at_most if isinstance(function, Operation) else _BOUNDS[function]
+            table[place] = most(table[left], table[right])
     return max(table, default=0)
 
 
@@ -82,8 +83,20 @@ def evaluate(
         steps = _leading_to(steps, set(wanted))
     table: Table = [*inputs, *([0] * len(recording.steps)), *reversed(recording.constants)]
     for place, (function, left, right) in steps:
-        table[place] = IN_ARRAYS.get(function, function)(table[left], table[right])
+        if isinstance(function, Operation):
+            table[place] = _pair_by_pair(function, table[left], table[right])
+        else:
+            table[place] = IN_ARRAYS.get(function, function)(table[left], table[right])
     return table
+
+
+def _pair_by_pair(function: Operation, left: Numbers | int, right: Numbers | int) -> Numbers:
+    """One call for each pair of numbers; a part of a grid has few ranks and numbers of GPUs."""
+    pairs, places = np.unique(
+        np.stack(np.broadcast_arrays(left, right)), axis=1, return_inverse=True
+    )
+    found = [function(*pair) for pair in pairs.T.tolist()]
+    return np.array(found, np.int64)[places.ravel()]
 
 
 Step = tuple[int, tuple[Callable[..., Any], int, int]]

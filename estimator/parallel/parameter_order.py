@@ -136,11 +136,16 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
     ``get_decay_parameter_names`` (no decay for ``nn.LayerNorm`` or names with norm or bias).
     """
     adapters = setup.adapters
+    if not adapters.uses_adapters:
+        return _known(model, without_rank(adapters))
     if isinstance(adapters.lora_r, StandIn):  # a step is being recorded for any rank
-        if adapters.uses_adapters:
-            return tuple(_in_order(model, setup))
-        adapters = replace(adapters, lora_r=1)
+        return tuple(_in_order(model, setup))
     return _known(model, adapters)
+
+
+def without_rank(adapters: Adapters) -> Adapters:
+    """The keys on which the trained tensors depend, equal for all ranks where there are no adapters (derived)."""
+    return adapters if adapters.uses_adapters else replace(adapters, lora_r=1)
 
 
 @lru_cache(maxsize=64)

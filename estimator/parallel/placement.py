@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from estimator.families.family import Width
 from estimator.families.module_tree import ModuleNode, splits_packed_experts
@@ -161,12 +163,10 @@ def from_pretrained_device_map(
     """
     if packing and splits_packed_experts(model):
         raise SPLIT_EXPERTS()
-    tree = made_tree(model, with_tower=with_tower)
-    sizes = weight_sizes(tree, dtype=dtype, packing=packing)
-    whole = whole_classes(model, with_tower=with_tower)
+    tree, sizes, whole, cushion = _weighed(model, dtype, packing, with_tower)
     budgets = _in_bits(max_memory)
     if balance is not Balance.SEQUENTIAL:
-        budgets = _balanced(budgets, sizes[""], _cushion(tree, sizes, whole), balance)
+        budgets = _balanced(budgets, sizes[""], cushion, balance)
     if packing:
         # floats, as in `adjust_max_memory`; a fraction of a bit can hold nothing
         budgets = {device: int(bits / 8 * 0.90 * 8) for device, bits in budgets.items()}
@@ -199,9 +199,7 @@ def needed_bytes(
     (2, 2387)
     """
     unlimited: dict[Device, int] = dict.fromkeys(range(gpus), 2**60)
-    tree = made_tree(model, with_tower=with_tower)
-    sizes = weight_sizes(tree, dtype=dtype, packing=packing)
-    cushion = _cushion(tree, sizes, whole_classes(model, with_tower=with_tower))
+    _, sizes, _, cushion = _weighed(model, dtype, packing, with_tower)
     share = _balanced(_in_bits(unlimited), sizes[""], cushion, Balance.AUTO)[0]
     placed = from_pretrained_device_map(
         model, unlimited, dtype=dtype, packing=packing, with_tower=with_tower
@@ -211,6 +209,26 @@ def needed_bytes(
 
 
 # --- sizes ----------------------------------------------------------------------------------------
+
+
+class Weighed(NamedTuple):
+    """A model's tree with the sizes that transformers counts; the same for all devices."""
+
+    tree: ModuleNode
+    sizes: Mapping[str, int]
+    """Bits, as ``weight_sizes``."""
+    whole: frozenset[str]
+    """As ``whole_classes``."""
+    cushion: int
+    """Bits, as ``_cushion``."""
+
+
+@lru_cache(maxsize=8)
+def _weighed(model: Model, dtype: str, packing: Packing | None, with_tower: bool) -> Weighed:
+    tree = made_tree(model, with_tower=with_tower)
+    sizes = weight_sizes(tree, dtype=dtype, packing=packing)
+    whole = whole_classes(model, with_tower=with_tower)
+    return Weighed(tree, sizes, whole, _cushion(tree, sizes, whole))
 
 
 def sizes_in_bits(
@@ -371,7 +389,7 @@ def _place(
     device = next(place)
     while queue:
         node = queue.pop(0)
-        bearers = [name for name in bearers if name != node.name and not _is_in(name, node)]
+        bearers -= {one.name for one in node.walk()}
         if not bearers:
             largest, bearers = _largest(queue, sizes, whole)
         reserve = largest if device in reserving else 0
@@ -382,7 +400,8 @@ def _place(
         if device == DISK or with_tied <= room:
             used[device] += with_tied
             placed |= dict.fromkeys(names, device)
-            queue = [one for one in queue if one.name not in names]
+            if len(names) > 1:
+                queue = [one for one in queue if one.name not in names]
         elif _splits(node, whole) and (size >= room or splits_what_would_fit_alone):
             queue[:0] = node.parts
             largest, bearers = _largest(queue, sizes, whole)
@@ -403,17 +422,13 @@ def _holds(node: ModuleNode, name: str) -> bool:
     return f"{name}.".startswith(f"{node.name}.")
 
 
-def _is_in(name: str, node: ModuleNode) -> bool:
-    return name.startswith(f"{node.name}.")
-
-
 def _splits(node: ModuleNode, whole: Collection[str]) -> bool:
     return bool(node.children) and node.class_name not in whole
 
 
 def _largest(
     nodes: Iterable[ModuleNode], sizes: Mapping[str, int], whole: Collection[str]
-) -> tuple[int, list[str]]:
+) -> tuple[int, set[str]]:
     """Bits of the largest module that cannot be split, and the names of all modules of that size."""
     pending, kept = [node for node in nodes if not node.is_parameter][::-1], []
     while pending:
@@ -423,7 +438,7 @@ def _largest(
         else:
             kept.append(node.name)
     most = max((sizes[name] for name in kept), default=0)
-    return most, [name for name in kept if sizes[name] == most]
+    return most, {name for name in kept if sizes[name] == most}
 
 
 def _grouped(placed: Mapping[str, Device]) -> dict[str, Device]:

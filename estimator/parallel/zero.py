@@ -28,7 +28,7 @@ from estimator.families.weights import (
     quantized_bytes,
     scale_bytes,
 )
-from estimator.parallel.parameter_order import At, trained_in_order
+from estimator.parallel.parameter_order import At, trained_in_order, without_rank
 from estimator.parallel.sharding import adapter_shapes, packed_width, sharded_on_init
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
@@ -43,7 +43,7 @@ from estimator.tape.tape import (
     Tensor,
     WholeWeight,
 )
-from estimator.values.arithmetic import allocated, ceil_div, larger, smaller
+from estimator.values.arithmetic import Operation, allocated, ceil_div, larger, smaller
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
@@ -151,15 +151,38 @@ def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
     return [elements(it.shape) for it in trained_in_order(model, setup)]
 
 
-def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
+def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
     """Elements of every trained tensor by optimizer group: with weight decay, then norms and biases.
 
     Source: transformers 5.23, trainer.py, ``get_decay_parameter_names``.
     """
+    return _groups(model, without_rank(adapters))
+
+
+@lru_cache(maxsize=32)
+def _groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
     groups: tuple[list[int], list[int]] = ([], [])
-    for it in trained_in_order(model, setup):
+    for it in trained_in_order(model, TrainingSetup(adapters=adapters)):
         groups[not it.decays].append(elements(it.shape))
-    return [group for group in groups if group]
+    return tuple(tuple(group) for group in groups if group)
+
+
+Counting = Callable[[Model, Adapters, int], int]
+"""A count from the trained tensors, of this rank of adapters, and the number of GPUs."""
+
+
+def _counted(model: Model, setup: TrainingSetup, gpus: int, count: Counting) -> int:
+    """A count over thousands of tensors, which a step that is recorded for any rank holds as one operation."""
+    adapters = setup.adapters
+
+    def counted(rank: int, gpus: int) -> int:
+        return count(model, replace(adapters, lora_r=rank), gpus)
+
+    def at_most(rank: int, gpus: int) -> int:
+        trained = sum(map(sum, stepped_groups(model, replace(adapters, lora_r=rank))))
+        return allocated(NORM_WIDTH * (trained + 4 * gpus))
+
+    return Operation(counted, at_most).of(without_rank(adapters).lora_r, gpus)
 
 
 def partition(model: Model, setup: TrainingSetup) -> int:
@@ -168,29 +191,51 @@ def partition(model: Model, setup: TrainingSetup) -> int:
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
-    return sum(_part(sum(sizes), setup.num_gpus) for sizes in stepped_groups(model, setup))
+    return _counted(model, setup, setup.num_gpus, _partition)
+
+
+def _partition(model: Model, adapters: Adapters, gpus: int) -> int:
+    return sum(_part(sum(sizes), gpus) for sizes in stepped_groups(model, adapters))
 
 
 def _part(total: int, ranks: int) -> int:
     return 2 * ceil_div(total, 2 * ranks)
 
 
-def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
+def kept_gradients(model: Model, adapters: Adapters, gpus: int) -> tuple[int, ...]:
     """Elements of the gradients that each rank keeps at stages 1 and 2: whole tensors, even if only partly in its
     partition.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
-    kept = [0] * setup.num_gpus
-    for sizes in stepped_groups(model, setup):
+    return _kept(model, without_rank(adapters), gpus)
+
+
+@lru_cache(maxsize=16)
+def _kept(model: Model, adapters: Adapters, gpus: int) -> tuple[int, ...]:
+    kept = [0] * gpus
+    for sizes in stepped_groups(model, adapters):
         ends = list(accumulate(sizes))
-        part = _part(ends[-1], setup.num_gpus)
-        for rank in range(setup.num_gpus):
-            start, end = min(rank * part, ends[-1]), min((rank + 1) * part, ends[-1])
-            if start < end:
-                low, high = bisect_right(ends, start), bisect_left(ends, end)
-                kept[rank] += ends[high] - (ends[low] - sizes[low])
-    return kept
+        part = _part(ends[-1], gpus)
+        for rank in range(ceil_div(ends[-1], part)):
+            start, end = rank * part, min((rank + 1) * part, ends[-1])
+            low, high = bisect_right(ends, start), bisect_left(ends, end)
+            kept[rank] += ends[high] - (ends[low] - sizes[low])
+    return tuple(kept)
+
+
+def most_kept_bytes(model: Model, setup: TrainingSetup, ranks: Iterable[range] = ()) -> int:
+    """Bytes of gradients that the fullest of these ranks keeps; of all, if none are given.
+
+    Source: as ``kept_gradients``.
+    """
+    size, among = width(setup.precision), list(ranks) or [range(setup.num_gpus)]
+
+    def most(model: Model, adapters: Adapters, gpus: int) -> int:
+        kept = kept_gradients(model, adapters, gpus)
+        return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
+
+    return _counted(model, setup, setup.num_gpus, most)
 
 
 def keeps_parts(mesh: Mesh) -> bool:
@@ -227,19 +272,27 @@ class Parts:
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
         self._model = model
         self._by_layer: dict[At | None, Places] = {}
-        tensors = list(trained_in_order(model, setup))
-        ends = [0, 0]
-        parts = [
-            _part(sum(elements(it.shape) for it in tensors if it.decays is decays), setup.num_gpus)
-            for decays in (True, False)
+        tensors = [
+            (int(not it.decays), elements(it.shape), it) for it in trained_in_order(model, setup)
         ]
-        for it in tensors:
-            group = int(not it.decays)
-            start = ends[group]
-            ends[group] += elements(it.shape)
-            where = place(start, ends[group], parts[group], model.hidden_size**2)
+        ends, totals = [0, 0], [0, 0]
+        for group, count, _ in tensors:
+            totals[group] += count
+        parts = [_part(total, setup.num_gpus) for total in totals]
+        within: dict[int, PartitionPlace] = {}
+        """The place of a tensor that lies in one rank's partition."""
+        for group, count, it in tensors:
+            start, end, part = ends[group], ends[group] + count, parts[group]
+            ends[group] = end
+            rank = start // part
+            if end <= (rank + 1) * part:
+                where = within.get(rank)
+                if where is None:
+                    where = within[rank] = PartitionPlace(range(rank, rank + 1), copied=False)
+            else:
+                where = place(start, end, part, model.hidden_size**2)
             self._by_layer.setdefault(it.at, {})[it.key] = where
-        self._kept = kept_gradients(model, setup)
+        self._kept = kept_gradients(model, setup.adapters, setup.num_gpus)
         self.alone = self._alone(accumulates=setup.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
 
@@ -283,7 +336,7 @@ class Parts:
             for layer in range(count - 1, -1, -1)
         ]
         alone = {at for at in backward if at.layer in (0, counts[at.in_tower] - 1)}
-        begun: set[int] = set()
+        kept = 0
         most = max(self._kept) // 2 if accumulates else 0
         outer = self._by_layer.get(None, {})
         after = {
@@ -295,8 +348,8 @@ class Parts:
         for at in (None, *backward):
             of_layer = self._by_layer.get(at, {})
             places = of_layer if at is not None else {k: outer[k] for k in after & outer.keys()}
-            begun |= {rank for it in places.values() for rank in it.ranks}
-            kept = max((self._kept[rank] for rank in begun), default=0)
+            for ranks in {it.ranks for it in places.values()}:
+                kept = max(kept, *self._kept[ranks.start : ranks.stop])
             if kept > most:
                 most = kept
                 last = At(counts[0] - 1)
@@ -336,7 +389,7 @@ def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
     return PartitionPlace(ranks, copied)
 
 
-def after_backward(model: Model, setup: TrainingSetup) -> int:
+def after_backward(model: Model, setup: TrainingSetup, gpus: int) -> int:
     """Peak bytes in addition to all gradients and the bucket when stage 1 reduces them, on the fullest rank.
 
     After backward, tensors are reduced in model order, bucket by bucket. Small ones are copied into the bucket. A
@@ -348,8 +401,19 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
     ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
     """
     offloads = setup.offload_optimizer is not Offload.NONE
-    size, kept = width(setup.precision), kept_gradients(model, setup)
-    limit, gone, most = model.hidden_size**2, [0] * setup.num_gpus, 0
+    size = width(setup.precision)
+
+    def most(model: Model, adapters: Adapters, gpus: int) -> int:
+        return _after_backward(model, adapters, gpus, size, offloads=offloads)
+
+    return _counted(model, setup, gpus, most)
+
+
+def _after_backward(
+    model: Model, adapters: Adapters, gpus: int, size: int, *, offloads: bool
+) -> int:
+    kept = kept_gradients(model, adapters, gpus)
+    limit, gone, most = model.hidden_size**2, [0] * gpus, 0
     copied = 0  # elements of small tensors, on every rank
     bucket: list[list[tuple[int, int]]] = []
     inside = 0
@@ -366,8 +430,8 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
                 gone[rank] += whole if whole > limit else 0
         bucket.clear()
 
-    for sizes in stepped_groups(model, setup):
-        part, start = _part(sum(sizes), setup.num_gpus), 0
+    for sizes in stepped_groups(model, adapters):
+        part, start = _part(sum(sizes), gpus), 0
         for count in sizes:
             if inside + count > limit:
                 reduce()
@@ -446,7 +510,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     else:
         part = stepped = partition(model, setup)
         weights = size * (trained + frozen) + packed
-        gradients = allocated(size * max(kept_gradients(model, setup)))
+        gradients = most_kept_bytes(model, setup)
         accumulated = 0
         if setup.gradient_accumulation_steps > 1:
             # stage 1 also frees its bucket after reducing
@@ -571,6 +635,10 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
     return beside
 
 
+MostKept = Callable[[Collection[range]], int]
+"""Bytes of gradients that the fullest of some ranks keeps; of no ranks given: of all."""
+
+
 class Bucket:
     """The reduction bucket: small gradients are copied into a buffer, large ones wait for the next reduction."""
 
@@ -582,7 +650,7 @@ class Bucket:
         kept: int,
         ranks: int,
         to_host: ToHost | None,
-        kept_by_rank: Sequence[int] = (),
+        most_kept: MostKept | None = None,
     ) -> None:
         self.tape = tape
         self.stage = setup.strategy
@@ -592,8 +660,8 @@ class Bucket:
         self.size = self.limit * self.width
         self.kept_bytes = kept
         """At stage 1: extra bytes at the end of backward."""
-        self.kept_by_rank = kept_by_rank
-        """At stage 2: bytes of gradients that each rank keeps."""
+        self.most_kept = most_kept
+        """At stage 2, where gradients stay on the GPU."""
         self.accumulates = setup.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
         if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
@@ -608,7 +676,7 @@ class Bucket:
         """Elements of each gradient in the bucket."""
         self.places: list[PartitionPlace | None] = []
         """Their places."""
-        self.owners: set[int] = set()
+        self.owners: set[range] = set()
         """Ranks that own these gradients, except those of layers that represent several, where nothing may stay."""
 
     def take(
@@ -621,15 +689,17 @@ class Bucket:
                 leaf, count, place, repeats=repeats
             )
 
-    def keep(self, ranks: Collection[int]) -> None:
+    def keep(self, ranks: Collection[range]) -> None:
         """Allocates the gradients of the fullest of these ranks; a rank does so when its first gradient is reduced.
 
         With accumulation, a rank also holds its earlier gradients; the fullest rank's are counted from the start.
         """
-        if not (self.kept_by_rank and ranks):
+        if self.most_kept is None or not ranks:
             return
-        kept = max(self.kept_by_rank[rank] for rank in ranks)
-        beside = max(0, 2 * kept - max(self.kept_by_rank)) if self.accumulates else kept
+        kept = self.most_kept(ranks)
+        beside = kept
+        if self.accumulates:
+            beside = max(0, 2 * kept - self.most_kept(()))
         if beside > self.kept_so_far:
             self.kept.append(Storage(self.tape, beside - self.kept_so_far, GRADIENTS))
             self.kept_so_far = beside
@@ -652,7 +722,7 @@ class Bucket:
         self.inside.append(elements)
         self.places.append(place)
         if place is not None and not repeats:
-            self.owners.update(place.ranks)
+            self.owners.add(place.ranks)
 
     def flush(self) -> None:
         """Reduces the bucket and empties it."""
@@ -689,11 +759,11 @@ class Bucket:
         found = [place for place in self.places if place is not None]
         if not found:
             return
-        owners = {rank for place in found for rank in place.ranks}
         if self.waiting:
             copies = any(place.copied for place in found)
-        else:
-            copies = len(owners) > 1
+        else:  # more than one rank has some
+            first = min(place.ranks.start for place in found)
+            copies = max(place.ranks.stop for place in found) > first + 1
         if copies:
             self.tape.operation = "concatenate slices of several ranks"
             Storage(self.tape, allocated(self.width * sum(self.inside)), TEMPORARIES)

@@ -5,6 +5,8 @@ Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter
 
 from __future__ import annotations
 
+from functools import partial
+
 from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
 from estimator.families.modules import Bare, Linear
 from estimator.families.vision.block import TowerBlock
@@ -23,17 +25,16 @@ from estimator.parallel.zero import (
     after_backward,
     gathering,
     keeps_parts,
-    kept_gradients,
+    most_kept_bytes,
     partition,
     parts_of,
     rank_bytes,
     sent_from_stage_2,
     sent_from_stage_3,
-    width,
 )
 from estimator.resident.model import Resident, counts
 from estimator.tape.tape import WEIGHTS, Parameter, Tape, Tensor, WholeWeight
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
@@ -60,14 +61,10 @@ class ZeroHooks(Hooks):
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
         self._parts = parts_of(model, setup) if keeps_parts(setup.mesh) else None
-        kept = after_backward(model, setup) if setup.strategy is Strategy.ZERO1 else 0
-        by_rank: list[int] = []
-        if self._parts is not None:
-            by_rank = [
-                allocated(width(setup.precision) * it) for it in kept_gradients(model, setup)
-            ]
+        kept = after_backward(model, setup, ranks) if setup.strategy is Strategy.ZERO1 else 0
+        most_kept = partial(most_kept_bytes, model, setup) if self._parts is not None else None
         to_host = _to_host(model, setup, ranks)
-        self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
+        self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, most_kept)
         self._gathers = gathering(model, setup) is not None
         self._called: set[At | Part | None] = set()
         """The layers that were called, and what lies outside them: None for the text's, a part for a tower's. Their

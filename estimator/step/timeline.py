@@ -408,7 +408,7 @@ def plan(model: Model, structure: TrainingSetup) -> Plan:
     gpus, replicas = min(2, structure.num_gpus), 1
     if structure.strategy is Strategy.HSDP:
         gpus, replicas = 4, 2
-    elif structure.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+    elif structure.strategy is Strategy.ZERO2:
         gpus = (
             structure.num_gpus
         )  # which gradients a rank keeps depends on where its partition begins

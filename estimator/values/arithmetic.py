@@ -52,6 +52,39 @@ def allocated_from(size: int, _: int) -> int:
     return (size + (block - 1)) // block * block
 
 
+class Operation:
+    """A function of two whole numbers that a record holds as one operation; results are remembered.
+
+    For what depends on few numbers and takes thousands of sums: a record that held each sum would take as many to read.
+
+    >>> squares = Operation(lambda left, right: left**2 + right**2, lambda left, right: left**2 + right**2)
+    >>> squares.of(3, 4), squares(3, 4)
+    (25, 25)
+    """
+
+    def __init__(
+        self, function: Callable[[int, int], int], at_most: Callable[[int, int], int]
+    ) -> None:
+        self._function = function
+        self.at_most = at_most
+        """An upper bound of the absolute result for numbers up to these."""
+        self._known: dict[tuple[int, int], int] = {}
+
+    def __call__(self, left: int, right: int) -> int:
+        """The result for two numbers."""
+        if (left, right) not in self._known:
+            self._known[left, right] = self._function(left, right)
+        return self._known[left, right]
+
+    def of(self, left: int, right: int) -> int:
+        """The same, recorded where one of the two stands for a number."""
+        for one in (left, right):
+            if isinstance(one, StandIn):
+                found: int = one.recorded(self, left, right)
+                return found
+        return self(left, right)
+
+
 def larger(left: Number, right: Number) -> Number:
     """``max`` of two numbers, which a record holds as one operation, whichever is the larger.
 
