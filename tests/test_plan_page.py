@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import parse_qs
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +16,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.plan import asked, form, options_figure, team_asked, words
-from estimator import Advice, advise, candidates, question_of
+from dashboard.state import models
+from estimator import Advice, HubModel, advise, candidates, question_of, repository
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
@@ -29,6 +33,15 @@ SMALL = {
 }
 
 
+CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 FEW = {
     "strategy": ["ddp"],
     "gradient_checkpointing": [True],
@@ -107,6 +120,33 @@ def test_an_invalid_link_is_refused_in_one_sentence_and_keeps_the_page(small_pag
     assert "L40S" in text(small_page)
 
 
+def test_a_link_asks_the_hub_for_a_model_that_is_not_in_the_catalogue(small_page):
+    own, asked_for = "someone/of-their-own", []
+    answer: Future[HubModel] = Future()
+
+    def ask(hub_id: str) -> Future[HubModel]:
+        asked_for.append(hub_id)
+        return answer
+
+    with patch.object(models, "asked_of_the_hub", ask):
+        small_page.query_params["plan"] = json.dumps({**SMALL, "model": [own]})
+        small_page.run()
+        assert f"The Hub is being asked for {own}." in text(small_page)
+        answer.set_result(repository.from_text(json.dumps(CONFIG)))
+        small_page.run()
+    assert asked_for == [own]
+    assert "Take 1 × L40S:" in text(small_page) or " × L4:" in text(small_page)
+    refused: Future[HubModel] = Future()
+    refused.set_result(repository.from_text("[]"))
+    with patch.object(models, "asked_of_the_hub", lambda _: refused):
+        small_page.query_params["plan"] = json.dumps({**SMALL, "model": ["none/such"]})
+        small_page.run()
+    assert escape(" ".join(refused.result().sentences)) in text(small_page)
+    assert not small_page.exception
+    small_page.query_params["plan"] = json.dumps(SMALL)
+    small_page.run()
+
+
 def test_the_page_turns_from_one_run_to_several_jobs_and_so_does_the_address(small_page):
     pytest.importorskip("highspy")
 
@@ -123,6 +163,33 @@ def test_the_page_turns_from_one_run_to_several_jobs_and_so_does_the_address(sma
     turn("plan")
     assert "Qwen3-0.6B" in "".join(small_page.query_params["plan"])
     assert "team" not in small_page.query_params
+
+
+def test_a_report_has_the_filters_of_its_plan(small_page):
+    def show(cards: list[str]) -> str:
+        (filtered,) = [it for it in small_page.button_group if it.label == "Show cards"]
+        filtered.set_value(cards).run()
+        (report,) = [
+            it.proto.url for it in small_page.get("link_button") if "report?" in it.proto.url
+        ]
+        return report.partition("?")[2]
+
+    assert "Take 1 × L40S:" in text(small_page)
+    link = parse_qs(show(["L4"]))
+    assert " × L4:" in text(small_page)
+    assert link["show_cards"] == ["L4"]
+    assert "show_cards" not in show([])
+    small_page.switch_page("pages/report.py").run()
+    small_page.query_params["most_gpus"] = "77"  # which this question does not have
+    for key, value in link.items():
+        small_page.query_params[key] = value
+    small_page.run()
+    assert "Only setups on L4 are shown." in text(small_page)
+    assert " × L4:" in text(small_page)
+    assert "show_cards=L4" in text(small_page)  # the way back to the plan
+    for key in ("show_cards", "most_gpus"):
+        del small_page.query_params[key]
+    small_page.switch_page("pages/plan.py").run()
 
 
 def test_the_report_is_a_document_without_widgets(small_page):

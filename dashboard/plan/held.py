@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from html import escape
 from typing import Generic, TypeVar, cast
 
 import streamlit as st
 
+from dashboard.state import models
 from dashboard.words import markup
 
 Q = TypeVar("Q")
 LONGEST = 8192
 """Maximum characters of a question in a URL. Our choice, above what servers accept."""
+POLL_SECONDS = 0.3
+"""Seconds between polls for the Hub's answer. Our choice."""
 PROBLEM = "plan problem"
 """Session key of the sentence about a link or a file that cannot be read."""
 
@@ -65,6 +70,22 @@ class Held(Generic[Q]):
         """Counts the forms drawn anew; part of their widgets' keys."""
         number: int = st.session_state.get(f"{self.key} round", 0)
         return number
+
+
+def has_models(facts: Sequence[object]) -> bool:
+    """Whether all models of a question are known; else says what the Hub answers, and waits for it."""
+    waits, said = models.ask_for(facts)
+    kind, role = ("hr-asking", "status") if waits else ("hr-refusal", "alert")
+    for sentence in said.values():
+        st.html(f'<p class="hr-note {kind}" role="{role}">{escape(sentence)}</p>')
+    if waits:
+        st.fragment(partial(_look, facts), run_every=POLL_SECONDS, key="plan look")()
+    return not said
+
+
+def _look(facts: Sequence[object]) -> None:
+    if not models.ask_for(facts)[0]:
+        st.rerun(scope="app")
 
 
 def say_problem() -> None:

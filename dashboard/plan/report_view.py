@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import date
 from html import escape
 from urllib.parse import urlencode
@@ -13,6 +14,7 @@ from dashboard.plan import (
     held,
     options_figure,
     report_words,
+    shown,
     team_asked,
     team_words,
     timeline_figure,
@@ -28,22 +30,26 @@ def draw() -> None:
     if team_asked.TEAM.key in st.query_params:
         team = team_asked.TEAM.current()
         held.say_problem()
-        _team(team)
+        if held.has_models([it for own in team.jobs.values() for it in own.models]):
+            _team(team)
     else:
         question = asked.RUN.current()
         held.say_problem()
-        _run(question)
+        if held.has_models(question.models):
+            _run(question)
 
 
 def _run(question: Question) -> None:
-    _back(asked.RUN.key, asked.text_of(question))
-    said = f"<p>{escape(words.asked_in_words(question))}</p>"
-    st.html(report_words.head(report_words.title(question), date.today().isoformat(), said))
     found = asked.answered(question)
+    filters = shown.Shown() if isinstance(found, str) else shown.in_url(found)
+    plan = {asked.RUN.key: [asked.text_of(question)], **filters.params}
+    _back(plan)
+    said = f"<p>{escape(words.asked_in_words(question))} {escape(filters.said)}</p>"
+    st.html(report_words.head(report_words.title(question), date.today().isoformat(), said))
     if isinstance(found, str):
         _refuse(found)
         return
-    advice = advise(found, question)
+    advice = advise(found, question, filters.mask(found))
     st.html(report_words.recommendation(advice))
     if len(advice.front):
         drawing.plot(
@@ -51,11 +57,12 @@ def _run(question: Question) -> None:
         )
         st.html(f'<p class="hr-small">{options_figure.CAPTION}</p>')
     st.html(report_words.details(advice))
-    st.html(report_words.foot(_link(asked.RUN.key, asked.text_of(question))))
+    st.html(report_words.foot(_link(plan)))
 
 
 def _team(team: TeamQuestion) -> None:
-    _back(team_asked.TEAM.key, team_asked.text_of(team))
+    plan = {team_asked.TEAM.key: [team_asked.text_of(team)]}
+    _back(plan)
     title = f"Schedule of {len(team.jobs)} fine-tuning jobs"
     st.html(report_words.head(title, date.today().isoformat(), report_words.team_question(team)))
     found = team_asked.answered(team)
@@ -75,19 +82,19 @@ def _team(team: TeamQuestion) -> None:
             f'{team_words.legend_html(found)}<p class="hr-small">{team_words.caption(team)}</p>'
         )
     st.html(report_words.schedule(found))
-    st.html(report_words.foot(_link(team_asked.TEAM.key, team_asked.text_of(team))))
+    st.html(report_words.foot(_link(plan)))
 
 
 def _refuse(sentence: str) -> None:
     st.html(f'<p class="hr-note hr-refusal" role="alert">{escape(sentence)}</p>')
 
 
-def _back(key: str, text: str) -> None:
-    query = escape(urlencode({key: text}))
+def _back(plan: Mapping[str, Sequence[str]]) -> None:
+    query = escape(urlencode(plan, doseq=True))
     st.html(f'<p class="hr-back hr-small"><a href="./plan?{query}">Change the plan</a></p>')
 
 
-def _link(key: str, text: str) -> str:
+def _link(plan: Mapping[str, Sequence[str]]) -> str:
     """The whole URL of the plan."""
     here = (st.context.url or "").partition("?")[0].rstrip("/")
-    return f"{here.removesuffix('/report')}/plan?{urlencode({key: text})}"
+    return f"{here.removesuffix('/report')}/plan?{urlencode(plan, doseq=True)}"

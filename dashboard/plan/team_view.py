@@ -33,6 +33,8 @@ def draw() -> None:
     answering = st.container()
     team = _put(team, _form(team))
     with answering:
+        if not held.has_models([it for own in team.jobs.values() for it in own.models]):
+            return
         found = team_asked.answered(team)
         if isinstance(found, str):
             _refuse(found)

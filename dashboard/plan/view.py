@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from html import escape
-from typing import Any
 from urllib.parse import urlencode
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -17,6 +15,7 @@ from dashboard.plan import (
     form,
     held,
     options_figure,
+    shown,
     team_asked,
     team_view,
     team_words,
@@ -30,7 +29,6 @@ from estimator import (
     WRITABLE,
     Advice,
     Candidates,
-    Method,
     Question,
     advise,
     contract,
@@ -103,12 +101,14 @@ def _run() -> None:
     with asking:
         question = _put(question, form.draw(question, asked.RUN.round()))
     with answering:
+        if not held.has_models(question.models):
+            return
         found = asked.answered(question)
         if isinstance(found, str):
             _refuse(found)
             return
-        advice = _answer(found, question)
-    _beyond(advice)
+        advice, filters = _answer(found, question)
+    _beyond(advice, filters)
 
 
 def _put(question: Question, given: dict[str, object]) -> Question:
@@ -139,13 +139,14 @@ def _refuse(sentence: str) -> None:
 # --- the answer ---------------------------------------------------------------------------------
 
 
-def _answer(found: Candidates, question: Question) -> Advice:
+def _answer(found: Candidates, question: Question) -> tuple[Advice, shown.Shown]:
     """The recommendation, the filters and the figure."""
     st.html(
         f'<p class="hr-plan-asked">{escape(words.asked_in_words(question))} <a href="#plan-form">Change it</a></p>'
     )
     panel = st.container()
-    advice = advise(found, question, _filter(found))
+    filters = shown.draw(found)
+    advice = advise(found, question, filters.mask(found))
     panel.html(words.panel_html(advice))
     if len(advice.front):
         drawing.plot(
@@ -156,17 +157,16 @@ def _answer(found: Candidates, question: Question) -> Advice:
         )
         st.html(f'<p class="hr-small">{options_figure.CAPTION} Click a point to see it below.</p>')
     _picked(found, advice)
-    return advice
+    return advice, filters
 
 
-def _beyond(advice: Advice) -> None:
+def _beyond(advice: Advice, filters: shown.Shown) -> None:
     """What takes the whole width: links and files, steps, near misses, the front as a table, notes."""
     question = advice.question
     with st.container(horizontal=True, gap="small"):
         keeping.copy_button()
-        st.link_button(
-            "Report to print", f"./report?{urlencode({'plan': asked.text_of(question)})}"
-        )
+        query = {asked.RUN.key: asked.text_of(question), **filters.params}
+        st.link_button("Report to print", f"./report?{urlencode(query, doseq=True)}")
         st.download_button(
             "Save the table (.csv)",
             lambda: _csv(advice),
@@ -197,39 +197,6 @@ def _beyond(advice: Advice) -> None:
         _table(advice)
     if advice.notes:
         st.html(markup.details("plan notes", "What this leaves out", words.list_html(advice.notes)))
-
-
-def _filter(found: Candidates) -> Any:
-    """Mask of the setups that pass the filters."""
-    methods = sorted({it.setup.method for it in found.recipes}, key=list(Method).index)
-    cards = list(dict.fromkeys(it.name for it in found.question.offers))
-    counts = [int(it) for it in np.unique(found.num_gpus)]
-    keep = np.ones(len(found), np.bool_)
-    several = [it for it in (methods, cards, counts) if len(it) > 1]
-    places = iter(st.columns(len(several) or 1))
-    if len(methods) > 1 and (
-        shown := next(places).pills(
-            "Show methods",
-            [it.value for it in methods],
-            selection_mode="multi",
-            key="plan show methods",
-            format_func=lambda it: terms.METHODS[Method(it)],
-        )
-    ):
-        keep &= np.array([it.setup.method.value in shown for it in found.recipes])[found.recipe]
-    if len(cards) > 1 and (
-        shown := next(places).pills(
-            "Show cards", cards, selection_mode="multi", wrap=True, key="plan show cards"
-        )
-    ):
-        keep &= np.array([found.question.offers[it.offer].name in shown for it in found.recipes])[
-            found.recipe
-        ]
-    if len(counts) > 1:
-        with next(places):
-            most = st.select_slider("GPUs, at most", counts, counts[-1], key=f"plan most {counts}")
-        keep &= found.num_gpus <= most
-    return keep
 
 
 def _table(advice: Advice) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import quote_plus, urlencode
@@ -17,7 +16,7 @@ import streamlit as st
 
 from dashboard.address import unbound
 from dashboard.state import actions, models
-from estimator import LARGEST, Estimate, HubModel, contract
+from estimator import LARGEST, Estimate, contract
 
 SCENARIOS, SETUP = "s", "setup"
 NUMBERS: Mapping[str, contract.Kind] = {
@@ -259,25 +258,7 @@ def load(text: bytes) -> None:
 
 def ask_for_models() -> tuple[bool, dict[str, str]]:
     """Asks the Hub for unknown models. Returns whether answers are pending, and the status of each."""
-    state = st.session_state
-    asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
-    said: dict[str, str] = {}
-    for scenario in scenarios():
-        hub_id = contract.unknown_model(scenario, models.known())
-        if not hub_id:
-            continue
-        answer = (
-            asked.setdefault(hub_id, models.asked_of_the_hub(hub_id))
-            if hub_id not in asked
-            else asked[hub_id]
-        )
-        if not answer.done():
-            said[hub_id] = f"The Hub is being asked for {hub_id}."
-        elif (found := answer.result()).model is None:
-            said[hub_id] = " ".join(found.sentences)
-        else:
-            models.remember(hub_id, found)
-    return any(not asked[it].done() for it in said), said
+    return models.ask_for(it.setup.get("model") for it in scenarios())
 
 
 def params(*, estimates: bool) -> dict[str, list[str]]:

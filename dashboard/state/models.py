@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -277,3 +277,25 @@ def take_known(option: str) -> None:
 def asked_of_the_hub(hub_id: str) -> Future[HubModel]:
     """Asks the Hub for a model in a thread, with the visitor's token if there is one."""
     return _threads.submit(hub.fetch, hub_id, token=st.session_state.get("hub token") or None)
+
+
+def ask_for(facts: Iterable[object]) -> tuple[bool, dict[str, str]]:
+    """Asks the Hub for unknown models. Returns whether answers are pending, and the status of each.
+
+    ``facts``: models as the contract writes them.
+    """
+    asked: dict[str, Future[HubModel]] = st.session_state.setdefault("asked of the Hub", {})
+    said: dict[str, str] = {}
+    for fact in facts:
+        hub_id = contract.unknown_model(contract.Scenario("", {"model": fact}), known())
+        if not hub_id:
+            continue
+        if hub_id not in asked:
+            asked[hub_id] = asked_of_the_hub(hub_id)
+        if not asked[hub_id].done():
+            said[hub_id] = f"The Hub is being asked for {hub_id}."
+        elif (found := asked[hub_id].result()).model is None:
+            said[hub_id] = " ".join(found.sentences)
+        else:
+            remember(hub_id, found)
+    return any(not asked[it].done() for it in said), said

@@ -27,6 +27,8 @@ SAME_SHARE = 0.02
 """Share of the dollars that is no difference: ours, the last of two digits."""
 AN_HOUR = 0.995
 """Hours below which minutes are said: ours, what two digits of hours show as one."""
+A_MINUTE = 0.995
+"""Minutes below which seconds are said, likewise."""
 MOST_NAMED = 3
 """Things that one sentence names: ours."""
 
@@ -43,12 +45,16 @@ def hours(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """Hours, or minutes below one hour.
+    """Hours, or minutes below one hour, or seconds below one minute.
 
-    >>> duration(2.25), duration(0.06)
-    ('2.2 hours', '3.6 minutes')
+    >>> duration(2.25), duration(0.06), duration(1 / 60), duration(0.0074 / 60)
+    ('2.2 hours', '3.6 minutes', '1 minute', '0.44 seconds')
     """
-    return f"{60 * value:.2g} minutes" if value < AN_HOUR else f"{hours(value)} hours"
+    if value >= AN_HOUR:
+        return f"{hours(value)} hours"
+    number, unit = (60 * value, "minute") if 60 * value >= A_MINUTE else (3600 * value, "second")
+    said = f"{number:.2g}"
+    return f"{said} {unit}" if said == "1" else f"{said} {unit}s"
 
 
 def usd(value: float) -> str:
@@ -65,14 +71,19 @@ def span(low: float, high: float, unit: str = "") -> str:
 
     >>> span(2, 3.5), span(0.06, 0.22), span(10, 20, "$"), span(0, 0, "$")
     ('2.0 to 3.5 hours', '3.6 to 13 minutes', '$10 to $20', '$0.00')
+    >>> span(0.001, 0.002), span(0.001, 0.06), span(0.06, 2)
+    ('3.6 to 7.2 seconds', '3.6 seconds to 3.6 minutes', '0.06 to 2.0 hours')
     """
     if unit == "$":
         first, last = usd(low), usd(high)
         return first if first == last else f"{first} to {last}"
-    if high < AN_HOUR:
-        first, last = duration(low).removesuffix(" minutes"), duration(high)
+    last = duration(high)
+    if high >= AN_HOUR:
+        first = hours(low)
     else:
-        first, last = hours(low), duration(high)
+        first, unit = duration(low).split()
+        if unit.rstrip("s") != last.split()[1].rstrip("s"):
+            first = f"{first} {unit}"
     return last if last.startswith(f"{first} ") else f"{first} to {last}"
 
 
