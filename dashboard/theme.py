@@ -122,7 +122,7 @@ html { font-size: 26px; }
 .st-key-shown button * { font-size: .62rem !important; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
-.hr-verdict .hr-small, .st-key-cards-methods, .st-key-start, .hr-stays { display: none !important; }
+.hr-verdict .hr-small, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
 """CSS for the projector: all type at least 1.6 times as large, and no sidebar."""
 ICON = (
@@ -136,26 +136,6 @@ document.querySelector('link[rel~="icon"]').href = {json.dumps(f"data:image/svg+
 </script>"""
 """Shows the icon. Given it as an argument, Streamlit imports numpy; a ":material/…:" name would be fetched
 from another server."""
-MOST_CARDS = 16
-"""Maximum cards in one group. Our choice: more than there are remedies."""
-
-
-def _cells() -> str:
-    """CSS that puts a card's text and button in one cell. Cards are side by side; remedies are stacked."""
-    cards = '[class*="st-key-cards-"]'
-    rules = [
-        f"{cards} {{ display: grid; gap: .6rem; grid-auto-columns: minmax(0, 1fr); }}",
-        ".st-key-cards-methods { grid-template-columns: repeat(3, 1fr); }",
-        ".st-key-cards-neighbours { grid-template-columns: repeat(2, 1fr); }",
-        f"{cards} > :first-child, {cards} > :first-child > * {{ display: contents; }}",
-        f"{cards} > *, {cards} .hr-card {{ grid-area: 1 / var(--cell); min-width: 0; }}",
-        ".st-key-cards-remedies > *, .st-key-cards-remedies .hr-card { grid-area: var(--cell) / 1; }",
-    ]
-    rules += [
-        f"{cards} .hr-card:nth-child({cell}), {cards} > :nth-child({cell + 1}) {{ --cell: {cell}; }}"
-        for cell in range(1, MOST_CARDS + 1)
-    ]
-    return "\n".join(rules)
 
 
 def style(pills: list[str]) -> str:
@@ -240,19 +220,18 @@ ul.hr-text {{ padding-left: 1.2rem; }}
     {{ flex-direction: column-reverse; }}
   .st-key-plan-columns [data-testid="stColumn"] {{ width: 100%; flex: none; }}
 }}
-{_cells()}
+.hr-cards {{ display: grid; gap: .6rem; grid-auto-flow: column; grid-auto-columns: minmax(0, 1fr); }}
+.hr-cards-remedies {{ grid-auto-flow: row; }}
+.hr-cards > div {{ position: relative; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; padding: .6rem .95rem; }}
-[class*="st-key-open-"] {{ align-self: stretch; position: relative; height: auto; }}
-[class*="st-key-open-"] button {{ position: absolute; inset: 0; min-height: 0; overflow: hidden;
-  background: none; border: 1px solid rgba(127,138,148,.45); }}
-[class*="st-key-open-"] button > * {{ position: absolute; width: 1px; height: 1px; overflow: hidden;
-  clip-path: inset(50%); white-space: nowrap; }}
-[class*="st-key-open-"] button:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
-[class*="st-key-open-"] button:disabled {{ border: 2px solid #0072B2; background: none; }}
-[class*="st-key-open-"] button:focus-visible {{ outline: 3px solid #56B4E9; }}
+.hr-cards button {{ position: absolute; inset: 0; cursor: pointer; background: none; border-radius: .5rem;
+  border: 1px solid rgba(127,138,148,.45); }}
+.hr-cards button:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
+.hr-cards button:disabled {{ border: 2px solid #0072B2; background: none; cursor: default; }}
+.hr-cards button:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}
-.st-key-cards-methods .hr-card {{ font-size: .9375rem; overflow-wrap: anywhere; }}
+.hr-cards-methods .hr-card {{ font-size: .9375rem; overflow-wrap: anywhere; }}
 .hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-compare {{ border-collapse: separate; border-spacing: 0; font-size: 1rem; min-width: 100%; }}
 .hr-compare th, .hr-compare td {{ text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; min-width: 8rem;
@@ -298,8 +277,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .hr-pages a {{ padding: .35rem .55rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
-  [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
-  [class*="st-key-cards-"] > *, [class*="st-key-cards-"] .hr-card {{ grid-area: var(--cell) / 1 !important; }}
+  .hr-cards {{ grid-auto-flow: row; }}
   .hr-verdict {{ min-height: 0; }}
   .hr-stays {{ top: auto; bottom: 0; left: 0; right: 0; height: 2.9rem; padding: 0 1rem; animation: none;
     background: light-dark(#FFFFFF, #11161C); border-top: .25rem solid var(--hr); overflow: hidden;

@@ -29,12 +29,12 @@ from dashboard.widgets import (
     sidebar,
     slider_rows,
 )
-from dashboard.words import markup, terms
+from dashboard.words import markup
 
 
 @st.fragment(key=rerun.VERDICT)
 def verdict() -> None:
-    """What was invalid in the address, and the verdict."""
+    """What was invalid in the address, the verdict, and the three methods, one click away."""
     now = question.reading()
     comparison.note(now)
     navigation.draw(navigation.ESTIMATE.path)
@@ -47,28 +47,7 @@ def verdict() -> None:
         return
     st.html(at_a_glance.verdict_html(answer))
     start.draw(answer)
-
-
-@st.fragment(key=rerun.CARDS)
-def cards() -> None:
-    """The three methods, one click away."""
-    rerun.let_figure_draw()
-    answer = question.answer()
-    if isinstance(answer, str):
-        return
-    proposals = []
-    for method, other in method_cards.methods(answer).items():
-        place = method_cards.smallest_place(other)
-        together = {} if isinstance(place, str) else place.keys
-        proposals.append(
-            proposal_cards.Proposal(
-                method,
-                method_cards.card_html(method, other, place),
-                {**method_cards.method_keys(other), **together},
-                terms.METHODS[method],
-            )
-        )
-    proposal_cards.cards("methods", "Open", proposals)
+    st.html(proposal_cards.cards_html("methods", "Open", method_cards.proposals(answer)))
 
 
 @st.fragment(key=rerun.BARS)
@@ -80,8 +59,8 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
         return
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
-    drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
-    st.html(hero_figure.without_unused(seen.figure))
+    css = hero_figure.without_unused(seen.figure)
+    drawing.plot(seen.figure, "hero", seen.alt, follows=follows, css=css)
 
 
 @st.fragment(key=rerun.ROW)
@@ -102,13 +81,13 @@ def below() -> None:
 
 
 opening.open_address()
+proposal_cards.follow()
 sidebar.draw()
 if not isinstance(now := question.answer(), str):
     st.set_page_config(page_title=f"{share_card.subject(now)} · Headroom")
 model_box.status()
 verdict()
 your_config.draw()
-cards()
 look = at_a_glance.GlanceOptions(
     shown=tuple(
         st.pills(
@@ -132,3 +111,4 @@ if comparison.document().present is not None:
 else:
     keeping.draw(question.answer)
     below()
+proposal_cards.listen()

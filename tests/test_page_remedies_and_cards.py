@@ -13,7 +13,7 @@ from dashboard.estimate.remedies import remedies_head
 from estimator import Method, TrainingSetup, Verdict, catalog, contract, estimate
 from estimator.search.limits import largest_micro_batch, longest_context
 from estimator.search.remedies import remedies
-from tests.test_start_page import figure, open_page, setting, text
+from tests.test_start_page import click_card, figure, open_page, setting, text
 
 LLAMA_ON_4090 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "GeForce RTX 4090"}
 
@@ -36,7 +36,7 @@ def test_each_method_card_names_the_smallest_gpu_its_free_memory_and_the_run():
 def test_one_click_opens_a_card_and_undo_reverts_it():
     page = open_page()
     before = figure(page)["data"]
-    click(page, "open qlora")
+    click_card(page, "methods qlora")
     assert page.session_state["method"] == "qlora"
     click(page, "undo last")
     assert page.session_state["method"] == "full"
@@ -47,7 +47,7 @@ def test_one_click_opens_a_card_and_undo_reverts_it():
 def test_one_click_opens_several_gpus_if_one_is_too_small():
     page = open_page(model="meta-llama/Llama-3.1-70B", gpu="H100-SXM5-80GB")
     assert "not on one GPU: 32 × H100-SXM5-80GB, FSDP" in text(page)
-    click(page, "open full")
+    click_card(page, "methods full")
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == (32, "fsdp")
     assert "✓ Fits" in text(page)
     click(page, "undo last")
@@ -79,7 +79,7 @@ def test_one_click_shrinks_the_evaluation_until_it_fits():
     page = open_page(model="mistralai/Mistral-7B-v0.1", **keys, **many)
     assert not page.exception
     assert "Evaluation needs more than training" in text(page)
-    click(page, "open Evaluation batch 16")
+    click_card(page, "remedies Evaluation batch 16")
     assert "Fits" in text(page)
     click(page, "undo last")
     assert "Evaluation needs more than training" in text(page)
@@ -93,7 +93,7 @@ def test_every_remedy_on_the_page_makes_it_fit_in_one_click():
         page = open_page(**LLAMA_ON_4090)
         assert "Does not fit" in text(page)
         assert escape(remedy.price) in text(page)
-        click(page, f"open {remedy.title}")
+        click_card(page, f"remedies {remedy.title}")
         assert "✓ Fits" in text(page)
 
 

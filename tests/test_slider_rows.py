@@ -67,7 +67,7 @@ def hero(page):
     (sent,) = [
         data
         for it in page.get("bidi_component")
-        if (data := json.loads(it.proto.json)[0]).get("name") == "hero"
+        if it.proto.json and (data := json.loads(it.proto.json)[0]).get("name") == "hero"
     ]
     html = next(it.proto.body for it in page.get("html") if "hr-verdict" in it.proto.body)
     return sent["figure"], sent["alt"], html

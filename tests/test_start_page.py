@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.address.example import EXAMPLE, TRL_DEFAULTS
 from dashboard.estimate import hero_figure
 from dashboard.state import session
+from dashboard.widgets import proposal_cards
 from estimator import Method, TrainingSetup, catalog, contract, estimate
 from estimator.values.declaration import Section
 from estimator.values.keys import KEYS
@@ -55,6 +57,14 @@ def sizes(drawn: dict, label: str) -> list[float]:
         for x, text in zip(bars["x"], bars["hovertext"], strict=True)
         if text.startswith(f"{label}:")
     ]
+
+
+def click_card(page, card):
+    """What the browser's click on a card starts; ``card``: its group and name."""
+    assert f'data-proposal="{escape(card)}"' in text(page)
+    page.session_state[proposal_cards.TAKEN] = card
+    page.run()
+    assert not page.exception
 
 
 def setting(page: AppTest, key: str) -> object:
@@ -105,8 +115,7 @@ def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not
 
 def test_one_click_on_qlora_makes_the_example_fit():
     page = open_page()
-    page.button(key="open qlora").click().run()
-    assert not page.exception
+    click_card(page, "methods qlora")
     said = text(page)
     assert "Fits" in said
     assert "Does not fit" not in said.split("At the peak")[0]
@@ -148,7 +157,7 @@ def test_changing_model_or_method_ends_a_what_if_and_the_page_says_so(change):
 
 def test_opening_another_methods_card_drops_the_what_if():
     page = open_page(**WHAT_IF)
-    page.button(key="open lora").click().run()
+    click_card(page, "methods lora")
     assert setting(page, "optim_state_dtype") is None
     assert "float32 states were a what-if" in text(page)
 
@@ -169,8 +178,7 @@ WHAT_IF = {
 
 def test_one_click_replaces_the_what_if_with_bfloat16_states():
     page = open_page(**WHAT_IF)
-    page.button(key="open bfloat16 states too").click().run()
-    assert not page.exception
+    click_card(page, "neighbours bfloat16 states too")
     assert "Fits" in text(page)
     assert setting(page, "optim_state_dtype") is None
 
@@ -597,11 +605,8 @@ def test_going_back_to_an_address_sets_widgets_in_closed_expanders_too():
 
 def test_a_model_with_a_layer_peft_rejects_still_has_its_three_cards():
     page = open_page(model="nvidia/Nemotron-H-8B-Base-8K", gpu="H100-SXM5-80GB")
-    for method in ("lora", "qlora"):
-        assert page.button(key=f"open {method}")
-    page.button(key="open lora").click().run()
-    page.run()
-    assert not page.exception
+    assert 'data-proposal="methods qlora"' in text(page)
+    click_card(page, "methods lora")
     assert "LoRA of Nemotron-H-8B-Base-8K needs" in text(page)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from estimator import Estimate, contract
+from estimator import Estimate, Model, TrainingSetup, contract
 
 TRL_DEFAULTS: Mapping[str, object] = {
     "dtype": "float32",
@@ -49,6 +50,10 @@ ARTICLE: Mapping[str, object] = {
 
 def is_as_trl_runs_it(of: Estimate) -> bool:
     """Whether this is full fine-tuning on one GPU with TRL's defaults, for any model and card."""
-    facts = contract.write_fields(of.model, of.gpu, of.setup)
-    beside = ("model", "gpu", "v")
-    return {key: value for key, value in facts.items() if key not in beside} == TRL_DEFAULTS
+    return _is_as_trl_runs_it(of.model, of.setup)
+
+
+@lru_cache(maxsize=512)
+def _is_as_trl_runs_it(model: Model, setup: TrainingSetup) -> bool:
+    facts = contract.write_fields(model, None, setup)
+    return {key: value for key, value in facts.items() if key not in ("model", "v")} == TRL_DEFAULTS

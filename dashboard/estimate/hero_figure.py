@@ -154,7 +154,7 @@ def without_unused(figure: Figure) -> str:
         if label not in drawn
     ]
     hidden += [it.replace("aria-checked", "aria-pressed") for it in hidden]
-    return f"<style>{', '.join(hidden)} {{ display: none; }}</style>" if hidden else ""
+    return f"{', '.join(hidden)} {{ display: none; }}" if hidden else ""
 
 
 LARGER = 1.5

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, rule_of_thumb, terms, units
-from estimator import Component, Estimate, Shown, beyond_the_step, shown
+from estimator import (
+    Component,
+    Estimate,
+    Gpu,
+    Model,
+    Shown,
+    TrainingSetup,
+    beyond_the_step,
+    estimate,
+    shown,
+)
 
 MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, held from loading to the end.",
@@ -38,6 +49,17 @@ def shown_meaning(on_card: Shown) -> str:
         f"May show {units.between(on_card.low, on_card.high)}, as in measured runs: the allocator keeps freed "
         "blocks while there is room."
     )
+
+
+def parts_html(of: Estimate) -> tuple[str, str]:
+    """The table, and the collapsible texts below it, which a slider seldom changes."""
+    return _parts_html(of.model, of.gpu, of.setup)
+
+
+@lru_cache(maxsize=512)
+def _parts_html(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, str]:
+    of = estimate(model, gpu, setup)
+    return ledger_html(of), rule_of_thumb_html(of) + assumptions_html(of)
 
 
 def ledger_html(estimate: Estimate) -> str:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dashboard.address import links
+from dashboard.widgets.proposal_cards import Proposal
 from dashboard.words import markup, one_line, terms, units
 from estimator import (
     MOST_GPUS,
@@ -99,6 +100,23 @@ def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Met
         if (other := next(filter(None, others), None)) is not None:
             found[method] = other
     return MappingProxyType(found)
+
+
+def proposals(of: Estimate) -> tuple[Proposal, ...]:
+    """A card for each method, which a click opens on the smallest GPUs that hold it."""
+    return _proposals(of.model, of.gpu, of.setup)
+
+
+@lru_cache(maxsize=512)
+def _proposals(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[Proposal, ...]:
+    found = []
+    for method, other in methods(estimate(model, gpu, setup)).items():
+        place = smallest_place(other)
+        together = {} if isinstance(place, str) else place.keys
+        keys = {**method_keys(other), **together}
+        html = card_html(method, other, place)
+        found.append(Proposal(method, html, keys, terms.METHODS[method]))
+    return tuple(found)
 
 
 def method_keys(of: Estimate) -> dict[str, object]:

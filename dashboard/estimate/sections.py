@@ -59,7 +59,6 @@ def draw_what_if(answer: Estimate) -> None:
     """For optimizer states that no Trainer run has: the two nearest real setups."""
     if not what_if.is_what_if(answer):
         return
-    st.html(what_if.WHAT_IF_HTML)
     neighbours = {
         name: (method_cards.changed(answer, keys), keys)
         for name, keys in what_if.REAL_NEIGHBOURS.items()
@@ -69,7 +68,9 @@ def draw_what_if(answer: Estimate) -> None:
         for name, (neighbour, keys) in neighbours.items()
         if neighbour is not None
     ]
-    proposal_cards.cards("neighbours", "Open", proposals)
+    st.html(
+        what_if.WHAT_IF_HTML + proposal_cards.cards_html("neighbours", "Open", proposals),
+    )
 
 
 def draw_remedies(answer: Estimate) -> None:
@@ -80,9 +81,9 @@ def draw_remedies(answer: Estimate) -> None:
         _draw_could_also(answer)
         return
     found = remedies.proposed(answer.model, answer.gpu, answer.setup)
-    st.html(remedies.remedies_head(answer, len(found)))
     proposals = [proposal_cards.Proposal(it.title, text, it.keys) for it, text in found]
-    proposal_cards.cards("remedies", "Apply", proposals)
+    cards = proposal_cards.cards_html("remedies", "Apply", proposals)
+    st.html(remedies.remedies_head(answer, len(found)) + cards)
 
 
 def _draw_could_also(answer: Estimate) -> None:
@@ -94,12 +95,12 @@ def _draw_could_also(answer: Estimate) -> None:
     found = best_way.could_also(answer, way, reach(*on, answer.setup), spare)
     if not found:
         return
-    st.html('<h2 class="hr-head">You could also</h2>')
     proposals = [
         proposal_cards.Proposal(title, f"<b>{escape(title)}</b>: {escape(why)}", keys)
         for title, why, keys in found
     ]
-    proposal_cards.cards("others", "Apply", proposals)
+    cards = proposal_cards.cards_html("others", "Apply", proposals)
+    st.html(f'<h2 class="hr-head">You could also</h2>{cards}')
 
 
 def draw(answer: Estimate) -> None:
@@ -122,10 +123,8 @@ VLLM = "vLLM's share"
 
 
 def _ledger(answer: Estimate) -> None:
-    # three elements: the browser parses only the one that a slider changes
-    st.html(ledger.ledger_html(answer))
-    st.html(ledger.rule_of_thumb_html(answer))
-    st.html(ledger.assumptions_html(answer))
+    for html in ledger.parts_html(answer):
+        st.html(html)
 
 
 def _best(answer: Estimate) -> None:

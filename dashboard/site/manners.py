@@ -14,7 +14,7 @@ if (!window.headroomManners) {
     if (innerWidth <= PHONE) document.querySelector(open)?.click();
   };
   document.addEventListener("click", ({ target }) => {
-    if (target.closest('[class*="st-key-open-"] button')) toVerdict();
+    if (target.closest("button[data-proposal]")) toVerdict();
     if (target.closest(".hr-stays")) { closeSidebar(); toVerdict(); }
   });
   for (const name of ["pushState", "replaceState"]) {

@@ -83,23 +83,16 @@ def draw(current: str) -> None:
     """The links; the page with path ``current`` is marked."""
     items = []
     others = _query(comparison.params(estimates=False))
+    estimate = _query({**comparison.estimate_params(), **comparison.params(estimates=True)})
     for page in PAGES:
         marks, title = ' aria-current="page"' if page.path == current else "", page.title
         if page is COMPARE and (count := len(comparison.scenarios())):
             marks += f' aria-label="{title}, {count} kept"'
             title += f" <span>{count}</span>"
-        items.append(f'<a href="{escape(_address(page, others))}"{marks}>{title}</a>')
+        # relative, so that it works from every page, whatever path the server is mounted under
+        link = f"./{estimate}" if page is ESTIMATE else f"./{page.path}{others}"
+        items.append(f'<a href="{escape(link)}"{marks}>{title}</a>')
     st.html(f'<nav class="hr-pages" aria-label="Pages"><b>Headroom</b>{"".join(items)}</nav>')
-
-
-def _address(page: Page, others: str) -> str:
-    """A relative URL that works from every page, whatever path the server is mounted under.
-
-    ``others``: the query of all pages but the start page.
-    """
-    if page is not ESTIMATE:
-        return f"./{page.path}{others}"
-    return f"./{_query({**comparison.estimate_params(), **comparison.params(estimates=True)})}"
 
 
 def _query(params: Mapping[str, Sequence[str]]) -> str:

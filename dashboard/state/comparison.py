@@ -7,7 +7,7 @@ If a page's URL lacks the comparison, the session restores it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import quote_plus, urlencode
@@ -133,11 +133,9 @@ def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
     if estimates is None:
         estimates = st.session_state.get("on the estimate", False)
     texts: dict[str, tuple[str, ...]] = dict.fromkeys(KEYS, ())
-    texts[SCENARIOS] = tuple(
-        contract.write_text(it) for it in kept.scenarios if not is_too_long(it)
-    )
-    if kept.setup is not None and not estimates and not is_too_long(kept.setup):
-        texts[SETUP] = (contract.write_text(kept.setup),)
+    texts[SCENARIOS] = _short_enough(kept.scenarios)
+    if kept.setup is not None and not estimates:
+        texts[SETUP] = _short_enough((kept.setup,))
     texts |= written_numbers(kept)
     if any(texts.values()):
         texts["v"] = (str(contract.VERSION),)
@@ -155,7 +153,13 @@ def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
 
 def is_too_long(scenario: contract.Scenario) -> bool:
     """Whether a scenario's pasted config is too long for a link."""
-    return len(quote_plus(contract.write_text(scenario))) > contract.LONGEST_WRITTEN
+    return not _short_enough((scenario,))
+
+
+def _short_enough(scenarios: Iterable[contract.Scenario]) -> tuple[str, ...]:
+    """The texts of those scenarios that are not too long for a link."""
+    texts = map(contract.write_text, scenarios)
+    return tuple(text for text in texts if len(quote_plus(text)) <= contract.LONGEST_WRITTEN)
 
 
 def note(reading: contract.Reading) -> None:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from dashboard.state import models, session
 from estimator import Estimate, Model, contract, estimate
@@ -27,7 +29,7 @@ def as_fact(option: object) -> object:
 def _asked() -> dict[str, object]:
     state = st.session_state
     asked = dict(session.unbound_values())
-    for key in session.BOUND:  # reading the session takes most of the time of an unchanged answer
+    for key in session.BOUND:
         with suppress(KeyError):
             asked[key] = state[key]
     return asked | {"model": models.name(), "gpu": as_fact(asked["gpu"])}
@@ -41,17 +43,38 @@ def reading() -> contract.Reading:
     return _current().reading
 
 
+def are_set(proposed: Iterable[Mapping[str, object]]) -> list[bool]:
+    """For each of some keys with values, whether the setup has them."""
+    now = _current().asked
+    return [
+        all(now.get(key, getattr(contract.DEFAULT, key, None)) == it for key, it in keys.items())
+        for keys in proposed
+    ]
+
+
 def _current() -> _Read:
+    run, last = _fragments_run(), st.session_state.get(session.READING)
+    if isinstance(last, _Read) and run is not None and last.run is run:
+        return last
     asked, known = _asked(), models.in_use()
     said = list(st.session_state["address_problems"])
-    last: _Read | None = st.session_state.get("reading")
-    if last is None or not last.still_holds(asked, known, said):
-        now = contract.read_setup(asked, known)
+    if isinstance(last, _Read) and last.still_holds(asked, known, said):
+        last = last._replace(run=run)
+    else:
+        now = _read(asked, known)
         problems = tuple(dict.fromkeys((*said, *now.problems)))
-        last = st.session_state["reading"] = _Read(
-            asked, known, said, replace(now, problems=problems)
-        )
+        last = _Read(asked, known, said, replace(now, problems=problems), run)
+    st.session_state[session.READING] = last
     return last
+
+
+def _fragments_run() -> list[str] | None:
+    """A list that identifies the run if only fragments run: then no widget changes, and the session is read once.
+
+    Reading the session takes most of the time of an unchanged answer.
+    """
+    context = get_script_run_ctx()
+    return None if context is None else context.fragment_ids_this_run
 
 
 class _Read(NamedTuple):
@@ -61,6 +84,8 @@ class _Read(NamedTuple):
     known: Mapping[str, Model]
     said: list[str]
     reading: contract.Reading
+    run: list[str] | None
+    """The run of fragments in which the inputs were last compared."""
 
     def still_holds(
         self, asked: Mapping[str, object], known: Mapping[str, Model], said: list[str]
@@ -78,7 +103,17 @@ def answer(of: contract.Reading | None = None) -> Estimate | str:
 
 def answer_at(key: str, value: object) -> Estimate | str:
     """The answer with one key at another value."""
-    return _answer(contract.read_setup({**_asked(), key: value}, models.in_use()))
+    return _answer(_read({**_current().asked, key: value}, models.in_use()))
+
+
+def _read(asked: Mapping[str, object], known: Mapping[str, Model]) -> contract.Reading:
+    """Reads a setup once for all visitors; a slider's row has read each step before the slider is released."""
+    return _read_text(json.dumps(asked, sort_keys=True), tuple(known.items()))
+
+
+@lru_cache(maxsize=1024)
+def _read_text(asked: str, known: tuple[tuple[str, Model], ...]) -> contract.Reading:
+    return contract.read_setup(json.loads(asked), dict(known))
 
 
 def all_but(keys: Iterable[str]) -> dict[str, tuple[object, ...]]:

@@ -20,6 +20,8 @@ BOUND = (
     *(key.name for key in contract.KEYS if key.section is contract.Section.ALWAYS),
 )
 """Keys whose widget is always drawn, stored under the same name and bound to the URL."""
+READING = "reading"
+"""Where ``question`` caches the setup as read by the contract."""
 
 
 def unbound_values() -> dict[str, object]:
@@ -38,6 +40,7 @@ def value(key: str) -> object:
 def put(keys: Mapping[str, object]) -> None:
     """Sets some keys in the session and the URL. Adds a step to a slider for a new value."""
     state = st.session_state
+    state[READING] = None
     for key, given in keys.items():
         if key in BOUND:
             state[key] = _plain(given)

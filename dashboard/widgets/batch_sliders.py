@@ -1,4 +1,4 @@
-"""The notes under the sliders for micro-batch and context: the largest values that fit."""
+"""The notes under the sliders for batch and context: the largest values that fit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from estimator import (
 )
 
 
-@st.fragment(key=rerun.BATCH)
-def _effective_batch() -> None:
+@st.fragment(key=rerun.LIMITS)
+def _limits() -> None:
+    rerun.let_figure_draw()
     now = question.reading()
-    key = "per_device_train_batch_size"
-    limit = _limit(now, key, largest_micro_batch, slider_limits.batch_limit)
-    st.html(f'<p class="hr-limit">{limit}{slider_limits.effective_batch(now.setup)}</p>')
-
-
-@st.fragment(key=rerun.CONTEXT)
-def _longest_context() -> None:
-    now = question.reading()
-    limit = _limit(now, "max_length", longest_context, _context_limit(now.gpu))
-    st.html(f'<p class="hr-limit">{limit}</p>')
+    batch = _limit(
+        now, "per_device_train_batch_size", largest_micro_batch, slider_limits.batch_limit
+    )
+    context = _limit(now, "max_length", longest_context, _context_limit(now.gpu))
+    st.html(
+        f'<p class="hr-limit">{batch}{slider_limits.effective_batch(now.setup)}</p>'
+        + f'<p class="hr-limit">{context}</p>' * bool(context)
+    )
 
 
 def _limit(
@@ -66,7 +65,6 @@ def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup
 
 
 UNUSUAL = {
-    "gradient_accumulation_steps": boxes.Unusual(then=_effective_batch),
-    "max_length": boxes.Unusual(then=_longest_context),
+    "max_length": boxes.Unusual(then=_limits),
     "use_reentrant": boxes.Unusual(where=lambda setup: setup.gradient_checkpointing),
 }

@@ -1,13 +1,23 @@
-"""Cards that propose a setup; a click opens it."""
+"""Cards that propose a setup; a click opens it.
+
+Cards are HTML, and one component listens for clicks on all of them. A Streamlit button in each card would be a message
+and a widget more for the server and the browser, each time that a slider moves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.resources import files
 from typing import NamedTuple
 
 import streamlit as st
+from streamlit.components.v2 import component
 
-from dashboard.state import actions, session
+from dashboard.state import actions, question
+
+PROPOSED, TAKEN = "proposals", "proposal taken"
+"""In the session: the keys that each card sets, by group and name; and the group and name of the clicked card."""
 
 
 class Proposal(NamedTuple):
@@ -20,24 +30,46 @@ class Proposal(NamedTuple):
     """The name for screen readers; empty: the name itself."""
 
 
-def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
-    """Cards that set their keys on click. The card of the current setup is inactive.
+_component = component(
+    "cards",
+    html="",
+    css=".st-key-card-clicks { display: none; }",
+    js=(files(__package__) / "proposal_cards.js").read_text(),
+    isolate_styles=False,
+)
 
-    Each is a text with a button over it in the same grid cell. Labels are Markdown, which takes longer to parse than
-    the card takes to draw. The browser redraws every element at each move, so the label stays constant while numbers
-    change, and all texts are one element.
-    """
+
+def follow() -> None:
+    """Sets the keys of the clicked card. Call before any widget is drawn."""
+    state = st.session_state
+    group, _, name = state.pop(TAKEN, "").partition(" ")
+    keys = state.setdefault(PROPOSED, {}).get(group, {}).get(name)
+    if keys is not None:  # else other cards have replaced it since
+        actions.put(keys)
+
+
+def listen() -> None:
+    """Draws the component that sends clicks. Call outside any fragment: a click reruns the whole page."""
+    _component(key="card-clicks", on_taken_change=_take)
+
+
+def _take() -> None:
+    st.session_state[TAKEN] = str(st.session_state["card-clicks"].taken)
+
+
+def cards_html(group: str, verb: str, proposals: Iterable[Proposal]) -> str:
+    """Cards that set their keys on click. The card of the current setup is inactive."""
     drawn = tuple(proposals)
-    if not drawn:
-        return
-    with st.container(key=f"cards {name}"):
-        st.html("".join(f'<p class="hr-card">{it.html}</p>' for it in drawn))
-        for it in drawn:
-            st.button(
-                f"{verb} {it.title or it.name}",
-                on_click=actions.take,
-                args=(it.keys,),
-                disabled=all(session.value(key) == value for key, value in it.keys.items()),
-                key=f"open {it.name}",
-                width="stretch",
-            )
+    st.session_state[PROPOSED][group] = {it.name: it.keys for it in drawn}
+    inactive = question.are_set(it.keys for it in drawn)
+    cards = "".join(
+        _card_html(f"{group} {it.name}", f"{verb} {it.title or it.name}", it.html, is_now)
+        for it, is_now in zip(drawn, inactive, strict=True)
+    )
+    return f'<div class="hr-cards hr-cards-{group}">{cards}</div>'
+
+
+def _card_html(name: str, label: str, html: str, inactive: bool) -> str:
+    """The text, and over it a button with a name for screen readers alone."""
+    opening = f'<button type="button" data-proposal="{escape(name)}" aria-label="{escape(label)}"'
+    return f'<div><p class="hr-card">{html}</p>{opening}{" disabled" * inactive}></button></div>'

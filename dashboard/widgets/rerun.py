@@ -10,16 +10,9 @@ from streamlit.errors import StreamlitAPIException
 
 from dashboard.state import models
 
-VERDICT, BARS, CARDS, BATCH, CONTEXT, MORE = PARTS = (
-    "verdict",
-    "bars",
-    "cards",
-    "effective batch",
-    "longest context",
-    "more",
-)
+VERDICT, BARS, LIMITS, MORE = PARTS = ("verdict", "bars", "limits", "more")
 """Fragments that rerun when a number changes, in this order. The browser redraws the figure only if its row of
-answers for the slider was missing or wrong."""
+answers for the slider was missing or wrong. They are few, because Streamlit copies its state for each."""
 REST_SECONDS = 0.05
 """Seconds without movement before the remaining page follows a slider. Our choice: about the browser's drawing time."""
 ROW = "row"
