@@ -251,6 +251,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
+.hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
 .st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;

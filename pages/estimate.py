@@ -29,7 +29,7 @@ from dashboard.widgets import (
     sidebar,
     slider_rows,
 )
-from dashboard.words import markup
+from dashboard.words import markup, terms
 
 
 @st.fragment(key=rerun.VERDICT)
@@ -47,7 +47,11 @@ def verdict() -> None:
         return
     st.html(at_a_glance.verdict_html(answer))
     start.draw(answer)
-    st.html(proposal_cards.cards_html("methods", "Open", method_cards.proposals(answer)))
+    methods = [
+        proposal_cards.Proposal(it.method, it.html, it.keys, terms.METHODS[it.method])
+        for it in method_cards.cards(answer)
+    ]
+    st.html(proposal_cards.cards_html("methods", "Open", methods))
 
 
 @st.fragment(key=rerun.BARS)

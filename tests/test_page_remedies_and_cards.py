@@ -59,7 +59,7 @@ def test_the_micro_batch_hint_names_an_evaluation_that_does_not_fit():
     page = open_page(model="mistralai/Mistral-7B-v0.1", gpu="L4", method="qlora", **many)
     said = text(page)
     assert "evaluation does not: lower per_device_eval_batch_size, now 64." in said
-    assert "Not even 1 fits" not in said
+    assert "Not even micro-batch 1 fits" not in said
 
 
 def test_reset_returns_to_the_example_and_can_be_undone():
@@ -112,7 +112,10 @@ def test_the_sliders_show_their_limits():
     said = text(open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048"))
     model, gpu = catalog.model("Qwen/Qwen3-8B"), catalog.gpu("L40S")
     setup = TrainingSetup(method=Method.LORA, max_length=2048)
-    assert f"Up to {largest_micro_batch(model, gpu, setup):,} fit at 2,048 tokens" in said
+    assert (
+        f"Micro-batches up to {largest_micro_batch(model, gpu, setup):,} fit at 2,048 tokens"
+        in said
+    )
     assert f"Up to {longest_context(model, gpu, setup):,} tokens fit at micro-batch 1" in said
 
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dashboard.address import links
-from dashboard.widgets.proposal_cards import Proposal
 from dashboard.words import markup, one_line, terms, units
 from estimator import (
     MOST_GPUS,
@@ -102,20 +101,27 @@ def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Met
     return MappingProxyType(found)
 
 
-def proposals(of: Estimate) -> tuple[Proposal, ...]:
+class MethodCard(NamedTuple):
+    """A card: its method, its HTML, and the keys that a click sets."""
+
+    method: Method
+    html: str
+    keys: Mapping[str, object]
+
+
+def cards(of: Estimate) -> tuple[MethodCard, ...]:
     """A card for each method, which a click opens on the smallest GPUs that hold it."""
-    return _proposals(of.model, of.gpu, of.setup)
+    return _cards(of.model, of.gpu, of.setup)
 
 
 @lru_cache(maxsize=512)
-def _proposals(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[Proposal, ...]:
+def _cards(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[MethodCard, ...]:
     found = []
     for method, other in methods(estimate(model, gpu, setup)).items():
         place = smallest_place(other)
         together = {} if isinstance(place, str) else place.keys
         keys = {**method_keys(other), **together}
-        html = card_html(method, other, place)
-        found.append(Proposal(method, html, keys, terms.METHODS[method]))
+        found.append(MethodCard(method, card_html(method, other, place), keys))
     return tuple(found)
 
 

@@ -34,8 +34,8 @@ def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetu
     if limit == 0 and evaluating:
         return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup.run)}. "
     if limit == 0:
-        return f"Not even 1 fits at {tokens}. "
-    return f"Up to {limit:,} fit at {tokens}. "
+        return f"Not even micro-batch 1 fits at {tokens}. "
+    return f"Micro-batches up to {limit:,} fit at {tokens}. "
 
 
 def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
