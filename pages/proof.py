@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard.accuracy import evidence
+from dashboard.accuracy import calibration_figure, evidence
 from dashboard.site import router
 from dashboard.widgets import drawing
 from dashboard.widgets.drawing import is_dark
@@ -110,4 +110,10 @@ with of_ran:
     )
 st.header("Seconds of a step, and published speeds", anchor=False)
 with st.spinner("Timing the published runs, once."):
-    st.html(evidence.speeds_html(calibration()))
+    found = calibration()
+st.html(evidence.speeds_head(found))
+drawing.plot(
+    calibration_figure.figure(found, dark=is_dark()), "calibration", calibration_figure.alt(found)
+)
+st.html(f'<p class="hr-small">{calibration_figure.CAPTION}</p>')
+st.html(evidence.speeds_html(found))

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.accuracy import evidence
+from dashboard.accuracy import calibration_figure, evidence
 from dashboard.address import links
 from dashboard.estimate import verdict_panel
 from estimator import (
@@ -27,6 +27,7 @@ from estimator import (
 from estimator.contract.setups import parse, read_link
 from estimator.proof import outcomes
 from estimator.proof.accuracy import BEYOND, Facet, Metric
+from estimator.proof.calibration import calibrate
 from estimator.resident import overhead
 from estimator.step.reserved import shown
 from estimator.values.specs import Loss
@@ -400,9 +401,30 @@ def test_published_speeds_are_shown_by_class_and_add_up():
         assert sum(it.runs for it in of) == whole.runs
         assert sum(it.inside for it in of) == whole.inside
     assert all(it.runs == it.inside + it.faster + it.slower for it in found)
-    page = evidence.speeds_html(found)
-    assert f"{100 * whole.inside / whole.runs:.0f} % of 460 published runs" in page
-    assert "Hopper" in page
+    assert f"{100 * whole.inside / whole.runs:.0f} % of {whole.runs}" in evidence.speeds_head(found)
+    assert "Hopper" in evidence.speeds_html(found)
+
+
+def test_the_calibration_figure_draws_each_run_outside_its_range_in_each_class():
+    found = [it for it in calibration() if it.kind in calibration_figure.SHOWN]
+    drawn = calibration_figure.figure(found)
+    outside = drawn["data"][-1]
+    assert len(outside["x"]) == sum(it.faster + it.slower for it in found)
+    for at, it in zip(drawn["layout"]["yaxis"]["tickvals"], found, strict=True):
+        placed = [x for x, y in zip(outside["x"], outside["y"], strict=True) if y == at]
+        assert sum(x < 0 for x in placed) == it.faster
+        assert sum(x > 1 for x in placed) == it.slower
+    assert len(drawn["layout"]["yaxis"]["ticktext"]) == len(found)
+    assert len(go.Figure(drawn).data) == len(drawn["data"])
+
+
+def test_a_position_in_the_range_is_logarithmic():
+    """By hand: 2 seconds between 1 and 4 are in the middle; 8 are half a range beyond the slow end."""
+    run = next(it for it in accuracy.published_runs() if it.setup.num_gpus == 1)
+    ends = {run.id: (run.step_seconds / 2, run.step_seconds * 2)}
+    assert calibrate([run], ends)[0].positions == pytest.approx((0.5,))
+    ends = {run.id: (run.step_seconds / 8, run.step_seconds / 2)}
+    assert calibrate([run], ends)[0].positions == pytest.approx((1.5,))
 
 
 def test_seven_in_ten_runs_of_each_class_are_inside_the_bracket():

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
-from dashboard.words import one_line, terms, units
+from dashboard.words import markup, one_line, terms, units
 from estimator import Calibration, Comparison, Method, accuracy
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
@@ -178,21 +178,28 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def speeds_html(found: Sequence[Calibration]) -> str:
-    """Published seconds of a step compared with their estimated ranges, by class."""
-    whole = found[0]
-    body = "".join(
+    """The runs inside and outside their ranges, by class, as a table to unfold."""
+    rows = "".join(
         f'<tr><td>{escape(it.kind)}</td><td>{escape(it.name)}</td><td class="hr-n">{it.runs:,}</td>'
         f'<td class="hr-n">{100 * it.inside / it.runs:.0f} %</td><td class="hr-n">{it.faster}</td>'
         f'<td class="hr-n">{it.slower}</td><td class="hr-n">{it.width:.2f}</td></tr>'
         for it in found
     )
+    table = (
+        '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th>Kind</th>'
+        '<th class="hr-n">Runs</th><th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
+        f'<th class="hr-n" title="Slow end over fast end, median">Width</th></tr>{rows}</table></div>'
+    )
+    return markup.details("speeds", "Every class and source as a table", table)
+
+
+def speeds_head(found: Sequence[Calibration]) -> str:
+    """What the range of seconds states, and how far it is true."""
+    whole = found[0]
     return (
         f'<p class="hr-text">{100 * whole.inside / whole.runs:.0f} % of {whole.runs} published runs lie inside their '
         f"range, whose slow end is {whole.width:.2f} times its fast end in the median. The width is a statement about "
-        "the world: nine in ten runs should be inside. Classes of few runs prove little.</p>"
-        '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th>Kind</th>'
-        '<th class="hr-n">Runs</th><th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
-        f'<th class="hr-n" title="Slow end over fast end, median">Width</th></tr>{body}</table></div>'
+        "the world: nine in ten runs should be inside.</p>"
     )
 
 

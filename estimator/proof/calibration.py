@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from math import log
 from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
@@ -55,6 +56,8 @@ class Calibration(NamedTuple):
     width: float
     """Median of the slow end over the fast end."""
     widest: float
+    positions: tuple[float, ...]
+    """Where each run's time lies in its bracket on a logarithmic scale, ascending: 0 is the fast end, 1 the slow."""
 
 
 def calibrate(
@@ -84,7 +87,10 @@ def _calibration(kind: str, name: str, of: list[tuple[float, float, float]]) -> 
     faster = sum(seconds < low for seconds, low, _ in of)
     slower = sum(seconds > high for seconds, _, high in of)
     inside = len(of) - faster - slower
-    return Calibration(kind, name, len(of), inside, faster, slower, median(widths), max(widths))
+    positions = sorted(log(seconds / low) / log(high / low) for seconds, low, high in of)
+    return Calibration(
+        kind, name, len(of), inside, faster, slower, median(widths), max(widths), tuple(positions)
+    )
 
 
 @lru_cache(maxsize=1)
