@@ -95,6 +95,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "mini_batch_size": {"objective": "embedding"},
     "use_reentrant": {"gradient_checkpointing": True},
     "selective_checkpointing": {"gradient_checkpointing": True},
+    "torch_compile_mode": {"torch_compile": True},
+    "torch_compile_backend": {"torch_compile": True},
 }
 """What a key needs beside it to be anything but its default, and what a page begins with."""
 for _key in IMAGE_KEYS:

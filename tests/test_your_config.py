@@ -14,7 +14,7 @@ from tests.test_start_page import open_page, setting, text
 LLAMA = "meta-llama/Llama-3.1-8B"
 COMMAND = (
     f"accelerate launch --num_processes 4 trl sft --model_name_or_path {LLAMA} --use_peft "
-    "--per_device_train_batch_size 2 --max_length 4096 --torch_compile true --seed 1 --colour blue"
+    "--per_device_train_batch_size 2 --max_length 4096 --neftune_noise_alpha 5 --seed 1 --colour blue"
 )
 
 
@@ -45,9 +45,9 @@ def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
     (lists,) = [it for it in page.expander if it.label.startswith("Your config, read as")]
     assert "1 not modelled yet, 1 unknown" in lists.label
     said = text(page)
-    for key in ("torch_compile", "colour", "max_length", "seed"):
+    for key in ("neftune_noise_alpha", "colour", "max_length", "seed"):
         assert f"<code>{key}</code>" in said
-    assert "The model is compiled, which fuses operators. Likely less memory. (line 1)" in said
+    assert "Noise is added to the embedded tokens. Likely more memory. (line 1)" in said
     assert "trl 1.16.0, trl/trainer/base_config.py:" in said
 
 

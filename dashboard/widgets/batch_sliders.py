@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from dashboard.state import question
+from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
 from dashboard.words import slider_limits
 from estimator import (
@@ -64,7 +64,16 @@ def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup
     return say
 
 
+def _take_compile() -> None:
+    """Turns compilation on or off; a mode that stayed would turn it on again."""
+    on = st.session_state["torch_compile box"]
+    session.put({"torch_compile": on} | ({} if on else {"torch_compile_mode": None}))
+    rerun.redraw(rerun.EXPANDERS)
+
+
 UNUSUAL = {
     "max_length": boxes.Unusual(then=_limits),
     "use_reentrant": boxes.Unusual(where=lambda setup: setup.gradient_checkpointing),
+    "torch_compile": boxes.Unusual(take=_take_compile),
+    "torch_compile_mode": boxes.Unusual(where=lambda setup: setup.torch_compile),
 }

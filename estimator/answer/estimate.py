@@ -26,6 +26,7 @@ from estimator.inference.sentences import generation_sentences
 from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
+from estimator.objectives.compiled import check_compiled, compiled_sentences
 from estimator.objectives.float8 import check_float8, check_float8_card, float8_sentences
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
@@ -446,6 +447,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     family = architecture(model)
     check_objective(model, setup)
     check_liger(model, setup)
+    check_compiled(model, setup)
     check_units(model, setup)
     check_groups(model, setup)
     check_head(model, setup)
@@ -581,6 +583,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(made)
     sentences += image_sentences(model, setup)
     sentences += loss_sentences(model, setup)
+    sentences += compiled_sentences(setup)
     sentences += objective_sentences(model, setup)
     sentences += generation_sentences(model, gpu, setup)
     if (

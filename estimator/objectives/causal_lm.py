@@ -81,6 +81,7 @@ class LabelledCall:
                 tape.enter(self.phase, "loss")
                 loss = self._loss(logits, labels)
             case Loss.CHUNKED_TORCHTUNE:
+                tape.fuse(on=False)
                 chunks = self._logits_in_chunks(hidden)
                 hidden = None
                 tape.enter(self.phase, "loss")
@@ -88,6 +89,7 @@ class LabelledCall:
                 del chunks
                 loss = self.hooks.leave(HEAD, loss)
             case _:
+                tape.fuse(on=False)
                 hidden = self.hooks.enter(HEAD, hidden)
                 tape.enter(self.phase, "loss")
                 loss = self._loss_without_logits(hidden)
@@ -100,7 +102,10 @@ class LabelledCall:
         forward.end()
         outputs = logits if tape.autocast_width is None else self._in_float32(logits)
         del logits
-        return self.hooks.leave_model(loss, outputs)
+        tape.fuse(on=True)  # what wraps the model is compiled with it
+        returned = self.hooks.leave_model(loss, outputs)
+        tape.fuse(on=False)
+        return returned
 
     def _in_float32(self, logits: Tensor | None) -> Tensor | None:
         """Accelerate's ``convert_outputs_to_fp32``: copies every 16-bit output before it frees the first."""

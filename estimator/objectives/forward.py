@@ -204,9 +204,11 @@ class Forward:
         self.end_phase = Phase.LOSS if of.phase is Phase.FORWARD else of.phase
         """Phase between the logits and the end of the call."""
         self.tape.begin_pass(of.phase, loaded.number)
+        self.tape.fuse(on=True)
 
     def end(self) -> None:
         """End the call, and autocast with it."""
+        self.tape.fuse(on=False)
         self.tape.operation = "end of autocast"
         self.tape.autocast_active = False
         self.until_end.clear()
@@ -420,6 +422,7 @@ class Forward:
         masks: dict[bool, Tensor | None] = {}
         additive = setup.attn_implementation is AttnImplementation.EAGER
         needed = setup.padded or setup.batch.is_joined or self.family.always_masked or additive
+        needed = needed or setup.computation.masks_when_traced
         needed = needed or self.model.use_bidirectional_attention or self._image_masks
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]

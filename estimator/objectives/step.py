@@ -48,6 +48,7 @@ class Step:
             saved_tensor_hooks=Offloading if training and setup.activation_offloading else None,
             is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
             is_deepspeeds=sharded_on_init(setup),
+            is_compiled=setup.torch_compile,
         )
         self.labels: list[str] = []
         """Label of each pass."""

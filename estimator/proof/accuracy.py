@@ -46,9 +46,6 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         "selective checkpointing": "only some layers or operators were checkpointed, for which there is no key yet; "
         "the "
         "estimate keeps all activations",
-        # torch 2.13, _functorch/partitioners.py, min_cut_rematerialization_partition
-        "torch.compile": "the model was compiled, for which there is no key yet: that fuses the loss and computes "
-        "cheap values again in backward; the estimate keeps what PyTorch keeps",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
     }
@@ -181,6 +178,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             strategy=Strategy(row["strategy"]),
             offload_optimizer=read.setup.mesh.offload_optimizer,
             offload_param=read.setup.mesh.offload_param,
+            torch_compile=read.setup.computation.torch_compile,
         ),
         sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,

@@ -245,7 +245,7 @@ def _fused(
         ]
 
     saved = [] if pads else [permuted(x) for x in (q, k, v)]
-    node = tape.begin("attention backward", [q, k, v], backward, saved)
+    node = tape.begin("attention backward", [q, k, v], backward, saved, is_kernel=True)
     inside = [tape.new(n, w) for _, n, w, _ in sizes] if pads else []
     out, *others = tape.attention_outputs(
         [
@@ -281,7 +281,13 @@ def _additive(tape: Tape, mask: Tensor, width: int) -> Tensor:
     if mask.width > 1:
         return cast(tape, mask, width)
     tape.operation = "attention: additive mask of this layer"
-    return tape.new(mask.elements, width)
+    if not tape.is_compiled or mask.storage is None:
+        return tape.new(mask.elements, width)
+    shared = tape.masks.get(mask.storage)
+    if shared is None:
+        stored = mask.storage.bytes // mask.width  # expanded over the rows
+        shared = tape.masks[mask.storage] = tape.view(tape.new(stored, width), mask.elements)
+    return shared
 
 
 def _math(

@@ -9,6 +9,8 @@ Source, where a rule names no other: liger-kernel 0.8.5, ops/*.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from estimator.tape import operators as op
 from estimator.tape.operators import INDEX_BYTES, Gradients
@@ -21,6 +23,20 @@ MULTIPROCESSORS = 132
 With an A100's 108 they are 0.4 MiB smaller at a width of 4,096, during one operator."""
 
 
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def opaque(rule: Rule) -> Rule:
+    """A kernel that a compiler cannot fuse with others."""
+
+    @wraps(rule)
+    def played(tape: Tape, *given: Any, **named: Any) -> Any:
+        with tape.kernels():
+            return rule(tape, *given, **named)
+
+    return cast("Rule", played)
+
+
 def _over(x: Tensor) -> Tensor:
     """A gradient written over a tensor that is no longer needed, returned as a view of it."""
     return Tensor(x.elements, x.width, x.storage, is_view=True)
@@ -31,6 +47,7 @@ def _saved(tape: Tape, position: int, elements: int, width: int) -> Tensor:
     return Tensor(elements, width, tape.unpacked[position])
 
 
+@opaque
 def rms_norm(
     tape: Tape, x: Tensor, weight: Tensor, rows: int, *, in_place: bool, copies: bool = False
 ) -> Tensor:
@@ -62,6 +79,7 @@ def rms_norm(
     return tape.finish(node, out, [kept, tape.new(rows, 4)])
 
 
+@opaque
 def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Tensor], rows: int) -> Tensor:
     """LayerNorm in one kernel: saves x in its dtype and two float32 numbers a row, under autocast too.
 
@@ -86,6 +104,7 @@ def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Tensor], rows: int) -
     return tape.finish(node, out, [x, tape.new(rows, 4), tape.new(rows, 4)])
 
 
+@opaque
 def gated(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) × up`` (or gelu) in one kernel: saves both factors and writes their gradients over them.
 
@@ -108,6 +127,7 @@ def _contiguous(tape: Tape, x: Tensor) -> Tensor:
     return tape.new(x.elements, x.width) if x.is_view else x
 
 
+@opaque
 def rotate(
     tape: Tape,
     q: Tensor,
@@ -155,6 +175,7 @@ EXPERT_ROWS = 64
 """Rows per program of Liger's kernels: ops/fused_moe.py, ``BLOCK_M_TOKEN``."""
 
 
+@opaque
 def experts(
     tape: Tape,
     x: Tensor,
@@ -198,6 +219,7 @@ def experts(
     return tape.finish(node, out, [x, *stacks, before_gate, shares, *lists])
 
 
+@opaque
 def linear_cross_entropy(
     tape: Tape,
     hidden: Tensor,
@@ -281,6 +303,7 @@ def _chunk(
     del logits
 
 
+@opaque
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Cross-entropy over full logits: forward writes their gradient over them and saves only that.
 
@@ -294,6 +317,7 @@ def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     return tape.finish(node, tape.new(1, 4), [logits])
 
 
+@opaque
 def flash_cross_entropy(tape: Tape, logits: Tensor, tokens: int) -> Tensor:
     """The log-probability of each token: keeps the logits and a number of each token; backward writes over the logits.
 
@@ -316,6 +340,7 @@ ROW_STATISTICS = 7
 """Running maxima and sums that TRL's kernel keeps for each token, in float32: the first of the two files."""
 
 
+@opaque
 def log_probabilities(
     tape: Tape,
     hidden: Tensor,
@@ -389,6 +414,7 @@ def log_probabilities(
     return loss
 
 
+@opaque
 def selected_log_softmax(tape: Tape, logits: Tensor, indices: Tensor) -> Tensor:
     """The log-probability of one word at each position, in one kernel that saves the logits themselves.
 

@@ -327,16 +327,20 @@ def layer_norm_plus_one(
 
 
 def embedding(tape: Tape, ids: Tensor, weight: Tensor, hidden_size: int, tokens: int) -> Tensor:
-    """Look up rows; saves the ids; the gradient is dense, vocabulary × hidden.
+    """Look up rows; saves the ids; the gradient is dense, vocabulary × hidden, and compiled is added up in float32.
 
-    Source: torch 2.13, derivatives.yaml, ``embedding``: ``embedding_dense_backward``.
+    Source: torch 2.13, derivatives.yaml, ``embedding``: ``embedding_dense_backward``; _inductor/decomposition.py,
+    ``_embedding_dense_backward``.
     """
     tape.operation = "embedding"
-    out = tape.new(tokens * hidden_size, weight.width)
     elements, width = weight.elements, weight.width
-    return tape.record(
-        "embedding gradient", out, [weight], lambda t, g: [t.new(elements, width)], [ids]
-    )
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        summed = t.new(elements, 4) if t.is_compiled else None
+        return [summed if summed is not None and width == 4 else t.new(elements, width)]
+
+    node = tape.begin("embedding gradient", [weight], backward, is_kernel=True)
+    return tape.finish(node, tape.new(tokens * hidden_size, weight.width), [ids])
 
 
 def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
@@ -403,7 +407,7 @@ def linear(
         node = tape.begin(f"{name} backward", inputs, backward)
         return tape.finish(node, tape.new(rows * out_features, width), [x, w])
     save = [x if needs_w else None, permuted(w) if needs_x else None]
-    node = tape.begin(f"{name} backward", inputs, backward, save)
+    node = tape.begin(f"{name} backward", inputs, backward, save, is_kernel=True)
     return tape.finish(node, tape.new(rows * out_features, width))
 
 
@@ -471,17 +475,17 @@ def linear_4bit(
     def dequantised(t: Tape) -> tuple[Tensor, Tensor]:
         return t.new(absmax, 4), t.new(in_features * out_features, width)
 
-    weight = dequantised(tape)
-    out = tape.new(elements // in_features * out_features, width)
-    del weight
-
     def backward(t: Tape, g: Gradients) -> Gradients:
         weight = dequantised(t)
         gradient = t.new(elements, width)
         del weight
         return [gradient]
 
-    return cast(tape, tape.record(f"{name} backward", out, [x], backward), source.width)
+    node = tape.begin(f"{name} backward", [x], backward, is_kernel=True)
+    weight = dequantised(tape)
+    out = tape.new(elements // in_features * out_features, width)
+    del weight
+    return cast(tape, tape.finish(node, out), source.width)
 
 
 def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name: str) -> Tensor:
@@ -554,7 +558,7 @@ def convolution(
         del copy
         return [made.get(index) for index in range(len(sizes))]
 
-    node = tape.begin(f"{name} backward", inputs, backward, [x, filters])
+    node = tape.begin(f"{name} backward", inputs, backward, [x, filters], is_kernel=True)
     copy = tape.new(whole, width)
     out = tape.new(elements, width)
     del copy
@@ -989,7 +993,7 @@ def matmul(
         return [t.new(n, w) if needed else None for n, w, needed in shapes]
 
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
-    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    node = tape.begin(f"{name} backward", [a, b], backward, save, is_kernel=True)
     return tape.finish(node, tape.new(elements, width))
 
 
@@ -1010,7 +1014,7 @@ def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) ->
         return gradients
 
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
-    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    node = tape.begin(f"{name} backward", [a, b], backward, save, is_kernel=True)
     return tape.finish(node, tape.new(elements, a.width))
 
 
@@ -1083,7 +1087,7 @@ def grouped_matmul(
         return [t.new(n, w) if needed else None for n, w, needed in shapes]
 
     save = [x if stack.requires_grad else None, stack if x.requires_grad else None]
-    node = tape.begin(f"{name} backward", [x, stack], backward, save)
+    node = tape.begin(f"{name} backward", [x, stack], backward, save, is_kernel=True)
     return tape.finish(node, tape.new(x.elements // in_features * out_features, x.width))
 
 
@@ -1106,7 +1110,8 @@ def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
     def backward(t: Tape, g: Gradients) -> Gradients:
         return [scaled(t, *size) for size in sizes]
 
-    node = tape.begin("adapters folded into the experts, backward", [b, a], backward, [a, b])
+    name = "adapters folded into the experts, backward"
+    node = tape.begin(name, [b, a], backward, [a, b], is_kernel=True)
     return tape.finish(node, tape.new(stack.elements, stack.width))
 
 

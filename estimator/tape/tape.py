@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from estimator.values.arithmetic import allocated
 from estimator.values.specs import Component, Phase
@@ -39,6 +39,13 @@ ACTIVATIONS = _INDEX[Component.ACTIVATIONS]
 LOGITS = _INDEX[Component.LOGITS]
 TEMPORARIES = _INDEX[Component.TEMPORARIES]
 COMMUNICATION = _INDEX[Component.COMMUNICATION]
+
+
+MOST_READS = 4
+"""Tensors that a compiled step computes a value from again and again before it writes it to memory.
+torch 2.13, _inductor/config.py, ``realize_reads_threshold``."""
+WRITTEN = (": dequantised weight", "attention: additive mask of this layer", "mean of the norm")
+"""How operators' names end that a compiled step writes to memory, although they are no kernels of their own."""
 
 
 class Event(NamedTuple):
@@ -109,26 +116,48 @@ class CallMark(NamedTuple):
 class Storage:
     """Bytes on the GPU, allocated while this object lives."""
 
-    __slots__ = ("__weakref__", "bytes", "component", "device", "operation", "tape")
+    __slots__ = (
+        *("__weakref__", "bytes", "component", "device", "narrow", "operation", "sources", "tape"),
+    )
 
-    def __init__(self, tape: Tape, size: int, component: int) -> None:
+    def __init__(
+        self, tape: Tape, size: int, component: int, sources: list[Storage] | None = None
+    ) -> None:
         self.tape = tape
+        self.sources = sources
+        """None: allocated. Else what a compiled step computes it from wherever it is read, which lives as long."""
         self.device = tape.device
         self.bytes = size
         self.component = component
+        self.narrow: Storage | None = None
+        """The same values in a narrower dtype, if these are a cast of them."""
         self.operation = tape.operation
-        self._write(1)
+        if sources is None:
+            self._write(1)
 
     @classmethod
     def existing(cls, tape: Tape, size: int, component: int) -> Storage:
         """Bytes allocated before the step and counted elsewhere; the tape records only their release."""
         storage = cls.__new__(cls)
+        storage.sources, storage.narrow = None, None
         storage.tape, storage.bytes, storage.component = tape, size, component
         storage.operation, storage.device = "", tape.device
         return storage
 
     def __del__(self) -> None:
-        self._write(-1)
+        if self.sources is None:
+            self._write(-1)
+
+    def allocate(self) -> None:
+        """Write it to memory: a kernel that cannot be fused reads it, or it leaves the graph."""
+        if self.sources is not None:
+            self._write(1)
+            self.sources = None
+
+    @property
+    def read(self) -> list[Storage]:
+        """What a fused kernel that needs it reads."""
+        return [self] if self.sources is None else self.sources
 
     def _write(self, sign: int) -> None:
         self.tape.events.append(
@@ -137,6 +166,9 @@ class Storage:
 
     def keep(self, times: int | None) -> None:
         """Count as an activation saved for backward; ``times``: how many equal tensors this one stands for."""
+        if self.sources is not None:
+            self._keep_sources(times)
+            return
         if self.component != TEMPORARIES:
             return
         self._write(-1)
@@ -145,8 +177,25 @@ class Storage:
             self.bytes *= times
         self._write(1)
 
+    def _keep_sources(self, times: int | None) -> None:
+        """Save what it is computed from; or itself, if that is less: one tensor instead of several."""
+        assert self.sources is not None
+        if sum(it.component == TEMPORARIES for it in self.sources) > 1:
+            least = self.narrow or self
+            least.allocate()
+            if least is self:
+                self.keep(times)
+                return
+            self.sources = [least]
+        for source in self.sources:
+            source.keep(times)
+
     def become(self, component: int) -> None:
         """Count these bytes under another component from now on."""
+        if self.sources is not None and component == LOGITS:
+            self.component = component
+            return
+        self.allocate()
         self._write(-1)
         self.component = component
         self._write(1)
@@ -193,6 +242,7 @@ class Node:
         "buffers",
         "device",
         "edges",
+        "is_kernel",
         "kept",
         "leaf",
         "name",
@@ -217,6 +267,8 @@ class Node:
         self.buffers: list[Tensor | None] = [None]
         self.waiting = 0
         self.leaf: Leaf | None = None
+        self.is_kernel = True
+        """Of a compiled step: it is a kernel of its own, which reads and writes memory."""
 
 
 class Leaf:
@@ -349,7 +401,22 @@ class Tape:
         saved_tensor_hooks: Callable[[Tape], SavedTensorHooks] | None = None,
         is_float16: bool = False,
         is_deepspeeds: bool = False,
+        is_compiled: bool = False,
     ) -> None:
+        self.is_compiled = is_compiled
+        """The step is one graph forward and one backward, as ``torch.compile`` makes them."""
+        self.masks: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
+        """Of a compiled step: the additive mask made of a boolean one, which all layers share."""
+        self._allocates = True
+        """Whether new tensors are written to memory; else they are parts of fused kernels."""
+        self._usual = True
+        """The same between operators: whether the model's call is over, or was never compiled."""
+        self._only: Storage | None = None
+        """The only tensor that it reads."""
+        self._reads: list[Storage] = []
+        """What the operator reads whose tensors are being made."""
+        self.held: list[Storage] = []
+        """Of a compiled step: gradients that are added to those of earlier micro-batches once the graph has run."""
         self.is_deepspeeds = is_deepspeeds
         """Linear layers use DeepSpeed's autograd function."""
         self.records = records
@@ -467,8 +534,25 @@ class Tape:
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def new(self, elements: int, width: int, component: int = TEMPORARIES) -> Tensor:
-        """Allocate a tensor."""
-        return Tensor(elements, width, Storage(self, allocated(elements * width), component))
+        """Allocate a tensor; in a compiled step, name what is computed where it is read."""
+        sources = None
+        is_fused = component in (TEMPORARIES, LOGITS) and not self.operation.endswith(WRITTEN)
+        if is_fused and not self._allocates:
+            sources = list(self._reads)
+        size = allocated(elements * width)
+        return Tensor(elements, width, Storage(self, size, component, sources))
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Operators that a compiler leaves as they are: each reads and writes memory."""
+        before = self._usual
+        self.fuse(on=False)
+        yield
+        self.fuse(on=not before)
+
+    def fuse(self, *, on: bool) -> None:
+        """A compiled model's call begins or ends; outside of it each operator is a kernel."""
+        self._allocates = self._usual = not (on and self.is_compiled)
 
     def view(self, x: Tensor, elements: int | None = None) -> Tensor:
         """Another tensor on the same storage, without a node."""
@@ -482,28 +566,61 @@ class Tape:
         inputs: Sequence[Tensor],
         backward: Backward,
         save: Sequence[Tensor | None] = (),
+        *,
+        is_kernel: bool = False,
     ) -> Node | None:
         """Create the node of an output to come, if any input requires a gradient.
 
         Inputs that backward needs are saved now, before the output is allocated: a replay that fills its last
         placeholder here never allocates the output.
         """
+        is_kernel = is_kernel or self._usual
+        if self.is_compiled:
+            self._read(inputs, is_kernel=is_kernel)
+            self._allocates = is_kernel
         if not (self.records and any(x.requires_grad for x in inputs)):
             return None
         self._sequence += 1
         node = Node(name, self._sequence, self.stage, self.place, self.device)
         node.backward = backward
+        node.is_kernel = is_kernel
         node.edges = [_edge(x) for x in inputs]
         self._keep(node, save)
         return node
 
+    def _read(self, inputs: Sequence[Tensor], *, is_kernel: bool) -> None:
+        """Remember what the next output is computed from; a kernel's inputs lie in memory."""
+        storages = [x.storage for x in inputs if x.storage is not None]
+        if is_kernel:
+            for storage in storages:
+                storage.allocate()
+        self._reads = list(dict.fromkeys(it for storage in storages for it in storage.read))
+        self._only = storages[0] if len(storages) == 1 else None
+
     def finish(self, node: Node | None, output: Tensor, save: Sequence[Tensor] = ()) -> Tensor:
         """Attach the output to its node and save the outputs that backward needs."""
+        if self.is_compiled:
+            self._computed(output)
         if node is not None:
             self._keep(node, save)
             output.requires_grad = True
             output.node = node
         return output
+
+    def _computed(self, output: Tensor) -> None:
+        """The output of a fused operator is computed from what the operator reads, unless that is too much."""
+        storage, reads = output.storage, self._reads
+        self._reads, self._allocates = [], self._usual
+        only, self._only = self._only, None
+        if storage is None or storage.sources is None:
+            return
+        storage.sources = list(dict.fromkeys([*storage.sources, *reads]))
+        if self.operation == "cast to float32" and only is not None and only.sources is not None:
+            storage.narrow = only.narrow or only
+        if len(storage.sources) > MOST_READS:
+            (storage.narrow or storage).allocate()
+            if storage.narrow is not None:
+                storage.sources = [storage.narrow]
 
     def record(
         self,
@@ -568,7 +685,10 @@ class Tape:
 
     def checkpoint(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Play a block without saving its tensors; only its inputs stay until backward replays it."""
-        if self.is_reentrant:
+        for x in inputs if self.is_compiled else ():
+            if x.storage is not None:
+                x.storage.allocate()
+        if self.is_reentrant and not self.is_compiled:  # dynamo makes both kinds the same
             return self._checkpoint_reentrant(block, *inputs)
         if (self.offloads_checkpoints or self.saved_tensor_hooks is not None) and self.records:
             frame = Frame(self._replay_from_host(block, inputs))
@@ -704,9 +824,12 @@ class Tape:
         """Replay under the forward pass's autocast, with a separate weight cache."""
         cache, self.cast_cache = self.cast_cache, {}
         autocast, self.autocast_active = self.autocast_active, self.autocast_width is not None
+        usual = self._usual
+        self.fuse(on=True)
         try:
             yield
         finally:
+            self.fuse(on=not usual)
             self.autocast_active = autocast
             self.cast_cache = cache
 
@@ -737,10 +860,14 @@ class Tape:
         """Run the graph from the loss, as torch's engine does."""
         root = loss.node
         assert root is not None
+        if loss.storage is not None:
+            loss.storage.allocate()
         loss.node = None
         self.go_to(Phase.BACKWARD, root.stage, root.place)
         root.buffers[0] = self.new(1, 4)
         self._run_graph(root)
+        self.held.clear()
+        self.masks.clear()
         if self.saved_tensor_hooks is not None:
             self.saved_tensor_hooks.end()
 
@@ -787,17 +914,38 @@ class Tape:
             self.saved_tensor_hooks.begin_node()
         self.unpacked = self._unpack(node)
         self.operation = node.name
+        if self.is_compiled:
+            self._allocates = node.is_kernel
+            self._read_back(buffers, is_kernel=node.is_kernel)
         result = list(backward(self, buffers))
+        self._reads, self._allocates = [], self._usual
         del buffers, backward
         self.unpacked, node.saved = [], []
         if self.saved_tensor_hooks is not None:
             self.saved_tensor_hooks.end_node()
         return result
 
+    def _read_back(self, buffers: Sequence[Tensor | None], *, is_kernel: bool) -> None:
+        """The same for a node of backward, whose kernel reads gradients and what was saved."""
+        gradients = [x.storage for x in buffers if x is not None and x.storage is not None]
+        saved = [it for it in self.unpacked if it is not None]
+        if is_kernel:
+            for storage in (*gradients, *saved):
+                storage.allocate()
+            self._reads = []
+        else:
+            both = (*gradients, *saved)
+            self._reads = list(dict.fromkeys(it for storage in both for it in storage.read))
+
     def _accumulate(self, node: Node) -> None:
         leaf, gradient = node.leaf, node.buffers[0]
         node.buffers = [None]
-        if leaf is None or gradient is None or leaf.has_grad:
+        if leaf is None or gradient is None:
+            return
+        if leaf.has_grad:
+            if self.is_compiled and gradient.storage is not None:
+                gradient.storage.allocate()
+                self.held.append(gradient.storage)
             return
         leaf.grad = gradient.storage
         if leaf.grad is not None:
@@ -809,10 +957,21 @@ class Tape:
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
         """Sum two gradients of one input: in place if the first has no other owner, else into a new tensor."""
+        if self.is_compiled:
+            return self._summed(first, second)
         # sole owner: the tensor's own reference and getrefcount's argument
         if not first.is_view and first.storage is not None and sys.getrefcount(first.storage) == 2:
             return first
         return self.new(first.elements, first.width)
+
+    def _summed(self, first: Tensor, second: Tensor) -> Tensor:
+        """A sum of gradients in a compiled step, which is computed where it is read, unless that reads too much."""
+        sources = [it for x in (first, second) if x.storage is not None for it in x.storage.read]
+        size = allocated(first.elements * first.width)
+        sums = Storage(self, size, TEMPORARIES, list(dict.fromkeys(sources)))
+        if len(sums.read) > MOST_READS:
+            sums.allocate()
+        return Tensor(first.elements, first.width, sums)
 
 
 def _edge(x: Tensor) -> tuple[Node, int] | None:

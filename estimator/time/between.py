@@ -24,6 +24,12 @@ FAST_WRITES, SLOW_WRITES = 1.15, 3.0
 """Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. Slow end: an
 operator of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth. Fast end:
 fused kernels (torch.compile, foak), which write less than half of what is counted. fitted, within these."""
+COMPILED_FAST, COMPILED_SLOW = 0.48, 0.97
+"""Bytes that a compiled model's kernels between products read and write, as multiples of those that the tape's
+operators write. traced: torch 2.13's inductor, layer by layer, tests/verify/test_compiled_steps.py."""
+COMPILED_LOSS_BYTES = 14
+"""Bytes per token and word of the vocabulary, whole logits in a compiled loss, at worst: logits written 2, read for
+the softmax 2, read twice and overwritten by their gradient 6, into two products 2+2. traced, likewise."""
 FUSED_HIDDEN_BYTES = 12
 """Bytes per token and element of the hidden state, forward, fused kernels: two norms with the sum before them, each
 2 bytes read (twice) and 2 written."""
@@ -80,7 +86,8 @@ def between_products(
     micro, rows = passed_rows(setup), setup.batch.per_device_train_batch_size
     fused = micro * length.fast * _fused_bytes(model, setup.precision)
     scores_fast = _score_bytes(model, setup, length.fast)[0]
-    scores_slow = _score_bytes(model, setup, length.slow)[1]
+    compiles = setup.computation.torch_compile
+    scores_slow = _score_bytes(model, setup, length.slow)[0 if compiles else 1]
     moves = traffic(model, setup, again)
     if model.delta_net or model.state_space:  # whose loops are counted apart
         sizes = matrices(model, setup.adapters)
@@ -95,13 +102,16 @@ def between_products(
         ahead = rows * moves.forward
         # operators in place write without allocating, so backward moves at least what forward does
         back = rows * max(moves.backward, moves.forward)
+        fast, slow, least = FAST_WRITES, SLOW_WRITES, fused
+        if compiles:
+            fast, slow, least = COMPILED_FAST, COMPILED_SLOW / SLOW_BANDWIDTH_SHARE, 0
         forward = (
-            larger(fused, FAST_WRITES * (length.fast * ahead + apart)),
-            larger(fused, SLOW_WRITES * (length.slow * ahead + apart)),
+            larger(least, fast * (length.fast * ahead + apart)),
+            larger(least, slow * (length.slow * ahead + apart)),
         )
         backward = (
-            larger(BACKWARD_TRAFFIC * fused, FAST_WRITES * (length.fast * back + apart)),
-            larger(BACKWARD_TRAFFIC * fused, SLOW_WRITES * (length.slow * back + apart)),
+            larger(BACKWARD_TRAFFIC * least, fast * (length.fast * back + apart)),
+            larger(BACKWARD_TRAFFIC * least, slow * (length.slow * back + apart)),
         )
     slow_scores = scores_slow / SLOW_BANDWIDTH_SHARE
     return BetweenProducts(

@@ -17,6 +17,11 @@ FAST_OPERATOR, SLOW_OPERATOR = 10e-6, 25e-6
 L40S), Qwen 14 to 25 µs (PyTorch 2.0, A100)."""
 SLOW_OPERATOR_SHARED = 1.5
 """Factor for several GPUs at the slow end, because of hooks and collectives. fitted: Qwen's rows."""
+FAST_COMPILED, SLOW_COMPILED = 0.28, 0.48
+"""Kernels that a compiled model launches, as multiples of the tape's operators, at the same seconds for each. traced:
+torch 2.13's inductor, tests/verify/test_compiled_steps.py. Measured: 0.34 in the forward pass of Llama 3.2 1B and
+3B, 1 × 128 tokens, where launches decide (18.3 to 6.3 and 33.4 to 11.2 ms).
+https://github.com/huggingface/accelerate/blob/547479f3/benchmarks/torch.compile/README.md"""
 SLOW_HOOK = 300e-6
 """Seconds for DeepSpeed's stage 3 to fetch and release a module's weights, per call, at the slow end; none at best,
 where they are prefetched. fitted: Qwen-7B, full, 256 tokens, 12 ms per layer of seven modules called four times.
@@ -38,6 +43,8 @@ def launches_part(
     """
     times = setup.batch.gradient_accumulation_steps
     low, high = FAST_OPERATOR * operators, SLOW_OPERATOR * operators
+    if setup.computation.torch_compile:
+        low, high = _compiled(setup, low, high)
     deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
     kernels = deltas * (DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS)
     low += kernels * (ceil_div(length.fast, CHUNK) - 1) * FAST_OPERATOR
@@ -49,3 +56,15 @@ def launches_part(
         larger(0.0, times * low - total(part.low_seconds for part in parts)),
         larger(0.0, times * high - total(part.high_seconds for part in parts)),
     )
+
+
+def _compiled(setup: TrainingSetup, low: float, high: float) -> tuple[float, float]:
+    """Seconds of launching a compiled model, from those of an eager one: none where one CUDA graph is replayed.
+
+    Other lengths and each collective need graphs of their own, which at worst gain nothing.
+    Source: torch 2.13, _inductor/cudagraph_trees.py.
+    """
+    if not setup.computation.uses_cuda_graphs:
+        return FAST_COMPILED * low, SLOW_COMPILED * high
+    varies = setup.batch.padded or setup.batch.padding_free or setup.mesh.num_gpus > 1
+    return 0.0, SLOW_COMPILED * high if varies else 0.0

@@ -57,6 +57,7 @@ def works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Wo
         only = work(model, setup, length.fast, pairs=_joined_pairs(model, setup, length))
         return only, only
     masked = setup.batch.padded or 0 < model.sliding_window <= length.slow
+    masked = masked or setup.computation.masks_when_traced
     skips = not eager and (
         setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
     )

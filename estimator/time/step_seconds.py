@@ -8,6 +8,7 @@ from estimator.families.liger import loss_of
 from estimator.objectives.batch import passed_rows, passes_without_grad
 from estimator.resident.model import Resident
 from estimator.time.between import (
+    COMPILED_LOSS_BYTES,
     EAGER_LOSS_BYTES,
     FUSED_LOSS_BYTES,
     PLAIN_LOSS_BYTES,
@@ -71,6 +72,8 @@ def step_parts(
     dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.adapters.use_dora else 0
     words = scored_words(model, setup) * width_of(setup.precision)
     is_whole = loss_of(model, setup) is Loss.STANDARD
+    is_compiled = is_whole and setup.computation.torch_compile
+    slow_loss = COMPILED_LOSS_BYTES if is_compiled else EAGER_LOSS_BYTES
 
     once = [
         TimePart(
@@ -126,7 +129,7 @@ def step_parts(
             * words
             * (PLAIN_LOSS_BYTES if is_whole else FUSED_LOSS_BYTES)
             / rate.bandwidth,
-            tokens_slow * words * EAGER_LOSS_BYTES / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
+            tokens_slow * words * slow_loss / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
         ),
     ]
     parts = [

@@ -78,7 +78,20 @@ _ALONE = Mesh()
 
 @lru_cache(maxsize=1024)
 def _on_one_gpu(setup: TrainingSetup) -> TrainingSetup:
-    return replace(setup, mesh=_ALONE)
+    compiled = setup.computation.torch_compile
+    eager = replace(
+        setup.computation,
+        torch_compile=False,
+        torch_compile_mode=None,
+        torch_compile_backend=None,
+    )
+    masked = setup.computation.masks_when_traced and not setup.batch.is_joined
+    batch = replace(setup.batch, padded=True) if masked else setup.batch
+    return (
+        replace(setup, mesh=_ALONE, computation=eager, batch=batch)
+        if compiled
+        else replace(setup, mesh=_ALONE)
+    )
 
 
 @lru_cache(maxsize=1024)

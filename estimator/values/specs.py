@@ -113,6 +113,21 @@ class AttnImplementation(StrEnum):
     FLASH_ATTENTION_2 = "flash_attention_2"
 
 
+class CompileMode(StrEnum):
+    """The mode of ``torch.compile``, as Trainer's ``torch_compile_mode`` names it."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    """Launches CUDA graphs."""
+    MAX_AUTOTUNE = "max-autotune"
+    """Times the templates of each product as well."""
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
+CUDA_GRAPHS = frozenset({CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE})
+"""Modes that launch a step as CUDA graphs: torch 2.13, _inductor/__init__.py, ``list_mode_options``."""
+
+
 class Objective(StrEnum):
     """What a step trains for, as TRL's trainers, Trainer and sentence-transformers do."""
 

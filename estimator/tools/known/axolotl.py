@@ -221,6 +221,20 @@ def _write_loss(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
+def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """``auto`` turns it on from torch 2.5.1; without it the mode and the backend go nowhere.
+
+    Source: axolotl, utils/schemas/config.py, ``check_torch_compile_auto``; core/builders/base.py,
+    ``_configure_torch_compile``.
+    """
+    word = theirs["args.torch_compile"]
+    if not (is_on(word) or word == "auto"):
+        return {}
+    return transformers.inductor(
+        theirs["args.torch_compile_mode"], theirs["args.torch_compile_backend"]
+    )
+
+
 def _liger_layers(theirs: Theirs) -> bool:
     return is_on(theirs["args.liger_rms_norm"]) and (
         is_on(theirs["args.liger_glu_activation"]) or is_on(theirs["args.liger_swiglu"])
@@ -373,6 +387,12 @@ RULES: tuple[Rule, ...] = (
         read=_loss,
         write=_write_loss,
     ),
+    Rule(
+        theirs=("args.torch_compile", "args.torch_compile_mode", "args.torch_compile_backend"),
+        ours=("torch_compile", "torch_compile_mode", "torch_compile_backend"),
+        read=_compiled,
+        write=transformers.write_compiled,
+    ),
     whole_logits(
         "TRL 1.9, which it pins, keeps the logits of preferences whole",
         f"{VERSION}, METADATA",
@@ -490,9 +510,6 @@ LATER: tuple[Later, ...] = (
     later("quantize_moe_experts", "Stacked experts are packed, too", LESS),
     later("fp8", "Matrix products are computed in 8 bits", EITHER),
     later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
-    later("torch_compile", "The model is compiled, which fuses operators", LESS, "auto"),
-    later("torch_compile_backend", "The model is compiled, which fuses operators", LESS),
-    later("torch_compile_mode", "The model is compiled, which fuses operators", LESS),
     later("deepcompile", "DeepSpeed compiles the model", LESS),
     later("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),
     later("group_by_length", "Rows of like length share a batch: less padding", LESS),

@@ -269,6 +269,7 @@ RULES: tuple[Rule, ...] = (
         says="auto takes the model's own kernel, sdpa",
     ),
     same("args.enable_liger_kernel", "use_liger_kernel", "args.use_liger_kernel"),
+    transformers.COMPILED,
     Rule(
         theirs=("args.packing", "args.neat_packing"),
         ours=("packing", "padded"),

@@ -251,6 +251,7 @@ RULES: tuple[Rule, ...] = (
         says="transformers takes the model's own kernel, sdpa",
     ),
     same("args.use_liger_kernel"),
+    transformers.COMPILED,
     whole_logits(
         "its own trainers of preferences keep the completions' logits whole",
         f"{VERSION}, swift/rlhf_trainers/rlhf_mixin.py:147",

@@ -372,18 +372,6 @@ LATER: tuple[Later, ...] = (
         harmless=(None, False, "false", "False"),
     ),
     Later(
-        theirs="accelerate.dynamo_config.dynamo_backend",
-        sentence="The model is compiled, which fuses operators",
-        direction=Direction.LESS,
-        harmless=(None, "NO", "no"),
-    ),
-    Later(
-        theirs="accelerate.dynamo_backend",
-        sentence="The model is compiled, which fuses operators",
-        direction=Direction.LESS,
-        harmless=(None, "NO", "no"),
-    ),
-    Later(
         theirs="accelerate.fp8_config",
         sentence="Matrix products are computed in 8 bits",
         direction=Direction.EITHER,

@@ -241,7 +241,24 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 LORA_FACTS = "adapters are in the base's dtype"
+
+
+def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """A switch, or a switch for each part, of which the model's counts.
+
+    Source: torchtune 0.6.1, recipes/full_finetune_distributed.py, ``FullFinetuneRecipeDistributed.__init__``.
+    """
+    parts = theirs.below("args.compile")
+    return {"torch_compile": is_on(parts.get("model", True) if parts else theirs["args.compile"])}
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        theirs=("args.compile", "args.compile.model"),
+        ours=("torch_compile",),
+        read=_compiled,
+        write=lambda values: {"args.compile": values["torch_compile"]},
+    ),
     Rule(theirs=("args.recipe", "args.loss._component_"), ours=("objective",), read=_objective),
     Rule(theirs=("args.model._component_",), ours=("model",), read=_model),
     Rule(
@@ -404,7 +421,6 @@ LATER: tuple[Later, ...] = (
         "torchtune.rlhf.loss.PPOLoss",
         "torch.nn.CrossEntropyLoss",
     ),
-    later("compile", "The model and the loss are compiled, which fuses operators", LESS),
     later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
     later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
     later("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),

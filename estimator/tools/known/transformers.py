@@ -324,6 +324,49 @@ PREPARED_CHECKPOINTS = Rule(
     source="peft 0.21.2, utils/other.py",
 )
 
+
+def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    mode, backend = theirs["args.torch_compile_mode"], theirs["args.torch_compile_backend"]
+    if is_on(theirs["args.torch_compile"]) or mode or backend:
+        return inductor(mode, backend)
+    backend = theirs.first("accelerate.dynamo_config.dynamo_backend", "accelerate.dynamo_backend")
+    if backend is None or str(backend).lower() == "no":
+        return {}
+    return inductor(
+        theirs.first("accelerate.dynamo_config.dynamo_mode", "accelerate.dynamo_mode"),
+        str(backend).lower(),
+    )
+
+
+def inductor(mode: Value, backend: Value) -> Mapping[str, Value]:
+    """The keys of a compiled model, without what is the default."""
+    named = {"torch_compile_mode": mode, "torch_compile_backend": backend}
+    usual = {"torch_compile_mode": "default", "torch_compile_backend": "inductor"}
+    return {"torch_compile": True} | {
+        key: value for key, value in named.items() if value not in (None, usual[key])
+    }
+
+
+def write_compiled(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Trainer's arguments of a compiled model."""
+    mode = values["torch_compile_mode"]
+    named = {"args.torch_compile_mode": mode} if mode not in (None, "default") else {}
+    return {"args.torch_compile": values["torch_compile"], **named}
+
+
+COMPILED = Rule(
+    # without its own arguments Trainer takes accelerate's: transformers 5.23, trainer.py, TorchDynamoPlugin; accelerate
+    # 1.15, utils/dataclasses.py, TorchDynamoPlugin.__post_init__
+    theirs=(
+        *("args.torch_compile", "args.torch_compile_mode", "args.torch_compile_backend"),
+        *("accelerate.dynamo_config.dynamo_backend", "accelerate.dynamo_config.dynamo_mode"),
+        *("accelerate.dynamo_backend", "accelerate.dynamo_mode"),
+    ),
+    ours=("torch_compile", "torch_compile_mode", "torch_compile_backend"),
+    read=_compiled,
+    write=write_compiled,
+)
+
 RULES: tuple[Rule, ...] = (
     MODEL,
     METHOD,
@@ -337,6 +380,7 @@ RULES: tuple[Rule, ...] = (
     PREPARED_CHECKPOINTS,
     attention_from("model.attn_implementation"),
     same("args.use_liger_kernel"),
+    COMPILED,
     PADDED,
     *peft.LORA,
     *peft.BNB,
@@ -353,24 +397,6 @@ LATER: tuple[Later, ...] = (
     *(
         Later(theirs=f"args.{key}", sentence=sentence, direction=direction, harmless=harmless)
         for key, sentence, direction, harmless in (
-            (
-                "torch_compile",
-                "The model is compiled, which fuses operators",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "torch_compile_backend",
-                "The model is compiled, which fuses operators",
-                Direction.LESS,
-                (None,),
-            ),
-            (
-                "torch_compile_mode",
-                "The model is compiled, which fuses operators",
-                Direction.LESS,
-                (None,),
-            ),
             (
                 "neftune_noise_alpha",
                 "Noise is added to the embedded tokens",

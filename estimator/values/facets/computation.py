@@ -6,12 +6,23 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, WholeNumber
-from estimator.values.specs import AttnImplementation
+from estimator.values.specs import CUDA_GRAPHS, AttnImplementation, CompileMode
 
 _ATTENTION = Choice(
     tuple(AttnImplementation),
     enum=AttnImplementation,
     later=("flash_attention_3", "flex_attention"),
+)
+_COMPILE_MODE = Choice(tuple(CompileMode), enum=CompileMode, nullable=True)
+_COMPILE_BACKEND = Choice(
+    ("inductor",),
+    # accelerate 1.15, utils/dataclasses.py, DynamoBackend; "no" is torch_compile false
+    later=(
+        *("aot_eager", "aot_torchxla_trace_once", "aot_ts_nvfuser", "cudagraphs", "eager"),
+        *("fx2trt", "hpu_backend", "neuron", "nvprims_nvfuser", "ofi", "onnxrt", "tensorrt"),
+        *("torchxla_trace_once", "tvm"),
+    ),
+    nullable=True,
 )
 
 
@@ -20,6 +31,15 @@ class Computation(Checked):
     """By which kernels layers are computed, and what is kept for the backward pass."""
 
     __hash__ = Hashed.__hash__
+
+    def __post_init__(self) -> None:
+        """Checks the values; a mode or a backend turns ``torch_compile`` on.
+
+        Source: transformers 5.23, training_args.py, ``TrainingArguments.__post_init__``.
+        """
+        Checked.__post_init__(self)
+        if self.torch_compile_mode is not None or self.torch_compile_backend is not None:
+            object.__setattr__(self, "torch_compile", True)
 
     gradient_checkpointing: bool = key(
         False,
@@ -145,6 +165,57 @@ class Computation(Checked):
             help="Trainer's use_liger_kernel: fused norm, MLP, rotary embedding and loss.",
         ),
     )
+
+    torch_compile: bool = key(
+        False,
+        Flag(),
+        "compile the model with torch.compile: few fused kernels between matrix products",
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="torch.compile",
+            help="Trainer's torch_compile: inductor fuses what lies between matrix products and attention, which "
+            "saves memory traffic and launches. The first steps compile, for minutes.",
+            decides=True,
+        ),
+    )
+    torch_compile_mode: CompileMode | None = key(
+        None,
+        _COMPILE_MODE,
+        "torch.compile's mode; a mode turns torch_compile on, as in Trainer",
+        null="default",
+        widget=Widget(
+            shape="select",
+            section=Section.MORE,
+            label="Mode of torch.compile",
+            help="Trainer's torch_compile_mode. reduce-overhead and max-autotune launch a step as CUDA graphs, whose "
+            "memory stays reserved.",
+        ),
+    )
+    torch_compile_backend: str | None = key(
+        None,
+        _COMPILE_BACKEND,
+        "torch.compile's backend; a backend turns torch_compile on, as in Trainer",
+        null="inductor",
+        widget="inductor is the only backend that is estimated",
+    )
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether a compiled step is launched as CUDA graphs.
+
+        Source: torch 2.13, _inductor/__init__.py, ``list_mode_options``.
+        """
+        return self.torch_compile_mode in CUDA_GRAPHS
+
+    @property
+    def masks_when_traced(self) -> bool:
+        """Whether compiling makes transformers build a causal mask, which it leaves to the kernel otherwise.
+
+        Source: transformers 5.23, masking_utils.py, ``_ignore_causal_mask_sdpa``: below torch 2.14 dynamo takes
+        ``is_exporting`` for true.
+        """
+        return self.torch_compile and self.attn_implementation is AttnImplementation.SDPA
 
     @property
     def checkpoints_vision(self) -> bool:

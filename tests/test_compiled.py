@@ -1,0 +1,166 @@
+"""torch_compile: what it saves of a step's seconds, what it adds to memory, what it does not go with, who has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import TrainingSetup, estimate, read_files
+from estimator.contract.setups import parse
+from estimator.families.modules import TINY_LLAMA
+from estimator.time.traffic import traffic
+from estimator.values.specs import CompileMode, Phase
+from tests.test_time_constants import FAST, SLOW, near, part
+
+BETWEEN, HOST = "norms, activations, residuals", "waiting for the host"
+GPT2 = "openai-community/gpt2"
+
+
+def test_fused_kernels_move_less_than_half_to_all_of_what_eager_operators_write() -> None:
+    # 0.48 to 0.97 of the tape's bytes, as inductor's own kernels do: tests/verify/test_compiled_steps.py
+    moves = traffic(TINY_LLAMA, TrainingSetup(torch_compile=True), 0.0)
+    written = 256 * (moves.forward + moves.backward)
+    assert part(BETWEEN, torch_compile=True) == near(0.48 * written / FAST, 0.97 * written / SLOW)
+
+
+def test_a_compiled_loss_moves_14_bytes_a_logit_at_worst() -> None:
+    assert part("logits and loss", torch_compile=True) == near(
+        256 * 10 * 12 / FAST, 256 * 10 * 14 / SLOW
+    )
+
+
+def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph() -> None:
+    def launches(**keys: Any) -> tuple[float, float]:
+        return part(HOST, attn_implementation="flash_attention_2", **keys)
+
+    eager, compiled = launches(), launches(torch_compile=True)
+    # of a step this small the host decides; the GPU works for microseconds
+    assert compiled[0] / eager[0] == pytest.approx(0.28, rel=0.02)
+    assert compiled[1] / eager[1] == pytest.approx(0.48, rel=0.04)
+    graphs = {"torch_compile_mode": CompileMode.REDUCE_OVERHEAD}
+    assert launches(**graphs) == (0, 0)
+    low, high = launches(padded=True, **graphs)  # another length, another graph
+    assert low == 0
+    assert high == pytest.approx(launches(padded=True, torch_compile=True)[1])
+
+
+def test_a_mode_turns_compilation_on_as_trainer_does() -> None:
+    assert TrainingSetup(torch_compile_mode="max-autotune").torch_compile
+    assert not TrainingSetup().torch_compile
+
+
+def height(phase: Phase, **keys: Any) -> int:
+    """Bytes of a phase of a small Llama with 100,000 words in bfloat16, without optimizer states."""
+    usual = {"dtype": "bfloat16", "mixed_precision": "no", "optim": "sgd", "max_length": 64}
+    model = {
+        "model_type": "llama",
+        "vocab_size": 100_000,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "tie_word_embeddings": False,
+    }
+    return estimate(*parse({"model": model, **usual, **keys})).phases[phase].bytes
+
+
+def test_a_compiled_embedding_adds_its_gradient_up_in_float32() -> None:
+    # inductor's index_put adds in float32, then casts: 4 bytes for each of 100,000 · 64 weights beside the gradient
+    compiled, eager = (
+        height(Phase.BACKWARD, torch_compile=it, max_length=4) for it in (True, False)
+    )
+    more = compiled - eager
+    assert more == pytest.approx(4 * 100_000 * 64, rel=0.01)
+
+
+def test_a_compiled_backward_holds_its_gradients_beside_those_of_earlier_micro_batches() -> None:
+    # one node of autograd returns all gradients, which are added up afterwards: embedding and head, 2 bytes each
+    first, later = (
+        height(Phase.BACKWARD, torch_compile=True, gradient_accumulation_steps=times)
+        for times in (1, 2)
+    )
+    assert later - first == pytest.approx(2 * 2 * 100_000 * 64, rel=0.02)
+
+
+def test_compiled_sdpa_builds_one_mask_for_all_layers() -> None:
+    # 2,048² in 2 bytes, in which inductor makes it at once, for both layers; flash_attention_2 needs none
+    def forward(**keys: Any) -> int:
+        return height(Phase.FORWARD, max_length=2048, method="lora", **keys)
+
+    flash = forward(torch_compile=True, attn_implementation="flash_attention_2")
+    assert forward(torch_compile=True) - flash == pytest.approx(2 * 2048**2, rel=0.01)
+    assert forward() == pytest.approx(forward(attn_implementation="flash_attention_2"), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"strategy": "zero3", "num_gpus": 2}, "with strategy zero3; set it to false, or take"),
+        ({"strategy": "device_map", "num_gpus": 2}, "with strategy device_map"),
+        ({"method": "lora", "use_dora": True}, "with use_dora"),
+        ({"mixed_precision": "fp8"}, "with mixed_precision fp8"),
+        ({"method": "lora", "load_in_8bit": True}, "with load_in_8bit"),
+        ({"activation_offloading": True}, "with activation_offloading"),
+        ({"objective": "grpo"}, "with objective grpo"),
+        ({"torch_compile_backend": "cudagraphs"}, "torch_compile_backend 'cudagraphs' is not"),
+    ],
+)
+def test_what_is_not_known_of_a_compiled_step_is_refused(
+    keys: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        estimate(*parse({"model": GPT2, "torch_compile": True, **keys}))
+
+
+def test_an_answer_says_what_compilation_costs() -> None:
+    said = " ".join(estimate(TINY_LLAMA, None, TrainingSetup(torch_compile=True)).assumptions)
+    assert "The first step compiles the model, which the hours leave out" in said
+    assert "builds a causal mask" in said
+
+
+TRAIN = f'from trl import SFTConfig, SFTTrainer\nSFTTrainer("{GPT2}", args=SFTConfig())\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({"a.sh": f"trl sft --model_name_or_path {GPT2} --torch_compile"}, None),
+        (
+            {"a.sh": f"trl sft --model_name_or_path {GPT2} --torch_compile_mode max-autotune"},
+            "max-autotune",
+        ),
+        ({"a.sh": "accelerate launch --dynamo_backend inductor train.py", "train.py": TRAIN}, None),
+        (
+            {
+                "accelerate.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\n"
+                "dynamo_config:\n  dynamo_backend: INDUCTOR\n  dynamo_mode: reduce-overhead\n",
+                "train.py": TRAIN,
+            },
+            "reduce-overhead",
+        ),
+        ({"a.yaml": f"base_model: {GPT2}\nmicro_batch_size: 1\ntorch_compile: auto\n"}, None),
+        (
+            {"a.yaml": f"model_name_or_path: {GPT2}\nstage: sft\ntorch_compile: true\n"},
+            None,
+        ),
+        ({"a.sh": f"swift sft --model {GPT2} --dataset x --torch_compile true"}, None),
+        (
+            {
+                "a.yaml": "recipe: full_finetune_single_device\nbatch_size: 2\n"
+                "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
+                "compile: {model: true, loss: false}\n"
+            },
+            None,
+        ),
+    ],
+)
+def test_every_tool_says_it_in_its_own_words(files: dict[str, str], mode: str | None) -> None:
+    run = read_files(files)
+    assert run.setup["torch_compile"] is True
+    assert run.setup.get("torch_compile_mode") == mode
+
+
+def test_axolotls_mode_does_nothing_alone() -> None:
+    text = f"base_model: {GPT2}\nmicro_batch_size: 1\ntorch_compile_mode: reduce-overhead\n"
+    assert not read_files({"a.yaml": text}).setup.get("torch_compile")
