@@ -240,6 +240,18 @@ def test_partial_rotary_is_read_in_old_and_new_spelling() -> None:
     assert model_from_config(family("phi", partial_rotary_factor=0.4)).partial_rotary_factor == 0.4
     assert model_from_config(family("gpt_neox", rotary_pct=1.0)).partial_rotary_factor == 1.0
     assert model_from_config(family("stablelm")).partial_rotary_factor == 0.25
+    # glm4v/modeling_glm4v.py:458, and configuration_glm4.py:77 and configuration_glm4v_moe.py:118
+    glm = family("glm4")
+    text = {key: it for key, it in glm.items() if key != "model_type"}
+    for config in (
+        {"model_type": "glm4v", "text_config": text},
+        {"model_type": "glm4v", "text_config": {**text, "model_type": "glm4v_text"}},
+        {**text, "model_type": "glm4v_text"},
+    ):
+        assert model_from_config(config).partial_rotary_factor == 1.0
+    named = {"model_type": "glm4v", "text_config": {**text, "partial_rotary_factor": 0.5}}
+    assert model_from_config(named).partial_rotary_factor == 0.5
+    assert model_from_config(glm).partial_rotary_factor == 0.5
 
 
 def test_experts_are_read_by_each_family_s_key_names() -> None:

@@ -327,6 +327,8 @@ class ConfigClass:
     """Those whose older configs have the text's keys at the top level."""
     aliases: tuple[str, ...] = ()
     """Other names of models and text parts with the same modules."""
+    alias_rotary_factors: Mapping[str, float] = field(default_factory=dict)
+    """``partial_rotary_factor`` of aliases whose class has another default."""
     nested_sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that older ``text_config``s omit because they equal the class's defaults."""
 

@@ -105,7 +105,7 @@ def _model(read: Config, hub_id: str = "") -> Model:
         "learned_positions": (
             0 if family.position_offset is None else positions + family.position_offset
         ),
-        "partial_rotary_factor": _partial_rotary_factor(read, family.partial_rotary_factor),
+        "partial_rotary_factor": _partial_rotary_factor(read, family),
         "num_ln_in_parallel_attn": read.whole("num_ln_in_parallel_attn", default=2, most=2),
         **_biases(read, family),
         **_windows(read, family, layers),
@@ -151,16 +151,17 @@ def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, objec
     inner = dict(
         given
     )  # a null is a value: Mistral Small's sliding_window is none, not the class's 4,096
-    parts = text_parts()
+    part, own = text_parts().get(wrapper), f"{wrapper}_text"
+    is_alias = part is not None and own in FAMILIES[part].config.aliases
     for name, default in (
-        ("model_type", parts.get(wrapper)),
+        ("model_type", own if is_alias else part),
         ("tie_word_embeddings", config.get("tie_word_embeddings")),
     ):
         if inner.get(name) is None:
             inner[name] = default
     if inner["model_type"] is None:
         check_modelled(wrapper)
-    named = FAMILIES.get(str(inner["model_type"]))
+    named = FAMILIES.get(str(part if inner["model_type"] == own else inner["model_type"]))
     filled = named.config.nested_sizes if named else {}
     return {**inner, **{name: it for name, it in filled.items() if inner.get(name) is None}}
 
@@ -231,7 +232,9 @@ def _positions(read: Config, family: ConfigClass) -> int:
     return read.whole(*names, default=default, most=MOST_POSITIONS)
 
 
-def _partial_rotary_factor(read: Config, default: float | None) -> float:
+def _partial_rotary_factor(read: Config, family: ConfigClass) -> float:
+    named = str(read.values.get("model_type"))
+    default = family.alias_rotary_factors.get(named, family.partial_rotary_factor)
     if default is None:
         return 1.0
     key = "partial_rotary_factor"

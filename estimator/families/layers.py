@@ -11,6 +11,7 @@ from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 # -- attention -------------------------------------------------------------------------------------------------
 
@@ -27,7 +28,7 @@ def separate_attention(
     q, k = b.rotate(q, k)
     if family_of(b.model).scales_queries:
         q = _scaled_by_position(b, q)
-    out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
+    out = b.attend(q, k, v, head_major=joins_parts(b.model))
     return b.linear(f"{block}.{output}", out)
 
 
@@ -63,13 +64,21 @@ def late_norm_attention(
         k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
     parts = kept_parts(b, q, k) if keeps_parts else []
     q, k = b.rotate(q, k, parts)
-    is_partial = b.model.partial_rotary_factor < 1
-    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=is_partial))
+    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=joins_parts(b.model)))
+
+
+def joins_parts(model: Model) -> bool:
+    """Whether the class joins the rotated part of each head with the rest, even where there is no rest.
+
+    A joined tensor is laid out head by head, and so is what attention makes of it.
+    Source: transformers 5.23, models/*/modeling_*.py, ``apply_rotary_pos_emb`` (``torch.cat([q_embed, q_pass])``).
+    """
+    return family_of(model).config.partial_rotary_factor is not None
 
 
 def kept_parts(b: Block, q: Tensor, k: Tensor) -> list[Tensor]:
     """Phi and StableLM rotate part of each head in the attention's forward, so these parts live until it returns."""
-    return [q, k] if b.model.partial_rotary_factor < 1 else []
+    return [q, k] if joins_parts(b.model) else []
 
 
 def fused_attention(

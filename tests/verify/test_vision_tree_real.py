@@ -107,8 +107,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "glm4v": {
-        "text_config": TEXT
-        | {"rope_parameters": ROPE["rope_parameters"] | {"partial_rotary_factor": 0.5}},
+        "text_config": TEXT | ROPE,
         "vision_config": QWEN,
     },
 }

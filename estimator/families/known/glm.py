@@ -149,6 +149,7 @@ FAMILIES = (
             biases=input_biases("attention_bias", default=True),
             wrappers=("glm4v",),
             aliases=("glm4v_text",),
+            alias_rotary_factors={"glm4v_text": 1.0},  # modeling_glm4v.py, Glm4vTextRotaryEmbedding
         ),
         modules=FamilyModules(_glm4_modules),
         tree=TreeLayout(

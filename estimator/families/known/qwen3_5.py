@@ -138,7 +138,7 @@ def _attention(b: Block, x: Tensor) -> Tensor:
     )
     v = b.linear("self_attn.v_proj", x)
     q, k = b.rotate(q, k)
-    out = b.attend(q, k, v, head_major=model.partial_rotary_factor < 1)
+    out = b.attend(q, k, v, head_major=True)  # the rotated part is joined with the rest
     opened = op.elementwise(tape, gate, "sigmoid", saves="output")
     out = op.multiply(tape, out, opened, "gate of the output")
     del opened
