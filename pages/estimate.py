@@ -21,6 +21,7 @@ from dashboard.figures import share_card
 from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
 from dashboard.widgets import (
+    batch_sliders,
     drawing,
     keeping,
     model_box,
@@ -75,7 +76,9 @@ def row(look: at_a_glance.GlanceOptions) -> None:
 
 @st.fragment(key=rerun.MORE)
 def below() -> None:
-    """What to change, and one of the sections."""
+    """The sliders' limits, what to change, and one of the sections."""
+    rerun.let_figure_draw()
+    batch_sliders.draw_limits()
     answer = question.answer()
     if isinstance(answer, str):
         return

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
-from dashboard.site import unfolding
+from dashboard.site import static_files, unfolding
 from dashboard.words import one_line, units
 from estimator import contract, estimate
 
@@ -129,6 +129,12 @@ def test_the_tags_replace_streamlits_title() -> None:
     assert body.endswith(b"</head><body></body></html>")
     assert int(headers[b"content-length"]) == len(body)
     assert b"etag" not in headers, "the text differs by its address"
+
+
+@pytest.mark.parametrize(("path", "early"), [("/", True), ("/compare", True), ("/how", False)])
+def test_a_page_that_opens_on_a_figure_fetches_plotly_early(path: str, early: bool) -> None:
+    _, body = answer_of(path, body=unfolding.TITLE.encode())
+    assert (static_files.PLOTLY[0].encode() in body) is early
 
 
 def test_files_pass_through_unchanged() -> None:

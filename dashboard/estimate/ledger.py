@@ -51,15 +51,15 @@ def shown_meaning(on_card: Shown) -> str:
     )
 
 
-def parts_html(of: Estimate) -> tuple[str, str]:
-    """The table, and the collapsible texts below it, which a slider seldom changes."""
-    return _parts_html(of.model, of.gpu, of.setup)
+def section_html(of: Estimate) -> str:
+    """The table, and the collapsible texts below it."""
+    return _section_html(of.model, of.gpu, of.setup)
 
 
 @lru_cache(maxsize=512)
-def _parts_html(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, str]:
+def _section_html(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
     of = estimate(model, gpu, setup)
-    return ledger_html(of), rule_of_thumb_html(of) + assumptions_html(of)
+    return ledger_html(of) + rule_of_thumb_html(of) + assumptions_html(of)
 
 
 def ledger_html(estimate: Estimate) -> str:

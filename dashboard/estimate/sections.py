@@ -123,8 +123,7 @@ VLLM = "vLLM's share"
 
 
 def _ledger(answer: Estimate) -> None:
-    for html in ledger.parts_html(answer):
-        st.html(html)
+    st.html(ledger.section_html(answer))
 
 
 def _best(answer: Estimate) -> None:

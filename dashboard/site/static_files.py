@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import NamedTuple
@@ -23,6 +24,16 @@ MOST_BYTES = 32 * 2**20
 KINDS = (".js", ".css", ".html", ".svg", ".json")
 PLOTLY = ("/component/dashboard.widgets.drawing.plotly/plotly.min.js", "plotly", "package_data")
 """Plotly's script: its URL path, then its package and folder. It is served before a visitor's first run declares it."""
+EARLY = f"""<link rel="preload" as="script" fetchpriority="low" href=".{PLOTLY[0]}">
+<script>
+new MutationObserver((_, observer) => {{
+  if (!document.querySelector('[data-test-connection-state="CONNECTED"]')) return;
+  observer.disconnect();
+  document.head.append(Object.assign(
+    document.createElement("script"), {{ src: ".{PLOTLY[0]}", onerror() {{ this.remove(); }} }}));
+}}).observe(document, {{ subtree: true, childList: true, attributeFilter: ["data-test-connection-state"] }});
+</script>"""
+"""Lets the browser fetch Plotly's script beside Streamlit's, and run it while the server computes the page."""
 A_DAY = "public, max-age=86400"
 
 
@@ -58,14 +69,14 @@ class Compressed:
             ]
             answer = _Whole()
             if path == PLOTLY[0]:
-                answer.body = (files(PLOTLY[1]) / PLOTLY[2] / "plotly.min.js").read_bytes()
                 answer.headers = [(b"content-type", b"application/javascript")]
+                packed = await asyncio.to_thread(plotly)
             else:
                 await self.app({**scope, "headers": whole}, receive, answer.take)
-            if answer.status != 200 or self._bytes > MOST_BYTES:
-                await answer.send_on(send)
-                return
-            packed = await asyncio.to_thread(gzip.compress, answer.body, 6)
+                if answer.status != 200 or self._bytes > MOST_BYTES:
+                    await answer.send_on(send)
+                    return
+                packed = await asyncio.to_thread(gzip.compress, answer.body, 6)
             self._keep(path, answer.headers, packed)
         await _send(self._kept[path], asked.get("if-none-match", ""), send)
 
@@ -84,6 +95,12 @@ class Compressed:
         if path not in self._kept:
             self._bytes += len(packed)
         self._kept[path] = CompressedAnswer(kept, etag, packed)
+
+
+@lru_cache(maxsize=1)
+def plotly() -> bytes:
+    """Plotly's script, compressed."""
+    return gzip.compress((files(PLOTLY[1]) / PLOTLY[2] / "plotly.min.js").read_bytes(), 6)
 
 
 def _is_script(path: str) -> bool:

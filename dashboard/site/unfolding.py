@@ -24,10 +24,13 @@ from dashboard import theme
 from dashboard.address import unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
+from dashboard.site import static_files
 from dashboard.words import units
 from estimator import Estimate, contract, estimate
 
 PICTURE = "/share/card.png"
+ESTIMATE = ("", "/", "/setup")
+"""Paths of the page Estimate."""
 PAGE_KEYS = ("section", "s", "setup", "v", "context", "within", "present")
 LONGEST = 8192
 """Maximum characters of a URL that are read. Our choice, above what servers accept."""
@@ -82,7 +85,7 @@ def _answer(asked: contract.Reading) -> str:
 
 def head(path: str, query: str, origin: str) -> str:
     """The tags for a URL, with the title of its page."""
-    of = setup_of(query) if path in ("", "/", "/setup") else None
+    of = setup_of(query) if path in ESTIMATE else None
     title, said = (comparison_of(query) if path == "/compare" else None) or (NAME, SAID)
     if of:
         title, said = share_card.title(of), share_card.description(of)
@@ -130,6 +133,8 @@ class OpenGraph:
         headers = [(key, value) for key, value in scope["headers"] if key not in NOT_PASSED]
         request = Request(scope)
         tags = head(scope["path"], request.url.query, str(request.base_url).rstrip("/"))
+        if scope["path"] in (*ESTIMATE, "/compare"):  # they open on a figure
+            tags += static_files.EARLY
         await self.app({**scope, "headers": headers}, receive, _with(tags, send))
 
 

@@ -22,7 +22,7 @@ LONGEST_WAIT = 30.0
 
 
 def warm() -> None:
-    """Imports the pages' modules, reads the catalogue and estimates the example, once the server has started."""
+    """Imports the pages' modules, estimates the example and compresses Plotly, once the server has started."""
     until = time.monotonic() + LONGEST_WAIT
     while not runtime.exists():
         if time.monotonic() > until:
@@ -30,9 +30,10 @@ def warm() -> None:
         time.sleep(0.02)
     for name in MODULES:
         import_module(name)
-    from dashboard.site import unfolding  # noqa: PLC0415  must follow the modules that it needs
+    from dashboard.site import static_files, unfolding  # noqa: PLC0415  must follow the modules that they need
 
     unfolding.setup_of("")
+    static_files.plotly()
 
 
 def start() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import cast
 from urllib.parse import quote_plus, urlencode
 
@@ -16,7 +17,7 @@ import streamlit as st
 
 from dashboard.address import unbound
 from dashboard.state import actions, models
-from estimator import LARGEST, Estimate, contract
+from estimator import LARGEST, Estimate, Gpu, Model, TrainingSetup, contract
 
 SCENARIOS, SETUP = "s", "setup"
 NUMBERS: Mapping[str, contract.Kind] = {
@@ -165,10 +166,13 @@ def _short_enough(scenarios: Iterable[contract.Scenario]) -> tuple[str, ...]:
 def note(reading: contract.Reading) -> None:
     """Stores the setup of the page Estimate for the URLs of other pages."""
     if reading.model is not None:
-        setup = contract.Scenario(
-            BASE, contract.write_fields(reading.model, reading.gpu, reading.setup)
-        )
+        setup = _base(reading.model, reading.gpu, reading.setup)
         st.session_state["compared"] = replace(document(), setup=setup)
+
+
+@lru_cache(maxsize=512)
+def _base(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> contract.Scenario:
+    return contract.Scenario(BASE, contract.write_fields(model, gpu, setup))
 
 
 def put(now: Sequence[contract.Scenario]) -> None:

@@ -20,19 +20,26 @@ from estimator import (
     reach,
 )
 
+PLACE = "place of the limits"
+"""In the session: the container below the sliders."""
 
-@st.fragment(key=rerun.LIMITS)
-def _limits() -> None:
-    rerun.let_figure_draw()
+
+def _keep_place() -> None:
+    st.session_state[PLACE] = st.container()
+
+
+def draw_limits() -> None:
+    """Draws the notes below the sliders. Call in the fragment that follows when a slider rests."""
     now = question.reading()
     batch = _limit(
         now, "per_device_train_batch_size", largest_micro_batch, slider_limits.batch_limit
     )
     context = _limit(now, "max_length", longest_context, _context_limit(now.gpu))
-    st.html(
-        f'<p class="hr-limit">{batch}{slider_limits.effective_batch(now.setup)}</p>'
-        + f'<p class="hr-limit">{context}</p>' * bool(context)
-    )
+    with st.session_state[PLACE]:
+        st.html(
+            f'<p class="hr-limit">{batch}{slider_limits.effective_batch(now.setup)}</p>'
+            + f'<p class="hr-limit">{context}</p>' * bool(context)
+        )
 
 
 def _limit(
@@ -72,7 +79,7 @@ def _take_compile() -> None:
 
 
 UNUSUAL = {
-    "max_length": boxes.Unusual(then=_limits),
+    "max_length": boxes.Unusual(then=_keep_place),
     "use_reentrant": boxes.Unusual(where=lambda setup: setup.gradient_checkpointing),
     "torch_compile": boxes.Unusual(take=_take_compile),
     "torch_compile_mode": boxes.Unusual(where=lambda setup: setup.torch_compile),

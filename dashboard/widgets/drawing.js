@@ -1,8 +1,10 @@
 // Plotly draws a figure and updates it in place.
 const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
-  const script = document.createElement("script");
-  Object.assign(script, { src: url, onload: () => done(window.Plotly), onerror: fail });
-  document.head.append(script);
+  const early = document.querySelector(`script[src$="${url}"]`);  // of the page that serve.py sends
+  const script = early ?? document.createElement("script");
+  script.addEventListener("load", () => done(window.Plotly));
+  script.addEventListener("error", fail);
+  if (!early) document.head.append(Object.assign(script, { src: url }));
 });
 const camera = (Plotly, format, name) => ({
   name: `Save as ${format.toUpperCase()}`,

@@ -27,7 +27,7 @@ declare_component("plotly", path=str(files("plotly") / "package_data"))
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"
 """URL of Plotly's JavaScript on this server, from the installed package."""
 PRELOAD = f"""<script data-of="plotly">
-if (!document.querySelector('link[href="{SCRIPT}"]'))
+if (!document.querySelector('link[href$="{SCRIPT}"]'))
   document.head.append(
     Object.assign(document.createElement("link"), {{ rel: "preload", as: "script", href: "{SCRIPT}" }}));
 </script>"""

@@ -10,7 +10,7 @@ from streamlit.errors import StreamlitAPIException
 
 from dashboard.state import models
 
-VERDICT, BARS, LIMITS, MORE = PARTS = ("verdict", "bars", "limits", "more")
+VERDICT, BARS, MORE = PARTS = ("verdict", "bars", "more")
 """Fragments that rerun when a number changes, in this order. The browser redraws the figure only if its row of
 answers for the slider was missing or wrong. They are few, because Streamlit copies its state for each."""
 REST_SECONDS = 0.05
