@@ -5,7 +5,8 @@
 Each visitor is a websocket that speaks Streamlit's protocol: it opens the page, and then sets the slider Micro-batch.
 Printed are, for our page and for ``floor_page.py``:
 
-- answer: from sending a value to the end of the script run that answers it (median, 95th percentile, milliseconds);
+- figure: from sending a value until the figure has arrived (median, 95th percentile, milliseconds);
+- answer: from sending a value to the end of the script run that answers it (the same);
 - CPU: of the server process for each move (milliseconds), whatever else the machine does;
 - opened: how long a newcomer's first run takes meanwhile (milliseconds);
 - memory: of the server before the visitors, with them, and after they have left (MB);
@@ -37,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.bench_slider import serve  # run as a script, the package is beside its folder
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+FIGURES = ("bidi_component", "plotly_chart")
+"""Elements that are figures; a move redraws no other of these kinds."""
 WARM_UP = 2
 QUIET = 0.005
 """Seconds without a message after which everything has been read."""
@@ -53,6 +56,7 @@ PAGES = (
 class Load:
     """What the visitors of one page saw."""
 
+    figures: list[float] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
     errors: int = 0
@@ -79,6 +83,7 @@ class Visitor:
         self._key = key
         self._load = load
         self.slider = ServedSlider()
+        self._sent_at = self._figure_at = 0.0
 
     async def run(self, message: BackMsg) -> float:
         """Send a message and read until its run has ended; returns the milliseconds.
@@ -87,11 +92,11 @@ class Visitor:
         """
         while await self._next(QUIET):
             pass
-        began = time.perf_counter()
+        self._sent_at = time.perf_counter()
         await self._socket.send(message.SerializeToString())
         while await self._next(PATIENCE) != "script_finished" or not self.slider.id:
             pass
-        return (time.perf_counter() - began) * 1000
+        return (time.perf_counter() - self._sent_at) * 1000
 
     async def _next(self, seconds: float) -> str:
         """The kind of the next message; empty if none comes in that time and only a short while is given."""
@@ -115,6 +120,8 @@ class Visitor:
         element = said.delta.new_element
         if element.WhichOneof("type") == "exception":
             self._load.errors += 1
+        if element.WhichOneof("type") in FIGURES:
+            self._figure_at = time.perf_counter()
         if element.WhichOneof("type") == "slider" and element.slider.id.endswith(f"-{self._key}"):
             found = element.slider
             if not self.slider.id:
@@ -141,7 +148,9 @@ class Visitor:
             state.double_array_value.data.append(slider.value)
         if slider.fragment:
             message.rerun_script.fragment_id = slider.fragment
-        return await self.run(message)
+        took = await self.run(message)
+        self._load.figures.append((self._figure_at - self._sent_at) * 1000)
+        return took
 
 
 async def visit(url: str, key: str, load: Load, *, moves: int, rate: float) -> None:
@@ -202,7 +211,8 @@ async def measured(name: str, url: str, process: int, key: str, asked: argparse.
     spent = (cpu_seconds(process) - cpu) / max(1, runs)
     await asyncio.sleep(3)
     return (
-        f"{name:6}{len(load.answers):7}{at(load.answers, 50):9.0f}{at(load.answers, 95):7.0f}{1000 * spent:8.1f}"
+        f"{name:6}{len(load.answers):7}{at(load.figures, 50):9.0f}{at(load.figures, 95):7.0f}"
+        f"{at(load.answers, 50):9.0f}{at(load.answers, 95):7.0f}{1000 * spent:8.1f}"
         f"{at(newcomers.opened, 50):9.0f}{before:8.0f}{during:6.0f}{megabytes(process):6.0f}"
         f"{load.errors + newcomers.errors:8}"
     )
@@ -223,7 +233,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0)
     asked = parser.parse_args()
     print(f"{asked.visitors} visitors, {asked.rate:g} moves a second each, {asked.seconds:g} s\n")
-    print("page    moves  answer    p95  CPU/move  opened  memory (before, with, after)  errors")
+    print(
+        "page    moves   figure    p95   answer    p95 CPU/move  opened  memory (before, with, after)  errors"
+    )
     for name, script, key in PAGES:
         with serve(script) as url:
             print(asyncio.run(measured(name, url, child(), key, asked)), flush=True)
