@@ -35,7 +35,7 @@ from estimator.parallel.module_devices import (
 from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
 from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
-from estimator.proof.calibration import Calibration, calibration
+from estimator.proof.calibration import Calibration, calibration, calibration_in_fp8
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
@@ -216,6 +216,7 @@ __all__ = [
     "best_ways",
     "beyond_the_step",
     "calibration",
+    "calibration_in_fp8",
     "candidates",
     "catalog",
     "changed_files",

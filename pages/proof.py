@@ -8,7 +8,7 @@ from dashboard.accuracy import calibration_figure, evidence
 from dashboard.site import router
 from dashboard.widgets import drawing
 from dashboard.widgets.drawing import is_dark
-from estimator import Comparison, accuracy, calibration, catalog
+from estimator import Comparison, accuracy, calibration, calibration_in_fp8, catalog
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")
 SOURCE = st.column_config.LinkColumn(display_text="source")
@@ -111,7 +111,7 @@ with of_ran:
 st.header("Seconds of a step, and published speeds", anchor=False)
 with st.spinner("Timing the published runs, once."):
     found = calibration()
-st.html(evidence.speeds_head(found))
+st.html(evidence.speeds_head(found, calibration_in_fp8()))
 drawing.plot(
     calibration_figure.figure(found, dark=is_dark()), "calibration", calibration_figure.alt(found)
 )

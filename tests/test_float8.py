@@ -19,12 +19,16 @@ from estimator import (
     Phase,
     TrainingSetup,
     Verdict,
+    accuracy,
+    calibration_in_fp8,
     catalog,
     estimate,
 )
 from estimator.contract.setups import parse
 from estimator.objectives.float8 import converted, kept
 from estimator.resident.overhead import workspace_bytes
+from estimator.time.float8_time import casts_to_float8_part, float8_sizes
+from estimator.time.rates import rates
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -127,3 +131,45 @@ def test_what_fp8_cannot_do_is_refused_in_one_sentence(keys: dict[str, Any], sai
 @pytest.mark.parametrize("card", ["L40S", "H100-SXM5-80GB", "GeForce RTX 5090", "Instinct MI300X"])
 def test_a_card_with_fp8_is_taken(card: str) -> None:
     assert estimate(*read(gpu=card)).verdict is Verdict.FITS
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_measured_rate_in_fp8_comes_before_the_datasheets() -> None:
+    precision = TrainingSetup(mixed_precision=MixedPrecision.FP8).precision
+    h100, l4 = (catalog.gpus()[name] for name in ("H100-SXM5-80GB", "L4"))
+    # data/gpus.csv: 1,354 TFLOPS in FP8 and 755 in bfloat16 were measured; of an L4 only bfloat16, at 242 to 121
+    of_h100, of_l4 = rates(h100, precision), rates(l4, precision)
+    assert of_h100.fp8_fast / of_h100.fast == pytest.approx(1354 / 755)
+    assert of_l4.fp8_slow / of_l4.slow == pytest.approx(0.9 * 2)
+    assert rates(h100, TrainingSetup().precision).fp8_fast == of_h100.fast
+
+
+def test_casts_take_their_bytes_over_the_bandwidth() -> None:
+    model, _, setup = read(max_length=4096)
+    h100 = catalog.gpus()["H100-SXM5-80GB"]
+    rate, tokens = rates(h100, setup.precision), 2 * 4096
+    compiled = replace(setup, torch_compile=True)
+    part = casts_to_float8_part(model, compiled, (tokens, tokens), 0.0, rate)
+    # 27 linears: 4 of k, v (256), o; 3 of q; and 4 of gate, up and down (1,408)
+    inputs = 512 * (4 * 3 + 3 + 4 * 2) + 1408 * 4
+    outputs = 256 * 8 + 512 * (4 + 3 + 4) + 1408 * 8
+    weights = 512 * (256 * 8 + 512 * 7) + 12 * 512 * 1408
+    assert float8_sizes(model, setup) == (weights, inputs, outputs)
+    # compiled, at best: inputs and weights twice, gradients once, each read twice in 16 bits and written in 8
+    assert part.low_seconds * rate.bandwidth == pytest.approx(
+        5 * (2 * weights + tokens * (2 * inputs + outputs))
+    )
+    # eager: 31 bytes a cast, the gradient's twice; 2 a copy: each factor padded, and three laid out by the other side
+    eager = casts_to_float8_part(model, setup, (tokens, tokens), 0.0, rate)
+    copies = weights + tokens * inputs + 2 * weights + tokens * (3 * outputs + 2 * inputs)
+    assert eager.low_seconds * rate.bandwidth == pytest.approx(
+        31 * (2 * weights + 2 * tokens * (inputs + outputs)) + 2 * copies
+    )
+
+
+def test_published_runs_in_fp8_are_judged_apart() -> None:
+    found = calibration_in_fp8()
+    assert (found.runs, found.inside) == (21, 10)
+    assert not any(run.setup.precision.uses_fp8 for run in accuracy.published_runs())

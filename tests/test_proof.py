@@ -20,6 +20,7 @@ from estimator import (
     TrainingSetup,
     accuracy,
     calibration,
+    calibration_in_fp8,
     catalog,
     estimate,
     similar_runs,
@@ -401,7 +402,9 @@ def test_published_speeds_are_shown_by_class_and_add_up():
         assert sum(it.runs for it in of) == whole.runs
         assert sum(it.inside for it in of) == whole.inside
     assert all(it.runs == it.inside + it.faster + it.slower for it in found)
-    assert f"{100 * whole.inside / whole.runs:.0f} % of {whole.runs}" in evidence.speeds_head(found)
+    assert f"{100 * whole.inside / whole.runs:.0f} % of {whole.runs}" in evidence.speeds_head(
+        found, calibration_in_fp8()
+    )
     assert "Hopper" in evidence.speeds_html(found)
 
 

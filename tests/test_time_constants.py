@@ -46,6 +46,8 @@ RATE = Rates(
     fast=8e13,
     flash_fast=5e13,
     flash_slow=2.5e13,
+    fp8_fast=8e13,
+    fp8_slow=4e13,
 )
 NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0)
 RESIDENT = Resident(

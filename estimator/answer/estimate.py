@@ -724,6 +724,11 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
             f"Seconds follow your own step{taken}, within a factor of {spread:.2f} either way, the more the less this "
             "step is like that one; another machine has another pace."
         )
+    if setup.precision.uses_fp8:
+        return (
+            "No share of the FP8 rate is fitted to published runs: products take the shares of 16 bits, and casts the "
+            "time of their bytes; one step of your own narrows the range (pace)."
+        )
     if gpu.architecture not in SLOW_SHARE:
         rate = (
             "its best measured rate of matrix products"

@@ -12,7 +12,7 @@ from estimator.parallel.parameter_order import Located, modules_in_order
 from estimator.tape.float8 import converts
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Fp8Backend, Gpu, MixedPrecision, Model, Strategy
+from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model, Strategy
 
 LATER = Refusal(
     "mixed_precision fp8 is not modelled yet with {what}; {instead}, or set mixed_precision to bf16.",
@@ -77,25 +77,36 @@ def out_of_float8(model: Model, layer: int | None) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
+def converted_linears(model: Model, backend: Fp8Backend = Fp8Backend.AO) -> tuple[Linear, ...]:
+    """The linears that accelerate converts, one for each time the model has it, without adapters.
+
+    Source: accelerate 1.15, utils/ao.py, ``filter_linear_layers``; utils/transformer_engine.py, ``convert_model``
+    (the first and the last too, but no tied head, which would lose its weight).
+    """
+    return tuple(
+        located.module
+        for located in modules_in_order(model)
+        if isinstance(located.module, Linear)
+        and not located.module.conv1d
+        and converts(located.module.in_features, located.module.out_features)
+        and (backend is Fp8Backend.TE or located not in kept(model))
+        and located.module not in tied_head(model)
+    )
+
+
+@lru_cache(maxsize=256)
 def converted(model: Model) -> tuple[int, int]:
     """How many linears accelerate converts, and of how many (counts, whole model, without adapters).
 
-    Source: accelerate 1.15, utils/ao.py, ``filter_linear_layers``.
+    Source: derived, from ``converted_linears``.
     """
     linears = [located for located in modules_in_order(model) if _is_linear(located.module)]
-    taken = [
-        located
-        for located in linears
-        if isinstance(located.module, Linear)
-        and converts(located.module.in_features, located.module.out_features)
-        and located not in kept(model)
-    ]
-    return len(taken), len(linears)
+    return len(converted_linears(model)), len(linears)
 
 
 def check_float8(model: Model, setup: TrainingSetup) -> None:
     """Refuse what torchao cannot convert, and what is not modelled under FP8."""
-    if setup.precision.mixed_precision is not MixedPrecision.FP8:
+    if not setup.precision.uses_fp8:
         return
     for breaks, what, instead in _later(model, setup):
         if breaks:
@@ -156,7 +167,7 @@ def _later(model: Model, setup: TrainingSetup) -> tuple[tuple[bool, str, str], .
 
 def check_float8_card(gpu: Gpu | None, setup: TrainingSetup) -> None:
     """Refuse FP8 on a card without it."""
-    if setup.precision.mixed_precision is not MixedPrecision.FP8 or gpu is None:
+    if not setup.precision.uses_fp8 or gpu is None:
         return
     if gpu.vendor == "Intel":
         raise OTHER_ACCELERATOR(vendor=gpu.vendor, gpu=gpu.name)

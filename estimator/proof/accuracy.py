@@ -146,7 +146,18 @@ class PublishedRun:
 
 @lru_cache(maxsize=1)
 def published_runs() -> tuple[PublishedRun, ...]:
-    """Every published run, in the order of the file."""
+    """Every published run in 16 bits, in the order of the file."""
+    return tuple(run for run in _published() if not run.setup.precision.uses_fp8)
+
+
+@lru_cache(maxsize=1)
+def published_in_fp8() -> tuple[PublishedRun, ...]:
+    """Every published run in FP8. Judged apart: no constant of time is fitted to it, and it may lack an answer."""
+    return tuple(run for run in _published() if run.setup.precision.uses_fp8)
+
+
+@lru_cache(maxsize=1)
+def _published() -> tuple[PublishedRun, ...]:
     return tuple(_run(row) for row in catalog.published_speeds())
 
 
@@ -179,6 +190,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             offload_optimizer=read.setup.mesh.offload_optimizer,
             offload_param=read.setup.mesh.offload_param,
             torch_compile=read.setup.computation.torch_compile,
+            fp8_backend=read.setup.precision.fp8_backend,
         ),
         sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,

@@ -9,7 +9,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from estimator.proof.accuracy import PublishedRun, published_runs
+from estimator.proof.accuracy import PublishedRun, published_in_fp8, published_runs
 
 SHORT, LONG = 2048, 4096
 """Tokens of a micro-batch up to which it is short, and from which it is long."""
@@ -97,3 +97,9 @@ def _calibration(kind: str, name: str, of: list[tuple[float, float, float]]) -> 
 def calibration() -> tuple[Calibration, ...]:
     """All published runs compared with their brackets, by class."""
     return calibrate(published_runs())
+
+
+@lru_cache(maxsize=1)
+def calibration_in_fp8() -> Calibration:
+    """The published runs in FP8 compared with their brackets."""
+    return calibrate(published_in_fp8())[0]

@@ -13,6 +13,8 @@ from estimator.tape.operators import add, cast, permuted
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 
+CASTS = ": casts to FP8"
+"""How the tape names what a linear in FP8 writes beside its products."""
 FP8_BYTES = 1
 SCALE_BYTES = 4
 ALIGNMENT = 16
@@ -54,7 +56,15 @@ def converts(in_features: int, out_features: int) -> bool:
 
 
 def _product(
-    tape: Tape, rows: int, inner: int, columns: int, width: int, *, transposed: bool, by_rows: bool
+    tape: Tape,
+    name: str,
+    rows: int,
+    inner: int,
+    columns: int,
+    width: int,
+    *,
+    transposed: bool,
+    by_rows: bool,
 ) -> Tensor:
     """``a [rows, inner] @ b [inner, columns]`` of two tensors in FP8, which the caller holds.
 
@@ -72,6 +82,7 @@ def _product(
     if by_rows:
         b = tape.new(inner * columns, FP8_BYTES)
     inverse = tape.new(1, SCALE_BYTES), tape.new(1, SCALE_BYTES)
+    tape.operation = name
     out = tape.new(rows * columns, width)
     del a, b, inverse
     return out
@@ -99,25 +110,33 @@ def linear_float8(
     elements, size, weight_width = x.elements, weight.elements, weight.width
     rows = elements // in_features
     needs_x, needs_w = x.requires_grad, weight.requires_grad
-    tape.operation = f"{name} in FP8"
+    casts = f"{name}{CASTS}"
 
     def backward(t: Tape, g: list[Tensor | None]) -> list[Tensor | None]:
-        t.operation = f"{name} in FP8, backward"
+        t.operation = casts
         first = _to_float8(t, rows * out_features, width)
         weight_in_8 = _to_float8(t, size, weight_width)
-        of_x = _product(t, rows, out_features, in_features, width, transposed=False, by_rows=True)
+        of_x = _product(
+            t, name, rows, out_features, in_features, width, transposed=False, by_rows=True
+        )
+        t.operation = casts
         second = _to_float8(t, rows * out_features, width)
         x_in_8 = _to_float8(t, elements, width)
-        of_w = _product(t, out_features, rows, in_features, width, transposed=True, by_rows=True)
+        of_w = _product(
+            t, name, out_features, rows, in_features, width, transposed=True, by_rows=True
+        )
         del first, weight_in_8, second, x_in_8
         of_w.is_view = True
         if needs_w and weight_width != width:
             of_w = t.new(size, weight_width)
         return [of_x if needs_x else None, of_w if needs_w else None]
 
-    node = tape.begin(f"{name} in FP8, backward", [x, weight], backward)
+    node = tape.begin(f"{name} backward", [x, weight], backward)
+    tape.operation = casts
     x_in_8, weight_in_8 = _to_float8(tape, elements, width), _to_float8(tape, size, weight_width)
-    out = _product(tape, rows, in_features, out_features, width, transposed=False, by_rows=False)
+    out = _product(
+        tape, name, rows, in_features, out_features, width, transposed=False, by_rows=False
+    )
     del x_in_8, weight_in_8
     out = tape.finish(node, out, [x, permuted(weight)])
     if bias is None:

@@ -69,7 +69,10 @@ def dequantisation_part(
 
 
 def casts_part(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
-    """Autocast makes 16-bit copies of float32 weights once per forward pass; backward casts their gradients."""
+    """Autocast makes 16-bit copies of float32 weights once per forward pass; backward casts their gradients.
+
+    ``passes``: how often all weights are cast, or as many of them.
+    """
     autocast = setup.precision.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.precision.dtype is not Dtype.FLOAT32 or setup.adapters.has_packed_base:
         return TimePart("casts of weights", 0.0, 0.0)

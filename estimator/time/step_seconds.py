@@ -15,6 +15,7 @@ from estimator.time.between import (
     between_products,
     scored_words,
 )
+from estimator.time.float8_time import casts_to_float8_part, float8_sizes, product_seconds
 from estimator.time.flops import FORWARD, Work, matrices, replayed, trains_whole
 from estimator.time.host_time import launches_part
 from estimator.time.lengths import Lengths, lengths, works
@@ -74,12 +75,17 @@ def step_parts(
     is_whole = loss_of(model, setup) is Loss.STANDARD
     is_compiled = is_whole and setup.computation.torch_compile
     slow_loss = COMPILED_LOSS_BYTES if is_compiled else EAGER_LOSS_BYTES
+    in_float8 = float8_sizes(model, setup)
+    share = in_float8.weights / (sizes.layers + sizes.outside)
+    replayed_share = in_float8.weights / sizes.layers
+    with_gradients = 3 / passes  # torchao makes the gradient of a frozen weight too
 
     once = [
         TimePart(
             "matrix products",
-            fast.products / rate.fast + passes * once_fast,
-            slow.products / rate.slow
+            product_seconds(fast.products, share, rate.fast, rate.fp8_fast, with_gradients)
+            + passes * once_fast,
+            product_seconds(slow.products, share, rate.slow, rate.fp8_slow, with_gradients)
             + passes * once_slow
             + 2 * tiles
             + is_trained * weight_gradients,
@@ -101,11 +107,11 @@ def step_parts(
         ),
         TimePart(
             "recomputation",
-            fast.products_again / rate.fast
+            product_seconds(fast.products_again, replayed_share, rate.fast, rate.fp8_fast)
             + fast.attention_again / rate.flash_fast
             + again * (once_fast + written.forward[0] + FAST_SKINNY * tokens_fast * skinny)
             + again * dora / rate.bandwidth,
-            slow.products_again / rate.slow
+            product_seconds(slow.products_again, replayed_share, rate.slow, rate.fp8_slow)
             + slow.attention_again / rate.flash_slow
             + again * (once_slow + tiles + written.forward[1] + SLOW_SKINNY * tokens_slow * skinny)
             + again * dora / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
@@ -122,7 +128,8 @@ def step_parts(
         delta_nets_part(model, setup, length, again, rate),
         scans_part(model, setup, length, again, rate),
         dequantisation_part(setup, sizes, 2 + again + asked, rate),
-        casts_part(setup, sizes, 1 + again + asked + is_trained, rate),
+        casts_to_float8_part(model, setup, (tokens_fast, tokens_slow), again, rate),
+        casts_part(setup, sizes, (1 + again) * (1 - share) + asked + is_trained, rate),
         TimePart(
             "logits and loss",
             tokens_fast

@@ -18,6 +18,7 @@ from estimator.families.delta_net import CHUNK
 from estimator.families.modules import Linear
 from estimator.objectives.batch import passes_without_grad
 from estimator.step.timeline import Schedule, Sizes, plan, structure
+from estimator.tape.float8 import CASTS
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Phase
@@ -31,8 +32,8 @@ NAMED_PRODUCTS = frozenset(
 """Operators of the tape that are matrix products and have no module's name."""
 FOLDED = "adapters folded into the experts"
 """The operator whose bytes are those of the experts' weights, whatever the length."""
-DEQUANTISED = ": dequantised weight"
-"""How the tape names what 4-bit loading unpacks, which is timed on its own."""
+TIMED_APART = (": dequantised weight", CASTS)
+"""How the tape names what 4-bit loading unpacks and what linears in FP8 cast, which are timed on their own."""
 TOKENS = 2**14
 """A length at which a layer is played to find the bytes per token; longer than any image."""
 
@@ -147,7 +148,7 @@ def _counts(schedule: Schedule, names: frozenset[str]) -> tuple[tuple[Counter[in
             name = program.operations[event].removesuffix(" backward").removesuffix(",")
             if name == FOLDED:
                 counts[_FIXED][program.slots[event]] += run.length
-            elif not (name in names or name in NAMED_PRODUCTS or name.endswith(DEQUANTISED)):
+            elif not (name in names or name in NAMED_PRODUCTS or name.endswith(TIMED_APART)):
                 counts[phase][program.slots[event]] += run.length
     return counts, operators
 

@@ -322,6 +322,7 @@ RATES = (
     "fp8_dense_tflops",
     "fp32_tflops",
     "sustained_tflops",
+    "fp8_sustained_tflops",
     "interconnect_gb_per_s",
     "tdp_w",
 )
@@ -705,6 +706,8 @@ class Gpu:
     """Vector rate: PyTorch leaves TF32 off for matrix products."""
     sustained_tflops: float | None = None
     """The best measured rate of 16-bit matrix products; None: not measured, so the tensor-core rate is used."""
+    fp8_sustained_tflops: float | None = None
+    """The same in FP8."""
     interconnect_gb_per_s: float | None = None
     """Between GPUs of one machine, both directions together, 10⁹ bytes per second."""
     network_gb_per_s: float | None = None

@@ -67,7 +67,11 @@ class Precision(Checked):
         return self.dtype is Dtype.BFLOAT16 or self.mixed_precision in bf16
 
     @property
+    def uses_fp8(self) -> bool:
+        """Whether linears multiply in FP8."""
+        return self.mixed_precision is MixedPrecision.FP8
+
+    @property
     def uses_torchao(self) -> bool:
         """Whether torchao's linears replace the model's."""
-        is_fp8 = self.mixed_precision is MixedPrecision.FP8
-        return is_fp8 and self.fp8_backend is Fp8Backend.AO
+        return self.uses_fp8 and self.fp8_backend is Fp8Backend.AO
