@@ -11,10 +11,10 @@ import streamlit as st
 
 from dashboard.plan import (
     asked,
+    filters,
     held,
     options_figure,
     report_words,
-    shown,
     team_asked,
     team_words,
     timeline_figure,
@@ -41,15 +41,15 @@ def draw() -> None:
 
 def _run(question: Question) -> None:
     found = asked.answered(question)
-    filters = shown.Shown() if isinstance(found, str) else shown.in_url(found)
-    plan = {asked.RUN.key: [asked.text_of(question)], **filters.params}
+    kept = filters.Filters() if isinstance(found, str) else filters.in_url(found)
+    plan = {asked.RUN.key: [asked.text_of(question)], **kept.params}
     _back(plan)
-    said = f"<p>{escape(words.asked_in_words(question))} {escape(filters.said)}</p>"
+    said = f"<p>{escape(words.asked_in_words(question))} {escape(kept.said)}</p>"
     st.html(report_words.head(report_words.title(question), date.today().isoformat(), said))
     if isinstance(found, str):
         _refuse(found)
         return
-    advice = advise(found, question, filters.mask(found))
+    advice = advise(found, question, kept.mask(found))
     st.html(report_words.recommendation(advice))
     if len(advice.front):
         drawing.plot(

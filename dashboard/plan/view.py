@@ -12,10 +12,10 @@ import streamlit as st
 
 from dashboard.plan import (
     asked,
+    filters,
     form,
     held,
     options_figure,
-    shown,
     team_asked,
     team_view,
     team_words,
@@ -107,8 +107,8 @@ def _run() -> None:
         if isinstance(found, str):
             _refuse(found)
             return
-        advice, filters = _answer(found, question)
-    _beyond(advice, filters)
+        advice, kept = _answer(found, question)
+    _beyond(advice, kept)
 
 
 def _put(question: Question, given: dict[str, object]) -> Question:
@@ -139,14 +139,14 @@ def _refuse(sentence: str) -> None:
 # --- the answer ---------------------------------------------------------------------------------
 
 
-def _answer(found: Candidates, question: Question) -> tuple[Advice, shown.Shown]:
+def _answer(found: Candidates, question: Question) -> tuple[Advice, filters.Filters]:
     """The recommendation, the filters and the figure."""
     st.html(
         f'<p class="hr-plan-asked">{escape(words.asked_in_words(question))} <a href="#plan-form">Change it</a></p>'
     )
     panel = st.container()
-    filters = shown.draw(found)
-    advice = advise(found, question, filters.mask(found))
+    kept = filters.draw(found)
+    advice = advise(found, question, kept.mask(found))
     panel.html(words.panel_html(advice))
     if len(advice.front):
         drawing.plot(
@@ -157,15 +157,15 @@ def _answer(found: Candidates, question: Question) -> tuple[Advice, shown.Shown]
         )
         st.html(f'<p class="hr-small">{options_figure.CAPTION} Click a point to see it below.</p>')
     _picked(found, advice)
-    return advice, filters
+    return advice, kept
 
 
-def _beyond(advice: Advice, filters: shown.Shown) -> None:
+def _beyond(advice: Advice, kept: filters.Filters) -> None:
     """What takes the whole width: links and files, steps, near misses, the front as a table, notes."""
     question = advice.question
     with st.container(horizontal=True, gap="small"):
         keeping.copy_button()
-        query = {asked.RUN.key: asked.text_of(question), **filters.params}
+        query = {asked.RUN.key: asked.text_of(question), **kept.params}
         st.link_button("Report to print", f"./report?{urlencode(query, doseq=True)}")
         st.download_button(
             "Save the table (.csv)",

@@ -15,7 +15,7 @@ METHODS, CARDS, MOST = "show_methods", "show_cards", "most_gpus"
 """Keys in the URL."""
 
 
-class Shown(NamedTuple):
+class Filters(NamedTuple):
     """Filters; an empty one shows everything."""
 
     methods: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     def said(self) -> str:
         """The filters in a sentence; empty if there are none.
 
-        >>> Shown(("LoRA", "QLoRA"), ("L4",), 2).said, Shown().said
+        >>> Filters(("LoRA", "QLoRA"), ("L4",), 2).said, Filters().said
         ('Only setups with LoRA or QLoRA, on L4 and with at most 2 GPUs are shown.', '')
         """
         parts = [f"with {words.one_of(self.methods)}"] if self.methods else []
@@ -60,12 +60,12 @@ class Shown(NamedTuple):
         return {key: texts for key, texts in of.items() if texts}
 
 
-def in_url(found: Candidates) -> Shown:
+def in_url(found: Candidates) -> Filters:
     """The filters in the URL, without what this question does not have."""
     params = st.query_params
     methods, cards, counts = choices(found)
     most = next((it for it in counts[:-1] if params.get(MOST) == str(it)), None)
-    return Shown(
+    return Filters(
         tuple(it for it in params.get_all(METHODS) if it in methods),
         tuple(it for it in params.get_all(CARDS) if it in cards),
         most,
@@ -83,7 +83,7 @@ def choices(found: Candidates) -> tuple[list[str], list[str], list[int]]:
     )
 
 
-def draw(found: Candidates) -> Shown:
+def draw(found: Candidates) -> Filters:
     """Draws a filter for each thing that differs between the setups."""
     methods, cards, counts = choices(found)
     several = [it for it in (methods, cards, counts) if len(it) > 1]
@@ -102,7 +102,7 @@ def draw(found: Candidates) -> Shown:
             most = st.select_slider(
                 "GPUs, at most", counts, counts[-1], key=MOST, bind="query-params"
             )
-    return Shown(chosen[0], chosen[1], None if most == counts[-1] else most)
+    return Filters(chosen[0], chosen[1], None if most == counts[-1] else most)
 
 
 def _forget(key: str, options: list[Any]) -> None:
