@@ -382,14 +382,14 @@ def _place(
     reserving = {*gpus[:1], CPU}
     used = dict.fromkeys(devices, 0)
     queue = list(tree.children)
-    embedding, head = _embedding(tree), list(tree.walk())[-1]
+    embedding, head = _embedding(tree), _last(tree)
     largest, bearers = _largest(queue, sizes, whole)
     placed: dict[str, Device] = {}
     place = iter(devices)
     device = next(place)
     while queue:
         node = queue.pop(0)
-        bearers -= {one.name for one in node.walk()}
+        bearers -= {one.name for one in (node.walk() if _splits(node, whole) else [node])}
         if not bearers:
             largest, bearers = _largest(queue, sizes, whole)
         reserve = largest if device in reserving else 0
@@ -414,8 +414,20 @@ def _place(
 
 def _embedding(tree: ModuleNode) -> str:
     """The module that a tied head shares its weight with: embed_tokens, or the first with a weight."""
-    held = [node.name for node in tree.walk() if node.tensors and not node.children]
-    return next((name for name in held if name.endswith(f".{EMBEDDING}")), held[0])
+    first = ""
+    for node in tree.walk():
+        if node.tensors and not node.children:
+            first = first or node.name
+            if node.name.endswith(f".{EMBEDDING}"):
+                return node.name
+    return first
+
+
+def _last(node: ModuleNode) -> ModuleNode:
+    """The last module in the order of ``named_modules``."""
+    while node.children:
+        node = node.children[-1]
+    return node
 
 
 def _holds(node: ModuleNode, name: str) -> bool:

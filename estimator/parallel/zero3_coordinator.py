@@ -134,32 +134,41 @@ class CallTrace:
         self.stretches: list[list[list[ModuleCall]]] = []
         around: tuple[str, ...] = ()
         part: tuple[bool, int] | None = None
+        owners: dict[Owner, tuple[Owner, tuple[str, ...]]] = {}
+        """Each module of a layer, with those around it."""
         for run in step:
             stretches = []
+            gathered: Sequence[Sequence[WholeWeight]] = ()
+            """At each call of the run's layers, the weights that are sharded."""
+            of: Sequence[CallMark] | None = None
             for layer, is_backward, calls, number in run:
+                if of is not calls:
+                    of = calls
+                    gathered = [
+                        [whole for whole in call.weights if sizes[whole.key] > rules.persistent]
+                        for call in calls
+                    ]
                 module_calls = []
-                for call in calls:
+                for call, wholes in zip(calls, gathered, strict=True):
                     restarts = False
                     if part != (is_backward, number):
                         around, part, restarts = (), (is_backward, number), not is_backward
-                    weights = tuple(
-                        self._index(layer, whole, sizes[whole.key])
-                        for whole in call.weights
-                        if sizes[whole.key] > rules.persistent
-                    )
-                    entered: tuple[Owner, ...] = ()
-                    if call.begins:
+                    key = layer, call.module
+                    if key not in owners:
                         inside = containers(layer, call.module, is_wrapped=rules.is_wrapped)
+                        owners[key] = key, inside
+                    owner, inside = owners[key]
+                    entered: tuple[Owner, ...] = ()
+                    if call.begins and inside != around:
                         entered = tuple((OUTSIDE, name) for name in inside if name not in around)
                         around = inside
-                    replays = is_backward and call.is_forward
                     module_calls.append(
                         ModuleCall(
-                            (layer, call.module),
-                            weights,
+                            owner,
+                            tuple([self._index(layer, one, sizes[one.key]) for one in wholes]),
                             call.begins,
                             call.is_forward,
-                            replays,
+                            is_backward and call.is_forward,
                             entered,
                             restarts,
                             number,
@@ -171,16 +180,16 @@ class CallTrace:
         self.forwards = sum(call.restarts for call in called)
         self.goes_back = {call.number for call in called if not call.is_forward and call.begins}
         """The passes with gradients."""
-        self.trace = [
-            it
-            for call in called
-            if call.begins
-            for it in _steps(call.entered, call.owner, call.weights)
-        ]
+        self.trace: list[Traced] = []
         """What DeepSpeed records of a micro-step with one forward pass: each module and its weights, in order."""
-        if not rules.is_frozen and all(call.is_forward for call in called):
-            # an evaluation, between training steps
-            self.trace += self.trace[::-1]
+        if self.forwards <= 1:
+            for it in called:
+                if it.begins:
+                    self.trace += ((container, ()) for container in it.entered)
+                    self.trace.append((it.owner, it.weights))
+            if not rules.is_frozen and all(call.is_forward for call in called):
+                # an evaluation, between training steps
+                self.trace += self.trace[::-1]
 
     def _index(self, layer: int, whole: WholeWeight, elements: int) -> int:
         known = self._known.setdefault((layer, whole.key), len(self.elements))
@@ -193,11 +202,6 @@ class CallTrace:
 
 Traced = tuple[Owner, tuple[int, ...]]
 """A module in a trace, and its weights that do not persist."""
-
-
-def _steps(entered: Iterable[Owner], owner: Owner, weights: tuple[int, ...]) -> Iterator[Traced]:
-    yield from ((container, ()) for container in entered)
-    yield owner, weights
 
 
 @dataclass(slots=True)
@@ -230,6 +234,23 @@ class Amount(NamedTuple):
         for count, width in self.weights:
             alike[width] += width * (ceil_div(count, ranks) * ranks if self.padded else count)
         return sum(map(allocated, alike.values()))
+
+
+Pattern = tuple[tuple[int, ...], ...]
+"""What comes and goes at each call of a stretch: numbers of amounts, negative where they are freed."""
+
+
+def _levels(pattern: Pattern, signed: Sequence[int]) -> list[int]:
+    """Bytes above those before a stretch: before its first call, then the maximum during and after each call."""
+    level = 0
+    levels = [level]
+    for changes in pattern:
+        highest = level
+        for change in changes:
+            level += signed[change]
+            highest = max(highest, level)
+        levels += [highest, level]
+    return levels
 
 
 class Mode(Enum):
@@ -285,12 +306,17 @@ class Coordinator:
         """For each weight, the last step that the queue has passed."""
         self._passed: list[int] = []
         self._uses: list[list[int]] = []
-        self._follow(call_trace.trace)
+        self._amounts: dict[tuple[tuple[int, ...], bool, bool], int] = {}
+        """The index of the amount of some weights, a part of them or padded."""
+        self._patterns: dict[Pattern, int] = {}
+        """The index of each stretch's changes: equal layers change alike."""
         micro_steps = 1
         if call_trace.forwards > 1:
             self._mode, micro_steps = Mode.INVALID, STEPS_TO_REPEAT
-        self.runs: list[list[list[list[int]]]] = []
-        """For every run and stretch, the changes at each call."""
+        else:
+            self._follow(call_trace.trace)
+        self.runs: list[list[int]] = []
+        """For every run, the pattern of each stretch."""
         for _ in range(micro_steps):
             for kept in (self._data, self._handles, self._users, self._in_backward, self._replayed):
                 kept.clear()
@@ -298,9 +324,11 @@ class Coordinator:
                 [self._stretch(module_calls) for module_calls in run]
                 for run in call_trace.stretches
             ]
+            if self._mode is Mode.INVALID:  # as it began: the next micro-step is the same
+                break
 
-    def _stretch(self, module_calls: Iterable[ModuleCall]) -> list[list[int]]:
-        changes = []
+    def _stretch(self, module_calls: Iterable[ModuleCall]) -> int:
+        pattern = []
         for module_call in module_calls:
             self._changes = []
             if module_call.restarts:
@@ -309,8 +337,8 @@ class Coordinator:
                 self._begin(module_call)
             elif module_call.is_forward or self._has_come_back(module_call.owner):
                 self._end(module_call)
-            changes.append(self._changes)
-        return changes
+            pattern.append(tuple(self._changes))
+        return self._patterns.setdefault(tuple(pattern), len(self._patterns))
 
     def _has_come_back(self, owner: Owner) -> bool:
         """Whether DeepSpeed sees that a module's backward has ended."""
@@ -366,24 +394,22 @@ class Coordinator:
         """
         amounts = [amount.of(ranks) for amount in self._numbers]
         signed = [0, *amounts, *(-amount for amount in reversed(amounts))]
+        patterns = [_levels(pattern, signed) for pattern in self._patterns]
         level = 0
         for run in self.runs:
             stretches = []
-            for calls in run:
-                levels = [level]
-                for changes in calls:
-                    highest = level
-                    for change in changes:
-                        level += signed[change]
-                        highest = max(highest, level)
-                    levels += [highest, level]
-                stretches.append(levels)
+            for pattern in run:
+                stretches.append([level + it for it in patterns[pattern]])
+                level = stretches[-1][-1]
             yield stretches
 
-    def _amount(self, weights: Iterable[int], *, part: bool = False, padded: bool = False) -> int:
-        sizes = self.call_trace.sizes
-        amount = Amount(tuple([sizes[w] for w in weights]), part, padded)
-        return self._numbers.setdefault(amount, len(self._numbers) + 1)
+    def _amount(self, weights: Sequence[int], *, part: bool = False, padded: bool = False) -> int:
+        key = tuple(weights), part, padded
+        if key not in self._amounts:
+            sizes = self.call_trace.sizes
+            amount = Amount(tuple([sizes[w] for w in weights]), part, padded)
+            self._amounts[key] = self._numbers.setdefault(amount, len(self._numbers) + 1)
+        return self._amounts[key]
 
     # -- a module's call ----------------------------------------------------------------------------------------
 
