@@ -34,6 +34,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "checkpoint_every_n_layers": (1, 2),
     "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
     "use_liger_kernel": (False, True),
+    "torch_compile": (False, True),
     "lora_r": (8, 16, 64),
     "lora_alpha": (16, 32),
     "lora_dropout": (0.0, 0.05, 1e-5),

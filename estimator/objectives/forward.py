@@ -291,6 +291,7 @@ class Forward:
             positions = None
         for played, index in enumerate(self.layers):
             tape.enter(self.phase, "layer", played)
+            tape.write(hidden)
             kind = self.kinds[index]
             modules = modules_of_layer(model, setup.adapters, index)
             block = self.loaded.block(modules, f"layers.{played}", setup, played)
@@ -319,6 +320,7 @@ class Forward:
                 block.mask = block.rotary_tables = block.alibi = block.positions = None
             del block, layer_input
         tape.enter(self.phase, "head")
+        tape.write(hidden)
         if self.family.gathered is not None:
             streams.clear()
             hidden = self.family.gathered(self.outer, hidden)

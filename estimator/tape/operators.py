@@ -650,11 +650,19 @@ def added_to_rows(tape: Tape, x: Tensor, features: Tensor, rows: int, width: int
 
 
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
-    """``native_dropout``: allocates the output and saves a mask of one byte an element; a no-op for p = 0."""
+    """``native_dropout``: allocates the output and saves a mask of one byte an element; a no-op for p = 0.
+
+    Inductor keeps the float32 numbers that it draws, where a checkpoint's replay and backward are one graph.
+    """
     if probability == 0:
         return x
     tape.operation = "dropout"
     elements, width = x.elements, x.width
+    if tape.is_compiled:
+        with tape.kernels():
+            mask = tape.new(elements, 4 if tape.is_replaying else 1)
+        node = tape.begin("dropout backward", [x], lambda t, g: [t.new(elements, width)], [mask])
+        return tape.finish(node, tape.new(elements, width))
     out = tape.new(elements, width)
     mask = tape.new(elements, 1)
     return tape.record("dropout backward", out, [x], lambda t, g: [t.new(elements, width)], [mask])

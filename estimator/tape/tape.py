@@ -180,7 +180,8 @@ class Storage:
     def _keep_sources(self, times: int | None) -> None:
         """Save what it is computed from; or itself, if that is less: one tensor instead of several."""
         assert self.sources is not None
-        if sum(it.component == TEMPORARIES for it in self.sources) > 1:
+        several = sum(it.component == TEMPORARIES for it in self.sources) > 1
+        if several and not self.tape.is_replaying:  # whose graph is backward's own, and is not cut
             least = self.narrow or self
             least.allocate()
             if least is self:
@@ -550,6 +551,11 @@ class Tape:
         yield
         self.fuse(on=not before)
 
+    def write(self, x: Tensor) -> None:
+        """Write to memory what a compiled step has not, so that all layers are alike: inductor writes as much."""
+        if x.storage is not None:
+            x.storage.allocate()
+
     def fuse(self, *, on: bool) -> None:
         """A compiled model's call begins or ends; outside of it each operator is a kernel."""
         self._allocates = self._usual = not (on and self.is_compiled)
@@ -586,6 +592,8 @@ class Tape:
         node.is_kernel = is_kernel
         node.edges = [_edge(x) for x in inputs]
         self._keep(node, save)
+        if self.is_compiled:  # what was saved just now may have been written
+            self._read(inputs, is_kernel=is_kernel)
         return node
 
     def _read(self, inputs: Sequence[Tensor], *, is_kernel: bool) -> None:
@@ -683,11 +691,15 @@ class Tape:
 
     # -- checkpointing ------------------------------------------------------------------------------------------
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether a checkpointed block is being computed again."""
+        return self._replay_frame is not None
+
     def checkpoint(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Play a block without saving its tensors; only its inputs stay until backward replays it."""
-        for x in inputs if self.is_compiled else ():
-            if x.storage is not None:
-                x.storage.allocate()
+        for x in inputs:
+            self.write(x)
         if self.is_reentrant and not self.is_compiled:  # dynamo makes both kinds the same
             return self._checkpoint_reentrant(block, *inputs)
         if (self.offloads_checkpoints or self.saved_tensor_hooks is not None) and self.records:
