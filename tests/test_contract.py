@@ -330,6 +330,11 @@ SENTENCES = [
     ({"world_size": 8}, "world_size is not a key of a setup; did you mean num_gpus?"),
     ({"v": 2}, "v must be 1, the only supported version, not 2."),
     (
+        {"tool": "verl"},  # verl 0.9.1, trainer/config/algorithm.py: adv_estimator gae
+        "verl trains PPO unless it is told otherwise (algorithm.adv_estimator gae), which is not modelled yet: set "
+        "objective to grpo or rloo, and num_generations.",
+    ),
+    (
         {"num_gpus": 2},
         "num_gpus 2 needs a strategy for sharing the work; take ddp, fsdp or zero3.",
     ),

@@ -45,9 +45,23 @@ def test_one_click_switches_the_tool() -> None:
 
 def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file() -> None:
     page = open_page(**SETUP | {"loss": "standard"}, section="Take away")
+    page.segmented_control(key="tool to take away").set_value("TRL's SFTTrainer").run()
     assert codes(page) == []
     assert "TRL's SFTTrainer has no word for loss 'standard'" in page.info[0].value
     assert "Traceback" not in text(page)
+
+
+def test_the_section_opens_on_the_first_tool_that_has_the_setups_loss() -> None:
+    verl = {"objective": "grpo", "tool": "verl", "num_generations": "8"}
+    page = open_page(model="Qwen/Qwen2.5-1.5B", gpu="H100-SXM5-80GB", section="Take away", **verl)
+    assert page.segmented_control(key="tool to take away").value == "verl"
+    assert codes(page)[0] == "bash grpo.sh"
+    here = {"model": "openai-community/gpt2", "objective": "dpo"}
+    of = {loss: estimate(*parse({**here, "loss": loss})) for loss in (None, "selective")}
+    assert [take_away.tools()[take_away.first_tool(it)] for it in of.values()] == [
+        "trl",
+        "ms_swift",
+    ]
 
 
 @pytest.mark.parametrize("tool", take_away.tools().values())

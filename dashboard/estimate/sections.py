@@ -411,14 +411,18 @@ def _own_files(answer: Estimate, own: configs.OwnRun) -> None:
 def _take_away(answer: Estimate) -> None:
     own = configs.current()
     labels = ({take_away.OWN: ""} if own else {}) | take_away.tools()
+    key, state = "own to take away" if own else "tool to take away", st.session_state
+    if not state.get(f"{key} chosen"):
+        state[key] = take_away.OWN if own else take_away.first_tool(answer)
     chosen = st.segmented_control(
         "Tool",
         list(labels),
-        default=next(iter(labels)),
         required=True,
-        key="own to take away" if own else "tool to take away",
+        key=key,
         label_visibility="collapsed",
+        on_change=lambda: state.update({f"{key} chosen": True}),
     )
+    assert chosen is not None  # one is always chosen
     if own is not None and chosen == take_away.OWN:
         _own_files(answer, own)
         return

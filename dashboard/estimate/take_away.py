@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from estimator import (
     TOOLS,
@@ -40,6 +41,16 @@ def tools() -> dict[str, str]:
     ("TRL's SFTTrainer", 'trl')
     """
     return {TOOLS[name].label: name for name in WRITABLE}
+
+
+def first_tool(answer: Estimate) -> str:
+    """The label of the first tool that has words for the whole setup, such as its loss; else of the first."""
+    labels = tools()
+    for label, name in labels.items():
+        with suppress(ValueError):
+            files(answer, name)
+            return label
+    return next(iter(labels))
 
 
 def files(answer: Estimate, tool: str) -> TakeAway:

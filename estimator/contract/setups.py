@@ -268,6 +268,14 @@ def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[st
     return given
 
 
+PPO_WORD, OF_PPO = "ppo", ("objective", "num_generations")
+PPO = Refusal(
+    "verl trains PPO unless it is told otherwise (algorithm.adv_estimator gae), which is not modelled yet: set "
+    "objective to grpo or rloo, and num_generations.",
+    NOT_MODELLED,
+)
+
+
 def _as_its_tool(
     given: Mapping[str, object], known: Mapping[str, Model], problems: list[str]
 ) -> Mapping[str, object]:
@@ -287,7 +295,10 @@ def _as_its_tool(
         model = read_model(given.get("model"), known)
     except ValueError:
         model = None  # which is said where it is read
-    missing = with_defaults_of(tool, sound, model)
+    missing = dict(with_defaults_of(tool, sound, model))
+    if "objective" not in given and missing.get("objective") == PPO_WORD:
+        problems.append(str(PPO()))
+        missing = {name: value for name, value in missing.items() if name not in OF_PPO}
     return {**{name: value for name, value in missing.items() if name not in sound}, **given}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -325,7 +326,8 @@ def _command(command: Command, file: str, pool: Pool) -> None:
             continue
         if it.name == "deepspeed" and isinstance(it.value, str) and it.value.endswith(".json"):
             pool.references.append(it.value)
-        pool.put("args", it, file)
+        for each in _opened(it):
+            pool.put("args", each, file)
     if command.launcher or command.tool in ("axolotl", "llamafactory"):
         pool.add(
             Entry(
@@ -336,6 +338,23 @@ def _command(command: Command, file: str, pool: Pool) -> None:
                 command.launcher,
             )
         )
+
+
+def _opened(flag: Found) -> list[Found]:
+    """The keys of a flag whose value is an object's JSON, as ``HfArgumentParser`` reads it; any other flag as it is.
+
+    >>> _opened(Found(("gradient_checkpointing_kwargs",), '{"use_reentrant": true}', 3))
+    [Found(path=('gradient_checkpointing_kwargs', 'use_reentrant'), value=True, line=3)]
+    """
+    if flag.name != "gradient_checkpointing_kwargs" or not isinstance(flag.value, str):
+        return [flag]
+    try:
+        given = json.loads(flag.value)
+    except ValueError:
+        return [flag]
+    if not isinstance(given, dict):
+        return [flag]
+    return [Found((*flag.path, str(key)), value, flag.line) for key, value in given.items()]
 
 
 SHIPPED: Mapping[str, Mapping[str, Any]] = {

@@ -131,6 +131,15 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"dtype": "float32" if trained_in_16 else dtype, "mixed_precision": autocast}
 
 
+def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    autocast = values["mixed_precision"]
+    return {
+        "args.torch_dtype": values["dtype"],
+        "args.bf16": autocast == "bf16",
+        "args.fp16": autocast == "fp16",
+    }
+
+
 def _accumulation(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     asked = whole(theirs["args.gradient_accumulation_steps"])
     each = so_far["per_device_train_batch_size"] * so_far["num_gpus"]
@@ -222,6 +231,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.torch_dtype", "args.bf16", "args.fp16"),
         ours=("dtype", "mixed_precision"),
         read=_precision,
+        write=_write_precision,
         says="the checkpoint's dtype decides weights and autocast",
         source=f"{VERSION}, swift/arguments/base_args/model_args.py:130",
     ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
 from estimator.tools.rules import Tool, Value
-from estimator.tools.writing import overrides, scripts
+from estimator.tools.writing import commands, overrides, scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.stops import check_stops
 from estimator.tools.writing.texts import json_text, nested, yaml
@@ -43,6 +43,12 @@ DATASETS: Mapping[str, Mapping[str, str]] = {
         "orpo": "dpo_en_demo",
         "reward": "dpo_en_demo",
     },
+    "ms_swift": {
+        "sft": "tatsu-lab/alpaca",
+        **dict.fromkeys(("dpo", "orpo", "reward"), "shareAI/DPO-zh-en-emoji"),
+        "kto": "argilla/ultrafeedback-binarized-preferences-cleaned-kto",
+        "grpo": "AI-MO/NuminaMath-TIR",
+    },
     "verl": dict.fromkeys(("grpo", "rloo"), "$HOME/data/gsm8k"),
 }
 """What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
@@ -54,6 +60,7 @@ WRITABLE: Mapping[str, frozenset[str]] = {
     ),
     "axolotl": frozenset({"args", "accelerate", "deepspeed"}),
     "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed"}),
+    "ms_swift": frozenset({"args", "launch", "accelerate", "deepspeed"}),
     "verl": frozenset({"args"}),
 }
 """The parts of a config that a tool's files can hold, by tool; those that are not named here have no writer."""
@@ -122,6 +129,8 @@ def files_of(
     if plain["method"] == "qlora" and theirs.get("args.fsdp_version") == 2:
         theirs[LOADS_ONCE] = False
     objective = str(plain["objective"])
+    if objective not in DATASETS[tool.name]:
+        raise InputError(f"files of {tool.label} for objective {objective} are not written yet.")
     files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name][objective], objective)
     accelerate = nested(theirs, "accelerate") if tool.name != "axolotl" else {}
     if accelerate:
@@ -154,6 +163,8 @@ def _command(tool: Tool, theirs: Mapping[str, Value], objective: str) -> str:
             return f"{said}llamafactory-cli train llamafactory.yaml"
         case "verl":
             return f"bash {objective}.sh"
+        case "ms_swift":
+            return f"bash {commands.SCRIPT}"
         case _ if nested(theirs, "accelerate"):
             return f"accelerate launch --config_file {ACCELERATE_FILE} train.py"
     return "python train.py"
@@ -185,6 +196,10 @@ def _own_files(
         data = {"dataset": dataset, "dataset_dir": "REMOTE:llamafactory/demo_data", **rest}
         first = {"stage": "sft", "do_train": True, "template": "default"}
         return {"llamafactory.yaml": f"{comment}{yaml({**first, **own, **data})}"}
+    if tool.name == "ms_swift":
+        reward = {"reward_funcs": ["accuracy", "format"]} if objective in GENERATES else {}
+        data = {"use_hf": True, "dataset": dataset, **reward, **rest}
+        return {commands.SCRIPT: commands.script(theirs, about, data, ACCELERATE_FILE)}
     if tool.name == "verl":
         return {f"{objective}.sh": overrides.script(theirs, about, dataset)}
     if tool.name == "trainer":

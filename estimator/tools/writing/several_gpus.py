@@ -198,8 +198,10 @@ BESIDE: Mapping[str, Rule] = {
     for tool, write in {
         "axolotl": _with_axolotl,
         "llamafactory": _with_llamafactory,
+        "ms_swift": _with_llamafactory,
         "verl": _with_verl,
     }.items()
 }
-"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory launches itself, by torchrun, and FSDP by
-accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora. verl starts its processes by Ray."""
+"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory and ms-swift launch themselves, by torchrun, and
+FSDP by accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora; ms-swift,
+examples/train/multi-gpu/fsdp_qlora. verl starts its processes by Ray."""

@@ -25,7 +25,7 @@ class Task(Checked):
 
     objective: Objective = key(
         Objective.SFT,
-        Choice(tuple(Objective), enum=Objective),
+        Choice(tuple(Objective), enum=Objective, later=("ppo",)),
         "what is trained for",
         default_from=DefaultSource.OURS,
         code="oj",
