@@ -10,7 +10,7 @@ from estimator import TrainingSetup, estimate, read_files
 from estimator.contract.setups import parse
 from estimator.families.modules import TINY_LLAMA
 from estimator.time.traffic import traffic
-from estimator.values.specs import CompileMode, Phase
+from estimator.values.specs import CompileMode, Component, Phase
 from tests.test_time_constants import FAST, SLOW, near, part
 
 BETWEEN, HOST = "norms, activations, residuals", "waiting for the host"
@@ -164,3 +164,39 @@ def test_every_tool_says_it_in_its_own_words(files: dict[str, str], mode: str | 
 def test_axolotls_mode_does_nothing_alone() -> None:
     text = f"base_model: {GPT2}\nmicro_batch_size: 1\ntorch_compile_mode: reduce-overhead\n"
     assert not read_files({"a.yaml": text}).setup.get("torch_compile")
+
+
+def saved_by_a_layer(**keys: Any) -> int:
+    """Bytes per token that a layer keeps until backward: 256 wide, an MLP of 512, 4 heads, 2 of keys and values."""
+
+    def loss(layers: int) -> int:
+        model = {
+            **{"model_type": "llama", "vocab_size": 1024, "hidden_size": 256},
+            **{"intermediate_size": 512, "num_hidden_layers": layers, "num_attention_heads": 4},
+            **{"num_key_value_heads": 2, "tie_word_embeddings": False},
+        }
+        given = {"model": model, "mixed_precision": "no", "max_length": 1024, "optim": "sgd"}
+        answer = estimate(*parse({**given, "torch_compile": True, **keys}))
+        return answer.phases[Phase.LOSS].bytes - answer.timeline.resident[Component.WEIGHTS]
+
+    return (loss(4) - loss(3)) // 1024
+
+
+STATISTICS = 4 * 4 + 2 * 4 + 1
+"""A log-sum-exp of each head and two means in float32, and attention's random state, 1,024 bytes for all tokens."""
+
+
+def test_a_compiled_layer_saves_what_products_read_and_sources_of_the_rest() -> None:
+    # both norms' outputs, q, k and v with repeated heads, attention's output, two residuals; gate, up, their product
+    assert saved_by_a_layer() == 8 * 2 * 256 + 3 * 2 * 512 + STATISTICS
+    # without a mask, heads are not repeated
+    flash = saved_by_a_layer(attn_implementation="flash_attention_2")
+    assert flash == 7 * 2 * 256 + 3 * 2 * 512 + STATISTICS
+
+
+def test_a_compiled_dropout_saves_its_mask_and_what_the_adapter_reads() -> None:
+    adapters = {"method": "lora", "lora_r": 8, "autocast_adapter_dtype": False}
+    without = saved_by_a_layer(lora_dropout=0.0, **adapters)
+    dropped = saved_by_a_layer(lora_dropout=0.1, **adapters)
+    # each of six inputs of 256 and one of 512 is 2 bytes for A and 1 of mask; the undropped three are read no more
+    assert dropped - without == 3 * (6 * 256 + 512) - 2 * (2 * 256 + 512)
