@@ -3,7 +3,7 @@ FROM python:3.13-slim AS packages
 COPY requirements.lock deploy/slim.py /build/
 RUN python -m venv /opt/headroom \
  && /opt/headroom/bin/python -m pip install --no-cache-dir --require-hashes --only-binary :all: -r /build/requirements.lock \
- && /opt/headroom/bin/python /build/slim.py /opt/headroom
+ && /opt/headroom/bin/python /build/slim.py /opt/headroom pip
 
 FROM python:3.13-slim
 COPY --from=packages /opt/headroom /opt/headroom

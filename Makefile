@@ -48,9 +48,10 @@ $(VENV)/bin/python:
 $(VERIFY)/bin/python:
 	@$(PYTHON) -m venv $(VERIFY)
 
-$(PAGE): requirements.lock | $(VENV)/bin/python
+$(PAGE): requirements.lock deploy/slim.py | $(VENV)/bin/python
 	@echo "Setting up $(VENV) from requirements.lock (once; about a minute)"
 	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes --only-binary :all: -r requirements.lock
+	@echo "Left of it without what the page never loads: $$($(VENV)/bin/python deploy/slim.py $(VENV))"
 	@touch $@
 
 $(DEV): requirements-dev.txt $(PAGE)

@@ -5,15 +5,18 @@ import sys
 import streamlit as st
 from starlette.middleware import Middleware
 
-from dashboard.site import static_files, unfolding, warm
+from dashboard.site import guard, static_files, unfolding, warm
 from estimator import catalog
 
 if wrong := catalog.wrong_tables():
     sys.exit("\n".join(wrong))
 
+guard.ask_no_address()
 app = st.App(
     "app.py",
     routes=unfolding.ROUTES,
-    middleware=[Middleware(static_files.Compressed), Middleware(unfolding.OpenGraph)],
+    middleware=[
+        Middleware(it) for it in (guard.Headers, static_files.Compressed, unfolding.OpenGraph)
+    ],
 )
 warm.start()

@@ -51,7 +51,7 @@ def main() -> int:
     command = [sys.executable, "-m", "pip", "list", "--outdated", "--format", "json"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     newest = {it["name"].lower().replace("_", "-"): it["latest_version"] for it in json.loads(said)}
-    behind = 0
+    behind, total = 0, 0
     for name, version in locked(LOCK.read_text(encoding="utf-8")).items():
         try:
             of = distribution(name)
@@ -59,7 +59,9 @@ def main() -> int:
             continue
         newer = newest.get(name, "")
         behind += bool(newer)
+        total += size(of)
         print(f"{name:28}{version:14}{newer:14}{size(of) / 1e6:7.1f} MB  {licence(of)}")
+    print(f"{'all':56}{total / 1e6:7.1f} MB")
     print(f"{behind} behind" if behind else "none behind")
     return int(bool(behind))
 

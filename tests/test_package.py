@@ -20,6 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,8 +46,32 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = ("-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps", "-q")
     _call(sys.executable, *install, str(next(built.glob("*.whl"))))
     (packages,) = home.glob("lib/python*/site-packages")
-    (packages / "beside.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    beside = f"{sysconfig.get_path('purelib')}\nimport witness\n"
+    (packages / "beside.pth").write_text(beside, encoding="utf-8")
+    (packages / "witness.py").write_text(WITNESS, encoding="utf-8")
     return home / "bin"
+
+
+WITNESS = """
+import os
+import socket
+import sys
+
+
+def see(event, given):
+    told = os.environ.get("WITNESS")
+    looked_up = event.startswith(("socket.getaddrinfo", "socket.gethostby", "socket.sendto"))
+    connected = event == "socket.connect" and given[0].type == socket.SOCK_STREAM
+    if told and (looked_up or connected):
+        where = given[0] if looked_up else given[1]
+        with open(told, "a", encoding="utf-8") as kept:
+            kept.write(f"{event} {where}\\n")
+
+
+sys.addaudithook(see)
+"""
+"""Writes down every name that a process looks up and every connection that it opens. A UDP socket that is connected
+and sends nothing (how Streamlit finds its network interface) is not one."""
 
 
 def _call(*command: str, cwd: Path | None = None, status: int = 0, given: str = "") -> str:
@@ -111,31 +140,72 @@ def test_installed_command_estimates_and_places(installed: Path, tmp_path: Path)
     assert json.loads(placed)
 
 
-@pytest.fixture
-def served(installed: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of the installed page."""
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The witness's file of the served page."""
+    return tmp_path_factory.mktemp("asked") / "asked"
+
+
+@pytest.fixture(scope="module")
+def served(installed: Path, asked: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the installed page, which listens on every address, as in the image."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = ("--server.port", str(port), "--server.address", "localhost")
+    flags = ("--server.port", str(port), "--server.address", "0.0.0.0")
     command = [str(installed / "headroom"), "serve", *flags]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        command,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        env={**os.environ, "WITNESS": str(asked)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     ) as page:
-        yield f"http://localhost:{port}"
+        _wait(f"http://127.0.0.1:{port}/_stcore/health")
+        yield f"127.0.0.1:{port}"
         page.terminate()
 
 
-def test_installed_page_is_served(served: str) -> None:
+def _wait(health: str) -> None:
     for _ in range(120):
         try:
-            with urllib.request.urlopen(f"{served}/_stcore/health", timeout=5) as answer:
+            with urllib.request.urlopen(health, timeout=5) as answer:
                 assert answer.read() == b"ok"
-                break
+                return
         except OSError:
             time.sleep(0.25)
-    with urllib.request.urlopen(served, timeout=5) as answer:
+    pytest.fail("the installed page does not answer")
+
+
+def test_installed_page_is_served_with_headers_that_keep_it_to_itself(served: str) -> None:
+    with urllib.request.urlopen(f"http://{served}", timeout=5) as answer:
         assert b"<html" in answer.read()
+        policy = answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'self';" in policy
+    assert "http" not in policy.partition("frame-ancestors")[0], "no other host is allowed"
+
+
+def test_server_asks_no_host_while_it_starts_and_serves_and_refuses(
+    served: str, asked: Path
+) -> None:
+    """Streamlit 1.67 would ask checkip.amazonaws.com at its start and at a websocket of another origin."""
+    stream = f"ws://{served}/_stcore/stream"
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(stream, origin=Origin("http://elsewhere.example"))
+    with connect(stream, origin=Origin(f"http://{served}"), max_size=None) as visitor:
+        visitor.send(BackMsg(rerun_script={"query_string": ""}).SerializeToString())
+        said = ForwardMsg()
+        while not _finished(said):
+            said = ForwardMsg.FromString(visitor.recv(timeout=60))
+    lines = asked.read_text(encoding="utf-8").splitlines() if asked.exists() else []
+    assert [line for line in lines if "127.0.0.1" not in line] == []
+
+
+def _finished(said: ForwardMsg) -> bool:
+    """Whether a run has ended, and not to start again at once, as a first one does."""
+    ended = said.WhichOneof("type") == "script_finished"
+    return ended and said.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY
 
 
 def test_installed_page_finds_its_router_and_pages(installed: Path, tmp_path: Path) -> None:
