@@ -134,7 +134,7 @@ def test_the_tags_replace_streamlits_title() -> None:
 @pytest.mark.parametrize(("path", "early"), [("/", True), ("/compare", True), ("/how", False)])
 def test_a_page_that_opens_on_a_figure_fetches_plotly_early(path: str, early: bool) -> None:
     _, body = answer_of(path, body=unfolding.TITLE.encode())
-    assert (static_files.PLOTLY[0].encode() in body) is early
+    assert (static_files.PLOTLY.encode() in body) is early
 
 
 def test_files_pass_through_unchanged() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import re
+from importlib.resources import files
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -64,9 +66,16 @@ def test_missing_scripts_are_not_cached_and_pages_pass_through() -> None:
 
 def test_plotly_is_served_before_the_first_run_declares_it() -> None:
     client, asked = served()
-    assert static_files.PLOTLY[0] == f"/{drawing.SCRIPT}"
-    with client.stream("GET", static_files.PLOTLY[0]) as answer:
+    assert f"/{drawing.SCRIPT}" == static_files.PLOTLY
+    with client.stream("GET", static_files.PLOTLY) as answer:
         packed = b"".join(answer.iter_raw())
-    assert b"plotly.js" in gzip.decompress(packed)[:200]
+    script, whole = gzip.decompress(packed), files("plotly") / "package_data" / "plotly.min.js"
+    said = re.compile(rb"plotly\.js .*v([\d.]+)")
+    versions = [said.findall(it[:200]) for it in (script, whole.read_bytes())]
+    assert versions[0] == versions[1] != [], "figures are tested against the package"
+    # the traces of all figures, as plotly.js registers them
+    assert all(
+        f'moduleType:"trace",name:"{it}"'.encode() in script for it in ("bar", "heatmap", "scatter")
+    )
     assert answer.headers["cache-control"] == static_files.A_DAY
     assert asked == []

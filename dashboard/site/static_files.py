@@ -1,8 +1,7 @@
 """Scripts and styles of the page, compressed once for all visitors.
 
-Streamlit compresses a component's file again for each visitor (Plotly's 4.7 MB take half a second), and sends its own
-scripts uncompressed. This middleware compresses and caches the first response. A browser that has the current version
-gets a 304.
+Streamlit compresses a component's file again for each visitor and sends its own scripts uncompressed. This middleware
+compresses and caches the first response. A browser that has the current version gets a 304.
 
 Source: streamlit 1.67, ``st.App`` takes middleware; RFC 9110, sections 8.8.3 and 13.1.2 (ETag, If-None-Match).
 """
@@ -22,15 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MOST_BYTES = 32 * 2**20
 """Maximum bytes of cached compressed files. Our choice; all files of four pages take 4 MB."""
 KINDS = (".js", ".css", ".html", ".svg", ".json")
-PLOTLY = ("/component/dashboard.widgets.drawing.plotly/plotly.min.js", "plotly", "package_data")
-"""Plotly's script: its URL path, then its package and folder. It is served before a visitor's first run declares it."""
-EARLY = f"""<link rel="preload" as="script" fetchpriority="low" href=".{PLOTLY[0]}">
+PLOTLY_FILE = files("dashboard.widgets") / "plotly" / "plotly-cartesian.min.js"
+PLOTLY = f"/component/dashboard.widgets.drawing.plotly/{PLOTLY_FILE.name}"
+"""URL path of Plotly's script. It is served before a visitor's first run declares it."""
+EARLY = f"""<link rel="preload" as="script" fetchpriority="low" href=".{PLOTLY}">
 <script>
 new MutationObserver((_, observer) => {{
   if (!document.querySelector('[data-test-connection-state="CONNECTED"]')) return;
   observer.disconnect();
   document.head.append(Object.assign(
-    document.createElement("script"), {{ src: ".{PLOTLY[0]}", onerror() {{ this.remove(); }} }}));
+    document.createElement("script"), {{ src: ".{PLOTLY}", onerror() {{ this.remove(); }} }}));
 }}).observe(document, {{ subtree: true, childList: true, attributeFilter: ["data-test-connection-state"] }});
 </script>"""
 """Lets the browser fetch Plotly's script beside Streamlit's, and run it while the server computes the page."""
@@ -68,7 +68,7 @@ class Compressed:
                 it for it in scope["headers"] if it[0] not in (b"accept-encoding", b"if-none-match")
             ]
             answer = _Whole()
-            if path == PLOTLY[0]:
+            if path == PLOTLY:
                 answer.headers = [(b"content-type", b"application/javascript")]
                 packed = await asyncio.to_thread(plotly)
             else:
@@ -100,7 +100,7 @@ class Compressed:
 @lru_cache(maxsize=1)
 def plotly() -> bytes:
     """Plotly's script, compressed."""
-    return gzip.compress((files(PLOTLY[1]) / PLOTLY[2] / "plotly.min.js").read_bytes(), 6)
+    return gzip.compress(PLOTLY_FILE.read_bytes(), 6)
 
 
 def _is_script(path: str) -> bool:
