@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 from dashboard.estimate import hero_figure, method_cards, verdict_panel
+from dashboard.estimate.computed_once import computed_once
 from dashboard.figures.memory_bars import Figure
 from dashboard.figures.rows import Document
 from estimator import Estimate, Gpu, Model, TrainingSetup, estimate, similar_runs
@@ -40,13 +40,13 @@ def figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
 
 
 # A slider's row computes what the page shows after its release.
-@lru_cache(maxsize=512)
+@computed_once(maxsize=512)
 def _verdict(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
     answer = estimate(model, gpu, setup)
     return verdict_panel.verdict_html(answer, similar_runs(answer))
 
 
-@lru_cache(maxsize=256)
+@computed_once(maxsize=256)
 def _figure(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, look: GlanceOptions
 ) -> DescribedFigure:

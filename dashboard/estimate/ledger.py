@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from html import escape
 
 from dashboard import theme
+from dashboard.estimate.computed_once import computed_once
 from dashboard.words import markup, rule_of_thumb, terms, units
 from estimator import (
     Component,
@@ -56,7 +56,7 @@ def section_html(of: Estimate) -> str:
     return _section_html(of.model, of.gpu, of.setup)
 
 
-@lru_cache(maxsize=512)
+@computed_once(maxsize=512)
 def _section_html(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
     of = estimate(model, gpu, setup)
     return ledger_html(of) + rule_of_thumb_html(of) + assumptions_html(of)

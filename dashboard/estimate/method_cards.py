@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dashboard.address import links
+from dashboard.estimate.computed_once import computed_once
 from dashboard.words import markup, one_line, terms, units
 from estimator import (
     MOST_GPUS,
@@ -80,7 +80,7 @@ def methods(of: Estimate) -> Mapping[Method, Estimate]:
     return _methods(of.model, of.gpu, of.setup)
 
 
-@lru_cache(maxsize=64)
+@computed_once(maxsize=64)
 def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Method, Estimate]:
     """Cached because figure and cards ask for the same."""
     of = estimate(model, gpu, setup)
@@ -114,7 +114,7 @@ def cards(of: Estimate) -> tuple[MethodCard, ...]:
     return _cards(of.model, of.gpu, of.setup)
 
 
-@lru_cache(maxsize=512)
+@computed_once(maxsize=512)
 def _cards(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[MethodCard, ...]:
     found = []
     for method, other in methods(estimate(model, gpu, setup)).items():

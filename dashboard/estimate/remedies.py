@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from html import escape
 from typing import Any
 
+from dashboard.estimate.computed_once import computed_once
 from dashboard.words import one_line, units
 from estimator import (
     MOST_GPUS,
@@ -35,7 +35,7 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
     return estimate(of.model, gpu, replace(of.setup, **setup))
 
 
-@lru_cache(maxsize=512)
+@computed_once(maxsize=512)
 def proposed(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[tuple[Remedy, str], ...]:
     """Every change that makes a setup fit, with its text. Cached for all visitors of the same setup."""
     of = estimate(model, gpu, setup)
