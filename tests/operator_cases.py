@@ -145,10 +145,13 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True, by: str = "linea
     return play
 
 
-def _float8(*, trained: bool = True, bias: bool = False, tokens: int = T) -> Play:
+def _float8(
+    *, trained: bool = True, bias: bool = False, tokens: int = T, pads: bool = True
+) -> Play:
     def play(tape: Tape, it: Played) -> Tensor:
         x, b = it.input(tokens * H), it.weight(OUT, trained=trained) if bias else None
-        return linear_float8(tape, x, it.weight(OUT * H, trained=trained), b, H, OUT, "linear")
+        weight = it.weight(OUT * H, trained=trained)
+        return linear_float8(tape, x, weight, b, H, OUT, "linear", pads=pads)
 
     return play
 
@@ -423,6 +426,7 @@ CASES: dict[str, Case] = {
     "linear in FP8": Case(_float8()),
     "linear in FP8 with bias": Case(_float8(bias=True)),
     "linear in FP8, frozen": Case(_float8(trained=False, bias=True)),
+    "linear in FP8 without padding": Case(_float8(pads=False)),
     "linear in FP8 of an odd number of tokens": Case(_float8(tokens=ODD)),
     "product": Case(_linear(trained=True, bias=True, by="product")),
     "product under autocast": Case(_linear(trained=True, bias=True, by="product"), autocast=True),

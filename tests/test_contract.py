@@ -77,7 +77,7 @@ EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
 DEFAULTS = """
 v 1 · tool "trainer" · tool_version null
 num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
-fp8_backend "ao"
+fp8_backend "ao" · fp8_pad_inner_dim true
 optim "adamw_torch_fused" · optim_args null · optim_state_dtype null · per_device_train_batch_size 1
 gradient_accumulation_steps 1 · max_length 1024 · padded false · packing false
 padding_free false · gradient_checkpointing false

@@ -47,6 +47,7 @@ from tests.test_vision import internvl, pixtral, qwen2_5, smolvlm
 MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
     "fp8_backend": {"mixed_precision": "fp8"},
+    "fp8_pad_inner_dim": {"mixed_precision": "fp8"},
     "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
     "layers_to_transform": {"lora_target_modules": ["q_proj"], "method": "lora"},
     "optimizer_in_bwd": {"max_grad_norm": 0.0},

@@ -29,6 +29,7 @@ from estimator.objectives.float8 import converted, kept
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.float8_time import casts_to_float8_part, float8_sizes
 from estimator.time.rates import rates
+from estimator.tools.imported import Imported, read_files
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -173,3 +174,55 @@ def test_published_runs_in_fp8_are_judged_apart() -> None:
     found = calibration_in_fp8()
     assert (found.runs, found.inside) == (21, 10)
     assert not any(run.setup.precision.uses_fp8 for run in accuracy.published_runs())
+
+
+# --- the files of tools ---------------------------------------------------------------------------
+
+ACCELERATE = """mixed_precision: fp8
+num_processes: 1
+fp8_config:
+  backend: AO
+  enable_fsdp_float8_all_gather: {gathers}
+  pad_inner_dim: false
+"""
+SCRIPT = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2")
+args = TrainingArguments(output_dir="x", bf16={bf16})
+Trainer(model=model, args=args)
+"""
+
+
+def imported(*, gathers: bool = False, bf16: bool = False) -> Imported:
+    files = {"accelerate.yaml": ACCELERATE.format(gathers=gathers)}
+    return read_files(files | {"train.py": SCRIPT.format(bf16=bf16)})
+
+
+def test_accelerates_file_sets_fp8_its_backend_and_padding() -> None:
+    run = imported()
+    assert run.setup["mixed_precision"] == "fp8"
+    assert (run.setup["fp8_backend"], run.setup["fp8_pad_inner_dim"]) == ("ao", False)
+    assert not run.contradictions
+
+
+def test_an_fp8_all_gather_outside_fsdp_2_is_told() -> None:
+    (row,) = [it for it in imported(gathers=True).keys if "all_gather" in it.key]
+    assert "not modelled yet" in row.fate.value
+
+
+def test_bf16_in_the_arguments_beside_fp8_contradicts_it() -> None:
+    """tests/verify/test_float8_real.py runs it: accelerate 1.15 stops at accelerator.py:2090."""
+    (said,) = imported(bf16=True).contradictions
+    assert "'NoneType' object has no attribute 'config'" in said
+
+
+def test_axolotls_fp8_keeps_the_dtype_and_does_not_pad() -> None:
+    run = read_files({"axolotl.yaml": "base_model: openai-community/gpt2\nfp8: true\nbf16: true\n"})
+    kept = {key: run.setup[key] for key in ("dtype", "mixed_precision", "fp8_pad_inner_dim")}
+    assert kept == {"dtype": "bfloat16", "mixed_precision": "fp8", "fp8_pad_inner_dim": False}
+
+
+def test_without_padding_tokens_are_a_multiple_of_16() -> None:
+    unpadded = {"fp8_pad_inner_dim": False, "per_device_train_batch_size": 1}
+    with pytest.raises(ValueError, match="multiple of 16 tokens"):
+        estimate(*read(**unpadded, max_length=1001))
+    assert estimate(*read(**unpadded, max_length=1008)).peak.bytes

@@ -43,6 +43,7 @@ def _multiplies_in_fp8(setup: TrainingSetup) -> bool:
 
 UNUSUAL = {
     "fp8_backend": boxes.Unusual(where=_multiplies_in_fp8),
+    "fp8_pad_inner_dim": boxes.Unusual(where=_multiplies_in_fp8),
     "method": boxes.Unusual(then=_precision),
     "model_class": boxes.Unusual(where=_has_towers),
 }

@@ -27,7 +27,12 @@ from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.compiled import check_compiled, compiled_sentences
-from estimator.objectives.float8 import check_float8, check_float8_card, float8_sentences
+from estimator.objectives.float8 import (
+    check_float8,
+    check_float8_card,
+    check_float8_tokens,
+    float8_sentences,
+)
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
 from estimator.parallel.assumptions import sharing_sentences
@@ -510,6 +515,7 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
     if problem := beyond_one_machine(setup) or clipped_in_backward(setup):
         raise problem
     check_rows(setup)
+    check_float8_tokens(setup)
     check_generation(model, setup)
     if 0 < model.position_limit < setup.batch.max_length:
         raise BEYOND_LEARNED_POSITIONS(

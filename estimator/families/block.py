@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
@@ -438,7 +439,8 @@ class Block:
         bias: Parameter | None = None,
     ) -> Tensor:
         """One of an adapter's products; under FSDP1 it is a unit of its own."""
-        call = linear_float8 if self.out_of_float8 is not None and converts(*shape) else op.linear
+        is_float8 = self.out_of_float8 is not None and converts(*shape)
+        call = self._in_float8 if is_float8 else op.linear
         return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *shape, name))
 
     def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:
@@ -451,11 +453,17 @@ class Block:
                 self.tape, x, linear.in_features, linear.out_features, compute, name
             )
         weight, bias = linked.weight, linked.bias
-        call = op.product if linear.own_class and not linear.routes else op.linear
+        call: Callable[..., Tensor] = op.linear
+        if linear.own_class and not linear.routes:
+            call = op.product
         sizes = linear.in_features, linear.out_features
         if self._multiplies_in_float8(linear):
-            call = linear_float8
+            call = self._in_float8
         return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *sizes, name))
+
+    @property
+    def _in_float8(self) -> Callable[..., Tensor]:
+        return partial(linear_float8, pads=self.setup.precision.fp8_pad_inner_dim)
 
     def _multiplies_in_float8(self, linear: Linear) -> bool:
         if self.out_of_float8 is None or linear.conv1d or linear.name in self.out_of_float8:

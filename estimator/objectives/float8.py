@@ -9,7 +9,7 @@ from estimator.families.counts import tied_head
 from estimator.families.modules import HEADS, Linear, Module
 from estimator.families.towers import has_towers
 from estimator.parallel.parameter_order import Located, modules_in_order
-from estimator.tape.float8 import converts
+from estimator.tape.float8 import converts, is_aligned
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model, Strategy
@@ -17,6 +17,11 @@ from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model, Strategy
 LATER = Refusal(
     "mixed_precision fp8 is not modelled yet with {what}; {instead}, or set mixed_precision to bf16.",
     NOT_MODELLED,
+)
+UNALIGNED = Refusal(
+    "fp8_pad_inner_dim false needs a multiple of 16 tokens in a micro-batch, and per_device_train_batch_size × "
+    "max_length is {tokens:,}: torch._scaled_mm stops at the gradient of a weight; set it true, or change max_length.",
+    Report("https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py"),
 )
 PACKED_BASE = Refusal(
     "mixed_precision fp8 fails on a base packed by bitsandbytes: its layers are linears too, so torchao takes their "
@@ -165,6 +170,14 @@ def _later(model: Model, setup: TrainingSetup) -> tuple[tuple[bool, str, str], .
     )
 
 
+def check_float8_tokens(setup: TrainingSetup) -> None:
+    """Refuse a number of tokens that FP8's products cannot take as it is."""
+    if not setup.precision.uses_torchao or setup.precision.fp8_pad_inner_dim:
+        return
+    if not is_aligned(setup.tokens):
+        raise UNALIGNED(tokens=setup.tokens)
+
+
 def check_float8_card(gpu: Gpu | None, setup: TrainingSetup) -> None:
     """Refuse FP8 on a card without it."""
     if not setup.precision.uses_fp8 or gpu is None:
@@ -189,8 +202,8 @@ def float8_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         ]
     sentences = [
         f"accelerate converts {taken:,} of {linears:,} linear layers to torchao's Float8Linear: not the first, the "
-        "last, and those with a size that is no multiple of 16. They run eagerly, with pad_inner_dim as accelerate "
-        "sets it; torch.compile would fuse their casts and lower the peak."
+        "last, and those with a size that is no multiple of 16. They run eagerly; torch.compile would fuse "
+        "their casts and lower the peak."
     ]
     sentences.append(
         "enable_fsdp_float8_all_gather is taken as false: at accelerate's default, true, the optimizer keeps weights "

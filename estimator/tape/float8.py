@@ -63,20 +63,25 @@ def _product(
     columns: int,
     width: int,
     *,
+    pads: bool,
     transposed: bool,
     by_rows: bool,
 ) -> Tensor:
     """``a [rows, inner] @ b [inner, columns]`` of two tensors in FP8, which the caller holds.
 
-    Padding copies both: in their layout if the inner dimension is aligned, else by rows. The kernel wants a by rows and
-    b by columns; another layout is copied once more. ``transposed``: a lies by columns; ``by_rows``: b does by rows.
+    ``pads``: both are copied, in their layout if the inner dimension is aligned, else by rows. The kernel wants a by
+    rows and b by columns; another layout is copied once more. ``transposed``: a lies by columns; ``by_rows``: b does by
+    rows.
     Source: torchao 0.18, float8/float8_ops.py, ``preprocess_addmm`` and ``addmm_float8_unwrapped``; torch 2.13,
     aten/src/ATen/native/PadNd.cpp, ``constant_pad_nd`` (``clone`` without padding).
     """
-    if not is_aligned(inner):
+    a: Tensor | None = None
+    b: Tensor | None = None
+    if pads and not is_aligned(inner):
         inner = ceil_div(inner, ALIGNMENT) * ALIGNMENT
         transposed, by_rows = False, True
-    a, b = tape.new(rows * inner, FP8_BYTES), tape.new(inner * columns, FP8_BYTES)
+    if pads:
+        a, b = tape.new(rows * inner, FP8_BYTES), tape.new(inner * columns, FP8_BYTES)
     if transposed:
         a = tape.new(rows * inner, FP8_BYTES)
     if by_rows:
@@ -96,8 +101,10 @@ def linear_float8(
     in_features: int,
     out_features: int,
     name: str,
+    *,
+    pads: bool = True,
 ) -> Tensor:
-    """``x @ W.T + b`` with both factors in FP8.
+    """``x @ W.T + b`` with both factors in FP8; ``pads``: products pad their factors (``pad_inner_dim``).
 
     Saves x and W as they are, whether they are trained or not, after its output is allocated. Backward makes both
     gradients, also a frozen weight's, from four casts that live until it returns: the output's gradient twice, W, x.
@@ -117,13 +124,29 @@ def linear_float8(
         first = _to_float8(t, rows * out_features, width)
         weight_in_8 = _to_float8(t, size, weight_width)
         of_x = _product(
-            t, name, rows, out_features, in_features, width, transposed=False, by_rows=True
+            t,
+            name,
+            rows,
+            out_features,
+            in_features,
+            width,
+            pads=pads,
+            transposed=False,
+            by_rows=True,
         )
         t.operation = casts
         second = _to_float8(t, rows * out_features, width)
         x_in_8 = _to_float8(t, elements, width)
         of_w = _product(
-            t, name, out_features, rows, in_features, width, transposed=True, by_rows=True
+            t,
+            name,
+            out_features,
+            rows,
+            in_features,
+            width,
+            pads=pads,
+            transposed=True,
+            by_rows=True,
         )
         del first, weight_in_8, second, x_in_8
         of_w.is_view = True
@@ -135,7 +158,15 @@ def linear_float8(
     tape.operation = casts
     x_in_8, weight_in_8 = _to_float8(tape, elements, width), _to_float8(tape, size, weight_width)
     out = _product(
-        tape, name, rows, in_features, out_features, width, transposed=False, by_rows=False
+        tape,
+        name,
+        rows,
+        in_features,
+        out_features,
+        width,
+        pads=pads,
+        transposed=False,
+        by_rows=False,
     )
     del x_in_8, weight_in_8
     out = tape.finish(node, out, [x, permuted(weight)])

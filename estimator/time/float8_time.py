@@ -81,14 +81,16 @@ def casts_to_float8_part(
     fused = FUSED_CAST_BYTES_FLOAT32 if wide else FUSED_CAST_BYTES
     eager = EAGER_CAST_BYTES_FLOAT32 if wide else EAGER_CAST_BYTES
 
+    pads = setup.precision.fp8_pad_inner_dim
+
     def seconds(count: float, of_weight: int, of_value: int, copies: int, grads: int) -> float:
         forward = count * sizes.inputs * of_value + sizes.weights * of_weight
-        forward += copies * (count * sizes.inputs + sizes.weights)
+        forward += copies * pads * (count * sizes.inputs + sizes.weights)
         backward = count * (grads * sizes.outputs + sizes.inputs) * of_value
         backward += sizes.weights * of_weight
         # both products pad both factors; the weight, the gradient and the input are laid out anew
-        backward += copies * (3 * count * sizes.outputs + 2 * count * sizes.inputs)
-        backward += copies * 2 * sizes.weights
+        backward += copies * count * ((1 + 2 * pads) * sizes.outputs + (1 + pads) * sizes.inputs)
+        backward += copies * (1 + pads) * sizes.weights
         return ((1 + again) * forward + backward) / rate.bandwidth
 
     if setup.precision.fp8_backend is Fp8Backend.TE:

@@ -27,6 +27,13 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     ]
     if len(both) == 2 and "auto" not in [it.value for it in both]:
         yield f"{_at(both[0])} and {_at(both[1])} are both on, and Trainer takes one of the two; turn one off."
+    fp8 = given.get("accelerate.mixed_precision")
+    if fp8 is not None and fp8.value == "fp8" and values.get("mixed_precision") in ("bf16", "fp16"):
+        autocast = values["mixed_precision"]
+        yield (
+            f"{_at(fp8)} does not go with {autocast} of the training arguments, at which accelerate stops ('NoneType' "
+            f"object has no attribute 'config'); set {autocast} false."
+        )
     packed = [
         it
         for key, it in given.items()

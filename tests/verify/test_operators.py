@@ -200,14 +200,16 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True) -> Callable[[Rea
     return run
 
 
-def _float8(*, trained: bool = True, bias: bool = False, tokens: int = T) -> Callable[[Real], Any]:
+def _float8(
+    *, trained: bool = True, bias: bool = False, tokens: int = T, pads: bool = True
+) -> Callable[[Real], Any]:
     def run(it: Real) -> Any:
         pytest.importorskip("torchao")
         from torchao.float8 import Float8LinearConfig
         from torchao.float8.float8_linear import Float8Linear
 
         plain = it.module(lambda: torch.nn.Linear(H, OUT, bias=bias), trained=trained)
-        linear = Float8Linear.from_float(plain, Float8LinearConfig(pad_inner_dim=True))
+        linear = Float8Linear.from_float(plain, Float8LinearConfig(pad_inner_dim=pads))
         return linear(it.input(tokens, H))
 
     return run
@@ -508,6 +510,7 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "linear in FP8": _float8(),
     "linear in FP8 with bias": _float8(bias=True),
     "linear in FP8, frozen": _float8(trained=False, bias=True),
+    "linear in FP8 without padding": _float8(pads=False),
     "linear in FP8 of an odd number of tokens": _float8(tokens=ODD),
     "product": _product,
     "product under autocast": _product,

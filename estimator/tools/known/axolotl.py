@@ -94,6 +94,17 @@ def _is_bf16(theirs: Theirs) -> bool:
 
 
 def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """The dtype of the weights, and autocast; fp8 keeps the dtype.
+
+    Source: axolotl 0.19.0, core/trainers/base.py, ``additional_accelerator_args`` (torchao's ``Float8LinearConfig``).
+    """
+    found = _in_16_bits(theirs)
+    if not is_on(theirs["args.fp8"]):
+        return found
+    return found | {"mixed_precision": "fp8", "fp8_pad_inner_dim": False}
+
+
+def _in_16_bits(theirs: Theirs) -> dict[str, Value]:
     if _is_bf16(theirs):
         return {"dtype": "bfloat16", "mixed_precision": "bf16"}
     if is_on(theirs["args.bfloat16"]):
@@ -316,8 +327,8 @@ RULES: tuple[Rule, ...] = (
     ),
     *parallel.RULES,
     Rule(
-        theirs=("args.bf16", "args.fp16", "args.bfloat16", "args.float16"),
-        ours=("dtype", "mixed_precision"),
+        theirs=("args.bf16", "args.fp16", "args.fp8", "args.bfloat16", "args.float16"),
+        ours=("dtype", "mixed_precision", "fp8_pad_inner_dim"),
         read=_precision,
         write=_write_precision,
         says="bf16: auto is bfloat16 weights under bfloat16 autocast on a card that has it",
@@ -508,7 +519,6 @@ LATER: tuple[Later, ...] = (
     later("tiled_mlp_num_shards", "The MLP is computed in tiles", LESS),
     later("tiled_mlp_use_original_mlp", "The MLP is computed in tiles", LESS, True),
     later("quantize_moe_experts", "Stacked experts are packed, too", LESS),
-    later("fp8", "Matrix products are computed in 8 bits", EITHER),
     later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
     later("deepcompile", "DeepSpeed compiles the model", LESS),
     later("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),

@@ -218,7 +218,23 @@ def fsdp_checkpoints(theirs: Theirs) -> bool:
     return asked is not None and bool(asked["checkpointing"])
 
 
+def _fp8(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    backend = theirs.first("accelerate.fp8_config.backend", "accelerate.fp8_backend")
+    pads = theirs.first("accelerate.fp8_config.pad_inner_dim", "accelerate.fp8_pad_inner_dim")
+    found: dict[str, Value] = {} if backend is None else {"fp8_backend": str(backend).lower()}
+    return found if pads is None else found | {"fp8_pad_inner_dim": is_on(pads)}
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        # accelerate 1.15, utils/launch.py, setup_fp8_env
+        theirs=(
+            *("accelerate.fp8_config.backend", "accelerate.fp8_config.pad_inner_dim"),
+            *("accelerate.fp8_backend", "accelerate.fp8_pad_inner_dim"),
+        ),
+        ours=("fp8_backend", "fp8_pad_inner_dim"),
+        read=_fp8,
+    ),
     Rule(
         theirs=(
             "accelerate.num_processes",
@@ -372,9 +388,16 @@ LATER: tuple[Later, ...] = (
         harmless=(None, False, "false", "False"),
     ),
     Later(
-        theirs="accelerate.fp8_config",
-        sentence="Matrix products are computed in 8 bits",
-        direction=Direction.EITHER,
+        theirs="accelerate.fp8_config.enable_fsdp_float8_all_gather",
+        sentence="Outside FSDP 2 converted layers are not trained",
+        direction=Direction.LESS,
+        harmless=(None, False, "false", "False"),
+    ),
+    Later(
+        theirs="accelerate.fp8_enable_fsdp_float8_all_gather",
+        sentence="Outside FSDP 2 converted layers are not trained",
+        direction=Direction.LESS,
+        harmless=(None, False, "false", "False"),
     ),
     *(
         Later(

@@ -89,7 +89,7 @@ def autocast_of(theirs: Theirs) -> str:
     word = theirs["accelerate.mixed_precision"]
     if is_on(theirs["deepspeed.bf16.enabled"]) and theirs["deepspeed.bf16.enabled"] != "auto":
         return "bf16"
-    return word if word in ("bf16", "fp16") else "no"
+    return word if word in ("bf16", "fp16", "fp8") else "no"
 
 
 def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:

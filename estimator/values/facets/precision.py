@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice
+from estimator.values.kinds import Choice, Flag
 from estimator.values.specs import Dtype, Fp8Backend, MixedPrecision
 
 
@@ -57,6 +57,21 @@ class Precision(Checked):
             section=Section.ALWAYS,
             label="FP8 backend",
             help="fp8_backend of accelerate: ao is torchao, te is transformer-engine.",
+        ),
+    )
+
+    fp8_pad_inner_dim: bool = key(
+        True,
+        Flag(),
+        "with fp8_backend ao: copy both factors of a product, padded to multiples of 16",
+        default_from=DefaultSource.ACCELERATE,
+        remark="axolotl's is false",
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="FP8 products are padded",
+            help="fp8_pad_inner_dim of accelerate: torchao copies both factors of a product, whether or not the copy "
+            "needs padding.",
         ),
     )
 
