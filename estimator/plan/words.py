@@ -301,6 +301,17 @@ def miss(
     return f"{title(found, place)}: {' and '.join(said)}{worse}."
 
 
+def _expected(found: Candidates, asked: Question, kept: Some) -> str:
+    """The expected longest of the smallest and of the largest micro-batch, where percentiles are known."""
+    sizes = np.unique(found.micro_batch[kept & found.may_fit])
+    said = []
+    for rows in sorted({int(it) for it in (*sizes[:1], *sizes[-1:]) if it > 1}):
+        longest = asked.lengths.expected_longest(rows, asked.row_tokens)
+        if longest is not None:
+            said.append(f"the longest of {rows} is expected at {longest:,.0f}")
+    return f" ({', '.join(said)})" if said else ""
+
+
 def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
     """What the answer leaves out or assumes."""
     said = []
@@ -315,7 +326,8 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
     if asked.rows == "padded" and asked.mean_tokens * WIDE < row:
         said.append(
             "Rows are padded to the longest of their micro-batch: hours run from "
-            f"{asked.mean_tokens:,} tokens a row to {row:,}; padding_free or packed rows narrow this."
+            f"{asked.mean_tokens:,} tokens a row to {row:,}{_expected(found, asked, kept)}; padding_free or packed "
+            "rows narrow this."
         )
     offers = found.offers
     for place, offer in enumerate(asked.offers):
