@@ -96,7 +96,9 @@ load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0
 strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 fsdp_version 2 · checkpoint_around_fsdp false
-offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
+offload_param "none" · overlap_comm null · num_cpu_threads_per_process null · host_cores null
+host_memory_bandwidth_gb_per_s null · pcie_generation null · pcie_lanes null
+num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
 per_device_eval_batch_size 8 · eval_strategy "no" · compute_metrics false · eval_accumulation_steps null
 save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false

@@ -100,6 +100,14 @@ BESIDE: dict[str, dict[str, object]] = {
     "torch_compile_backend": {"torch_compile": True},
 }
 """What a key needs beside it to be anything but its default, and what a page begins with."""
+for _key in (
+    "num_cpu_threads_per_process",
+    "host_cores",
+    "host_memory_bandwidth_gb_per_s",
+    "pcie_generation",
+    "pcie_lanes",
+):
+    BESIDE[_key] = {"num_gpus": 2, "strategy": "zero3", "offload_optimizer": "cpu"}
 for _key in IMAGE_KEYS:
     BESIDE[_key] = {"model": "google/gemma-3-4b-it"}
 for _key in ("image_height", "image_width", "do_pan_and_scan"):

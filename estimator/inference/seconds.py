@@ -21,13 +21,13 @@ from estimator.inference.rows import row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
 from estimator.inference.trainer_beside import between_steps, offloaded_bytes
 from estimator.objectives.batch import prompt_tokens
-from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
+from estimator.parallel.host import hosts
+from estimator.parallel.network import GIGA, ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
 from estimator.time.host_time import FAST_OPERATOR, SLOW_OPERATOR
-from estimator.time.offload_time import GIGA, SLOW_LINK_SHARE, hosts
 from estimator.time.rates import Rates, rates
 from estimator.time.throughput import run_time
 from estimator.values.arithmetic import ceil_div, total
@@ -318,6 +318,6 @@ def _moved_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[TimePart]
     weights, states = offloaded_bytes(setup, resident_memory(model, setup))
     if not weights + states:
         return []
-    slow, fast = hosts(gpu)
+    slow, fast = hosts(gpu, setup.mesh)
     low, high = 2 * (weights + states), 2 * (2 * weights + states)
-    return [TimePart(MOVED, low / (fast.link * GIGA), high / (SLOW_LINK_SHARE * slow.link * GIGA))]
+    return [TimePart(MOVED, low / (fast.link * GIGA), high / (slow.link * GIGA))]

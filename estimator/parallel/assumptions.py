@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
+from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy
 
@@ -45,6 +46,16 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     return sentences + offload_sentences(setup)
 
 
+def _threads(mesh: Mesh) -> list[str]:
+    """What is assumed of the threads that step the optimizer, if the setup does not say it."""
+    if mesh.num_cpu_threads_per_process is not None:
+        return []
+    return [
+        "That takes from one thread per process, as torchrun and accelerate launch set OMP_NUM_THREADS, to all cores "
+        "of the machine, as DeepSpeed's launcher leaves it; num_cpu_threads_per_process narrows the time."
+    ]
+
+
 def offload_sentences(setup: TrainingSetup) -> list[str]:
     """Assumptions about offload that may surprise: sentences, no bytes.
 
@@ -60,6 +71,7 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
     if setup.mesh.offload_optimizer is not Offload.NONE:
         by = "PyTorch's own AdamW" if setup.mesh.strategy.is_fsdp else "DeepSpeedCPUAdam"
         sentences.append(f"The optimizer runs on the CPU ({by}), and the GPU waits for it.")
+        sentences += _threads(setup.mesh)
     if setup.mesh.strategy.is_fsdp and setup.batch.gradient_accumulation_steps == 1:
         sentences.append(
             "FSDP2 sends each group's gradients to the host as soon as they are reduced."

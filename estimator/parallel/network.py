@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from estimator.parallel.host import SLOW_PCIE, slot
 from estimator.values.arithmetic import ceil_div, larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -17,8 +18,10 @@ GIGA = 1e9
 """Bytes per second in one GB/s."""
 BITS = 8
 """Bits in a byte."""
-PCIE_GB_PER_S = 32.0
-"""Both directions of PCIe 3.0 x16, used if a GPU's link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 encoding."""
+SLOW_RING = 0.78
+"""Share of a link's rate that NCCL's rings reach at the slow end: 235 of 300 GB/s on eight A100, 361 to 368 of 450 on
+eight H200, at 16 GiB. An H200's all-reduce inside its switches reaches 1.07: stas00/ml-engineering at 744d01e,
+network/README.md, "Inter-node speed depends on intra-node speed" and "SHARP"."""
 ETHERNET = Machine(
     name="25 Gb/s Ethernet",
     gpus=1,
@@ -32,7 +35,9 @@ class Links(NamedTuple):
     """Bytes per second in one direction."""
 
     gpu: float
-    """One GPU's link inside its machine."""
+    """One GPU's link inside its machine, fast end."""
+    gpu_slow: float
+    """The same, slow end: what NCCL's ring reaches."""
     slow: float
     """One machine's network, all ports used by GPUs, slow end."""
     fast: float
@@ -69,32 +74,59 @@ def links(
     """Bytes per second of a GPU's link and of a machine's network, one direction.
 
     The user's figures, in 10⁹ bytes a second, override the GPU's: half of its interconnect, and the networks of its
-    known machines. A fraction of a machine has the same fraction of its network. Without a known machine the fast end
-    is at least the GPU's own link, the slow end 25 Gb/s Ethernet.
+    known machines. GPUs that its link does not join, such as more than the two of a bridge, exchange over PCIe. A
+    fraction of a machine has the same fraction of its network. Without a known machine the fast end is at least the
+    GPU's own link, the slow end 25 Gb/s Ethernet.
 
-    Source: data/gpus.csv (``interconnect_gb_per_s``) and data/machines.csv, by row.
+    Source: data/gpus.csv (``interconnect_gb_per_s``, ``interconnect_gpus``) and data/machines.csv, by row.
 
-    >>> links(Gpu(name="card", memory_bytes=2**34, network_gb_per_s=50), TrainingSetup())
-    Links(gpu=16000000000.0, slow=50000000000.0, fast=50000000000.0)
+    >>> card = Gpu(name="card", memory_bytes=2**34, interconnect_gb_per_s=600, network_gb_per_s=50)
+    >>> links(card, TrainingSetup())
+    Links(gpu=300000000000.0, gpu_slow=234000000000.0, slow=50000000000.0, fast=50000000000.0)
     """
-    own = (link_gb_per_s or (gpu.interconnect_gb_per_s or PCIE_GB_PER_S) / 2) * GIGA
+    own = peers(gpu, mesh, link_gb_per_s)
     given = network_gb_per_s or gpu.network_gb_per_s
     if given:
-        return Links(own, given * GIGA, given * GIGA)
+        return Links(*own, given * GIGA, given * GIGA)
     if not gpu.machines:
         slow = ETHERNET.network_gbit_per_s / BITS * GIGA
-        return Links(own, slow, max(slow, own))
+        return Links(*own, slow, max(slow, own[0]))
     rates = [
         machine.network_gbit_per_s * min(1.0, mesh.gpus_per_node / machine.gpus) / BITS * GIGA
         for machine in gpu.machines
     ]
-    return Links(own, min(rates), max(rates))
+    return Links(*own, min(rates), max(rates))
+
+
+def peers(gpu: Gpu, mesh: Mesh, link_gb_per_s: float | None = None) -> tuple[float, float]:
+    """Bytes per second of a GPU's link to others of its machine, one direction, at best and at worst.
+
+    Source: as ``links``, ``slot`` and ``SLOW_RING``; NVIDIA's bridges join two cards, those of an H200 NVL up to four.
+
+    >>> of = {"interconnect_gb_per_s": 600, "interconnect_gpus": 2, "pcie_generation": 4}
+    >>> bridged = Gpu(name="card", memory_bytes=2**34, **of)
+    >>> [round(peers(bridged, Mesh(num_gpus=number))[0] / GIGA, 1) for number in (2, 4)]
+    [300.0, 31.5]
+    """
+    if link_gb_per_s:
+        return link_gb_per_s * GIGA, SLOW_RING * link_gb_per_s * GIGA
+    if gpu.interconnect_gb_per_s is not None and _joins(gpu, mesh):
+        own = gpu.interconnect_gb_per_s / 2 * GIGA
+        return own, SLOW_RING * own
+    slow, fast = slot(gpu, mesh)
+    return fast * GIGA, SLOW_PCIE * slow * GIGA
+
+
+def _joins(gpu: Gpu, mesh: Mesh) -> bool:
+    """Whether the GPU's own link joins all GPUs of a machine."""
+    joined = gpu.interconnect_gpus
+    return joined is None or 1 < min(mesh.num_gpus, mesh.gpus_per_node) <= joined
 
 
 def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[float, float]:
     """Seconds, low and high, of an all-gather of ``size`` bytes in total.
 
-        inside   S · (n - 1) / n / link                                n: GPUs of the group
+        inside   S · (n - 1) / n / link, at its slow end at worst       n: GPUs of the group
         between  best   S · (n - m) / n / network, inside meanwhile    m: of them in one machine
                  worst  S · (n - 1) / n / network, or the link if that is slower: one ring through all
 
@@ -104,16 +136,16 @@ def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[floa
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); best case derived: a
     machine has m of n parts and must receive the others.
 
-    >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=100e9, slow=10e9, fast=50e9))
+    >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=100e9, gpu_slow=78e9, slow=10e9, fast=50e9))
     (0.16, 1.5)
     """
     n, m, beside = group
-    inside = size * (n - 1) / n / by.gpu
+    inside, at_worst = size * (n - 1) / n / by.gpu, size * (n - 1) / n / by.gpu_slow
     if n <= m:
-        return inside, inside
+        return inside, at_worst
     return (
         larger(inside, beside * size * (n - m) / n / by.fast),
-        larger(inside, beside * size * (n - 1) / n / by.slow),
+        larger(at_worst, beside * size * (n - 1) / n / by.slow),
     )
 
 

@@ -37,6 +37,16 @@ COUNTS = (
 WORDS = ("method", "dtype", "mixed_precision", "attn_implementation", "gpu")
 
 
+OF_THE_MACHINE = (
+    "gpus_per_node",
+    "overlap_comm",
+    "num_cpu_threads_per_process",
+    "host_cores",
+    "host_memory_bandwidth_gb_per_s",
+    "pcie_generation",
+    "pcie_lanes",
+)
+"""Keys of a published run's ``ran_with`` that its time reads, besides offload."""
 BEYOND: Mapping[str, str] = MappingProxyType(
     {
         # llm-foundry 0.2, models/layers/attention.py (attn_impl flash, triton) and models/mpt/modeling_mpt.py
@@ -191,6 +201,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             offload_param=read.setup.mesh.offload_param,
             torch_compile=read.setup.computation.torch_compile,
             fp8_backend=read.setup.precision.fp8_backend,
+            **{name: getattr(read.setup, name) for name in OF_THE_MACHINE},
         ),
         sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,

@@ -29,6 +29,8 @@ from estimator.sources.own_tables import NAMED_BY, filled, own_rows, with_own, w
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
+    HOST_COUNTS,
+    HOST_RATES,
     RATES,
     STEP_PHASES,
     DeltaNet,
@@ -1055,6 +1057,8 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         compute_capability=row["compute_capability"],
         supports_bf16=_flag(row["supports_bf16"]),
         **{name: _number(row[name]) for name in RATES},
+        **{name: _count(row[name]) for name in HOST_COUNTS},
+        **{name: _number(row[name]) for name in HOST_RATES},
         source=row["source"],
         device_name=row["device_name"],
         prices=prices().get(row["name"], ()),

@@ -334,6 +334,12 @@ STRETCHING = frozenset(
         "lora_alpha",
         "max_grad_norm",
         "gpus_per_node",
+        "overlap_comm",
+        "num_cpu_threads_per_process",
+        "host_cores",
+        "host_memory_bandwidth_gb_per_s",
+        "pcie_generation",
+        "pcie_lanes",
         "completion_fraction",
         "max_prompt_length",
     }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
+from estimator.families.adapters import trainable_parameters
 from estimator.objectives.batch import passes_without_grad
 from estimator.parallel.network import exchange_seconds, links, replicas, shards
+from estimator.parallel.zero import gathers_nothing, width
 from estimator.resident.model import Resident
 from estimator.time.optimizer_time import OPTIMIZER_STEP
-from estimator.time.rates import compute_dtype
-from estimator.values.arithmetic import larger, total
+from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, compute_dtype
+from estimator.values.arithmetic import larger, real, total
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -39,36 +42,63 @@ SHARING_OF_STRATEGY: Mapping[Strategy, Sharing] = {
     Strategy.DEVICE_MAP: Sharing.LAYERS,
 }
 """What each strategy shards."""
+EXCHANGE = "exchange between GPUs"
+"""The part of a step."""
+
+
+class Exchange(NamedTuple):
+    """Seconds of communication in a step, fast and slow."""
+
+    behind: tuple[float, float]
+    """During forward and backward, which hide it at best."""
+    alone: tuple[float, float]
+    """After the optimizer, when nothing else runs."""
+
+    @property
+    def high_seconds(self) -> float:
+        """The slow end: nothing is hidden."""
+        return self.behind[1] + self.alone[1]
 
 
 def communication(
     gpu: Gpu,
+    model: Model,
     setup: TrainingSetup,
     resident: Resident,
     *,
     sharing: Sharing,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
-) -> TimePart:
+) -> Exchange:
     """Seconds of communication per step: overlapped with computation at best, added to it at worst.
 
-        replicas   2 · gradients, once per step, among all; the same with sharded states
+        replicas   2 · gradients, once per step, among all
+        states     2 · gradients, with zero1 once per step, with zero2 once per micro-batch; and 1 · trained weights
+                   after the optimizer, both in the dtype of the computation
         weights    2 · weights + gradients, once per micro-batch, both in the compute dtype; gathered once: 1 · weights;
                    and once more for each pass without gradients;
                    hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once per step, among the copies
 
-    ``exchange_seconds`` gives the time within and between machines. ``link_gb_per_s`` and ``network_gb_per_s``: one
-    direction; by default the card's and those of its machines.
+    DeepSpeed's stages 1 and 2 reduce a whole bucket on every GPU (``use_multi_rank_bucket_allreduce``), although each
+    keeps only its partition. ``exchange_seconds`` gives the time within and between machines. ``link_gb_per_s`` and
+    ``network_gb_per_s``: one direction; by default the card's and those of its machines.
 
     Leaves out: latency.
-    Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``average_tensor``, ``allreduce_and_scatter``,
+    ``reduce_ready_partitions_and_remove_grads`` and ``step``; Rajbhandari et al. 2019, arXiv:1910.02054, section 7;
+    PyTorch, FSDP, ``ShardingStrategy``.
     """
     by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
+    times = setup.batch.gradient_accumulation_steps
+    after = 0.0
     if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         gathers = (2 if sharing is Sharing.WEIGHTS else 1) + passes_without_grad(setup)
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
-        size = setup.batch.gradient_accumulation_steps * narrow * exchanged
+        size = times * narrow * exchanged
+    elif sharing is Sharing.STATES:
+        after = real(width(setup.precision) * trainable_parameters(model, setup))
+        size = 2 * after * (1 if setup.mesh.strategy is Strategy.ZERO1 else times)
     else:
         size = 2.0 * resident.gradients
     low, high = exchange_seconds(size, shards(setup), by)
@@ -76,11 +106,11 @@ def communication(
         shard = 2 * resident.gradients / setup.mesh.shard_ranks
         beside = exchange_seconds(shard, replicas(setup.mesh), by)
         low, high = low + beside[0], high + beside[1]
-    return TimePart("exchange between GPUs", low, high)
+    return Exchange((low, high), exchange_seconds(after, shards(setup), by))
 
 
 def with_exchange(
-    parts: tuple[TimePart, ...], mesh: Mesh, sharing: Sharing, exchange: TimePart
+    parts: tuple[TimePart, ...], mesh: Mesh, sharing: Sharing, exchange: Exchange
 ) -> tuple[TimePart, ...]:
     """The parts of a step on one of several GPUs: its share of the optimizer's work, and communication."""
     share = 1 if sharing is Sharing.REPLICAS else mesh.shard_ranks
@@ -90,8 +120,48 @@ def with_exchange(
         else TimePart(name, low, high)
         for name, low, high in parts
     )
-    behind = total(part.low_seconds for part in own)
-    return (*own, exchange._replace(low_seconds=larger(0.0, exchange.low_seconds - behind)))
+    hidden = 0.0 if mesh.overlap_comm is False else total(part.low_seconds for part in own)
+    low = larger(0.0, exchange.behind[0] - hidden) + exchange.alone[0]
+    return (*own, TimePart(EXCHANGE, low, exchange.high_seconds))
+
+
+def copies_part(
+    model: Model, setup: TrainingSetup, resident: Resident, rate: Rates
+) -> TimePart | None:
+    """Seconds of copying gradients into and out of buckets, and gathered weights out of theirs; None without ZeRO.
+
+        stage 1, 2   gradients · (6 + 4 / n), with zero1 once per step, with zero2 once per micro-batch: into the
+                     bucket, divided, out of it, then the own partition twice, each read and written
+        stage 3      per micro-batch  gathers · weights · (2 + 2 / n) + gradients · (6 + 2 / n)
+
+    In the dtype of the computation, on n GPUs. At best the copies of a bucket's reduction run beside backward: of
+    stages 1 and 2 the copy into the bucket remains, of stage 3 none.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``reduce_independent_p_g_buckets_and_remove_grads``,
+    ``average_tensor``, ``allreduce_bucket`` and ``copy_grads_in_partition``; stage3.py, ``__add_grad_to_ipg_bucket``
+    and ``partition_grads``; runtime/comm/coalesced_collectives.py, ``reduce_scatter_coalesced``;
+    partition_parameters.py, ``AllGatherCoalescedHandle.wait``.
+    """
+    mesh = setup.mesh
+    if not mesh.strategy.is_zero:
+        return None
+    times, ranks = setup.batch.gradient_accumulation_steps, mesh.num_gpus
+    reduced = width(setup.precision) * trainable_parameters(model, setup)
+    if mesh.strategy is Strategy.ZERO3:
+        narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
+        gathered = (
+            (2 + passes_without_grad(setup)) * narrow * (resident.weights + resident.adapters)
+        )
+        if gathers_nothing(mesh):
+            gathered = 0.0
+        least = 0.0
+        whole = times * (gathered * (2 + 2 / ranks) + reduced * (6 + 2 / ranks))
+    else:
+        times = 1 if mesh.strategy is Strategy.ZERO1 else times
+        least, whole = times * 2.0 * reduced, times * reduced * (6 + 4 / ranks)
+    low = whole if mesh.overlap_comm is False else least
+    high = whole / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
+    return TimePart("copies in and out of buckets", low / rate.bandwidth, high)
 
 
 def one_after_another(

@@ -5,10 +5,7 @@ The fast end is a roofline and the slow end is what was published, as everywhere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
-
+from estimator.parallel.host import Host, hosts
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
 from estimator.step.host_copies import host_copies
 from estimator.values.arithmetic import larger
@@ -21,43 +18,6 @@ GIGA = 1e9
 """Bytes per second in one GB/s."""
 
 
-class Host(NamedTuple):
-    """A host of the same generation as its GPUs, in GB/s."""
-
-    link: float
-    """PCIe x16, one direction: PCI-SIG, 8, 16 and 32 GT/s per lane, 16 lanes, 128/130 encoding."""
-    memory: float
-    """Both sockets together, by the processors' datasheets."""
-
-
-PCIE_3 = Host(15.75, 256.0)
-"""DGX-2: two Xeon 8168 with six channels of DDR4-2666, 21.3 GB/s each."""
-PCIE_4 = Host(31.5, 409.6)
-"""DGX A100: two EPYC 7742 with eight channels of DDR4-3200, 25.6 GB/s each. nvbandwidth reads 24.8 GB/s of the link's
-31.5: forums.developer.nvidia.com/t/352186."""
-PCIE_5 = Host(63.0, 614.4)
-"""DGX H100: two Xeon 8480C with eight channels of DDR5-4800, 38.4 GB/s each. nvbandwidth reads 55.6 GB/s of the link's
-63: developer.nvidia.com/blog, "NVIDIA NVbandwidth", 2025."""
-HOSTS: Mapping[str, Host] = MappingProxyType(
-    {
-        "Pascal": PCIE_3,
-        "Volta": PCIE_3,
-        "Turing": PCIE_3,
-        "Ampere": PCIE_4,
-        "Ada Lovelace": PCIE_4,
-        "Hopper": PCIE_5,
-        "Blackwell": PCIE_5,
-        "Blackwell Ultra": PCIE_5,
-    }
-)
-"""By ``Gpu.architecture``."""
-
-SLOW_LINK_SHARE = 0.35
-"""Share of the link at the slow end: 11 of 31.5 GB/s to an A100 while it also sends; the same forum."""
-SLOW_STEPPED = 1.8e9
-"""Elements per second that a machine's CPU updates at the slow end: Qwen-72B on four machines with A100s, ZeRO-3 with
-weights and optimizer offloaded, 10 s per step (github.com/deepspeedai/DeepSpeed/issues/6834). A desktop's two channels
-of DDR4-3200 give the same: 51.2 GB/s / 28 bytes."""
 ADAM_BYTES = 28
 """Bytes per float32 element: weight, gradient and two moments read, all but the gradient written. derived."""
 SCALED_BYTES = 8
@@ -79,32 +39,23 @@ SLOW_READ, SLOW_WRITE = 3.15, 1.13
 (docs.nvidia.com/deploy/gds-support-for-nvme, "Test GDS")."""
 
 
-def hosts(gpu: Gpu) -> tuple[Host, Host]:
-    """The slowest and fastest likely hosts of a GPU, rates in GB/s; equal if the GPU's generation is known.
-
-    Source: data/gpus.csv, ``architecture``; the machines named above.
-    """
-    known = HOSTS.get(gpu.architecture)
-    return (known, known) if known is not None else (PCIE_3, PCIE_5)
-
-
 def offload_parts(
     model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
 ) -> tuple[TimePart, ...]:
     """Seconds per step that offload adds, fast and slow.
 
-        CPU step   ranks per machine · n · bytes / memory bandwidth,   at worst n · ranks / 1.8e9
-        link       bytes / PCIe; at best overlapped with the GPU's ``behind`` seconds, except for stages 1 and 2, which
-                   send on the compute stream, and for weights that come back after the step
+        CPU step   ranks per machine · n · bytes / the host's memory bandwidth, as its threads reach it
+        link       bytes / link to the host; at best overlapped with the GPU's ``behind`` seconds, except for stages 1
+                   and 2, which send on the compute stream, and for weights that come back after the step
         NVMe       ranks · read / 48 GB/s + ranks · written / 26 GB/s,  at worst one SSD
 
     Leaves out: GPUs that share a PCIe switch; pageable copies; the first step.
-    Source: derived, from ``estimator.parallel.offload.moved``.
+    Source: derived, from ``estimator.parallel.offload.moved`` and ``estimator.parallel.host.hosts``.
     """
     of, ranks = moved(model, setup), ranks_of_a_node(setup.mesh)
-    slow, fast = hosts(gpu)
+    slow, fast = hosts(gpu, setup.mesh, ranks)
     parts = (
-        _stepping(setup, of, ranks, fast),
+        _stepping(setup, of, ranks, slow, fast),
         _link(setup.mesh, of, slow, fast, behind),
         TimePart(
             "NVMe",
@@ -115,7 +66,9 @@ def offload_parts(
     return tuple(part for part in parts if part.high_seconds > 0)
 
 
-def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, fast: Host) -> TimePart:
+def _stepping(
+    setup: TrainingSetup, of: OffloadTraffic, ranks: int, slow: Host, fast: Host
+) -> TimePart:
     size = ADAM_BYTES
     passes = 1.0
     if setup.strategy.is_fsdp:
@@ -123,15 +76,15 @@ def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, fast: Host) 
         passes = UNFUSED_PASSES if setup.optim is Optimizer.ADAMW_TORCH else 1.0
     else:
         size += SCALED_BYTES + COPIED_BYTES
-    low = passes * ranks * of.stepped * size / (fast.memory * GIGA)
-    return TimePart("optimizer step on the CPU", low, passes * ranks * of.stepped / SLOW_STEPPED)
+    moves = passes * ranks * of.stepped * size / GIGA
+    return TimePart("optimizer step on the CPU", moves / fast.memory, moves / slow.memory)
 
 
 def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float) -> TimePart:
     hidden = 0.0 if mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
     low = larger(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
     low += of.after / (fast.link * GIGA)
-    high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
+    high = (of.in_micro_steps + of.after) / (slow.link * GIGA)
     return TimePart("between GPU and host", low, high)
 
 
@@ -140,7 +93,7 @@ def saved_tensor_parts(
 ) -> tuple[TimePart, ...]:
     """Seconds per step for copying saved tensors to the host and back, fast and slow.
 
-        accumulation · 2 · moved / PCIe, at worst at 0.35 of it
+        accumulation · 2 · moved / link to the host
 
     Transformers copies offloaded checkpoints on the compute stream. TRL copies activations on a separate stream, at
     best overlapped with the GPU's ``behind`` seconds.
@@ -151,11 +104,11 @@ def saved_tensor_parts(
     copied = 2 * setup.gradient_accumulation_steps * host_copies(model, setup).moved
     if not copied:
         return ()
-    slow, fast = hosts(gpu)
+    slow, fast = hosts(gpu, setup.mesh)
     low = copied / (fast.link * GIGA)
     if setup.activation_offloading:
         low = larger(0.0, low - behind)
-    high = copied / (SLOW_LINK_SHARE * slow.link * GIGA)
+    high = copied / (slow.link * GIGA)
     return (TimePart("saved tensors to the host and back", low, high),)
 
 

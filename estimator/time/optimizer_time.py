@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from estimator.families.adapters import trainable_parameters
+from estimator.families.weights import FLOAT32_BYTES
 from estimator.resident.model import Resident
+from estimator.resident.optimizer import Trainable, optimizer_states
 from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
+from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Optimizer, Strategy
+from estimator.values.specs import Model, Optimizer, Strategy
 
 ADDED_GRADIENTS = 3
 """Memory passes over the gradients in each micro-batch but the first, which adds to them in place: torch 2.13,
@@ -18,6 +22,15 @@ FOREACH_PASSES = 20 / 7
 """Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
 UNFUSED = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAFACTOR})
+
+
+FAST_BESIDE_ZERO, SLOW_BESIDE_ZERO = 46, 78
+"""Bytes per element of its partition that DeepSpeed moves in a step beside the optimizer, in 16 bits: largest and
+smallest gradient 4, cast to float64 and normed 10 + 8, flattened 4, cast to float32 6, scaled 8, weights cast back 6.
+Releases that looked for infinities element by element moved 36 instead of 4: cast 6, compared 5 + 13, joined 3, cast 5,
+largest 4. DeepSpeed 0.19.6, runtime/utils.py, ``has_inf_or_nan``, whose words say what it replaced;
+runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct`` and ``step``; stage3.py, ``_prepare_fp32_grad_for_sub_group``,
+``unscale_and_clip_grads`` and ``_reassign_or_swap_out_partitioned_parameters``."""
 
 
 def accumulation_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
@@ -38,3 +51,20 @@ def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> Tim
     low = (update + clips * resident.gradients) / rate.bandwidth
     high = (update + 3 * clips * resident.gradients) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
     return TimePart(OPTIMIZER_STEP, low, high)
+
+
+def zero_optimizer_part(model: Model, setup: TrainingSetup, rate: Rates) -> TimePart:
+    """The optimizer's step of one rank under ZeRO: float32 weights, gradients and states of its partition."""
+    part = ceil_div(trainable_parameters(model, setup), setup.mesh.num_gpus)
+    of = setup.optimisation
+    states = optimizer_states(
+        [Trainable((part,), FLOAT32_BYTES, 1)], of.optim, of.optim_state_dtype
+    )
+    passes = FOREACH_PASSES if of.optim in UNFUSED else 1.0
+    held = FLOAT32_BYTES * part + states.resident_bytes + states.paged_bytes
+    update = passes * (FLOAT32_BYTES * part + 2 * held)
+    return TimePart(
+        OPTIMIZER_STEP,
+        (FAST_BESIDE_ZERO * part + update) / rate.bandwidth,
+        (SLOW_BESIDE_ZERO * part + update) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
+    )

@@ -13,7 +13,7 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import RATES, Dtype, Gpu, MixedPrecision
 
 FAST_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.95, "Hopper": 0.87, "Ada Lovelace": 0.93, "Blackwell": 1.01, "Gaudi": 0.8}
+    {"Ampere": 0.915, "Hopper": 0.81, "Ada Lovelace": 0.93, "Blackwell": 1.01, "Gaudi": 0.82}
 )
 """Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
 fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie, rounded
@@ -21,9 +21,9 @@ outwards."""
 FAST_SHARE_ELSEWHERE = 0.95
 """The same if too few runs were published: that of all generations together."""
 SLOW_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.65, "Hopper": 0.715, "Ada Lovelace": 0.625, "Blackwell": 0.68, "Gaudi": 0.33}
+    {"Ampere": 0.625, "Hopper": 0.6, "Ada Lovelace": 0.625, "Blackwell": 0.68, "Gaudi": 0.33}
 )
-"""The same in the slower runs. fitted, likewise. Ampere has 311 rows, Hopper 57, Ada Lovelace 26, Gaudi 22, Blackwell
+"""The same in the slower runs. fitted, likewise. Ampere has 323 rows, Hopper 63, Ada Lovelace 26, Gaudi 22, Blackwell
 17."""
 SLOW_SHARE_ELSEWHERE = 0.53
 """The same if too few runs were published. fitted: the three rows of CDNA 3 and Blackwell Ultra reach it, and 19 of

@@ -23,12 +23,13 @@ from estimator.time.exchange_time import (
     SHARING_OF_STRATEGY,
     Sharing,
     communication,
+    copies_part,
     one_after_another,
     with_exchange,
 )
 from estimator.time.lengths import lengths, works
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
-from estimator.time.optimizer_time import OPTIMIZER_STEP
+from estimator.time.optimizer_time import OPTIMIZER_STEP, zero_optimizer_part
 from estimator.time.own_reading import paced
 from estimator.time.rates import rates
 from estimator.time.step_seconds import precomputation, step_parts
@@ -80,6 +81,7 @@ def run_time(
             else:
                 exchange = communication(
                     gpu,
+                    model,
                     setup,
                     resident,
                     sharing=shared,
@@ -87,6 +89,11 @@ def run_time(
                     network_gb_per_s=network_gb_per_s,
                 )
                 parts = with_exchange(parts, setup.mesh, shared, exchange)
+        if setup.mesh.strategy.is_zero:
+            rest = (part for part in parts if part.name != OPTIMIZER_STEP)
+            parts = (*rest, zero_optimizer_part(model, setup, rate))
+        if (copies := copies_part(model, setup, resident, rate)) is not None:
+            parts = (*parts, copies)
         if offloads(setup.mesh):
             parts = _with_offload(parts, model, gpu, setup)
         behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)

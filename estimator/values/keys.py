@@ -12,7 +12,7 @@ from types import MappingProxyType
 from estimator.values.declaration import Key, rows
 from estimator.values.kinds import Flag, Kind, Number, ShortText, WholeNumber
 from estimator.values.setup import FACETS, READ_INTO_OTHERS, TrainingSetup
-from estimator.values.specs import NETWORK, RATE_SPAN, RATES
+from estimator.values.specs import HOST_COUNTS, HOST_RATES, NETWORK, RATE_SPAN, RATES
 
 DEFAULT = TrainingSetup()
 
@@ -61,6 +61,8 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "compute_capability": ShortText(),
         "supports_bf16": Flag(),
         **dict.fromkeys((*RATES, NETWORK), Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
+        **dict.fromkeys(HOST_RATES, Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
+        **{name: WholeNumber(most, nullable=True) for name, most in HOST_COUNTS.items()},
         "source": ShortText(),
     }
 )

@@ -6,8 +6,10 @@ Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
@@ -327,6 +329,11 @@ RATES = (
     "tdp_w",
 )
 """The fields of a GPU that determine time and energy."""
+HOST_RATES = ("host_link_gb_per_s", "host_memory_gb_per_s")
+HOST_COUNTS: Mapping[str, int] = MappingProxyType(
+    {"interconnect_gpus": 1024, "pcie_generation": 6, "pcie_lanes": 16}
+)
+"""The fields that say how a GPU reaches its host and others, and the most that such a number may be."""
 NETWORK = "network_gb_per_s"
 """A further rate that only a custom GPU can give; otherwise it is a property of the machine."""
 SMALLEST_MEMORY, LARGEST_MEMORY = 2**28, 2**43
@@ -710,6 +717,14 @@ class Gpu:
     """The same in FP8."""
     interconnect_gb_per_s: float | None = None
     """Between GPUs of one machine, both directions together, 10⁹ bytes per second."""
+    interconnect_gpus: int | None = None
+    """GPUs that this link joins: 1 for PCIe, 2 for most bridges; None: all of a machine."""
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    host_link_gb_per_s: float | None = None
+    """Between the GPU and a CPU that is not attached by PCIe, one direction, 10⁹ bytes per second."""
+    host_memory_gb_per_s: float | None = None
+    """Bandwidth of such a CPU's memory for each of its GPUs, 10⁹ bytes per second; None: as in machines of its age."""
     network_gb_per_s: float | None = None
     """Custom GPUs: network of a machine of ``gpus_per_node``, one direction, 10⁹ bytes per second; None: as in
     ``machines``."""
@@ -756,7 +771,13 @@ class Gpu:
                 f"memory_bytes must be between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
-        for name in (*RATES, NETWORK):
+        for name, most in HOST_COUNTS.items():
+            count = getattr(self, name)
+            if count is not None and not 1 <= count <= most:
+                raise InputError(
+                    f"{name} must be a whole number from 1 to {most}, or null if unknown, not {show(count)}."
+                )
+        for name in (*RATES, *HOST_RATES, NETWORK):
             value = getattr(self, name)
             if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
                 raise InputError(

@@ -91,6 +91,18 @@ def _node(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"gpus_per_node": gpus // machines} if machines > 1 and gpus % machines == 0 else {}
 
 
+def _overlap(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """What a DeepSpeed config says of it, if it says it and the strategy is DeepSpeed's."""
+    said = theirs["deepspeed.zero_optimization.overlap_comm"]
+    return {"overlap_comm": said} if isinstance(said, bool) else {}
+
+
+def _threads(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """Threads of a process, which matter where the CPU runs the optimizer."""
+    number = whole(theirs["accelerate.num_cpu_threads_per_process"])
+    return {"num_cpu_threads_per_process": number} if number else {}
+
+
 SHIPPED = re.compile(r"(?:zero|z|stage|ds)[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 """How the tools name the DeepSpeed files that they ship: ``deepspeed_configs/zero3_bf16.json``,
 ``examples/deepspeed/ds_z3_offload_config.json``, ``zero2``."""
@@ -251,6 +263,16 @@ RULES: tuple[Rule, ...] = (
         says="one process, on one GPU",
     ),
     Rule(theirs=("accelerate.num_machines", "launch.nnodes"), ours=("gpus_per_node",), read=_node),
+    Rule(
+        theirs=("deepspeed.zero_optimization.overlap_comm",),
+        ours=("overlap_comm",),
+        read=_overlap,
+    ),
+    Rule(
+        theirs=("accelerate.num_cpu_threads_per_process",),
+        ours=("num_cpu_threads_per_process",),
+        read=_threads,
+    ),
     Rule(
         theirs=(
             "args.fsdp",
@@ -449,7 +471,7 @@ NO_EFFECT = frozenset(
         accelerate.fsdp_config.fsdp_use_orig_params accelerate.fsdp_config.fsdp_min_num_params
         accelerate.dynamo_config.* accelerate.parallelism_config.parallelism_config_dp_shard_size
         accelerate.parallelism_config.parallelism_config_cp_comm_strategy accelerate.config_file
-        accelerate.module accelerate.multi_gpu accelerate.num_cpu_threads_per_process
+        accelerate.module accelerate.multi_gpu
         accelerate.mpirun_config.* accelerate.fp8_config.* accelerate.use_parallelism_config
         accelerate.ipex_config.* accelerate.deepspeed_config.gradient_accumulation_steps
         accelerate.deepspeed_config.gradient_clipping
@@ -468,7 +490,7 @@ NO_EFFECT = frozenset(
         deepspeed.fp16.consecutive_hysteresis deepspeed.dump_state deepspeed.train_batch_size
         deepspeed.train_micro_batch_size_per_gpu deepspeed.gradient_accumulation_steps
         deepspeed.gradient_clipping deepspeed.fp16.enabled deepspeed.bf16.enabled
-        deepspeed.bfloat16.enabled deepspeed.zero_optimization.overlap_comm
+        deepspeed.bfloat16.enabled
         deepspeed.zero_optimization.contiguous_gradients deepspeed.zero_optimization.reduce_scatter
         deepspeed.zero_optimization.allgather_partitions
         deepspeed.zero_optimization.round_robin_gradients deepspeed.zero_allow_untested_optimizer

@@ -90,6 +90,8 @@ def _zero(values: Mapping[str, Value]) -> dict[str, Value]:
         written |= {f"{zero}.{key}": "auto" for key in BUFFERS}
         gathers = values["zero3_save_16bit_model"]
         written[f"{zero}.stage3_gather_16bit_weights_on_model_save"] = gathers
+    if values["overlap_comm"] is not None:
+        written[f"{zero}.overlap_comm"] = values["overlap_comm"]
     for what in ("optimizer", "param"):
         where = values[f"offload_{what}"]
         if where != "none":
@@ -111,6 +113,7 @@ SHARING = Rule(
         "offload_optimizer",
         "offload_param",
         "zero3_save_16bit_model",
+        "overlap_comm",
     ),
     read=lambda theirs, so_far: {},
     write=write_sharing,

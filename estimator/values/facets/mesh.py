@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, WholeNumber
+from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.parallelisms import strategy_asks_for
 from estimator.values.specs import Offload, Strategy
 
@@ -140,6 +140,14 @@ class Mesh(Checked):
             "of backward.",
         ),
     )
+    overlap_comm: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "DeepSpeed reduces gradients beside backward",
+        default_from=DefaultSource.DEEPSPEED,
+        null="unknown, from on to off; of stage 3 on",
+        widget="read from a DeepSpeed config, whose word it is",
+    )
     offload_optimizer: Offload = key(
         Offload.NONE,
         _OFFLOAD,
@@ -165,6 +173,75 @@ class Mesh(Checked):
             section=Section.SEVERAL_GPUS,
             label="Weight offload",
             help="Weights are kept in host memory, or on NVMe (zero3), and copied to the GPU when a layer needs them.",
+        ),
+    )
+
+    num_cpu_threads_per_process: int | None = key(
+        None,
+        WholeNumber(1024, nullable=True),
+        "threads of each process that step an offloaded optimizer (OMP_NUM_THREADS)",
+        default_from=DefaultSource.OURS,
+        remark="torchrun's and accelerate launch's: 1; DeepSpeed's launcher: all cores",
+        null="from 1 to all cores",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="CPU threads per process",
+            help="OMP_NUM_THREADS, or accelerate's num_cpu_threads_per_process: how many threads run the optimizer on "
+            "the CPU.",
+        ),
+    )
+    host_cores: int | None = key(
+        None,
+        WholeNumber(4096, nullable=True),
+        "cores of a machine's CPUs",
+        default_from=DefaultSource.OURS,
+        null="enough for the memory's bandwidth",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="CPU cores per machine",
+            help="Physical cores, all sockets together. They bound the threads of an offloaded optimizer.",
+        ),
+    )
+    host_memory_bandwidth_gb_per_s: float | None = key(
+        None,
+        Number(100_000, low=1, nullable=True),
+        "bandwidth of a machine's memory, 10⁹ bytes per second",
+        default_from=DefaultSource.OURS,
+        null="that of machines of the GPU's age",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="CPU memory bandwidth (GB/s)",
+            help="All sockets together, by the datasheet: channels × 8 bytes × transfers. A desktop's two channels of "
+            "DDR5-5600 have 90, two EPYC 7742 have 410.",
+        ),
+    )
+    pcie_generation: int | None = key(
+        None,
+        WholeNumber(6, nullable=True),
+        "PCIe generation of the host's slots",
+        default_from=DefaultSource.OURS,
+        null="the card's",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="PCIe generation of the host",
+            help="A card in an older host has the older rate: offload and cards without NVLink are slower.",
+        ),
+    )
+    pcie_lanes: int | None = key(
+        None,
+        WholeNumber(16, nullable=True),
+        "PCIe lanes of a GPU's slot",
+        default_from=DefaultSource.OURS,
+        null="the card's",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="PCIe lanes per GPU",
+            help="As nvidia-smi says: pcie.link.width.current. Risers and second slots often have 8 or 4.",
         ),
     )
 
