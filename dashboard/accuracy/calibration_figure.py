@@ -142,7 +142,7 @@ def _twentieths(positions: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _within(position: float) -> float:
-    return round(min(max(position, BEYOND[0]), BEYOND[1]), 3)
+    return round(min(max(position, BEYOND[0]), BEYOND[1]), 6)
 
 
 def _outside(shown: Sequence[Calibration], rows: Sequence[float], look: theme.Look) -> Figure:
