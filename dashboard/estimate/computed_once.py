@@ -1,19 +1,19 @@
 """A cache for what all visitors of the same setup are shown, each part of which is computed by one of them alone.
 
 Without the lock, visitors who come to a new setup at the same moment would all compute it, since ``lru_cache`` keeps
-only what is finished. A single lock costs nothing: Python runs one thread at a time anyway.
+only what is finished. One lock for all arguments costs little, since Python runs one thread at a time anyway; each
+function has its own, so that a figure does not wait for another visitor's remedies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from threading import RLock
+from threading import Lock
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_lock = RLock()
 
 
 def computed_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -27,11 +27,11 @@ def computed_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        cached = lru_cache(maxsize)(function)
+        cached, lock = lru_cache(maxsize)(function), Lock()
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with _lock:
+            with lock:
                 return cached(*args, **kwargs)  # type: ignore[arg-type]  # setups are hashable
 
         return locked
