@@ -215,6 +215,14 @@ def test_bf16_in_the_arguments_beside_fp8_contradicts_it() -> None:
     assert "'NoneType' object has no attribute 'config'" in said
 
 
+def test_the_launchers_word_for_a_backend_is_one_that_accelerate_refuses() -> None:
+    """accelerate 1.15, commands/launch.py (choices ao, te) and utils/dataclasses.py, ``FP8BackendType`` (AO, TE)."""
+    launch = "accelerate launch --mixed_precision fp8 --fp8_backend ao train.py"
+    run = read_files({"run.sh": launch, "train.py": SCRIPT.format(bf16=False)})
+    (said,) = run.contradictions
+    assert "'ao' is not a valid FP8BackendType" in said
+
+
 def test_axolotls_fp8_keeps_the_dtype_and_does_not_pad() -> None:
     run = read_files({"axolotl.yaml": "base_model: openai-community/gpt2\nfp8: true\nbf16: true\n"})
     kept = {key: run.setup[key] for key in ("dtype", "mixed_precision", "fp8_pad_inner_dim")}

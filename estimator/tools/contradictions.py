@@ -34,6 +34,15 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
             f"{_at(fp8)} does not go with {autocast} of the training arguments, at which accelerate stops ('NoneType' "
             f"object has no attribute 'config'); set {autocast} false."
         )
+    flag = given.get("accelerate.fp8_backend")
+    if flag is not None and flag.value in (
+        "ao",
+        "te",
+    ):  # the launcher's only words; FP8BackendType has capitals
+        yield (
+            f"{_at(flag)} is the launcher's word, which accelerate 1.15 itself refuses ('{flag.value}' is not a valid "
+            f"FP8BackendType); give fp8_config in its file, with backend {flag.value.upper()}."
+        )
     packed = [
         it
         for key, it in given.items()

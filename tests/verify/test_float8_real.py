@@ -86,3 +86,12 @@ def test_accelerates_default_leaves_converted_layers_untrained(tmp_path: Path) -
 def test_bf16_beside_fp8_stops_accelerate(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
         trained(tmp_path, bf16=True)
+
+
+@pytest.mark.usefixtures("fp8")
+def test_the_launchers_word_for_a_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "ao")
+    with pytest.raises(ValueError, match="'ao' is not a valid FP8BackendType"):
+        Accelerator(cpu=True)
