@@ -92,6 +92,7 @@ layers_to_transform null · rank_pattern null · exclude_modules null · target_
 bias "none"
 use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bnb_4bit_use_double_quant true
 bnb_4bit_quant_storage "uint8"
+torch_compile false · torch_compile_backend null · torch_compile_mode null
 load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · optimizer_in_bwd false
 strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
