@@ -14,12 +14,13 @@ from estimator.families.reader import MOST_LAYERS
 from estimator.parallel.zero3_coordinator import Coordinator
 from estimator.search import best_ways
 from estimator.search import remedies as search
+from estimator.search.limits import largest_micro_batch, longest_context
 from estimator.search.scaling import curves
 from estimator.step import reserved, timeline
-from estimator.step.allocator import Allocator
 from estimator.step.reserved import MOST_EVENTS, reserved_bytes
 from estimator.tape.symbols import Recording
 from estimator.values.specs import Offload, Strategy
+from tests.counted import A_SECOND, counted
 
 DEEPEST = {"like": "HuggingFaceTB/SmolLM2-135M", "num_hidden_layers": MOST_LAYERS}
 KINDS = [
@@ -31,27 +32,13 @@ KINDS = [
 ]
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of requests to the allocator."""
-    requests = [0]
-    take = Allocator.take
-
-    def count(self: Allocator, size: int, stream: int = 0) -> object:
-        requests[0] += 1
-        return take(self, size, stream)
-
-    monkeypatch.setattr(Allocator, "take", count)
-    reserved_bytes.cache_clear()
-    yield requests
-    reserved_bytes.cache_clear()
-
-
 @pytest.mark.parametrize("keys", KINDS, ids=str)
-def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys, counted) -> None:
+def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys) -> None:
     model, _, setup = parse({"model": DEEPEST, **keys})
-    found = reserved_bytes(model, None, setup)
-    assert 0 < counted[0] <= MOST_EVENTS
+    reserved_bytes.cache_clear()
+    with counted() as work:
+        found = reserved_bytes(model, None, setup)
+    assert 0 < work.requests <= MOST_EVENTS
     assert found >= estimate(model, None, setup).decisive.bytes * 0.98
 
 
@@ -152,6 +139,33 @@ def test_zeros_partitions_are_one_operation_of_a_record(monkeypatch) -> None:
         assert 0 < len(recorded) < 5_000 * different
         recorded.clear()
         plans.clear()
+
+
+QUESTIONS = {
+    "remedies": lambda *of: remedies(estimate(*of), [of[1]]),
+    "limits": lambda *of: (longest_context(*of), largest_micro_batch(*of)),
+    "curves": lambda *of: curves(*of, [1, 8, 64]),
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "layers"), [("remedies", 124), ("limits", 125), ("curves", 126)]
+)
+def test_a_question_about_the_most_layers_of_any_model_is_a_seconds_work(question, layers) -> None:
+    # a number of layers for each, so that none finds what another has recorded
+    given = {"model": {**DEEPEST, "num_hidden_layers": layers}, "gpu": "A10G", "method": "lora"}
+    several = {"num_gpus": 8, "strategy": "zero3", "objective": "dpo"}
+    for keys in ({"per_device_train_batch_size": 64, "max_length": 8192}, several):
+        with counted() as work:
+            QUESTIONS[question](*parse({**given, "gradient_checkpointing": True, **keys}))
+        assert 0 < work.units < A_SECOND
+
+
+def test_an_offloaded_model_is_traced_with_the_one_that_is_not(played) -> None:
+    of = {"model": "HuggingFaceTB/SmolLM2-135M", "num_gpus": 8, "strategy": "zero3", "lora_r": 78}
+    for rests in ("none", "cpu"):
+        estimate(*parse({**of, "offload_param": rests, "offload_optimizer": rests}))
+    assert len(played) == 1
 
 
 def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:

@@ -183,7 +183,8 @@ def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
     ]
     step = [[Stretch(OUTSIDE, back, both[back])] for back in (False, True)]
     script = CallTrace(step, sizes, rules)
-    forward, backward = Coordinator(script, rules).levels(ranks)
+    told = Coordinator(script, rules).levels(ranks, is_offloaded=rules.is_offloaded)
+    forward, backward = told
     return [*forward[0], *backward[0]]
 
 

@@ -20,8 +20,8 @@ from estimator.sources.repository import About, HubModel, Trouble
 from estimator.values.keys import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
-LINKS = int(os.environ.get("DAMAGED_LINKS", "200"))
-AT_ONCE = 25
+LINKS = int(os.environ.get("DAMAGED_LINKS", "300"))
+AT_ONCE = 50
 """Links that one visitor follows, one after the other."""
 
 ESTIMATES = (
@@ -134,8 +134,12 @@ def follow(page: AppTest, link: str) -> None:
 @pytest.mark.parametrize(
     ("file", "kinds", "share", "seed"),
     [
-        *(("pages/estimate.py", ESTIMATES, AT_ONCE, at) for at in range(LINKS // (2 * AT_ONCE))),
-        *(("pages/compare.py", COMPARISONS, AT_ONCE, at) for at in range(LINKS // (2 * AT_ONCE))),
+        # a comparison is drawn in a fifth of an estimate's time
+        *(("pages/estimate.py", ESTIMATES, AT_ONCE, at) for at in range(LINKS // (3 * AT_ONCE))),
+        *(
+            ("pages/compare.py", COMPARISONS, AT_ONCE, at)
+            for at in range(2 * LINKS // (3 * AT_ONCE))
+        ),
         ("pages/how.py", (*ESTIMATES, *COMPARISONS), 3, 0),
         ("pages/proof.py", (*ESTIMATES, *COMPARISONS), 3, 0),
     ],

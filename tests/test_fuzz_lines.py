@@ -12,15 +12,18 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from estimator import Verdict, catalog, estimate, need
+from estimator import __main__ as command
 from estimator.__main__ import answer_lines
 from estimator.contract.setups import parse, read_setup
 from estimator.values.keys import KEYS, LARGEST
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from tests.counted import A_SECOND, counted
 from tests.test_every_key import BESIDE, another
 
 LINES = int(os.environ.get("FUZZ_LINES", "2000"))
@@ -110,11 +113,22 @@ def agrees(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(LINES // AT_ONCE))
-def test_every_line_gets_a_consistent_answer_or_one_sentence(seed: int) -> None:
+def test_every_line_gets_a_consistent_answer_or_one_sentence(seed: int, monkeypatch) -> None:
     chance = random.Random(seed)
     lines = [line(chance) for _ in range(AT_ONCE)]
     said = io.StringIO()
-    answer_lines(io.BytesIO(b"\n".join(lines) + b"\n"), said)
+    with counted() as work:
+        done = [0]
+        answer = command._answer
+
+        def one_by_one(*of: Any, **asked: Any) -> dict[str, object]:
+            found = answer(*of, **asked)
+            done.append(work.units)
+            return found
+
+        monkeypatch.setattr(command, "_answer", one_by_one)
+        answer_lines(io.BytesIO(b"\n".join(lines) + b"\n"), said)
+    assert max(after - before for before, after in pairwise(done)) < A_SECOND
     answers = said.getvalue().splitlines()
     assert len(answers) == len(lines)
     sentences = 0

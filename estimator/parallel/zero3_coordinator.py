@@ -388,11 +388,13 @@ class Coordinator:
             self._mode = Mode.INVALID
             self._clean()
 
-    def levels(self, ranks: int) -> Iterator[list[list[int]]]:
+    def levels(self, ranks: int, *, is_offloaded: bool = False) -> Iterator[list[list[int]]]:
         """For every run and stretch: bytes before its first call, then the maximum during and the bytes after each
-        call.
+        call. Only partitions that are offloaded are copied from the host.
         """
-        amounts = [amount.of(ranks) for amount in self._numbers]
+        amounts = [
+            0 if amount.part and not is_offloaded else amount.of(ranks) for amount in self._numbers
+        ]
         signed = [0, *amounts, *(-amount for amount in reversed(amounts))]
         patterns = [_levels(pattern, signed) for pattern in self._patterns]
         level = 0
@@ -498,9 +500,8 @@ class Coordinator:
             return
         buffer = self._amount(weights, padded=True)
         self._changes.append(buffer)
-        if self.rules.is_offloaded:
-            brought = self._amount(weights, part=True)
-            self._changes += [brought, -brought]
+        brought = self._amount(weights, part=True)
+        self._changes += [brought, -brought]
         if len(weights) == 1:
             self._data[weights[0]] = buffer
             return

@@ -134,7 +134,7 @@ class Gathered:
 @lru_cache(maxsize=256)
 def _gathered(schedule: Schedule, wholes: tuple[tuple[str, int], ...], ranks: int) -> Gathered:
     of_models = [
-        _coordinator(schedule, model, wholes).levels(ranks)
+        _coordinator(schedule, model, wholes).levels(ranks, is_offloaded=rules.is_offloaded)
         for model, rules in enumerate(schedule.rules)
         if rules is not None
     ]
@@ -157,11 +157,11 @@ def _together(of_models: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
 def _coordinator(
     schedule: Schedule, model: int, wholes: tuple[tuple[str, int], ...]
 ) -> Coordinator:
-    """That of equal calls, of whichever schedule; the weights' elements depend on the rank of the adapters too."""
+    """That of equal calls, of whichever schedule, offloaded or not; the weights' elements depend on the rank too."""
     rules = schedule.rules[model]
     assert rules is not None
     calls = tuple(schedule.repeated(run, model) for run in schedule.runs)
-    return _coordinated(calls, wholes, rules)
+    return _coordinated(calls, wholes, rules._replace(is_offloaded=False))
 
 
 @lru_cache(maxsize=64)
