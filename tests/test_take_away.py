@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import zipfile
+from html import unescape
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -13,7 +15,7 @@ from dashboard.estimate import take_away
 from estimator import catalog, contract, estimate, read_files
 from estimator.contract.setups import parse
 from estimator.tools.writing.theirs import sayable
-from tests.test_start_page import open_page, text
+from tests.test_start_page import click_card, open_page, text
 from tests.test_your_config import paste
 
 SETUP = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "loss": "chunked_trl"}
@@ -97,9 +99,10 @@ def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command() -> None:
     page = paste(page, f"{COMMAND} --per_device_train_batch_size 16 --load_in_4bit true")
     assert "Your files say what the page shows" in text(page)
     assert codes(page) == []
-    next(it for it in page.button if "Apply" in it.label).click().run()
+    card = re.search(r'data-proposal="(remedies [^"]+)"', text(page))
+    assert card
+    click_card(page, unescape(card[1]))
     page.run()
-    assert not page.exception
     (diff,) = codes(page)
     assert "-trl sft" in diff
     assert "+trl sft" in diff

@@ -115,7 +115,7 @@ def _other_host_bytes(answer: Estimate) -> int:
     return max(load_host_bytes(model, structure(setup)), offloaded + saving)
 
 
-class Height(NamedTuple):
+class PhaseHeight(NamedTuple):
     """A phase's highest moment. Bytes."""
 
     phase: Phase
@@ -126,9 +126,9 @@ class Height(NamedTuple):
     """Whether the optimizer's states are among them."""
 
 
-def _heights(answer: Estimate) -> list[Height]:
+def _heights(answer: Estimate) -> list[PhaseHeight]:
     return [
-        Height(
+        PhaseHeight(
             phase,
             moment.bytes,
             moment.resident.get(Component.INFERENCE_ENGINE, 0),
@@ -139,7 +139,7 @@ def _heights(answer: Estimate) -> list[Height]:
     ]
 
 
-def _sizes(answer: Estimate, heights: Sequence[Height], less: Less) -> tuple[int, int, int]:
+def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tuple[int, int, int]:
     """The peak of the step and both ends of the need."""
     setup = answer.setup
     keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
