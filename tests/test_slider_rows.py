@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.estimate import at_a_glance
 from dashboard.figures.rows import row
+from dashboard.state import question
 from dashboard.widgets.slider_rows import SLIDERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +101,13 @@ def test_a_row_is_kept_while_only_its_slider_moves():
     assert page.session_state["row"] is made
     page.select_slider(key="per_device_train_batch_size").set_value(2).run().run()
     assert page.session_state["row"] is None
+
+
+def test_a_move_reads_the_session_once():
+    page = page_with_a_row("max_length")
+    with patch.object(question, "_asked", wraps=question._asked) as asked:
+        page.select_slider(key="max_length").set_value(512).run()
+    assert asked.call_count == 1
 
 
 def test_a_refused_step_says_why():
