@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,14 +67,31 @@ def test_space_and_systemd_unit_use_the_image_port() -> None:
 
 @pytest.mark.parametrize("name", ["deploy/slim.py", "deploy/audit.py"])
 def test_image_scripts_import_only_the_standard_library(name: str) -> None:
-    import sys
-
     for node in ast.walk(ast.parse(text(name))):
         if isinstance(node, ast.Import):
             assert all(it.name.split(".")[0] in sys.stdlib_module_names for it in node.names)
         if isinstance(node, ast.ImportFrom):
             assert node.module
             assert node.module.split(".")[0] in sys.stdlib_module_names
+
+
+def test_slim_removes_copies_and_tests_and_pip_only_if_named(tmp_path: Path) -> None:
+    # the loader reads libhighs.so.1 and libarrow_python.so.2600 (readelf -d: NEEDED, in the wheels of the lock)
+    kept = ("highspy/libhighs.so.1", "pyarrow/libarrow_python.so.2600", "pandas/_testing/a.py")
+    gone = ("highspy/libhighs.so.1.15.1", "pyarrow/libarrow_python.so", "pandas/tests/a.py")
+    packages = tmp_path / "lib" / "python3.13" / "site-packages"
+    for name in (*kept, *gone, "pip/a.py", "pip-26.0.dist-info/METADATA"):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text("12345")
+    for installers, left in (
+        ((), {*kept, "pip/a.py", "pip-26.0.dist-info/METADATA"}),
+        (("pip",), {*kept}),
+    ):
+        command = [sys.executable, str(ROOT / "deploy" / "slim.py"), str(tmp_path), *installers]
+        assert (
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0 MB\n"
+        )
+        assert {str(it.relative_to(packages)) for it in packages.rglob("*") if it.is_file()} == left
 
 
 def test_telemetry_and_error_details_are_off() -> None:

@@ -69,7 +69,8 @@ def test_a_visitor_whose_replica_is_killed_continues_on_the_other(browser, tmp_p
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
         page = browser.new_page()
-        page.goto(f"{address}/?model=Qwen/Qwen3-0.6B&gpu=L4&max_length=2048")
+        answer = page.goto(f"{address}/?model=Qwen/Qwen3-0.6B&gpu=L4&max_length=2048")
+        assert answer.headers["content-security-policy"], "the proxy lets the headers through"
         page.locator(".js-plotly-plot svg.main-svg").first.wait_for(timeout=WAIT)
         page.get_by_text("10.8 to 11.7 GiB").first.wait_for(timeout=WAIT)
         slider = page.get_by_role("slider", name="Micro-batch").first
