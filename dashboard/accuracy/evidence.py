@@ -201,8 +201,8 @@ def speeds_head(found: Sequence[Calibration], in_fp8: Calibration) -> str:
         f"range, whose slow end is {whole.width:.2f} times its fast end in the median. The width is a statement about "
         "the world: nine in ten runs should be inside.</p>"
         f'<p class="hr-text hr-next">In FP8, to which nothing is fitted, {in_fp8.inside} of {in_fp8.runs} published '
-        f"runs lie inside, at a median width of {in_fp8.width:.2f}. Most of the {in_fp8.slower} slower ones are "
-        f"long rows on an attention kernel of 2023; the {in_fp8.faster} faster ones ran NVIDIA's own fused layers.</p>"
+        f"runs lie inside, at a median width of {in_fp8.width:.2f}; {in_fp8.slower} are slower and {in_fp8.faster} "
+        "faster.</p>"
     )
 
 
