@@ -7,7 +7,7 @@ from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.families.wrapped import class_not_found
 from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, Line, Refusal
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model, ModelClass, Part, Strategy
 
@@ -41,6 +41,11 @@ ATTENTION_WRAPPED = Refusal(
     "alone; take strategy ddp.",
     NOT_MODELLED,
 )
+NOTHING_TRAINED = Refusal(
+    "freeze_language leaves nothing to train in a step {without}, so backward fails ('element 0 of tensors does not "
+    "require grad'); set it to false, or {instead}.",
+    Report("https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/python_engine.cpp"),
+)
 
 
 def check_images(model: Model, setup: TrainingSetup) -> None:
@@ -49,6 +54,7 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
         return
     if model.vision is None:
         raise NO_TOWER(model_type=model.model_type)
+    _check_trained(setup)
     _check_strategy(model, setup)
     for key, instead in (
         ("objective", "sft"),
@@ -63,6 +69,17 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
             raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
     _check_attention(model, setup)
     _check_reentrant(model, setup)
+
+
+def _check_trained(setup: TrainingSetup) -> None:
+    frozen = setup.adapters.frozen_parts
+    more = setup.adapters.modules_to_save is not None or setup.adapters.bias != "none"
+    if Part.TEXT not in frozen or (setup.uses_adapters and more):
+        return
+    if not setup.images.shows_any:
+        raise NOTHING_TRAINED(without="on text", instead="give images_per_example")
+    if {Part.VISION, Part.PROJECTOR} <= frozen:
+        raise NOTHING_TRAINED(without="with a frozen tower", instead="freeze_projector")
 
 
 def _check_strategy(model: Model, setup: TrainingSetup) -> None:
