@@ -136,11 +136,10 @@ def test_every_section_works_without_a_gpu(section):
     assert "Needs" in text(page)
 
 
-def test_the_gpu_table_lists_the_whole_catalogue_by_size():
+def test_the_gpu_table_lists_the_whole_catalogue():
     page = open_page(model="Qwen/Qwen3-8B", gpu="L4", method="qlora", section="Which GPU")
     table = page.dataframe[0].value
     assert sorted(table["GPU"]) == sorted(catalog.gpus())
-    assert list(table["Usable"]) == sorted(table["Usable"])
     assert {"✓ fits", "✕ does not fit"} <= set(table["Verdict"])
 
 
