@@ -1,12 +1,12 @@
-"""Compares estimated with published step times, and fits the shares in estimator/time/rates.py.
+"""Compares estimated with published step times, and says how far the brackets are off by generation of cards.
 
-    python benchmarks/fit_throughput.py            the fit, the classes, the runs outside
+    python benchmarks/fit_throughput.py            what would fit, the classes, the runs outside
     python benchmarks/fit_throughput.py --markdown the two tables, to paste
 
-Compares every published run of data/throughput.csv with its bracket. For each run: the share of the best measured
-rate that would put it exactly on the fast or on the slow end. The constants are the closest two shares between which
-enough of a generation's runs lie. Leave one source out: a source is judged with the shares that all other sources give.
-Prints; judges nothing.
+Compares every published run of data/throughput.csv with its bracket. What would fit: the factor by which a generation's
+brackets would have to be shifted, and the power to which their widths would have to be raised, to be the narrowest that
+cover enough of its runs; 1 and 1 where the constants fit. Leave one source out: a source is judged with brackets that
+all other sources have so shifted and stretched. Prints; judges nothing.
 """
 
 from __future__ import annotations
@@ -14,89 +14,87 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
 
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.proof.calibration import Calibration, calibrate
-from estimator.time import rates
 
-COVERED = 0.93
+COVERED = 0.92
 """Share of a generation's runs that the fitted bracket covers (ours: nine in ten plus a margin for new sources)."""
 ENOUGH = 12
 """Minimum number of runs of a generation for a fit (our choice)."""
-LEAST, MOST = 0.1, 2.0
-"""Bounds of the search for shares."""
-HALVINGS = 12
+FARTHEST, STEP = 40, 0.01
+"""Shifts that are tried either way, and their distance, in logarithms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Met:
-    """A run, and the shares of the best rate at which the bracket's ends equal its measured time."""
+    """A run, and the middle of its bracket."""
 
     run: PublishedRun
-    fast: float
-    slow: float
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """Seconds, as far from the one end as from the other by ratio."""
+        return math.sqrt(self.low * self.high)
+
+    @property
+    def off(self) -> float:
+        """Logarithm of the measured over the middle seconds."""
+        return math.log(self.run.step_seconds / self.middle)
+
+    @property
+    def half(self) -> float:
+        """Logarithm of the slow end over the middle."""
+        return math.log(self.high / self.middle)
 
 
-@contextmanager
-def shares(fast: Mapping[str, float], slow: Mapping[str, float]) -> Iterator[None]:
-    """Temporarily replaces the shares of the best rate, by generation."""
-    with (
-        mock.patch.object(rates, "FAST_SHARE", fast),
-        mock.patch.object(rates, "SLOW_SHARE", slow),
-    ):
-        yield
+class Fit(NamedTuple):
+    """How brackets would have to change."""
+
+    shift: float = 1.0
+    stretch: float = 1.0
 
 
-def judged(run: PublishedRun) -> Met:
-    """The shares at which this run's ends equal its published seconds."""
-    generation = run.gpu.architecture
-
-    def share_of(end: Callable[[PublishedRun], float]) -> float:
-        low, high = LEAST, MOST
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            with shares({generation: middle}, {generation: middle}):
-                longer = end(run) > run.step_seconds
-            low, high = (middle, high) if longer else (low, middle)
-        return high
-
-    return Met(
-        run=run,
-        fast=share_of(lambda it: it.estimated.step_seconds_low),
-        slow=share_of(lambda it: it.estimated.step_seconds_high),
-    )
+def met(run: PublishedRun) -> Met:
+    """The run with the ends of its bracket."""
+    time = run.estimated
+    return Met(run=run, low=time.step_seconds_low, high=time.step_seconds_high)
 
 
-def fitted(
-    of: Sequence[Met],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Fast and slow shares by generation, for generations with enough runs."""
+def fitted(of: Sequence[Met]) -> dict[str, Fit]:
+    """The narrowest brackets that cover enough, by generation; ``""``: of all together, for those with few runs."""
     by: dict[str, list[Met]] = defaultdict(list)
     for it in of:
         by[it.run.gpu.architecture].append(it)
-    closest = {name: _closest(runs) for name, runs in by.items() if len(runs) >= ENOUGH}
-    return (
-        {name: fast for name, (fast, _) in closest.items()},
-        {name: slow for name, (_, slow) in closest.items()},
-    )
+        by[""].append(it)
+    return {name: _closest(runs) for name, runs in by.items() if len(runs) >= ENOUGH}
 
 
-def _closest(runs: Sequence[Met]) -> tuple[float, float]:
-    """The narrowest pair of shares, by ratio, that covers ``COVERED`` of the runs."""
-    needed = math.ceil(COVERED * len(runs))
+def _closest(runs: Sequence[Met]) -> Fit:
     found = []
-    for fast in sorted({it.fast for it in runs}):
-        slows = sorted((it.slow for it in runs if it.fast <= fast), reverse=True)
-        if len(slows) >= needed:
-            found.append((fast, slows[needed - 1]))
-    return min(found, key=lambda ends: ends[0] / ends[1])
+    for step in range(-FARTHEST, FARTHEST + 1):
+        reaches = sorted(abs(it.off - STEP * step) / it.half for it in runs)
+        found.append((reaches[math.ceil(COVERED * len(runs)) - 1], STEP * step))
+    stretch, shift = min(found)
+    return Fit(math.exp(shift), stretch)
+
+
+def ends_of(runs: Iterable[Met], fits: Mapping[str, Fit]) -> dict[str, tuple[float, float]]:
+    """Both ends of each run's bracket as shifted and stretched, by id."""
+    found = {}
+    for it in runs:
+        fit = fits.get(it.run.gpu.architecture, fits[""])
+        middle, reach = fit.shift * it.middle, math.exp(fit.stretch * it.half)
+        found[it.run.id] = (middle / reach, middle * reach)
+    return found
 
 
 def table(found: Sequence[Calibration], *, markdown: bool) -> None:
@@ -117,47 +115,31 @@ def table(found: Sequence[Calibration], *, markdown: bool) -> None:
         print(f"{line[0]:18} {line[1]:24}" + "".join(f"{cell:>14}" for cell in line[2:]))
 
 
-def ends_of(runs: Iterable[Met]) -> dict[str, tuple[float, float]]:
-    """Both ends of each run's bracket, under the shares of the moment, by id."""
-    return {
-        it.run.id: (it.run.estimated.step_seconds_low, it.run.estimated.step_seconds_high)
-        for it in runs
-    }
-
-
 def main(arguments: Sequence[str]) -> None:
     """Fits the shares and prints the coverage."""
     markdown = "--markdown" in arguments
-    every = [judged(run) for run in published_runs()]
-    fast, slow = fitted(every)
+    every = [met(run) for run in published_runs()]
     if not markdown:
-        for name in fast:
-            used = (
-                rates.FAST_SHARE.get(name, rates.FAST_SHARE_ELSEWHERE),
-                rates.SLOW_SHARE.get(name, rates.SLOW_SHARE_ELSEWHERE),
-            )
+        for name, fit in fitted(every).items():
             print(
-                f"{name:14} fast share {fast[name]:.3f} (used {used[0]})   "
-                f"slow share {slow[name]:.3f} (used {used[1]})"
+                f"{name or 'all':14} would fit if shifted by {fit.shift:.2f} and stretched by {fit.stretch:.2f}"
             )
         print()
-    print("As fitted\n")
+    print("As estimated\n")
     table(calibrate(it.run for it in every), markdown=markdown)
     left: dict[str, tuple[float, float]] = {}
     for source in sorted({it.run.origin for it in every}):
         others = fitted([it for it in every if it.run.origin != source])
-        with shares(*others):
-            left |= ends_of(it for it in every if it.run.origin == source)
-    print("\nEach source judged by the shares of all others\n")
+        left |= ends_of((it for it in every if it.run.origin == source), others)
+    print("\nEach source judged by what fits all others\n")
     table(calibrate((it.run for it in every), left), markdown=markdown)
     if markdown:
         return
     print()
     for it in every:
-        time, run = it.run.estimated, it.run
-        if not run.inside:
-            ends = f"{time.step_seconds_low:.2f} to {time.step_seconds_high:.2f}"
-            print(f"  {run.step_seconds:8.2f} s, not {ends:>18}   {run.id}")
+        if not it.low <= it.run.step_seconds <= it.high:
+            ends = f"{it.low:.2f} to {it.high:.2f}"
+            print(f"  {it.run.step_seconds:8.2f} s, not {ends:>18}   {it.run.id}")
 
 
 if __name__ == "__main__":

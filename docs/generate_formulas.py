@@ -44,6 +44,7 @@ PACKAGES = (
     "estimator.time.optimizer_time",
     "estimator.time.host_time",
     "estimator.time.exchange_time",
+    "estimator.time.spread",
     "estimator.time.step_seconds",
     "estimator.time.throughput",
     "estimator.time.cost",

@@ -11,9 +11,9 @@ from estimator.contract.setups import parse
 from estimator.families.modules import TINY_LLAMA
 from estimator.time.traffic import traffic
 from estimator.values.specs import CompileMode, Component, Phase
-from tests.test_time_constants import FAST, SLOW, near, part
+from tests.test_time_constants import FAST, SLOW, near, part, waiting
 
-BETWEEN, HOST = "norms, activations, residuals", "waiting for the host"
+BETWEEN = "norms, activations, residuals"
 GPT2 = "openai-community/gpt2"
 
 
@@ -32,12 +32,12 @@ def test_a_compiled_loss_moves_14_bytes_a_logit_at_worst() -> None:
 
 def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph() -> None:
     def launches(**keys: Any) -> tuple[float, float]:
-        return part(HOST, attn_implementation="flash_attention_2", **keys)
+        return waiting(attn_implementation="flash_attention_2", **keys)[0]
 
     eager, compiled = launches(), launches(torch_compile=True)
     # of a step this small the host decides; the GPU works for microseconds
-    assert compiled[0] / eager[0] == pytest.approx(0.28, rel=0.02)
-    assert compiled[1] / eager[1] == pytest.approx(0.48, rel=0.04)
+    assert compiled[0] / eager[0] == pytest.approx(0.28, rel=0.06)
+    assert compiled[1] / eager[1] == pytest.approx(0.48, rel=0.06)
     graphs = {"torch_compile_mode": CompileMode.REDUCE_OVERHEAD}
     assert launches(**graphs) == (0, 0)
     low, high = launches(padded=True, **graphs)  # another length, another graph

@@ -34,7 +34,6 @@ from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks
 from estimator.time.flops import attended_pairs, matrices, scan_products
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE
 from estimator.values.quantization import quantization_of
 from estimator.values.specs import (
     Component,
@@ -247,15 +246,6 @@ def test_the_products_of_a_scan_are_counted_by_whole_chunks() -> None:
     # 5 tokens are two chunks of 4; a row of a head: 4 tokens of its chunk times state 6 and width 4, and twice 6 x 4
     assert scan_products(model_from_config(HYBRID), 5) == 4 * 8 * (4 * (6 + 4) + 2 * 6 * 4)
     assert scan_products(model_from_config(MICRO), 5) == 0
-
-
-def test_both_ends_of_a_scans_time_are_pytorchs_at_two_shares_of_the_bandwidth() -> None:
-    card = catalog.gpu("A100-SXM4-80GB")
-    time = estimate(model_from_config(HYBRID), card, TrainingSetup()).time
-    assert time is not None
-    (part,) = (it for it in time.parts if it.name == "state spaces")
-    assert part.low_seconds == pytest.approx(SLOW_BANDWIDTH_SHARE * part.high_seconds)
-    assert part.low_seconds > 0
 
 
 # --- Falcon-H1 and Nemotron-H ---------------------------------------------------------------------

@@ -73,4 +73,4 @@ def test_the_script_of_the_fitted_shares_runs_without_a_path(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "Each source judged by the shares of all others" in done.stdout
+    assert "Each source judged by what fits all others" in done.stdout

@@ -27,8 +27,11 @@ from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
 from estimator.time.exchange_time import Sharing, communication
+from estimator.time.lengths import lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
-from estimator.time.rates import missing_rate, rates
+from estimator.time.rates import FAST_SHARE_ELSEWHERE, missing_rate, rates
+from estimator.time.spread import Cause, Cost, together
+from estimator.time.step_seconds import step_costs
 from estimator.time.throughput import run_time
 from estimator.values.specs import Strategy
 
@@ -53,6 +56,16 @@ def part(time: RunTime, name: str) -> tuple[float, float]:
     """Low and high seconds of one part; zeros if the step lacks it."""
     ends = [(low, high) for found, low, high in time.parts if found == name]
     return ends[0] if ends else (0.0, 0.0)
+
+
+def own(name: str, setup: TrainingSetup, gpu: Gpu = CARD) -> tuple[float, float]:
+    """Low and high seconds of one part of Mistral's step if its own costs are fast or slow."""
+    rate, length = rates(gpu, setup.precision), lengths(setup)
+    resident = resident_memory(MISTRAL, structure(setup))
+    work = works(MISTRAL, setup, length)
+    costs = step_costs(MISTRAL, setup, resident, rate, length, *work).gpu
+    found = [it for it in costs if it.name == name]
+    return sum(it.low for it in found), sum(it.high for it in found)
 
 
 # --- published runs -----------------------------------------------------------------------------
@@ -83,13 +96,17 @@ def test_nine_of_ten_published_runs_are_inside_the_bracket(
 
 
 @pytest.mark.parametrize("chosen", KINDS)
-def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_95(
+def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_9(
     chosen: Callable[[PublishedRun], bool],
 ) -> None:
-    assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.95
+    assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.9
 
 
-def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_2() -> None:
+def test_half_of_all_brackets_are_narrower_than_a_factor_of_1_66() -> None:
+    assert statistics.median(run.width for run in published_runs()) <= 1.66
+
+
+def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1_85() -> None:
     """At 1 × 2,048 tokens: each seventh model on each third card; no bracket is wider than a factor of 5."""
     models = [it.model for it in list(catalog.models().values())[::7]]
     models = [it for it in models if it.quantization is None]
@@ -101,12 +118,12 @@ def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_2
         if (time := estimate(model, gpu, setups[number % len(setups)]).time) is not None
     ]
     assert len(widths) > 500
-    assert statistics.median(widths) <= 2.05
+    assert statistics.median(widths) <= 1.85
     assert max(widths) < 5
 
 
 def test_few_published_runs_are_faster_than_the_fast_end() -> None:
-    """93 % of a generation's runs are inside; at most one in 20 runs may be faster than the fast end."""
+    """Brackets are fitted to hold 92 %; at most one in 20 runs may be faster than the fast end."""
     runs = published_runs()
     faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds_low]
     assert len(faster) <= len(runs) / 20, faster
@@ -116,17 +133,17 @@ def test_few_published_runs_are_faster_than_the_fast_end() -> None:
 
 
 def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
-    time = timed(TrainingSetup(max_length=4096, per_device_train_batch_size=64), MISTRAL, CARD)
+    setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
     elements = 7_241_732_096 - 32_000 * 4096  # without the embedding
-    seconds = 6 * 64 * 4096 * elements / 1e14
-    low = part(time, "matrix products")[0]
+    seconds = 6 * 64 * 4096 * elements / (1e14 * FAST_SHARE_ELSEWHERE)
+    low, _ = own("matrix products", setup)
     assert seconds < low < 1.1 * seconds  # slightly more, for reads and writes
 
 
 def test_the_optimizer_step_moves_weights_gradients_and_states() -> None:
     """By hand, bfloat16 AdamW: read gradient 2; read and write weight 2 and two states of 2; the norm reads 2 more."""
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO)
-    low, _ = part(timed(setup, MISTRAL, CARD), "optimizer step")
+    low, _ = own("optimizer step", setup)
     assert low == pytest.approx((2 + 4 + 8 + 2) * 7_241_732_096 / 1e12, rel=0.001)
 
 
@@ -137,37 +154,45 @@ def test_a_foreach_optimizer_makes_more_passes() -> None:
 
 
 def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
-    low, _ = part(timed(replace(LONG, method=Method.QLORA), MISTRAL, CARD), "dequantisation")
+    low, _ = own("dequantisation", replace(LONG, method=Method.QLORA))
     linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
     assert low == pytest.approx(
         2 * 2 * 2.5 * linears / 1e12
     )  # forward and backward, at half the bandwidth
-    assert part(timed(replace(LONG, method=Method.LORA)), "dequantisation") == (0, 0)
+    assert own("dequantisation", replace(LONG, method=Method.LORA)) == (0, 0)
 
 
 def test_autocast_of_float32_weights_moves_six_bytes_per_element() -> None:
     """Full fine-tuning casts the gradients back as well."""
-    low, _ = part(timed(TrainingSetup(dtype=Dtype.FLOAT32), MISTRAL, CARD), "casts of weights")
+    low, _ = own("casts of weights", TrainingSetup(dtype=Dtype.FLOAT32))
     linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 4096 * 32_000
     assert low == pytest.approx(2 * 6 * linears / 1e12)
 
 
 def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_up() -> None:
-    once, four = timed(LONG), timed(replace(LONG, gradient_accumulation_steps=4))
-    step = part(once, "optimizer step")[1]
-    added = part(four, "gradients added up")[1]
-    assert four.step_seconds_high - step - added == pytest.approx(
-        4 * (once.step_seconds_high - step)
+    names = (
+        "matrix products",
+        "attention",
+        "logits and loss",
+        "gradients added up",
+        "optimizer step",
     )
+    four = replace(LONG, gradient_accumulation_steps=4)
+    once, times = ({it: own(it, setup, A100)[1] for it in names} for setup in (LONG, four))
+    for name in names[:3]:
+        assert times[name] == pytest.approx(4 * once[name])
+    assert times["optimizer step"] == once["optimizer step"]
     # three of the four micro-batches read two and write one of 16-bit gradients, at 0.8 of 2,039 GB/s
-    assert added == pytest.approx(3 * 3 * 2 * 7_241_732_096 / (0.8 * 2.039e12))
-    assert part(once, "gradients added up") == (0.0, 0.0)
+    assert times["gradients added up"] == pytest.approx(
+        3 * 3 * 2 * 7_241_732_096 / (0.8 * 2.039e12)
+    )
+    assert once["gradients added up"] == 0
 
 
 def test_a_small_step_waits_for_the_host() -> None:
     """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers; LitGPT takes as long for 120 tokens."""
     small = timed(TrainingSetup(method=Method.LORA, max_length=128))
-    assert part(small, "waiting for the host")[1] > 0.5 * small.step_seconds_high
+    assert part(small, "waiting for the host")[1] > 0
     assert 0.142 < small.step_seconds_high < 0.3
     assert part(timed(LONG), "waiting for the host") == (0, 0)
 
@@ -217,10 +242,10 @@ def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
 
 
 def test_zero_1_gathers_its_weights_after_the_step_when_nothing_hides_them() -> None:
-    # the reduction hides behind backward; 3/4 of 2 bytes a weight over 300 GB/s remain
+    # nine tenths of the reduction, twice as long, hide behind backward; 3/4 of 2 bytes a weight over 300 GB/s remain
     time = _on_four(Strategy.ZERO1, max_length=8192)
     assert part(time, "exchange between GPUs")[0] == pytest.approx(
-        3 / 4 * 2 * 7_241_732_096 / 300e9, rel=1e-3
+        (1 + 0.1 * 2) * 3 / 4 * 2 * 7_241_732_096 / 300e9, rel=1e-3
     )
     shown = _on_four(Strategy.ZERO1, max_length=8192, overlap_comm=False)
     assert part(shown, "exchange between GPUs")[0] == pytest.approx(
@@ -256,7 +281,33 @@ def test_sharding_divides_the_optimizer_step() -> None:
     resident = resident_memory(MISTRAL, structure(setup))
     shards = run_time(MISTRAL, A100, setup, resident, sharing=Sharing.WEIGHTS)
     replicas = run_time(MISTRAL, A100, setup, resident)
-    assert part(shards, "optimizer step")[0] == part(replicas, "optimizer step")[0] / 4
+    # nearly: each is also drawn to the typical seconds of its step
+    assert part(shards, "optimizer step")[0] == pytest.approx(
+        part(replicas, "optimizer step")[0] / 4, rel=0.03
+    )
+
+
+def test_independent_deviations_add_in_squares() -> None:
+    """By hand: 1 to 4 seconds are typically 2, and deviate by 1.5; twice, by 1.5 · √2 or by 3."""
+    other, same = (
+        together([Cost(Cause.PRODUCTS, "products", 1, 4), Cost(cause, "rest", 1, 4)])
+        for cause in (Cause.ATTENTION, Cause.PRODUCTS)
+    )
+    ends = [
+        (sum(it.low_seconds for it in parts), sum(it.high_seconds for it in parts))
+        for parts in (other, same)
+    ]
+    assert ends[0] == pytest.approx(
+        (math.sqrt(20.5) - 1.5 * 2**0.5, math.sqrt(20.5) + 1.5 * 2**0.5)
+    )
+    assert ends[1] == pytest.approx((2, 8))
+
+
+def test_no_step_is_faster_than_the_datasheet() -> None:
+    """A made-up card that always reaches its datasheet's rate: nothing else takes as long as its products."""
+    card = replace(CARD, architecture="Blackwell", memory_bandwidth_gb_per_s=1e6)
+    setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
+    assert timed(setup, MISTRAL, card).mfu_high == pytest.approx(1)
 
 
 # --- expected orders of magnitude ---------------------------------------------------------------
@@ -277,7 +328,7 @@ def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
 def test_a_quantised_base_is_slower_than_a_plain_one() -> None:
     lora, qlora = (timed(replace(LONG, method=it)) for it in (Method.LORA, Method.QLORA))
     assert qlora.step_seconds_low > lora.step_seconds_low
-    assert qlora.step_seconds_high > lora.step_seconds_high
+    # not at the slow end: PEFT casts more beside a 16-bit base (4.9 and 4.6 s in fms-acceleration's table)
 
 
 def test_packed_steps_follow_from_examples_times_mean_length() -> None:
@@ -516,8 +567,8 @@ def test_exchanged_bytes_follow_from_the_whole_model_and_the_strategy():
     link, whole = 0.78 * A100.interconnect_gb_per_s / 2 * 1e9, 2 * 7_241_732_096
     exchanged = {
         Strategy.DDP: 2 * whole,
-        Strategy.ZERO2: 3
-        * whole,  # every bucket is all-reduced whole, then the weights are gathered
+        # every bucket is all-reduced whole, then the weights are gathered
+        Strategy.ZERO2: 3 * whole,
         Strategy.FSDP: 3 * whole,
         Strategy.ZERO3: 3 * whole,
         Strategy.FSDP_GRAD_OP: 2 * whole,
@@ -536,7 +587,8 @@ def test_hsdp_exchanges_inside_groups_and_then_between_them():
 
 def test_sharding_optimizer_states_divides_the_optimizer_step():
     alone = _seconds(_on_four(Strategy.DDP), OPTIMIZER_STEP)
-    assert _seconds(_on_four(Strategy.FSDP), OPTIMIZER_STEP) == pytest.approx(alone / 4, rel=1e-3)
+    # nearly: each is also drawn to the typical seconds of its step
+    assert _seconds(_on_four(Strategy.FSDP), OPTIMIZER_STEP) == pytest.approx(alone / 4, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, MixedPrecision, Model, Objective
 
-FAST_WRITES, SLOW_WRITES = 1.15, 3.0
-"""Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. Slow end: an
-operator of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth. Fast end:
-fused kernels (torch.compile, foak), which write less than half of what is counted. fitted, within these."""
+FAST_WRITES, SLOW_WRITES = 1.0, 6.0
+"""Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. An operator
+of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth: 2.5 to 3.75. Fast
+end: fused kernels (foak, Unsloth), which write less than half of what is counted. Slow end: older versions, which
+copied more, and kernels too small to fill the card. fitted."""
 COMPILED_FAST, COMPILED_SLOW = 0.48, 0.97
 """Bytes that a compiled model's kernels between products read and write, as multiples of those that the tape's
 operators write. traced: torch 2.13's inductor, layer by layer, tests/verify/test_compiled_steps.py."""
@@ -54,9 +55,10 @@ FUSED_LOSS_BYTES = 4
 """Bytes per token and word of the vocabulary, at best: logits written and read once, in a fused head."""
 PLAIN_LOSS_BYTES = 12
 """The same with whole logits in a fused cross-entropy: logits 2, read 2 and 2, gradient 2, into two products 2+2."""
-EAGER_LOSS_BYTES = 42
+EAGER_LOSS_BYTES = 62
 """The same, unfused: logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16
-bits 4+2, into two products 2+2. transformers 5.23, loss/loss_utils.py."""
+bits 4+2, into two products 2+2; and for the copy of shifted logits 4+4, whose backward fills zeros and copies, 4+4+4.
+transformers 4.46, loss/loss_utils.py, ``ForCausalLMLoss`` (``shift_logits``); since then the labels are shifted."""
 SCORE_BYTES = 24
 """Bytes per score of eager attention: product 2, scaled 2+2, masked 2+2, softmax in float32 2+4, back 4+2, second
 product 2. transformers 5.23, ``eager_attention_forward``."""

@@ -11,7 +11,7 @@ from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Strategy
 
-FAST_OPERATOR, SLOW_OPERATOR = 10e-6, 25e-6
+FAST_OPERATOR, SLOW_OPERATOR = 11e-6, 25e-6
 """Seconds for the host to launch an operator: Python, dispatch, autograd and the kernel. An empty kernel takes 4 to 5
 µs; modules, hooks and the allocator add the rest. fitted: the small steps of data/throughput.csv: PEFT 13 µs (2026,
 L40S), Qwen 14 to 25 µs (PyTorch 2.0, A100)."""
@@ -22,9 +22,10 @@ FAST_COMPILED, SLOW_COMPILED = 0.28, 0.48
 torch 2.13's inductor, tests/verify/test_compiled_steps.py. Measured: 0.34 in the forward pass of Llama 3.2 1B and
 3B, 1 × 128 tokens, where launches decide (18.3 to 6.3 and 33.4 to 11.2 ms).
 https://github.com/huggingface/accelerate/blob/547479f3/benchmarks/torch.compile/README.md"""
-SLOW_HOOK = 300e-6
+SLOW_HOOK = 500e-6
 """Seconds for DeepSpeed's stage 3 to fetch and release a module's weights, per call, at the slow end; none at best,
-where they are prefetched. fitted: Qwen-7B, full, 256 tokens, 12 ms per layer of seven modules called four times.
+where they are prefetched. fitted: Qwen-7B, full, 256 tokens, 12 ms per layer of seven modules called four times, and
+the rows with stage 3 of data/throughput.csv.
 deepspeed 0.19.6, runtime/zero/parameter_offload.py, ``_register_deepspeed_module``."""
 
 

@@ -11,13 +11,18 @@ from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision
 
-FAST_MOVES, SLOW_MOVES = 0.6, 1.3
+FAST_MOVES, SLOW_MOVES = 0.55, 2.6
 """Seconds that products take for moving their matrices, as multiples of bytes over bandwidth, besides their operations:
-a kernel loads the next tile while it multiplies this one, which hides part of it. fitted, within 0.5 and 2."""
+a kernel loads the next tile while it multiplies this one, which hides part of it. fitted."""
 HALF_WAVE = 128 * 256 * 108 // 2
-"""Elements of half a wave of tiles, which a product's last wave leaves idle on average at the slow end: tiles of
-128 × 256 on an A100's 108 multiprocessors. NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization"
-and "Wave quantization"."""
+"""Elements of half a wave of tiles, which a product's last wave leaves idle on average: tiles of 128 × 256 on an A100's
+108 multiprocessors. NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization" and "Wave
+quantization"."""
+FAST_IDLE, SLOW_IDLE = 0.55, 2.6
+"""Seconds of what tiles leave idle, as multiples of half a wave. Fast end: smaller tiles in the last wave. Slow end:
+more than a wave, with the time to load its first tiles and to store its last. fitted."""
+SPLIT_WAVE = HALF_WAVE // 2
+"""The same of a product for a weight's gradient, which is as deep as there are tokens and is split along them."""
 HALF_TILE = 64
 """Rows by which each expert's tokens fall short of whole tiles of 128, on average: the same guide."""
 FAST_SKINNY, SLOW_SKINNY = 0.3, 0.8

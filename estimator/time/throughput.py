@@ -71,9 +71,13 @@ def run_time(
         least_model_flops = model_flops  # the utilisation was measured on the actual work
         parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
     else:
-        parts = step_parts(model, setup, resident, rate, length, fast, slow)
+        shared = SHARING_OF_STRATEGY[setup.mesh.strategy] if sharing is None else sharing
+        is_whole = shared in (Sharing.REPLICAS, Sharing.LAYERS)
+        ranks = 1 if is_whole else setup.mesh.shard_ranks
+        elsewhere = steps_on_host(setup.mesh) or setup.mesh.strategy.is_zero
+        own = 0.0 if elsewhere else 1 / ranks
+        parts = step_parts(model, setup, resident, rate, length, fast, slow, optimizer_share=own)
         if setup.mesh.num_gpus > 1:
-            shared = SHARING_OF_STRATEGY[setup.mesh.strategy] if sharing is None else sharing
             if shared is Sharing.LAYERS:
                 parts = one_after_another(
                     parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu
@@ -88,14 +92,14 @@ def run_time(
                     link_gb_per_s=link_gb_per_s,
                     network_gb_per_s=network_gb_per_s,
                 )
-                parts = with_exchange(parts, setup.mesh, shared, exchange)
-        if setup.mesh.strategy.is_zero:
-            rest = (part for part in parts if part.name != OPTIMIZER_STEP)
-            parts = (*rest, zero_optimizer_part(model, setup, rate))
+                parts = with_exchange(parts, setup.mesh, exchange)
+        if setup.mesh.strategy.is_zero and not steps_on_host(setup.mesh):
+            parts = (*parts, zero_optimizer_part(model, setup, rate))
         if (copies := copies_part(model, setup, resident, rate)) is not None:
             parts = (*parts, copies)
         if offloads(setup.mesh):
-            parts = _with_offload(parts, model, gpu, setup)
+            behind = total(part.low_seconds for part in parts)
+            parts = (*parts, *offload_parts(model, gpu, setup, behind))
         behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
         parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
         if setup.run.pace is not None:
@@ -114,12 +118,3 @@ def run_time(
         total_steps=math.ceil(steps * setup.run.num_train_epochs),
         before=precomputation(model, gpu, setup, resident),
     )
-
-
-def _with_offload(
-    parts: tuple[TimePart, ...], model: Model, gpu: Gpu, setup: TrainingSetup
-) -> tuple[TimePart, ...]:
-    """The parts of a step with offloaded weights or states."""
-    rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup.mesh))
-    behind = total(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
-    return (*rest, *offload_parts(model, gpu, setup, behind))

@@ -111,6 +111,27 @@ def smaller(left: Number, right: Number) -> Number:
     return min(left, right)
 
 
+def root(number: float) -> float:
+    """The square root of a number, which a record holds as one operation.
+
+    >>> root(9.0)
+    3.0
+    """
+    if isinstance(number, StandIn):
+        found: float = number.recorded(power, number, 0.5)
+        return found
+    return power(number, 0.5)
+
+
+def power(number: float, exponent: float) -> float:
+    """A number raised to a power, as floats and arrays of floats are (no unit).
+
+    Source: derived.
+    """
+    found: float = number**exponent
+    return found
+
+
 def real(number: float) -> float:
     """A whole number as a float, as ``float`` makes it; what stands for a number in a record stays one.
 
