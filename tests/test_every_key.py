@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.state import question
 from estimator import __main__ as command_line
 from estimator import contract
 from estimator.contract.scenarios import CODES, Scenario, read_texts, write_text
@@ -316,6 +317,7 @@ def test_its_widget_shows_the_default_and_sets_value_and_address(
 
 def test_a_setup_is_read_again_only_after_a_change() -> None:
     key = next(key for key in KEYS if isinstance(key.kind, Flag) and key.section is Section.ALWAYS)
+    question._read_text.cache_clear()  # what visitors of other tests have read
     with patch.object(contract, "read_setup", wraps=contract.read_setup) as read:
         page = sidebar(key)
         first = read.call_count
