@@ -27,6 +27,7 @@ QWEN_VL: dict[
     "num_hidden_layers": 28,
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
+    "max_position_embeddings": 128000,
     "tie_word_embeddings": False,
     "vision_config": {"depth": 32, "hidden_size": 1280},
 }
