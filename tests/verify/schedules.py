@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from functorch.compile import make_boxed_func
-from torch._inductor import compile_fx, memory
-from torch._inductor.debug import DebugContext
-from torch._inductor.graph import GraphLowering
-from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
+
+with warnings.catch_warnings(
+    action="ignore", category=DeprecationWarning
+):  # of torch.jit, in itself
+    from torch._inductor import compile_fx, memory
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
 
 
 class Scheduled(NamedTuple):
