@@ -112,7 +112,7 @@ def test_errors_are_small_without_a_fitted_share() -> None:
     errors = {
         metric: [
             abs(it.error)
-            for it in accuracy.measured()
+            for it in accuracy.stored_measured()
             if it.metric is metric and it.error is not None
         ]
         for metric in (Metric.DEVICE, Metric.RESERVED)

@@ -56,7 +56,7 @@ def test_the_changelog_gives_todays_figures(given, told):
 
 def test_the_page_says_reserved_memory_is_simulated_by_the_allocator():
     # estimator.step.reserved: no longer a share of the peak
-    said = evidence.summary_html(accuracy.summaries(accuracy.measured()))
+    said = evidence.summary_html(accuracy.summaries(accuracy.stored_measured()))
     assert "through PyTorch's caching allocator" in said
     assert "middle of what was measured" not in said
 
