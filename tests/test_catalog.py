@@ -104,6 +104,18 @@ def test_rates_are_plausible(row: dict[str, str]) -> None:
         assert row["supports_bf16"] == "true"
 
 
+LANES = {"6.0": 64, "7.0": 64, "7.5": 64, "8.0": 64}
+"""float32 lanes of a multiprocessor, else 128: CUDA C++ Programming Guide, throughput of native arithmetic."""
+
+
+@pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
+def test_multiprocessors_give_the_float32_rate_at_a_plausible_clock(gpu: catalog.Gpu) -> None:
+    assert gpu.vendor == "NVIDIA" or gpu.multiprocessors is None
+    if gpu.multiprocessors:
+        lanes = gpu.multiprocessors * LANES.get(gpu.compute_capability, 128)
+        assert 1.2e9 <= gpu.fp32_tflops * 1e12 / (2 * lanes) <= 2.7e9
+
+
 @pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
 def test_every_model_has_a_modelled_architecture(entry: catalog.CatalogModel) -> None:
     assert entry.model.model_type in MODELLED
@@ -300,6 +312,7 @@ def test_slice_has_its_share_of_the_card() -> None:
     assert part.bf16_dense_tflops == pytest.approx(312 * 42 / 108, abs=0.01)
     assert part.memory_bandwidth_gb_per_s == 1555 / 2
     assert part.memory_bytes == int(19.62 * GIB)  # nvidia-smi mig -lgip
+    assert part.multiprocessors == 42
     assert part.interconnect_gb_per_s is None
     singly = [price for price in card.prices if price.min_gpus == 1]
     assert [2 * price.usd_per_gpu_hour for price in part.prices] == pytest.approx(

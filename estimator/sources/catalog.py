@@ -29,7 +29,7 @@ from estimator.sources.own_tables import NAMED_BY, filled, own_rows, with_own, w
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
-    HOST_COUNTS,
+    COUNTS,
     HOST_RATES,
     RATES,
     STEP_PHASES,
@@ -1057,7 +1057,7 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         compute_capability=row["compute_capability"],
         supports_bf16=_flag(row["supports_bf16"]),
         **{name: _number(row[name]) for name in RATES},
-        **{name: _count(row[name]) for name in HOST_COUNTS},
+        **{name: _count(row[name]) for name in COUNTS},
         **{name: _number(row[name]) for name in HOST_RATES},
         source=row["source"],
         device_name=row["device_name"],
@@ -1087,6 +1087,9 @@ def _slice(card: Gpu, row: Mapping[str, str]) -> Gpu:
         device_name=f"{card.device_name} MIG {row['profile']}" if card.device_name else "",
         like=card.name,
         slices=number,
+        multiprocessors=None
+        if card.multiprocessors is None
+        else int(card.multiprocessors * of_sms),
         memory_bytes=left if read is None else read,
         memory_is_derived=read is None,
         nameplate_gb=0.0,

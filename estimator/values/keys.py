@@ -12,7 +12,7 @@ from types import MappingProxyType
 from estimator.values.declaration import Key, rows
 from estimator.values.kinds import Flag, Kind, Number, ShortText, WholeNumber
 from estimator.values.setup import FACETS, READ_INTO_OTHERS, TrainingSetup
-from estimator.values.specs import HOST_COUNTS, HOST_RATES, NETWORK, RATE_SPAN, RATES
+from estimator.values.specs import COUNTS, HOST_RATES, NETWORK, RATE_SPAN, RATES
 
 DEFAULT = TrainingSetup()
 
@@ -62,7 +62,7 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "supports_bf16": Flag(),
         **dict.fromkeys((*RATES, NETWORK), Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
         **dict.fromkeys(HOST_RATES, Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
-        **{name: WholeNumber(most, nullable=True) for name, most in HOST_COUNTS.items()},
+        **{name: WholeNumber(most, nullable=True) for name, most in COUNTS.items()},
         "source": ShortText(),
     }
 )

@@ -330,10 +330,10 @@ RATES = (
 )
 """The fields of a GPU that determine time and energy."""
 HOST_RATES = ("host_link_gb_per_s", "host_memory_gb_per_s")
-HOST_COUNTS: Mapping[str, int] = MappingProxyType(
-    {"interconnect_gpus": 1024, "pcie_generation": 6, "pcie_lanes": 16}
+COUNTS: Mapping[str, int] = MappingProxyType(
+    {"multiprocessors": 1024, "interconnect_gpus": 1024, "pcie_generation": 6, "pcie_lanes": 16}
 )
-"""The fields that say how a GPU reaches its host and others, and the most that such a number may be."""
+"""The counts of a GPU, and the most that each may be."""
 NETWORK = "network_gb_per_s"
 """A further rate that only a custom GPU can give; otherwise it is a property of the machine."""
 SMALLEST_MEMORY, LARGEST_MEMORY = 2**28, 2**43
@@ -702,6 +702,8 @@ class Gpu:
     vendor: str = ""
     architecture: str = ""
     compute_capability: str = ""
+    multiprocessors: int | None = None
+    """NVIDIA's streaming multiprocessors; None: unknown, or another vendor's."""
     supports_bf16: bool = True
     memory_bandwidth_gb_per_s: float | None = None
     """10⁹ bytes per second; None here and below: unknown."""
@@ -771,7 +773,7 @@ class Gpu:
                 f"memory_bytes must be between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
-        for name, most in HOST_COUNTS.items():
+        for name, most in COUNTS.items():
             count = getattr(self, name)
             if count is not None and not 1 <= count <= most:
                 raise InputError(
