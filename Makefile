@@ -33,7 +33,7 @@ help:
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make calibrate  set up the same and find this GPU's pace in three minutes: pace.json narrows its estimates"
-	@echo "make docs     regenerate docs/formulas.md, the accuracy tables and docs/refusals.md"
+	@echo "make docs     regenerate docs/formulas.md, the accuracy tables, docs/refusals.md and docs/rules_of_thumb.md"
 	@echo "make format   let ruff sort imports and format the code"
 	@echo "make hooks    run the linters before each commit"
 	@echo "make clean    remove the environments and caches"

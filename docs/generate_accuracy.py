@@ -1,7 +1,7 @@
-"""Write how near the estimates come into README.md, which readings were left out into data/README.md, and what the
-estimates of all runs come to into data/estimated.csv.
+"""Write how near the estimates come into docs/accuracy.md, which readings were left out into data/README.md, and what
+the estimates of all runs come to into data/estimated.csv.
 
-Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` fails while a README is behind.
+Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` fails while a page is behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from estimator import accuracy, catalog  # noqa: E402
 from estimator.proof import outcomes  # noqa: E402
 
 ESTIMATED = ROOT / "data" / "estimated.csv"
-README, DATA_README = ROOT / "README.md", ROOT / "data" / "README.md"
+ACCURACY, DATA_README = ROOT / "docs" / "accuracy.md", ROOT / "data" / "README.md"
 
 
 def accuracy_table() -> str:
@@ -49,7 +49,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 PLACES: tuple[tuple[Path, str, Callable[[], str]], ...] = (
-    (README, "accuracy", accuracy_table),
+    (ACCURACY, "accuracy", accuracy_table),
     (DATA_README, "left out", left_out_table),
 )
 """A page, what stands there between two comments, and what writes it."""

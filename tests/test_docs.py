@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+from estimator.values.parallelisms import PARALLELISMS
+
 ROOT = Path(__file__).resolve().parent.parent
 GIB_IS_ALLOWED_IN = {
     "dashboard/words/units.py",
@@ -80,6 +82,17 @@ def test_readme_commands_are_targets_of_the_makefile() -> None:
     named = set(re.findall(r"\bmake ([a-z]+)\b", _commands(ROOT / "README.md")))
     assert {"run", "test", "verify"} <= named
     assert named <= targets
+
+
+def test_the_readmes_first_screen_has_the_two_commands() -> None:
+    first_screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
+    assert {line.split("#")[0].strip() for line in first_screen} >= {"make run", "make test"}
+
+
+def test_the_readme_names_every_parallelism_that_is_refused() -> None:
+    kinds = [it.name.removesuffix(" parallelism") for it in PARALLELISMS if " or " not in it.name]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"not {', '.join(kinds[:-1])} or {kinds[-1]} parallelism" in readme
 
 
 def test_links_between_documents_resolve() -> None:
