@@ -42,6 +42,7 @@ def verdict() -> None:
     for problem in now.problems:
         st.warning(markup.plain(problem), icon=":material/link_off:")
     answer = question.answer(now)
+    keeping.follow(answer)
     if isinstance(answer, str):
         st.error(markup.plain(answer), icon=":material/block:")
         st.html(verdict_panel.refused_html())

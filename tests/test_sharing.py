@@ -6,9 +6,11 @@ import asyncio
 import io
 from concurrent.futures import ThreadPoolExecutor
 from html import escape, unescape
+from unittest.mock import patch
 from urllib.parse import urlencode
 
 import pytest
+import streamlit
 from PIL import Image
 
 from dashboard.address.example import EXAMPLE
@@ -16,6 +18,8 @@ from dashboard.figures import share_card
 from dashboard.site import static_files, unfolding
 from dashboard.words import one_line, units
 from estimator import contract, estimate
+from tests.test_start_page import move, open_page
+from tests.test_start_page import text as text_of
 
 DOES_NOT_FIT = estimate(*contract.parse(dict(EXAMPLE)))
 FITS = estimate(*contract.parse({**EXAMPLE, "method": "qlora"}))
@@ -53,6 +57,20 @@ def test_the_png_is_the_same_picture() -> None:
     with Image.open(io.BytesIO(share_card.png(FITS, DAY, LINK))) as image:
         assert image.size == (share_card.WIDTH, share_card.HEIGHT)
         assert len(image.getcolors(1 << 20) or []) > 8, "bars in their colours, and letters"
+
+
+def test_a_picture_is_drawn_without_a_session_and_follows_the_setup_on_screen() -> None:
+    """Streamlit makes a deferred file in a thread of its own; the address chooses no section, which opens the first."""
+    asked = {"model": "Qwen/Qwen3-8B", "gpu": "L4", "method": "qlora"}
+    with patch.object(streamlit, "download_button") as button:
+        page = open_page(**asked, section="")
+        png, svg = (call.args[1] for call in button.call_args_list)
+        move(page, "max_length", 512)
+    assert "At the peak</th>" in text_of(page), "what fills it"
+    moved = estimate(*contract.parse({**asked, "max_length": 512}))
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(png).result().startswith(b"\x89PNG")
+        assert one_line.setup_line(moved) in unescape(thread.submit(svg).result())
 
 
 def test_names_in_the_address_are_escaped_in_the_tags() -> None:

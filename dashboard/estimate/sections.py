@@ -106,16 +106,19 @@ def _draw_could_also(answer: Estimate) -> None:
 def draw(answer: Estimate) -> None:
     """The switch between sections, and the open section."""
     labels = [label for label in SECTIONS if label != VLLM or vllm_share.applies(answer)]
+    if st.session_state.get("section", labels[0]) is None:
+        st.session_state["section"] = labels[0]
     chosen = st.segmented_control(
         "More about this setup",
         labels,
-        default=next(iter(SECTIONS)),
+        default=labels[0],
         required=True,
         key="section",
         bind="query-params",
         label_visibility="collapsed",
     )
-    SECTIONS[chosen](answer)
+    # an empty ``section=`` in the address chooses nothing, though the widget requires a choice (streamlit 1.67)
+    SECTIONS[chosen or labels[0]](answer)
 
 
 VLLM = "vLLM's share"

@@ -231,7 +231,7 @@ def _open() -> None:
         else:
             asked.RUN.put(question_of(given))
             st.session_state["plan shown"] = asked.RUN.key
-            del st.query_params[TEAM.key]
+            st.query_params.pop(TEAM.key, None)
     except ValueError as problem:
         st.session_state[held.PROBLEM] = f"The file is not taken: {problem}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 
@@ -21,19 +22,37 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
             _ask_for_name(answer())
         copy_button()
         present_button(1)
-        _picture(answer)
+        _picture(answer())
     say_problems()
 
 
-def _picture(answer: Callable[[], Estimate | str]) -> None:
+@dataclass(slots=True)
+class OnScreen:
+    """The answer that a visitor sees: a download reads it here, since the thread that makes a file has no session."""
+
+    answer: Estimate | str
+
+
+def follow(answer: Estimate | str) -> None:
+    """Records the answer that the page now shows, or the sentence that refuses it."""
+    _on_screen(answer).answer = answer
+
+
+def _on_screen(answer: Estimate | str) -> OnScreen:
+    seen: OnScreen = st.session_state.setdefault("on screen", OnScreen(answer))
+    return seen
+
+
+def _picture(answer: Estimate | str) -> None:
     """Offers a self-contained picture of this setup."""
+    seen, link = _on_screen(answer), (st.context.url or "").partition("?")[0]
     with st.popover(
         "Picture", key="picture", help="One picture to share: verdict, bars, hours and dollars."
     ):
         for kind, mime in (("PNG", "image/png"), ("SVG", "image/svg+xml")):
             st.download_button(
                 f"Save as {kind}",
-                partial(_drawn, answer, kind),
+                partial(_drawn, seen, kind, link),
                 f"headroom.{kind.lower()}",
                 mime,
                 on_click="ignore",
@@ -41,13 +60,12 @@ def _picture(answer: Callable[[], Estimate | str]) -> None:
             )
 
 
-def _drawn(answer: Callable[[], Estimate | str], kind: str) -> bytes | str:
-    of = answer()
-    if isinstance(of, str):
-        return of
-    day, link = date.today().isoformat(), st.context.url or ""
+def _drawn(seen: OnScreen, kind: str, link: str) -> bytes | str:
+    """The picture of what is on screen; ``ValueError`` for a refusal, which has none."""
+    if isinstance(seen.answer, str):
+        raise ValueError(seen.answer)
     draw = share_card.png if kind == "PNG" else share_card.svg
-    return draw(of, day, link.partition("?")[0])
+    return draw(seen.answer, date.today().isoformat(), link)
 
 
 def say_problems() -> None:
