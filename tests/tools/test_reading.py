@@ -218,6 +218,23 @@ def test_typical_scripts_are_read(script: str, tool: str, expected: dict[str, ob
     assert not run.of(Fate.UNKNOWN)
 
 
+@pytest.mark.parametrize(("packs", "evaluated"), [("true", 4), ("false", 2)])
+def test_axolotl_packs_evaluation_into_the_rows_of_training(packs: str, evaluated: int) -> None:
+    # axolotl, core/trainers/base.py, _create_multipack_sampler: batch 1 of train_batch_size · max_seq_length tokens
+    text = f"""
+base_model: meta-llama/Llama-3.1-8B
+sample_packing: true
+eval_sample_packing: {packs}
+sequence_len: 8192
+micro_batch_size: 4
+eval_batch_size: 2
+val_set_size: 0.1
+"""
+    setup = read(axolotl_yaml=text).setup
+    assert setup["per_device_eval_batch_size"] == evaluated
+    assert (setup["per_device_train_batch_size"], setup["max_length"]) == (4, 8192)
+
+
 def test_rows_that_no_tool_truncates_are_reported() -> None:
     (note,) = read(train_py=BITSANDBYTES).notes
     assert note.startswith("Trainer cuts no row here")

@@ -128,15 +128,10 @@ def _rows(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     packing = is_on(theirs["args.sample_packing"])
     if batch is None and (total := whole(theirs["args.batch_size"])):
         batch = max(1, total // (whole(theirs["args.gradient_accumulation_steps"]) or 1))
-    batch, length = batch or 1, length or 512
     found: dict[str, Value] = {"packing": packing}
     if packing and not is_on(theirs["args.multipack_real_batches"]):
-        return found | {
-            "per_device_train_batch_size": 1,
-            "max_length": batch * length,
-            "padding_free": True,
-        }
-    return found | {"per_device_train_batch_size": batch, "max_length": length}
+        found["padding_free"] = True
+    return found | {"per_device_train_batch_size": batch or 1, "max_length": length or 512}
 
 
 def _write_rows(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -289,8 +284,10 @@ def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         found["eval_strategy"] = "steps" if steps else "epoch"
     else:
         found["eval_strategy"] = "no"
-    own = whole(theirs["args.eval_batch_size"]) or whole(theirs["args.micro_batch_size"]) or 1
-    found["per_device_eval_batch_size"] = own
+    # packed, the sampler of evaluation takes the rows of training: core/trainers/base.py:141
+    packs = so_far["packing"] and theirs["args.eval_sample_packing"] is not False
+    own = None if packs else whole(theirs["args.eval_batch_size"])
+    found["per_device_eval_batch_size"] = own or so_far["per_device_train_batch_size"]
     save = theirs["args.save_strategy"]
     by_steps = theirs["args.save_steps"] is not None or theirs["args.saves_per_epoch"] is not None
     found["save_strategy"] = save if isinstance(save, str) else "steps" if by_steps else "epoch"
@@ -345,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         ours=("per_device_train_batch_size", "max_length", "packing", "padding_free"),
         read=_rows,
         write=_write_rows,
-        says="a packed micro-batch is one row of micro_batch_size · sequence_len tokens",
+        says="the rows of a packed micro-batch are joined into one of micro_batch_size · sequence_len tokens",
     ),
     same("args.gradient_accumulation_steps"),
     Rule(
