@@ -197,15 +197,9 @@ class Block:
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
-                linked = LoadedLinear(module, parameters[0], parameters[1] if module.bias else None)
+                bias = parameters[1] if module.bias else None
+                self.linears[module.name] = linked = self._linked(module, parameters[0], bias, key)
                 linked.is_quantized = is_quantized(module, setup.adapters)
-                if adapters := self._adapters(module, key, has_grad=has_grad):
-                    linked.lora_a, linked.lora_b, *beside = adapters
-                    if setup.lora_bias:
-                        linked.lora_bias = beside[0]
-                    elif beside:
-                        linked.magnitude = beside[0]
-                self.linears[module.name] = linked
             case Bare():
                 stack = ExpertStack(module, parameters[0], parameters[1] if module.bias else None)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
@@ -241,6 +235,20 @@ class Block:
         ]
         return parameters
 
+    def _linked(
+        self, module: Linear, weight: Parameter, bias: Parameter | None, key: str
+    ) -> LoadedLinear:
+        """A linear of these parameters, with whatever its adapter consists of."""
+        linked = LoadedLinear(module, weight, bias)
+        has_grad = self.setup.gradient_accumulation_steps > 1
+        if adapters := self._adapters(module, key, has_grad=has_grad):
+            linked.lora_a, linked.lora_b, *beside = adapters
+            if self.setup.lora_bias:
+                linked.lora_bias = beside[0]
+            elif beside:
+                linked.magnitude = beside[0]
+        return linked
+
     @property
     def rows(self) -> int:
         """Tokens of the micro-batch."""
@@ -248,11 +256,7 @@ class Block:
 
     def tie(self, head: Linear, weight: Parameter, key: str) -> None:
         """Adds a tied head with an adapter, so that it is called like any linear."""
-        linked = LoadedLinear(head, weight, None)
-        has_grad = self.setup.gradient_accumulation_steps > 1
-        linked.lora_a, linked.lora_b, *bias = self._adapters(head, key, has_grad=has_grad)
-        linked.lora_bias = bias[0] if bias else None
-        self.linears[head.name] = linked
+        self.linears[head.name] = self._linked(head, weight, None, key)
 
     def adapted_embedding(
         self, name: str, ids: Tensor, found: Tensor, *, is_scaled: bool

@@ -24,7 +24,7 @@ def smoothed(step: Step) -> None:
     forward = step.call(Pass(step.trained, rows, length))
     logits = whole_logits(forward, ids)
     words = forward.model.vocab_size
-    loss = _loss(step.tape, logits, rows * (length - 1) * words, words)
+    loss = _loss(step.tape, logits, rows, length - 1, words)
     del logits
     forward.router_logits.clear()
     if setup.loss is Loss.CHUNKED_TRL:
@@ -41,16 +41,20 @@ def smoothed(step: Step) -> None:
     del ids, labels, padding
 
 
-def _loss(tape: Tape, logits: Tensor, elements: int, words: int) -> Tensor:
+def _loss(tape: Tape, logits: Tensor, examples: int, scored: int, words: int) -> Tensor:
     """Negated log-softmax of all positions but the last, of which one word and the sum of all words count.
 
     Four tensors of T · V at once: the logits, the copy that is shifted, the log-softmax, and its negative. The last two
-    are kept for backward.
+    are kept for backward. One row is contiguous as it is, so that the slice is not copied.
 
-    Source: torch 2.13, tools/autograd/derivatives.yaml (``gather`` keeps its input).
+    Source: transformers 5.23, trainer_pt_utils.py, ``LabelSmoother.__call__`` (``logits[..., :-1, :].contiguous()``);
+    torch 2.13, tools/autograd/derivatives.yaml (``gather`` keeps its input).
     """
-    width, rows = logits.width, elements // words
-    shifted = as_logits(op.clone(tape, op.part(tape, logits, elements)))
+    width, rows = logits.width, examples * scored
+    elements = rows * words
+    shifted = op.part(tape, logits, elements)
+    if examples > 1:
+        shifted = as_logits(op.clone(tape, shifted))
     tape.operation = "log-softmax"
     found = tape.new(elements, width, LOGITS)
     found = tape.record(

@@ -20,7 +20,9 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
+from estimator.families.weights import adapter_tensors, weight_width
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
+from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
@@ -143,6 +145,26 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
     return _known(model, adapters)
 
 
+def stepped_in_order(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """The trained tensors as Trainer's optimizer steps them one by one: those with weight decay, then the others.
+
+    Source: transformers 5.23, trainer.py, ``create_optimizer`` (two groups).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [tensor.shape for tensor in stepped_in_order(TINY_LLAMA, TrainingSetup())][-7:-4]
+    [(8, 16), (10, 8), (8,)]
+    """
+    modules = {(it.at, it.module.name): it.module for it in _trainable_modules(model, setup)}
+    groups: tuple[list[Trainable], list[Trainable]] = [], []
+    for trained in trained_in_order(model, setup):
+        module = modules[trained.at, trained.module]
+        width = weight_width(module, setup)
+        if trained.part.startswith("lora"):
+            width = adapter_tensors(module, setup)[int(trained.part.removeprefix("lora"))].width
+        groups[not trained.decays].append(Trainable(trained.shape, width, 1))
+    return [*groups[0], *groups[1]]
+
+
 def without_rank(adapters: Adapters) -> Adapters:
     """The keys on which the trained tensors depend, equal for all ranks where there are no adapters (derived)."""
     return adapters if adapters.uses_adapters else replace(adapters, lora_r=1)
@@ -154,13 +176,17 @@ def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
     return tuple(_in_order(model, TrainingSetup(adapters=adapters)))
 
 
+def _trainable_modules(model: Model, setup: TrainingSetup) -> Iterator[Located]:
+    """The tower's modules, where the model is loaded with one, and the text's."""
+    if model.vision is not None and sees(model, setup.adapters):
+        yield from _tower_in_order(model.vision, model)
+    yield from modules_in_order(model)
+
+
 def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
     heads, vision = tied_head(model), model.vision
-    found_in = list(modules_in_order(model))
-    if vision is not None and sees(model, setup.adapters):
-        found_in = [*_tower_in_order(vision, model), *found_in]
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
-    for at, module in found_in:
+    for at, module in _trainable_modules(model, setup):
         if module in heads and not setup.uses_adapters:
             continue
         if module not in found:

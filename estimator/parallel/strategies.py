@@ -15,12 +15,14 @@ from estimator.parallel.fsdp1_hooks import Fsdp1Hooks, fsdp1_shards
 from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
+from estimator.parallel.parameter_order import stepped_in_order
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, unsharded
+from estimator.resident.optimizer import step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Strategy
+from estimator.values.specs import Model, Optimizer, Strategy
 
 
 class StrategyRule(NamedTuple):
@@ -48,6 +50,10 @@ RULES: dict[Strategy, StrategyRule] = {
     Strategy.HSDP: FSDP2,
 }
 """One row per strategy."""
+
+
+WHOLE = (Strategy.NONE, Strategy.DDP)
+"""Strategies under which a GPU steps whole tensors, all of them."""
 
 
 def _rule(mesh: Mesh) -> StrategyRule:
@@ -79,4 +85,11 @@ def hooks(
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and states on the fullest GPU, independent of batch and length."""
     resident = _rule(structure.mesh).resident(model, structure)
+    if (
+        resident.transient
+        and structure.optim is Optimizer.ADAFACTOR
+        and structure.strategy in WHOLE
+    ):
+        tensors = stepped_in_order(model, structure)
+        resident = replace(resident, transient=step_transient(tensors, structure.optim, None))
     return replace(resident, reference=reference_bytes(model, structure))

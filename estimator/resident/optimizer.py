@@ -71,13 +71,36 @@ def _bitsandbytes(*buffers: int, eight_bit: bool = False, paged: bool = False) -
 
 
 def _adafactor(tensor: Trainable, width: int) -> States:
-    # float32 means of rows and of columns of the last two dimensions; vectors whole:
-    # transformers 5.23, optimization.py, Adafactor._get_options (beta1 None: no first moment)
-    if len(tensor.shape) < 2:
-        return States(allocated(4 * elements(tensor.shape)), 0)
-    stack = elements(tensor.shape[:-2])
-    rows, columns = stack * tensor.shape[-2], stack * tensor.shape[-1]
-    return States(allocated(4 * rows) + allocated(4 * columns), 0)
+    # float32 means of rows and of columns, or of every element, and the root of the weight's mean square, a scalar:
+    # transformers 5.23, optimization.py, Adafactor.step (beta1 None: no first moment; state["RMS"])
+    return States(sum(map(allocated, _means(tensor.shape))) + allocated(4), 0)
+
+
+def _means(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes of Adafactor's means of squares: of rows and of columns of the last two dimensions; of vectors whole."""
+    if len(shape) < MATRIX:
+        return (4 * elements(shape),)
+    stack = elements(shape[:-2])
+    return 4 * stack * shape[-2], 4 * stack * shape[-1]
+
+
+MATRIX = 2
+"""Dimensions of a matrix."""
+
+
+def _adafactor_step(tensors: Iterable[Trainable]) -> int:
+    """Peak of a loop over tensors in their order, each of which finds the update of the one before it.
+
+    16 · n   the update in float32, what it is computed from, and copies of a 16-bit gradient and weight
+             beside it 4 · n of the tensor before, or a factor of every row and of every column
+    """
+    peak = before = 0
+    for tensor in tensors:
+        size = elements(tensor.shape)
+        factors = sum(_means(tensor.shape)) if len(tensor.shape) >= MATRIX else 0
+        peak = max(peak, size * (16 if tensor.width < 4 else 8) + max(before, factors))
+        before = 4 * size
+    return peak
 
 
 def _stable_adamw(tensor: Trainable, width: int) -> States:
@@ -252,10 +275,11 @@ def step_transient(
 ) -> int:
     """Peak bytes of temporaries in ``optimizer.step()``, in addition to weights, gradients and states.
 
-    Foreach AdamW: a square root of every second moment at once; Adagrad: also the scaled gradients. Adafactor: float32
-    copies of the largest tensor's gradient and weight and two working tensors, 16 bytes per element (8 if they already
-    are float32). Fused and bitsandbytes' kernels: none. GaLore, in a step that updates its projectors: float32 copy,
-    singular vectors and values of the largest matrix, plus leftovers of the previous tensor; APOLLO: only the copy.
+    Foreach AdamW: a square root of every second moment at once; Adagrad: also the scaled gradients. Adafactor, whose
+    tensors come in the order of its loop: float32 copies of one tensor's gradient and weight and two working tensors,
+    16 bytes per element (8 if they already are float32), beside the update of the tensor before. Fused and
+    bitsandbytes' kernels: none. GaLore, in a step that updates its projectors: float32 copy, singular vectors and
+    values of the largest matrix, plus leftovers of the previous tensor; APOLLO: only the copy.
 
     Leaves out: cuSOLVER's scratch memory in GaLore's decomposition.
 
@@ -275,5 +299,5 @@ def step_transient(
         each = sum(t.alike * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
         return copies * each
     if optim is Optimizer.ADAFACTOR:
-        return max(elements(t.shape) * (16 if t.width < 4 else 8) for t in tensors)
+        return _adafactor_step(tensors)
     return 0
