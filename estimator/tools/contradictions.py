@@ -50,6 +50,8 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     ]
     if len({it.key.rpartition(".")[2] for it in packed}) == 2:
         yield f"{_at(packed[0])} and {_at(packed[1])} are both on, and bitsandbytes takes one of the two; turn one off."
+    if tool == "axolotl":
+        yield from _of_axolotl(given)
     free = given.get("args.padding_free")
     if tool == "trl" and free is not None and is_on(free.value) and not values.get("packing"):
         length = given.get("args.max_length")
@@ -62,6 +64,23 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     ]
     if len(two) == 2:
         yield f"{_at(two[0])} and {_at(two[1])} are two ways to divide one run; leave one out."
+
+
+def _of_axolotl(given: Mapping[str, Entry]) -> Iterator[str]:
+    """Source: axolotl 0.19.0, axolotl/utils/schemas/peft.py:177-224."""
+    adapter = given.get("args.adapter")
+    packs = [given[key] for key in AXOLOTL_PACKS if key in given and is_on(given[key].value)]
+    if packs and (adapter is None or not adapter.value):
+        yield f"{_at(packs[0])} needs an adapter, or axolotl stops; set adapter to qlora, or turn it off."
+    if (
+        adapter is not None
+        and adapter.value == "qlora"
+        and not any(it.key == AXOLOTL_PACKS[0] for it in packs)
+    ):
+        yield f"{_at(adapter)} needs load_in_4bit, or axolotl stops; turn it on."
+
+
+AXOLOTL_PACKS = ("args.load_in_4bit", "args.load_in_8bit")
 
 
 def _deepspeed(given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[str]:

@@ -42,8 +42,12 @@ OBJECTIVES = {
 
 
 def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """The adapter decides: ``load_in_4bit`` packs the base of ``qlora`` alone.
+
+    Source: axolotl 0.19.0, axolotl/loaders/model.py:801.
+    """
     adapter = theirs["args.adapter"]
-    if adapter == "qlora" or (adapter == "lora" and is_on(theirs["args.load_in_4bit"])):
+    if adapter == "qlora":
         return {"method": "qlora"}
     if adapter == "lora":
         return {"method": "lora", "load_in_8bit": is_on(theirs["args.load_in_8bit"])}
@@ -99,9 +103,30 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     Source: axolotl 0.19.0, core/trainers/base.py, ``additional_accelerator_args`` (torchao's ``Float8LinearConfig``).
     """
     found = _in_16_bits(theirs)
+    if _is_upcast(theirs, so_far):
+        found["dtype"] = "float32"
     if not is_on(theirs["args.fp8"]):
         return found
     return found | {"mixed_precision": "fp8", "fp8_pad_inner_dim": False}
+
+
+def _is_upcast(theirs: Theirs, so_far: SoFar) -> bool:
+    """Whether a base that ``load_in_4bit`` did not pack is cast to float32, as if it were prepared for 4 bits.
+
+    Leaves out: norms, embeddings and head, which are cast back.
+    Source: axolotl 0.19.0, axolotl/loaders/model.py:1122-1152; peft 0.21, utils/other.py,
+    ``prepare_model_for_kbit_training``.
+    """
+    if theirs["args.adapter"] != "lora" or not is_on(theirs["args.load_in_4bit"]):
+        return False
+    skips = (
+        so_far["strategy"] == "zero3"
+        or any(
+            is_on(theirs[f"args.fsdp_config.{it}cpu_ram_efficient_loading"]) for it in ("", "fsdp_")
+        )
+        or bool(theirs["args.peft.loftq_config.loftq_bits"])
+    )
+    return not skips
 
 
 def _in_16_bits(theirs: Theirs) -> dict[str, Value]:
@@ -294,6 +319,17 @@ def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
+def _write_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    rows = values["per_device_eval_batch_size"]
+    differs = values["packing"] and rows != values["per_device_train_batch_size"]
+    return {
+        "args.eval_strategy": values["eval_strategy"],
+        "args.eval_batch_size": rows,
+        "args.save_strategy": values["save_strategy"],
+        **({"args.eval_sample_packing": False} if differs else {}),
+    }
+
+
 def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     steps = whole(theirs["args.max_steps"])
     if steps is not None and steps > 0:
@@ -442,17 +478,17 @@ RULES: tuple[Rule, ...] = (
             "args.eval_steps",
             "args.evals_per_epoch",
             "args.eval_batch_size",
+            "args.eval_sample_packing",
             "args.save_strategy",
             "args.save_steps",
             "args.saves_per_epoch",
         ),
-        ours=("eval_strategy", "per_device_eval_batch_size", "save_strategy"),
+        ours=(
+            *("eval_strategy", "per_device_eval_batch_size", "save_strategy"),
+            *("packing", "per_device_train_batch_size"),
+        ),
         read=_run,
-        write=lambda values: {
-            "args.eval_strategy": values["eval_strategy"],
-            "args.eval_batch_size": values["per_device_eval_batch_size"],
-            "args.save_strategy": values["save_strategy"],
-        },
+        write=_write_run,
         says="it evaluates with the micro-batch, and saves every epoch",
         source=f"{VERSION}, axolotl/core/builders/base.py:517",
     ),
@@ -524,7 +560,6 @@ LATER: tuple[Later, ...] = (
     later("torch_empty_cache_steps", "Free blocks go back to the driver now and then", LESS),
     later("gc_steps", "Free blocks go back to the driver now and then", LESS, -1),
     later("gc_collect_steps", "Free blocks go back to the driver now and then", LESS),
-    later("eval_sample_packing", "Evaluation packs otherwise than training", EITHER, True),
     later("eval_sequence_len", "Evaluation has rows of another length", EITHER),
     later("batch_flattening", "A batch is flattened to one row", LESS, "auto"),
     later("pad_to_multiple_of", "Rows are padded further", MORE),

@@ -1,0 +1,50 @@
+"""What axolotl 0.19.0 makes of keys that seem to say something else; expected values are its source's, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import read_files
+
+MODEL = {"base_model": "Qwen/Qwen2.5-7B", "micro_batch_size": 4, "sequence_len": 2048, "bf16": True}
+LORA4 = {"adapter": "lora", "load_in_4bit": True}
+
+
+def setup(**keys: Any) -> dict[str, Any]:
+    lines = "\n".join(
+        f"{key}: {str(it).lower() if isinstance(it, bool) else it}"
+        for key, it in {**MODEL, **keys}.items()
+    )
+    return dict(read_files({"axolotl.yaml": lines}).setup)
+
+
+@pytest.mark.parametrize(
+    ("keys", "method", "dtype"),
+    [
+        ({"adapter": "qlora", "load_in_4bit": True}, "qlora", "bfloat16"),
+        (LORA4, "lora", "float32"),
+        ({**LORA4, "deepspeed": "deepspeed_configs/zero3_bf16.json"}, "lora", "bfloat16"),
+        ({"adapter": "lora"}, "lora", "bfloat16"),
+    ],
+)
+def test_only_qlora_packs_and_lora_is_upcast_instead(
+    keys: dict[str, Any], method: str, dtype: str
+) -> None:
+    """loaders/model.py:801 packs for ``qlora`` alone; 1142 prepares (to float32) whatever asks for 4 bits, but in
+    ZeRO-3."""
+    found = setup(**keys)
+    assert (found["method"], found["dtype"], found.get("load_in_8bit", False)) == (
+        method,
+        dtype,
+        False,
+    )
+
+
+@pytest.mark.parametrize("keys", [{"load_in_8bit": True}, {"adapter": "qlora"}])
+def test_what_axolotl_refuses_is_said(keys: dict[str, Any]) -> None:
+    """utils/schemas/peft.py:177-224."""
+    lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **keys}.items())
+    (said,) = read_files({"axolotl.yaml": lines}).contradictions
+    assert "axolotl stops" in said
