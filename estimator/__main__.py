@@ -208,6 +208,8 @@ def _print_estimate(reading: Reading, *, with_remedies: bool, measured: str | No
         said = describe(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return _refuse(str(problem))
+    except OSError:  # the answer cannot be written, which ``console`` says
+        raise
     except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
     print(said)
@@ -236,6 +238,8 @@ def _print_placement(arguments: Sequence[str]) -> int:
         placed = place(read_object(arguments[0], "The placement"))
     except ValueError as problem:
         return _refuse(str(problem))
+    except OSError:  # the answer cannot be written, which ``console`` says
+        raise
     except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
     print(json.dumps(placed, indent=2))
@@ -263,6 +267,8 @@ def _check(arguments: Sequence[str]) -> int:
         return command.run(paths, changed, sys.stdout, models, **how)
     except ValueError as problem:
         return _refuse(str(problem))
+    except OSError:  # the answer cannot be written, which ``console`` says
+        raise
     except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
 
@@ -281,6 +287,8 @@ def _plan(arguments: Sequence[str]) -> int:
         return plan.run(given, sys.stdout, models)
     except ValueError as problem:
         return _refuse(_with_the_hub(str(problem)))
+    except OSError:  # the answer cannot be written, which ``console`` says
+        raise
     except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
 
@@ -440,6 +448,11 @@ def _unknown_argument(argument: str) -> str:
     return f"{show(argument)} is not understood{hint}"
 
 
+def _drop_the_rest() -> None:
+    """Discards what is not yet written, so that Python does not try again, and fail, at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console() -> int:
     """The command ``headroom``; returns the exit status."""
     try:
@@ -447,9 +460,12 @@ def console() -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does; stay silent, even at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does; stay silent
+        _drop_the_rest()
         return 1
+    except OSError as problem:
+        _drop_the_rest()
+        return _refuse(f"the answer cannot be written: {(problem.strerror or 'unknown').lower()}.")
     return status
 
 

@@ -37,9 +37,11 @@ DOORS = {
     "rows.py",
     "callback.py",
     "files.py",
+    "local_files.py",
 }
 """``rows.py`` and ``callback.py`` write what was measured: a row of a table, with its day, after a step that they time;
-``files.py`` reads the files that a command names; ``own_tables.py`` the folder that ``HEADROOM_DATA`` names."""
+``files.py`` reads the files that a command names, by ``local_files.py``;
+``own_tables.py`` the folder that ``HEADROOM_DATA`` names."""
 
 
 def _imports(path: Path) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from pathlib import Path
 
@@ -177,6 +178,19 @@ def test_oversized_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "large.json").write_bytes(b" " * 101)
     with pytest.raises(ValueError, match="is larger than"):
         files.found([str(tmp_path / "large.json")])
+
+
+def test_a_large_file_or_a_pipe_in_a_folder_is_left_out_and_a_named_pipe_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, run=GPT2)
+    with (tmp_path / "rows.json").open("wb") as rows:
+        rows.truncate(files.LARGEST_FILE + 1)  # a sparse file
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert main(["check", str(tmp_path), "--gpu", "L4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("rows.json.")
+    assert main(["check", str(tmp_path / "pipe.yaml"), "--gpu", "L4"]) == 2
+    assert "pipe.yaml is no regular file" in capsys.readouterr().err
 
 
 def test_help_explains_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:

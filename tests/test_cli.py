@@ -284,6 +284,25 @@ def test_closed_pipe_prints_no_traceback() -> None:
     assert said == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full device")
+@pytest.mark.parametrize("flags", [["--json"], ["openai-community/gpt2"], ["check", "{folder}"]])
+def test_a_full_disk_gets_one_sentence(
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "run.json").write_bytes(GOOD)
+    with Path("/dev/full").open("w", buffering=1) as full, (tmp_path / "run.json").open() as lines:
+        monkeypatch.setattr(
+            sys, "argv", ["headroom", *(it.format(folder=tmp_path) for it in flags)]
+        )
+        monkeypatch.setattr(sys, "stdin", lines)
+        monkeypatch.setattr(sys, "stdout", full)
+        assert command.console() == 2
+    assert capsys.readouterr().err == "the answer cannot be written: no space left on device.\n"
+
+
 def test_internal_error_affects_one_line_and_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_user_rows_join_the_shipped_ones_and_user_prices_replace_them(tmp_path: 
         ("gpus.csv", "50000000000", "", "memory_bytes: it is empty"),
         ("gpus.csv", "50000000000", "-5", "memory_bytes must be between"),
         ("prices.csv", "L4", "L44", "gpu L44 is unknown; similar names: L4"),
+        ("prices.csv", "0.3", "0.3,,,,,,,,,,,,,,,,,,", "has more cells than the first line"),
         ("prices.csv", "0.3", "-1", "usd_per_gpu_hour must be above 0."),
         ("prices.csv", "2026-11-01", "soon", "date 'soon' is no day"),
         (

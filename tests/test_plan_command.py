@@ -12,6 +12,7 @@ import pytest
 from estimator import estimate
 from estimator.__main__ import main
 from estimator.contract.setups import parse
+from estimator.plan import files
 from estimator.plan.files import count_texts, price_list
 from estimator.plan.report import COLUMNS
 from estimator.tools.imported import read_files
@@ -149,11 +150,36 @@ def test_csv_and_parquet_files_are_counted_alike() -> None:
         (b"text\n\xff", "a.csv", "not UTF-8"),
         (b"PAR1", "a.parquet", "is no parquet file"),
         (b"x", "a.docx", "is no file of examples"),
+        (b"text\na,b\n", "a.csv", "line 2: it has more cells than the first line names"),
+        (b"text\nb\n" + b"a" * 200_000, "a.csv", "line 3: no CSV .field larger than field limit"),
+        (b"," * 1000, "a.csv", "more than 1,000 columns"),
+        (b"[" * 2_000_001, "a.jsonl", "line 1: it has more than 2,000,000 objects and lists"),
     ],
 )
 def test_an_invalid_file_is_refused(content: bytes, name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         count_texts(content, name)
+
+
+def test_messages_may_be_nested_900_deep() -> None:
+    deep = b'{"messages": ' + b"[" * 900 + b'"twelve bytes"' + b"]" * 900 + b"}"
+    assert count_texts(deep, "a.jsonl").high.longest == 5  # 12 bytes at 2.5 a token
+
+
+def test_a_file_is_counted_only_as_far_as_it_may_unpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    packed = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["a" * 1000] * 2000}), packed)
+    assert len(packed.getvalue()) < 5000, "one value, of which each row is a copy"
+    assert count_texts(packed.getvalue(), "a.parquet").examples == 2000
+    monkeypatch.setattr(files, "MOST_UNPACKED", 2**20)
+    with pytest.raises(ValueError, match="unpacks to more than 1 MiB"):
+        count_texts(packed.getvalue(), "a.parquet")
+    monkeypatch.setattr(files, "MOST_EXAMPLES", 1)
+    with pytest.raises(ValueError, match="more than 1 rows"):
+        count_texts(b"text\na\nb\n", "a.csv")
 
 
 def test_an_unknown_column_or_an_unreadable_tokenizer_is_refused() -> None:
@@ -185,6 +211,7 @@ def test_a_given_price_list_replaces_the_shipped_one(
         ("gpu,provider,usd_per_gpu_hour\nL4,us,-1\n", "a price is from 0"),
         ("gpu,provider,usd_per_gpu_hour\nL444,us,1\n", "L444"),
         ("gpu,provider,usd_per_gpu_hour\n", "has no prices"),
+        ("gpu,provider,usd_per_gpu_hour\nL4,us,1,2\n", "line 2: it has more cells"),
     ],
 )
 def test_an_invalid_price_list_is_refused(text: str, says: str) -> None:

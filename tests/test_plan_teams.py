@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import product
 from pathlib import Path
 
@@ -145,3 +146,22 @@ def test_a_team_in_a_file_is_scheduled(tmp_path: Path, capsys: pytest.CaptureFix
     assert answer["left_out"] == {"large": "no setup of it fits any of the cards."}
     assert main(["plan", str(path)]) == 1
     assert "small" in capsys.readouterr().out
+
+
+def test_what_the_solver_prints_is_not_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """HiGHS 1.16 writes its name to standard output when a solver is made."""
+    import highspy
+
+    class Loud(highspy.Highs):
+        def __init__(self) -> None:
+            os.write(1, b"Running HiGHS")
+            super().__init__()
+
+    monkeypatch.setattr(highspy, "Highs", Loud)
+    option = JobOption(pool="a", num_gpus=1, hours=1.0, dollars=0.0)
+    schedule([Job(name="one", options=[option])], {"a": 1}, HORIZON, SLOTS)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Running HiGHS")

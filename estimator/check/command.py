@@ -65,7 +65,9 @@ def run(
 ) -> int:
     """Check the runs in some paths, with keys that override their files; returns the exit status."""
     known = _or_local(known)
-    asked, left_out = reading.read(files.found(paths), known, together=together)
+    found, large = files.found(paths)
+    asked, others = reading.read(found, known, together=together)
+    left_out = [*others, *large]
     if not asked:
         raise InputError(
             f"none of {len(left_out)} files says what is trained; name the files of a run."
@@ -82,8 +84,8 @@ def run(
             if alone
             else report.table(judged)
         )
-        others = f"No runs, and left out: {', '.join(left_out)}.\n" if left_out else ""
-        output.write(f"{said}\n{others}")
+        rest = f"No runs, and left out: {', '.join(left_out)}.\n" if left_out else ""
+        output.write(f"{said}\n{rest}")
     return max(it.status for it in judged)
 
 

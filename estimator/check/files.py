@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimator.sources.local_files import regular_file
 from estimator.sources.repository import from_text
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
@@ -18,6 +19,8 @@ LONGEST_PATH = 1000
 """Characters of a folder's name: ours."""
 LARGEST_FILE = 10 * 2**20
 """Largest file read, in bytes: ours; more than any notebook without its images."""
+MOST_BYTES = 256 * 2**20
+"""Bytes of all files of one command: ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +34,32 @@ class FoundFile:
     """Found in a folder rather than named, so it may not describe a run at all."""
 
 
-def found(paths: Sequence[str]) -> list[FoundFile]:
-    """The files at the given paths, searching folders; ``InputError`` names a path that does not exist."""
+def found(paths: Sequence[str]) -> tuple[list[FoundFile], list[str]]:
+    """The files at the given paths, searching folders, and the names of those that are too large to be configs.
+
+    ``InputError`` names a path that cannot be read. A large file is left out only where a folder has it.
+    """
     files: list[FoundFile] = []
+    large: list[str] = []
+    total = 0
     for path in map(Path, paths):
-        if path.is_dir():
-            files += (_read(it, from_folder=True) for it in _below(path))
-        else:
+        if not path.is_dir():
             files.append(_read(path, from_folder=False))
-    if not files:
+            continue
+        for inner in _below(path):
+            if inner.stat().st_size > LARGEST_FILE:
+                large.append(str(inner))
+                continue
+            files.append(_read(inner, from_folder=True))
+            total += len(files[-1].content)
+            if len(files) > MOST_FILES or total > MOST_BYTES:
+                raise InputError(
+                    f"{path} has more than {MOST_FILES:,} files, or {MOST_BYTES // 2**20} MiB of "
+                    "them; name fewer at once."
+                )
+    if not files and not large:
         raise InputError(f"{', '.join(paths)}: no file that ends in {', '.join(ENDINGS)} is there.")
-    if len(files) > MOST_FILES:
-        raise InputError(f"{len(files)} files are more than {MOST_FILES}; name fewer at once.")
-    return files
+    return files, large
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -54,15 +70,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, *, from_folder: bool) -> FoundFile:
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except OSError as problem:
-        raise InputError(
-            f"{path} cannot be read: {(problem.strerror or 'unknown').lower()}."
-        ) from None
-    if len(content) > LARGEST_FILE:
-        raise InputError(f"{path} is larger than {LARGEST_FILE // 2**20} MiB; that is no config.")
+    content = regular_file(path, LARGEST_FILE)
     return FoundFile(name=str(path), content=content, from_folder=from_folder)
 
 

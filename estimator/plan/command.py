@@ -15,6 +15,7 @@ from estimator.plan.question import Question, TokenLengths
 from estimator.plan.reading import object_of_text, question_of
 from estimator.plan.team_reading import team_of
 from estimator.plan.teams import options_of, schedule, team_jobs
+from estimator.sources.local_files import regular_file
 from estimator.tools.defaults import TOOLS
 from estimator.tools.writing.files import files_of
 from estimator.values.kinds import one_of
@@ -86,14 +87,12 @@ def run(
     known: Callable[[object], Mapping[str, Model]],
 ) -> int:
     """Answer the question of a file; returns the exit status. Raises ``InputError`` for one that cannot be answered."""
-    asked = object_of_text(files.content_of(given.question), given.question)
+    asked = object_of_text(regular_file(given.question), given.question)
     if "jobs" in asked:
         return _schedule(asked, given, output, known)
     question, notes = _question(asked, given.question)
     if given.prices:
-        question = priced_by(
-            question, files.price_list(files.content_of(given.prices), given.prices)
-        )
+        question = priced_by(question, files.price_list(regular_file(given.prices), given.prices))
     models = {name: it for asked in question.models for name, it in known(asked).items()}
     answer = advise(candidates(question, models))
     answer = replace(answer, notes=(*notes, *answer.notes))
@@ -130,7 +129,7 @@ def _schedule(
     team = team_of(asked)
     prices = None
     if given.prices:
-        prices = files.price_list(files.content_of(given.prices), given.prices)
+        prices = files.price_list(regular_file(given.prices), given.prices)
     answers = {}
     for name, own in team.jobs.items():
         question = own if prices is None else priced_by(own, prices)
@@ -156,12 +155,10 @@ def _question(given: Mapping[str, object], path: str) -> tuple[Question, list[st
         raise InputError(f"lengths of a file have {one_of(LENGTHS_OF_FILE)}, not {unknown[0]}.")
     name, tokenizer = str(lengths["file"]), lengths.get("tokenizer")
     counted = files.count_texts(
-        files.content_of(files.beside(path, name)),
+        regular_file(files.beside(path, name)),
         name,
         column=str(lengths.get("column") or ""),
-        tokenizer=None
-        if tokenizer is None
-        else files.content_of(files.beside(path, str(tokenizer))),
+        tokenizer=None if tokenizer is None else regular_file(files.beside(path, str(tokenizer))),
     )
     rest = {key: value for key, value in given.items() if key != "lengths"}
     asked = question_of({"examples": counted.examples, **rest})

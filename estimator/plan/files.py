@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,16 @@ TEXTS = (
 )
 """Columns of text that TRL, LLaMA-Factory and axolotl know; those of one tuple are one example."""
 PRICE_COLUMNS = ("gpu", "provider", "usd_per_gpu_hour")
+MOST_EXAMPLES = 5_000_000
+"""Rows of a file of examples: ours; a file of the page's 50 MB has no more."""
+MOST_OBJECTS = 2_000_000
+"""Objects and lists of one JSON text: ours. Each takes some 100 bytes of memory, of two in the text."""
+MOST_COLUMNS = 1_000
+"""Columns of a CSV file: ours."""
+MOST_DIGITS = 12
+"""Digits of a number of tokens: ours."""
+MOST_UNPACKED = 256 * 2**20
+"""Bytes that a compressed file may unpack to: ours, five times the page's largest file."""
 MOST_USD = 1e6
 """Per GPU-hour: as the setup's own key."""
 CONTENTS = ("content", "value", "text")
@@ -70,22 +83,25 @@ def count_texts(
     >>> found.low.longest, found.high.longest, found.is_exact
     (3, 5, False)
     """
-    rows = list(_rows(content, name))
-    if not rows:
+    rows = _numbered(_rows(content, name), name)
+    first = next(rows, None)
+    if first is None:
         raise InputError(f"{name} has no rows; give a file with one example a row.")
-    columns, kind = _chosen(rows[0], column, name)
+    columns, kind = _chosen(first, column, name)
+    every = chain((first,), rows)
     if kind == "count":
-        counts = [_counted(row.get(columns[0]), columns[0], name) for row in rows]
+        counts = [_counted(row.get(columns[0]), columns[0], name) for row in every]
         exact = TokenLengths.counted(counts)
         how = f"Counted from the column {columns[0]} of {name}."
-        return CountedTexts(examples=len(rows), low=exact, high=exact, is_exact=True, how=how)
-    texts = [_text(row, columns) for row in rows]
+        return CountedTexts(examples=len(counts), low=exact, high=exact, is_exact=True, how=how)
+    texts = (_text(row, columns) for row in every)
     named = " and ".join(columns)
     if tokenizer is not None:
         encode = _encoder(tokenizer)
-        exact = TokenLengths.counted([max(1, encode(text)) for text in texts])
+        counts = [max(1, encode(text)) for text in texts]
+        exact = TokenLengths.counted(counts)
         how = f"Tokens of {named} in {name}, counted with the tokenizer; a chat template adds more."
-        return CountedTexts(examples=len(rows), low=exact, high=exact, is_exact=True, how=how)
+        return CountedTexts(examples=len(counts), low=exact, high=exact, is_exact=True, how=how)
     sizes = [len(text.encode()) for text in texts]
     most, fewest = BYTES_PER_TOKEN
     low, high = (
@@ -96,10 +112,19 @@ def count_texts(
         f"Bytes of {named} in {name} at {BYTES_PER_TOKEN[0]:g} to {BYTES_PER_TOKEN[1]:g} per token, a guess: "
         "give the model's tokenizer.json to count."
     )
-    return CountedTexts(examples=len(rows), low=low, high=high, is_exact=False, how=how)
+    return CountedTexts(examples=len(sizes), low=low, high=high, is_exact=False, how=how)
+
+
+def _numbered(rows: Iterator[Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
+    """The rows, while they are few enough."""
+    for number, row in enumerate(rows, 1):
+        if number > MOST_EXAMPLES:
+            raise InputError(f"{name} has more than {MOST_EXAMPLES:,} rows; give a sample of them.")
+        yield row
 
 
 def _rows(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, one after another: no more of them are in memory than are read."""
     ending = name.rpartition(".")[2].lower()
     if ending == "parquet":
         yield from _parquet(content, name)
@@ -109,7 +134,7 @@ def _rows(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
     except UnicodeDecodeError:
         raise InputError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
     if ending == "csv":
-        yield from csv.DictReader(io.StringIO(text))
+        yield from _csv(text, name)
         return
     if ending == "json":
         whole = _json(text, name, 1)
@@ -119,12 +144,34 @@ def _rows(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
         return
     if ending != "jsonl":
         raise InputError(f"{name} is no file of examples; give .jsonl, .json, .csv or .parquet.")
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(text), 1):
         if line.strip():
             yield _row(_json(line, name, number), name, number)
 
 
+def _csv(text: str, name: str) -> Iterator[Mapping[str, Any]]:
+    if text.partition("\n")[0].count(",") >= MOST_COLUMNS:
+        raise InputError(f"{name} has more than {MOST_COLUMNS:,} columns; leave out the others.")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        for row in reader:
+            if None in row:
+                raise InputError(
+                    f"{name}, line {reader.line_num}: it has more cells than the first line names; "
+                    "put cells that contain commas in quotes."
+                )
+            yield row
+    except csv.Error as problem:
+        raise InputError(
+            f"{name}, line {reader.line_num + 1}: no CSV ({problem}); correct it, or save the file as JSONL."
+        ) from None
+
+
 def _json(text: str, name: str, line: int) -> Any:
+    if text.count("{") + text.count("[") > MOST_OBJECTS:
+        raise InputError(
+            f"{name}, line {line}: it has more than {MOST_OBJECTS:,} objects and lists; split the file."
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -145,11 +192,35 @@ def _parquet(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
             f"{name}: parquet is read by pyarrow; install it, or save the file as JSONL."
         ) from None
     try:
-        table = parquet.read_table(io.BytesIO(content))
+        file = parquet.ParquetFile(io.BytesIO(content))
+        sizes = [_unpacked(file.metadata.row_group(it)) for it in range(file.num_row_groups)]
+        if sum(sizes) > MOST_UNPACKED:
+            raise InputError(_too_large(name))
+        # one value may be as long as its whole group, and be repeated in each row
+        at_once = max(1, min(1024, MOST_UNPACKED // 8 // max(1, *sizes, 1)))
+        total = 0
+        for batch in file.iter_batches(batch_size=at_once):
+            total += batch.nbytes
+            if total > MOST_UNPACKED:
+                raise InputError(_too_large(name))
+            yield from batch.to_pylist()
+    except InputError:
+        raise
     except (OSError, ValueError) as problem:
         raise InputError(f"{name} is no parquet file: {str(problem).splitlines()[0]}") from None
-    for batch in table.to_batches():
-        yield from batch.to_pylist()
+
+
+def _unpacked(group: Any) -> int:
+    """Bytes of a row group as its columns are stored uncompressed, and at 8 bytes a value."""
+    columns = [group.column(it) for it in range(group.num_columns)]
+    return sum(max(it.total_uncompressed_size, 8 * it.num_values) for it in columns)
+
+
+def _too_large(name: str) -> str:
+    return (
+        f"{name} unpacks to more than {MOST_UNPACKED // 2**20} MiB; give a sample of its rows, "
+        "or its column of text alone."
+    )
 
 
 def _chosen(row: Mapping[str, Any], column: str, name: str) -> tuple[Sequence[str], str]:
@@ -178,7 +249,9 @@ def _chosen(row: Mapping[str, Any], column: str, name: str) -> tuple[Sequence[st
 def _is_count(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(type(it) is int for it in value)
-    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+    if isinstance(value, str):
+        return len(value) <= MOST_DIGITS and value.isdecimal()
+    return type(value) is int
 
 
 def _counted(value: Any, column: str, name: str) -> int:
@@ -194,14 +267,17 @@ def _text(row: Mapping[str, Any], columns: Iterable[str]) -> str:
 
 
 def _said(value: Any) -> str:
-    """The text of a cell, or of all messages of a chat."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return next((_said(value[it]) for it in CONTENTS if it in value), "")
-    if isinstance(value, list):
-        return "\n".join(map(_said, value))
-    return ""
+    """The text of a cell, or of all messages of a chat, however deep they are nested."""
+    texts, left = [], [value]
+    while left:
+        it = left.pop()
+        if isinstance(it, Mapping):
+            left.append(next((it[key] for key in CONTENTS if key in it), ""))
+        elif isinstance(it, list) and it:
+            left += reversed(it)
+        else:
+            texts.append(it if isinstance(it, str) else "")
+    return "\n".join(texts)
 
 
 def _encoder(tokenizer: bytes) -> Callable[[str], int]:
@@ -256,20 +332,32 @@ def write_take_away(away: TakeAway, folder: str) -> list[str]:
     existing = [name for name in away.files if (target / name).exists()]
     if existing:
         raise InputError(f"{folder} already has {', '.join(existing)}; name another folder.")
-    target.mkdir(parents=True, exist_ok=True)
-    for name, text in away.files.items():
-        (target / name).write_text(text, encoding="utf-8")
-    return [*away.files]
-
-
-def content_of(path: str) -> bytes:
-    """The bytes of a file; ``InputError`` says why it cannot be read."""
     try:
-        return Path(path).read_bytes()
+        target.mkdir(parents=True, exist_ok=True)
+        for name, text in away.files.items():
+            (target / name).write_text(text, encoding="utf-8")
     except OSError as problem:
-        raise InputError(f"{path} cannot be read: {problem.strerror or problem}.") from None
+        raise InputError(
+            f"{folder} cannot be written: {(problem.strerror or 'unknown').lower()}."
+        ) from None
+    return [*away.files]
 
 
 def beside(path: str, name: str) -> str:
     """A file that is named in another, by its path from there."""
     return str(Path(path).parent / name)
+
+
+@contextmanager
+def stdout_for_answers() -> Iterator[None]:
+    """Sends what a library writes to the process's standard output to its standard error.
+
+    HiGHS 1.16 writes its name there when a solver is made, before an option could forbid it.
+    """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -16,6 +16,7 @@ import numpy as np
 
 from estimator.grid.runs import Reals
 from estimator.plan.advice import Advice
+from estimator.plan.files import stdout_for_answers
 from estimator.plan.question import SLOTS, WEEK
 from estimator.plan.team_reading import TeamQuestion
 from estimator.values.refusals import InputError
@@ -280,7 +281,8 @@ def _minimum(
     program.a_matrix_.start_ = np.cumsum([0, *map(len, entries)])
     program.a_matrix_.index_ = np.array([row for column in entries for row, _ in column])
     program.a_matrix_.value_ = np.array([value for column in entries for _, value in column])
-    solver = highs.Highs()
+    with stdout_for_answers():
+        solver = highs.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("time_limit", SECONDS)
     solver.setOptionValue("mip_rel_gap", gap)

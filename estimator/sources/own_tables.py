@@ -37,9 +37,11 @@ def folder() -> Path | None:
 def _read(path: Path) -> tuple[tuple[str, ...], tuple[Row, ...]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, restval="")
-        rows = [
-            {name: cell or "" for name, cell in row.items() if name is not None} for row in reader
-        ]
+        rows: list[Row] = []
+        for row in reader:
+            if None in row:  # cells beyond the first line's
+                raise csv.Error(f"line {reader.line_num} has more cells than the first line")
+            rows.append({name: cell or "" for name, cell in row.items()})
         return tuple(reader.fieldnames or ()), tuple(rows)
 
 

@@ -288,6 +288,22 @@ BAD = {
         "x.yaml is no config that is known here: its keys are services; give one of TRL, Trainer, PEFT, axolotl, "
         "LLaMA-Factory, ms-swift, torchtune, verl, accelerate or DeepSpeed.",
     ),
+    "a mapping in itself": (
+        b"a: 1\nb: &x\n  c: *x\n",
+        "x.yaml, line 2: it contains itself by its anchor, without end; write it plainly.",
+    ),
+    "a mapping merged into itself": (
+        b"a: &x\n  <<: *x\n",
+        "x.yaml, line 1: it contains itself by its anchor, without end; write it plainly.",
+    ),
+    "a list in itself": (
+        b"a: &x [1, *x]\n",
+        "x.yaml, line 1: it contains itself by its anchor, without end; write it plainly.",
+    ),
+    "a list of 300 levels": (
+        b"a: " + b"[" * 300 + b"]" * 300,
+        "x.yaml, line 1: it is nested more than 40 deep; write it plainly.",
+    ),
     "comments": (b"# nothing\n", "x.yaml has nothing but comments; give a config with keys."),
     "a list": (
         b"- 1\n- 2\n",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from estimator.tools.lists import listed
@@ -38,7 +39,9 @@ def read_yaml(text: str, name: str) -> Text:
         root = reader.compose(text)
     except MarkedYAMLError as problem:
         raise InputError(_said(problem, text, name)) from None
-    except (YAMLError, ValueError, RecursionError) as problem:
+    except RecursionError:
+        raise InputError(f"{name} is nested more than {DEEPEST} deep; write it plainly.") from None
+    except (YAMLError, ValueError) as problem:
         raise InputError(f"{name} is no YAML: {str(problem).splitlines()[0]}.") from None
     if root is None:
         raise InputError(f"{name} has nothing but comments; give a config with keys.")
@@ -67,46 +70,50 @@ class _Walk:
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen = 0
+        self.within: list[Node] = []
+        """The mappings and lists around the node that is read."""
 
     def pairs(self, node: Node, path: tuple[str, ...]) -> Iterator[Found]:
         """The keys of a mapping."""
         merged: dict[str, list[Found]] = {}
-        for key, value in self._entries(node, path):
+        for key, value in self._entries(node):
             word = str(self.scalar(key)) if key.id == "scalar" else "?"
             line = key.start_mark.line + 1
             merged[word] = list(self.below(value, (*path, word), line))
         for found in merged.values():
             yield from found
 
-    def _entries(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[Node, Node]]:
+    def _entries(self, node: Node) -> Iterator[tuple[Node, Node]]:
         """A mapping's own entries after those that it merges (``<<``), so that its own win."""
-        self._count(node, path)
-        own = []
-        for key, value in node.value:
-            if key.tag in (f"{PLAIN}merge",) or (key.id == "scalar" and key.value == "<<"):
-                for one in value.value if value.id == "sequence" else [value]:
-                    if one.id == "mapping":
-                        yield from self._entries(one, path)
-            else:
-                own.append((key, value))
-        yield from own
+        with self._inside(node):
+            own = []
+            for key, value in node.value:
+                if key.tag in (f"{PLAIN}merge",) or (key.id == "scalar" and key.value == "<<"):
+                    for one in value.value if value.id == "sequence" else [value]:
+                        if one.id == "mapping":
+                            yield from self._entries(one)
+                else:
+                    own.append((key, value))
+            yield from own
 
     def below(self, node: Node, path: tuple[str, ...], line: int) -> Iterator[Found]:
         """The keys of a value, or the value itself."""
-        self._count(node, path)
+        self._count(node)
         if node.id == "mapping" and node.value:
             yield from self.pairs(node, path)
         elif node.id == "sequence" and any(it.id == "mapping" for it in node.value):
-            for number, inner in enumerate(node.value):
-                yield from self.below(inner, (*path, str(number)), inner.start_mark.line + 1)
+            with self._inside(node):
+                for number, inner in enumerate(node.value):
+                    yield from self.below(inner, (*path, str(number)), inner.start_mark.line + 1)
         else:
-            yield Found(path, self.value(node, path), line)
+            yield Found(path, self.value(node), line)
 
-    def value(self, node: Node, path: tuple[str, ...]) -> Any:
+    def value(self, node: Node) -> Any:
         """A scalar, or a list of them."""
-        self._count(node, path)
+        self._count(node)
         if node.id == "sequence":
-            return [self.value(it, path) for it in node.value]
+            with self._inside(node):
+                return [self.value(it) for it in node.value]
         if node.id == "mapping":
             return {}
         return self.scalar(node)
@@ -128,21 +135,38 @@ class _Walk:
             case _:
                 return text if not INTERPOLATED.search(text) else Unresolved(text)
 
-    def _count(self, node: Node, path: tuple[str, ...]) -> None:
+    def _count(self, node: Node) -> None:
         self.seen += 1
         tag = str(node.tag)
         if tag.removeprefix(PLAIN) not in VALUES:
-            line = node.start_mark.line + 1
             raise InputError(
-                f"{self.name}, line {line}: the tag {show(tag.replace(PLAIN, '!!'))} makes an object, and nothing of a "
+                f"{self._at(node)}: the tag {show(tag.replace(PLAIN, '!!'))} makes an object, and nothing of a "
                 "file is made here; write the plain value."
             )
-        if self.seen > MOST_KEYS * 4 or len(path) > DEEPEST:
-            line = node.start_mark.line + 1
+        if self.seen > MOST_KEYS * 4:
             raise InputError(
-                f"{self.name}, line {line}: its anchors unfold to more than {MOST_KEYS} keys, or it is nested more "
-                f"than {DEEPEST} deep; write it plainly."
+                f"{self._at(node)}: its anchors unfold to more than {MOST_KEYS} keys; write it plainly."
             )
+
+    @contextmanager
+    def _inside(self, node: Node) -> Iterator[None]:
+        """Around what is read of a mapping or a list; refuses one that an anchor puts into itself."""
+        if any(it is node for it in self.within):
+            raise InputError(
+                f"{self._at(node)}: it contains itself by its anchor, without end; write it plainly."
+            )
+        if len(self.within) >= DEEPEST:
+            raise InputError(
+                f"{self._at(node)}: it is nested more than {DEEPEST} deep; write it plainly."
+            )
+        self.within.append(node)
+        try:
+            yield
+        finally:
+            self.within.pop()
+
+    def _at(self, node: Node) -> str:
+        return f"{self.name}, line {node.start_mark.line + 1}"
 
 
 def _whole(text: str) -> int | str:
