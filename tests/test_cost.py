@@ -120,6 +120,45 @@ def test_card_rented_only_in_eights_has_no_single_price() -> None:
     assert cheapest(card, 8) == node
 
 
+def test_a_host_of_one_gpu_is_not_the_price_of_several() -> None:
+    # data/prices.csv: Vast.ai's 2.1356 is of "the cheapest verified host of one GPU"; the next offers more
+    card = catalog.gpu("H100-SXM5-80GB")
+    found = [cheapest(card, gpus) for gpus in (1, 2, 16)]
+    assert [it and it.provider for it in found] == ["Vast.ai", "Akash", "Akash"]
+    for name, listings in catalog.listings().items():
+        for it in listings:
+            assert "host of one GPU" not in it.note or it.max_gpus == 1, (name, it)
+    alone = replace(A100, prices=(replace(card.prices[0], max_gpus=1),))
+    assert cheapest(alone, 1) == alone.prices[0]
+    assert cheapest(alone, 2) is None
+    answer = estimate(MISTRAL, alone, TrainingSetup(num_gpus=2, strategy=Strategy.DDP))
+    assert answer.cost is None
+    assert any("no price is listed for 2 × A100-SXM4-80GB" in it for it in answer.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("asked", "usd"),
+    # aws.amazon.com, p5.48xlarge 55.04 an hour / 8; azure.microsoft.com, NC24ads A100 v4; no listing of g5.48xlarge
+    [
+        ("p5.48xlarge", 6.88),
+        ("2x p5.48xlarge", 6.88),
+        ("NC24ads A100 v4", 3.673),
+        ("g5.48xlarge", None),
+    ],
+)
+def test_a_cloud_machine_has_its_own_price_and_keeps_it_in_a_link(
+    asked: str, usd: float | None
+) -> None:
+    model, gpu, setup = parse({"model": "Qwen/Qwen3-0.6B", "gpu": asked})
+    assert gpu is not None
+    written = write_fields(model, gpu, setup)
+    assert parse(written) == (model, gpu, setup)
+    one = replace(setup, num_gpus=1, strategy=Strategy.NONE)
+    assert parse(write_fields(model, gpu, one)) == (model, gpu, one)
+    cost = estimate(model, gpu, setup).cost
+    assert (cost and cost.usd_per_gpu_hour) == usd
+
+
 def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
     """By hand: 16 GPU-hours at 1 dollar cost more than 12 at 1.30 and less than 12 at 1.40."""
     node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)

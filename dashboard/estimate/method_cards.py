@@ -53,7 +53,8 @@ def smallest_place(of: Estimate) -> SmallestGpus | str:
     together = smallest_set(of.model, of.gpu, cards, of.setup)
     if together is None:
         return why_not_shared(of.model, of.setup)
-    another = {} if together.gpu == of.gpu else {"gpu": together.gpu.name}
+    is_own = of.gpu is not None and together.gpu.name == of.gpu.name
+    another = {} if is_own else {"gpu": together.gpu.name}
     return _place(of, together.gpu, together.setup, {**together.keys, **another})
 
 

@@ -379,7 +379,9 @@ def _prices(curves: Sequence[Curve], answer: Estimate) -> list[str]:
     if not gpu.prices:
         return [f"No price of {gpu.name} is listed; set usd_per_gpu_hour to your own."]
     if not too_few:
-        return []
+        most = scaling.most_rented(gpu)
+        said = f"No price of more than {most} {gpu.name_in_a_setup} is listed; set usd_per_gpu_hour to your own."
+        return [said] if most is not None and most < max(counts) else []
     least = scaling.rented_in(gpu, too_few[0])
     return [
         f"The price list has {gpu.name} only in machines of {least}, so below {least} GPUs no dollars are "

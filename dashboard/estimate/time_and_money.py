@@ -19,6 +19,7 @@ def cost_against_time(
     """Dollars against hours of the run on every card that holds it, with a line along the Pareto front."""
     look = theme.DARK if dark else theme.LIGHT
     priced = [it for it in fitting if it.time is not None and it.cost is not None]
+    own = [it for it in priced if it.gpu and chosen.gpu and it.gpu.name == chosen.gpu.name]
     others = [it for it in priced if it not in front]
     across = axes.logarithmic("Hours of the run", map(_hours, priced), look)
     up = axes.logarithmic("US dollars", map(_dollars, priced), look, unit="$")
@@ -28,9 +29,7 @@ def cost_against_time(
         "data": [
             _cards(others, "markers", theme.RESERVE.colour, look),
             joined,
-            _cards(
-                [it for it in priced if it.gpu == chosen.gpu], "markers", look.ink, look, ring=True
-            ),
+            _cards(own, "markers", look.ink, look, ring=True),
         ],
         "layout": {
             "height": 380,

@@ -89,7 +89,7 @@ def card_rows(offers: Sequence[Offer]) -> list[dict[str, object]]:
     """The cards of a question as rows of a table."""
     return [
         {
-            "GPU": it.gpu.name,
+            "GPU": it.gpu.name_in_a_setup,
             "At most": it.most,
             "Owned": it.is_owned,
             "Dollars per GPU-hour": it.usd_per_gpu_hour,

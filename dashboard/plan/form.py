@@ -208,7 +208,9 @@ def cards(offers: Sequence[Offer], key: str) -> list[dict[str, object]]:
         hide_index=True,
         key=key,
         column_config={
-            "GPU": st.column_config.SelectboxColumn(options=list(catalog.gpus()), width="medium"),
+            "GPU": st.column_config.SelectboxColumn(
+                options=list(dict.fromkeys([*catalog.gpus(), *rows["GPU"]])), width="medium"
+            ),
             "At most": st.column_config.NumberColumn(
                 min_value=1, max_value=1024, step=1, default=8
             ),

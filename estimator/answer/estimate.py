@@ -754,8 +754,13 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
 def _price(gpu: Gpu, gpus: int) -> str:
     price = cheapest(gpu, gpus)
     if price is None:
-        return f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to your own price."
+        many = f"{gpus} × " * (gpus > 1)
+        return (
+            f"No cost is given: no price is listed for {many}{gpu.name_in_a_setup}; set usd_per_gpu_hour to your own "
+            "price."
+        )
     together = rented(price, gpus)
+    whose = f"that of {gpu.instance}" if gpu.instance else "the cheapest known listing"
     more = (
         f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
         "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
@@ -765,6 +770,6 @@ def _price(gpu: Gpu, gpus: int) -> str:
         * (together > gpus),
     )
     return (
-        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars per GPU-hour, the cheapest known listing: "
+        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars per GPU-hour, {whose}: "
         f"{price.provider}, {price.date}" + "".join(more)
     )

@@ -498,6 +498,7 @@ def _blank(known: Gpu) -> Gpu:
         memory_is_derived=False,
         nameplate_gb=0.0,
         device_name="",
+        instance="",
         prices=(),
         source="",
     )
@@ -531,9 +532,10 @@ def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[st
     written: dict[str, object] = {"model": _write_model(model)}
     if gpu is not None:
         written["gpu"] = _write_gpu(gpu)
+    implied = gpu_keys(gpu.instance) if gpu is not None else {}
     for key in KEYS:
         value = getattr(setup, key.name, key.default)
-        if value != key.default:
+        if value != key.default or key.name in implied:
             written[key.name] = _plain(value)
     return written
 
@@ -574,14 +576,16 @@ def _write_model(model: Model) -> object:
 
 
 def _write_gpu(gpu: Gpu) -> object:
+    name = gpu.name_in_a_setup
     try:
-        if catalog.gpu(gpu.name) == gpu:
-            return gpu.name
+        as_named = catalog.gpu(name)
     except ValueError:
-        pass
+        as_named = None
+    if as_named == gpu:
+        return name
+    if as_named == replace(gpu, network_gb_per_s=None):
+        return {"like": name, NETWORK: gpu.network_gb_per_s}
     known = {**catalog.gpus(), **catalog.slices()}
-    if known.get(gpu.name) == replace(gpu, network_gb_per_s=None):
-        return {"like": gpu.name, NETWORK: gpu.network_gb_per_s}
     if gpu.like in known:
         plain, kept = (
             replace(_blank(known[gpu.like]), name=own_name(known[gpu.like])),

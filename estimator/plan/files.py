@@ -308,14 +308,15 @@ def price_list(content: bytes, name: str) -> Mapping[str, tuple[Price, ...]]:
         if missing:
             raise InputError(f"{name}, line {number}: {missing[0]} is missing.")
         try:
-            float(row["usd_per_gpu_hour"]), int(row.get("min_gpus") or 1)
+            usd, least = float(row["usd_per_gpu_hour"]), int(row.get("min_gpus") or 1)
+            most = int(row.get("max_gpus") or least)
         except ValueError:
             raise InputError(
-                f"{name}, line {number}: usd_per_gpu_hour and min_gpus must be numbers."
+                f"{name}, line {number}: usd_per_gpu_hour, min_gpus and max_gpus must be numbers."
             ) from None
-        if not 0 <= float(row["usd_per_gpu_hour"]) <= MOST_USD or int(row.get("min_gpus") or 1) < 1:
+        if not (0 <= usd <= MOST_USD and 1 <= least <= most):
             raise InputError(
-                f"{name}, line {number}: a price is from 0 to {MOST_USD:g}, min_gpus at least 1."
+                f"{name}, line {number}: a price is from 0 to {MOST_USD:g}, min_gpus at least 1 and at most max_gpus."
             )
         old = row.get("is_old") or "false"
         if old not in ("true", "false"):

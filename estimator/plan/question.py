@@ -269,7 +269,7 @@ class Offer:
             return replace(self.gpu, prices=(own,))
         known = self.listings
         if known is None:
-            known = catalog.listings().get(self.gpu.name, self.gpu.prices)
+            known = catalog.listings_of(self.gpu)
         meant = tuple(filter(self._is_meant, known))
         if self.spot_share is not None:
             meant = tuple(
@@ -323,7 +323,8 @@ class Offer:
         """
         said = [OWNED] if self.is_owned else [self.provider, self.region, self.commitment]
         more = ", ".join(filter(None, said))
-        return f"{self.gpu.name} ({more})" if more else self.gpu.name
+        card = f"{self.gpu.name} of {self.gpu.instance}" if self.gpu.instance else self.gpu.name
+        return f"{card} ({more})" if more else card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,7 @@ def question_object(question: Question) -> dict[str, object]:
 def _write_offer(offer: Offer) -> dict[str, object]:
     usual = Offer(gpu=offer.gpu)
     named: Mapping[str, str] = {"owned": "is_owned"}
-    written: dict[str, object] = {"gpu": offer.gpu.name}
+    written: dict[str, object] = {"gpu": offer.gpu.name_in_a_setup}
     for key in OFFER_KEYS[1:]:
         name = named.get(key, key)
         if getattr(offer, name) != getattr(usual, name):
@@ -251,6 +251,7 @@ def _offer(given: object) -> Offer:
     said: dict[str, Any] = {"gpu": catalog.gpu(name)}
     if meant is not None:
         said["most"] = meant.number
+        said |= {"gpus_per_node": meant.of_a_machine} if meant.of_a_machine else {}
     readers: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
         "most": ("most", as_whole),
         "owned": ("is_owned", _flag),

@@ -92,7 +92,8 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
     found: list[Remedy] = []
     for level in _levels(of, of.gpu):
         found = found or list(level)
-    larger = smallest_gpu(of.model, (gpu for gpu in gpus if gpu != of.gpu), of.setup)
+    others = (gpu for gpu in gpus if gpu.name != of.gpu.name)  # which may be named by its machine
+    larger = smallest_gpu(of.model, others, of.setup)
     return (
         *found[:MOST_SHOWN],
         *([] if larger is None else [_on(larger, of)]),

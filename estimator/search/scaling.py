@@ -137,3 +137,16 @@ def rented_in(gpu: Gpu | None, num_gpus: int) -> int | None:
         return None
     least = min(price.min_gpus for price in gpu.prices)
     return least if least > num_gpus else None
+
+
+def most_rented(gpu: Gpu) -> int | None:
+    """The most GPUs that any listing has together (a count); None: no listing says.
+
+    Source: data/prices.csv, by row.
+
+    >>> from estimator import catalog
+    >>> most_rented(catalog.gpu("A10G")), most_rented(catalog.gpu("L4"))
+    (1, None)
+    """
+    most = [price.max_gpus for price in gpu.prices]
+    return None if None in most else max((it for it in most if it is not None), default=None)

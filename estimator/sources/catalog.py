@@ -522,21 +522,58 @@ def as_hub_id(asked: str) -> str:
 def gpu(name: str) -> Gpu:
     """The accelerator or MIG slice that a name means: its own name, its driver's, or any that matches one card only.
 
-    Source: data/gpus.csv and data/mig.csv.
+    Named by a cloud's machine type, it has that machine's prices alone.
+
+    Source: data/gpus.csv, data/mig.csv, data/instances.csv and data/machines.csv.
 
     >>> gpu("l4").nameplate_gb, gpu("4090").name, gpu("NVIDIA H100 80GB HBM3").name
     (24.0, 'GeForce RTX 4090', 'H100-SXM5-80GB')
+    >>> [(it.provider, it.usd_per_gpu_hour) for it in gpu("p5.48xlarge").prices]
+    [('AWS', 6.88)]
     """
     if name in gpus():
         return gpus()[name]
     known = {**gpus(), **slices()}
     found = find_gpus(name)
     if len(found) == 1:
-        return known[found[0]]
+        return _of_a_cloud(known[found[0]], _instances().get(_split(name).name))
     if found:
         shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
         raise InputError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
     return known[_found("GPU", name, gpus(), _instances())]
+
+
+def _of_a_cloud(card: Gpu, machine: _Instance | None) -> Gpu:
+    if machine is None or not machine.provider:
+        return card
+    return replace(card, instance=machine.name, prices=of_machine(card.prices, machine))
+
+
+def listings_of(gpu: Gpu) -> tuple[Price, ...]:
+    """All listings of a GPU, reserved and spot too; of a cloud's machine type, that machine's (US dollars).
+
+    Source: data/prices.csv, by row.
+
+    >>> {it.provider for it in listings_of(gpu("p4d.24xlarge"))}
+    {'AWS'}
+    """
+    known = listings().get(gpu.name, gpu.prices)
+    return (
+        of_machine(known, _instances()[_as_instance(gpu.instance.casefold())])
+        if gpu.instance
+        else known
+    )
+
+
+def of_machine(prices: Iterable[Price], machine: _Instance) -> tuple[Price, ...]:
+    """The listings of a machine's own provider, without those of its other machines."""
+    name = _as_instance(machine.name.casefold())
+    return tuple(
+        it
+        for it in prices
+        if it.provider.casefold() == machine.provider.casefold()
+        and _as_instance(it.instance.casefold()) in ("", name)
+    )
 
 
 MOST_NAMED = 8
@@ -605,7 +642,8 @@ def gpus_meant(text: str) -> GpusMeant | None:
     machine = _instances().get(asked)
     if times is None and machine is None:
         return None
-    return GpusMeant((times or 1) * (machine[1] if machine else 1), machine and machine[1])
+    of_a_machine = machine.gpus if machine else None
+    return GpusMeant((times or 1) * (of_a_machine or 1), of_a_machine)
 
 
 class _Asked(NamedTuple):
@@ -632,18 +670,27 @@ def _as_instance(name: str) -> str:
     return name.removeprefix("standard_").replace("_", " ").strip()
 
 
+class _Instance(NamedTuple):
+    name: str
+    gpu: str
+    gpus: int
+    provider: str
+    """Empty: sold, not rented out (a DGX)."""
+
+
 @lru_cache(maxsize=1)
-def _instances() -> Mapping[str, tuple[str, int]]:
-    """Card and number of cards by cloud machine type, in lower case."""
-    named = {
-        _as_instance(machine.name.split(" (")[0].casefold()): (gpu, machine.gpus)
-        for gpu, those in machines().items()
-        for machine in those
-    }
-    return named | {
-        _as_instance(row["instance"].casefold()): (row["gpu"], int(row["gpus"]))
+def _instances() -> Mapping[str, _Instance]:
+    """Machine types by name, in lower case."""
+    named = []
+    for gpu, those in machines().items():
+        for machine in those:
+            name, _, provider = machine.name.partition(" (")
+            named.append(_Instance(name, gpu, machine.gpus, provider.removesuffix(")")))
+    named += [
+        _Instance(row["instance"], row["gpu"], int(row["gpus"]), row["provider"])
         for row in _rows("instances.csv")
-    }
+    ]
+    return {_as_instance(it.name.casefold()): it for it in named}
 
 
 def _squeezed(name: str) -> str:
@@ -657,8 +704,8 @@ def _gpu_names() -> Mapping[str, tuple[str, ...]]:
     for card in (*gpus().values(), *slices().values()):
         for name in {_as_instance(card.name.casefold()), _as_instance(card.device_name.casefold())}:
             names.setdefault(name, []).append(card.name)
-    for name, (gpu, _) in _instances().items():
-        names.setdefault(name, []).append(gpu)
+    for name, machine in _instances().items():
+        names.setdefault(name, []).append(machine.gpu)
     names.pop("", None)
     return {
         name: (those[0],) if name == those[0].casefold() else tuple(those)
@@ -1095,7 +1142,11 @@ def _slice(card: Gpu, row: Mapping[str, str]) -> Gpu:
         nameplate_gb=0.0,
         source=row["source"],
         prices=tuple(
-            replace(price, usd_per_gpu_hour=price.usd_per_gpu_hour / number)
+            replace(
+                price,
+                usd_per_gpu_hour=price.usd_per_gpu_hour / number,
+                max_gpus=price.max_gpus and price.max_gpus * number,
+            )
             for price in card.prices
             if price.min_gpus == 1
         ),
@@ -1114,6 +1165,8 @@ def _price(row: Mapping[str, str]) -> Price:
         provider=row["provider"],
         usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
         min_gpus=int(row.get("min_gpus") or 1),
+        max_gpus=int(row["max_gpus"]) if row.get("max_gpus") else None,
+        instance=row.get("instance") or "",
         date=row.get("date") or "",
         region=row.get("region") or "",
         commitment=row.get("commitment") or UNBOUND[0],

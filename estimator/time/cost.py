@@ -16,7 +16,7 @@ WATTS_PER_KILOWATT = 1000
 def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
     """US dollars of the run, whole job with a vLLM server's GPUs; None if no price is known.
 
-        hours · GPUs · price     price: the user's own, else the cheapest listing for so few GPUs; a listing that rents
+        hours · GPUs · price     price: the user's own, else the cheapest listing for so many GPUs; a listing that rents
                                  whole machines bills all GPUs of the machines needed
 
     Leaves out: storage, traffic, idle hours, taxes; billing by the minute or second.
@@ -41,7 +41,7 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
 
 
 def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
-    """The listing with the lowest total US dollars per hour among those whose minimum is at most ``num_gpus``.
+    """The listing with the lowest total US dollars per hour among those that so many GPUs can be had by.
 
     Source: data/prices.csv, by row.
 
@@ -49,7 +49,9 @@ def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
     >>> cheapest(Gpu(name="card", memory_bytes=2**34, prices=(eight,)), 1) is None
     True
     """
-    offered = [price for price in gpu.prices if price.min_gpus <= num_gpus]
+    offered = [
+        price for price in gpu.prices if price.min_gpus <= num_gpus <= (price.max_gpus or num_gpus)
+    ]
     return min(
         offered, key=lambda price: price.usd_per_gpu_hour * rented(price, num_gpus), default=None
     )

@@ -665,6 +665,10 @@ class Price:
     """The day it was read, as ``2026-11-21``."""
     min_gpus: int = 1
     """Minimum number of GPUs rented together."""
+    max_gpus: int | None = None
+    """The most that are had together at this price: 1 for a host or machine of one GPU; None: not said."""
+    instance: str = ""
+    """The cloud's machine type that it is the price of; empty: not of a single one."""
     region: str = ""
     """The provider's name for the region; ``all``: one price everywhere; ``any``: the cheapest region."""
     commitment: str = ""
@@ -739,6 +743,8 @@ class Gpu:
     """Custom GPUs: the catalogued card that the remaining figures come from."""
     slices: int = 1
     """MIG slices: the maximum number of such slices per card; 1: a whole card."""
+    instance: str = ""
+    """The cloud's machine type that it was named by, whose prices alone it then has; empty: named as a card."""
     prices: tuple[Price, ...] = ()
     """Rental prices, cheapest first; empty: none known."""
     machines: tuple[Machine, ...] = ()
@@ -746,6 +752,15 @@ class Gpu:
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bytes))  # enough, and faster than hashing all prices
+
+    @property
+    def name_in_a_setup(self) -> str:
+        """What a setup names it by: the cloud's machine type, if it was, else the card.
+
+        >>> Gpu(name="card", memory_bytes=2**34, instance="p5.48xlarge").name_in_a_setup
+        'p5.48xlarge'
+        """
+        return self.instance or self.name
 
     @property
     def capitalised_name(self) -> str:
