@@ -138,7 +138,7 @@ def test_every_field_of_a_setup_is_a_key() -> None:
 
 
 def test_every_field_of_a_gpu_is_a_key_of_its_object() -> None:
-    catalogued = ("prices", "machines", "device_name", "like", "slices")
+    catalogued = ("prices", "machines", "device_name", "like", "slices", "instance")
     facts = [field.name for field in fields(Gpu) if field.name not in catalogued]
     assert sorted(GPU_KEYS) == sorted(facts), "those are the catalogue's, and like is a key itself"
 

@@ -203,9 +203,70 @@ def test_the_answer_says_by_how_much_a_card_is_too_small() -> None:
     )
     answer = advise(candidates(big))
     (miss,) = answer.misses
-    assert miss.bytes_over == (answer.candidates.high_bytes - answer.candidates.capacity_bytes)[0]
+    over = answer.candidates.high_bytes - answer.candidates.capacity_bytes
+    assert miss.bytes_over == over.min()
     assert "too large for each card" in miss.text
-    assert answer.sentence == "No setup fits these cards; the nearest misses say by how much."
+    assert answer.sentence == (
+        "No setup fits these cards with rows of 1,024 tokens and weights in float32 and bfloat16; the nearest misses "
+        "say by how much."
+    )
+
+
+def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> None:
+    # trl 1.16, trainer/model_config.py:89: ModelConfig.dtype is float32, 30.5 GiB of 8.2 billion weights: no 24 GB card
+    # holds them; an RTX 4090 holds LoRA on bfloat16, and a T4, without bfloat16, LoRA on a smaller one in float16
+    ada, turing = (Offer(gpu=catalog.gpu(name), most=1) for name in ("RTX 4090", "T4"))
+    asked = Question(models=("Qwen/Qwen3-8B",), offers=(ada,), effective_batch=1, tried=FEW)
+    answer = advise(candidates(asked))
+    assert {str(it.setup.dtype) for it in answer.candidates.recipes} == {"float32", "bfloat16"}
+    assert "bfloat16 weights, micro-batch 1 × 1, rows of 1,024 tokens" in answer.sentence
+    assert "other defaults of TRL's SFTTrainer" in answer.sentence
+    held = candidates(replace(asked, keys={"dtype": "float32"}))
+    assert not held.fits.any()
+    small = replace(
+        asked, models=(SMALL,), offers=(ada, turing), methods=(Method.LORA, Method.QLORA)
+    )
+    found = candidates(small)
+    tried = {
+        (
+            found.question.offers[it.offer].gpu.name,
+            it.setup.method.value,
+            str(it.setup.dtype),
+            str(it.setup.mixed_precision),
+        )
+        for it in found.recipes
+    }
+    assert {it[1:] for it in tried if it[0] == "T4"} == {
+        ("lora", "float32", "fp16"),
+        ("lora", "float16", "fp16"),
+        # TRL keeps QLoRA's adapters in bfloat16, which no GradScaler takes: its own precision is what is left
+        ("qlora", "float32", "bf16"),
+    }
+
+
+def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide() -> None:
+    card = catalog.gpu("RTX 4090")
+    tried = {
+        "offload_optimizer": ("cpu",),
+        "strategy": ("zero2",),
+        "gradient_checkpointing": (True,),
+    }
+    asked = replace(
+        QUESTION, offers=(Offer(gpu=card, most=2),), methods=(Method.FULL,), tried=tried
+    )
+    answer = advise(candidates(asked))
+    place = answer.recommended
+    assert place is not None
+    found = answer.candidates
+    need = estimate(found.of(place).model, found.gpu(place), found.setup(place)).host_bytes
+    assert f"{need / 2**30:.2f} GiB of memory in each machine" in answer.sentence
+    # the cheapest is made 0.3 GiB short at the high end of its need
+    high = found.high_bytes.copy()
+    high[place] = found.capacity_bytes[place] + 3 * 2**30 // 10
+    dollars = found.dollars_low.copy()
+    dollars[place] /= 4
+    short = advise(replace(found, high_bytes=high, dollars_low=dollars))
+    assert any(it.startswith("A cheaper one is tight, 0.30 GiB short") for it in short.reasons)
 
 
 def test_filters_narrow_the_answer_without_recomputing() -> None:
@@ -236,9 +297,9 @@ def test_an_owned_card_costs_nothing_or_its_given_price() -> None:
 
 def test_an_offer_takes_the_price_of_its_provider() -> None:
     card = catalog.gpu("H100-SXM5-80GB")
-    providers = {price.provider for price in card.prices}
-    for provider in providers:
-        price = Offer(gpu=card, provider=provider.lower()).price(8)
+    providers = {price.provider: price.max_gpus or 8 for price in card.prices}
+    for provider, most in providers.items():
+        price = Offer(gpu=card, provider=provider.lower()).price(most)
         assert price is not None
         assert price.provider == provider
     assert Offer(gpu=card, provider="nobody").price(8) is None

@@ -118,7 +118,7 @@ def advise(
         recommended=recommended,
         is_sure=is_sure,
         sentence=words.recommendation(found, asked, recommended, is_sure=is_sure),
-        reasons=_reasons(found, asked, recommended, fits, meets, may_meet),
+        reasons=_reasons(found, asked, recommended, kept, fits, meets, may_meet),
         misses=_misses(found, asked, kept, meets),
         notes=words.notes(found, asked, kept),
     )
@@ -182,6 +182,7 @@ def _reasons(
     found: Candidates,
     asked: Question,
     recommended: int | None,
+    kept: Some,
     fits: Some,
     meets: Some,
     may_meet: Some,
@@ -199,6 +200,14 @@ def _reasons(
         roomiest = int(others[np.argmax(found.headroom[others])])
         if found.headroom[roomiest] > found.headroom[recommended]:
             said.append(words.roomiest(found, roomiest))
+    with np.errstate(invalid="ignore"):
+        tight = kept & found.may_fit & ~found.fits
+        tight &= found.dollars * SAME_DOLLARS < found.dollars[recommended]
+    if tight.any():
+        places = np.flatnonzero(tight)
+        said.append(
+            words.cheaper_but_tight(found, int(places[np.argmin(found.high_bytes[places])]))
+        )
     cheaper = fits & ~meets & (found.dollars < found.dollars[recommended])
     if cheaper.any():
         places = np.flatnonzero(cheaper)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.answer.estimate import need
-from estimator.contract.setups import NONE_KNOWN, read_setup, write_fields
+from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
 from estimator.grid.needs import Needs, needs
 from estimator.grid.runs import Reals, runs
@@ -23,7 +23,7 @@ from estimator.resident.overhead import workspace_bytes
 from estimator.time.rates import missing_rate
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model
+from estimator.values.specs import Gpu, Method, MixedPrecision, Model
 
 FEW = 256
 """Setups of one structure that are read one by one: ours, below it recorded rows cost more than they save."""
@@ -153,8 +153,8 @@ def candidates(
     if not asked:
         raise InputError(_why_nothing(refused))
     table = _Table()
-    for done, (model, setup) in enumerate(asked):
-        for group in _alike(question.offers, shares=setup.generation.is_colocated):
+    for done, (model, setup, places) in enumerate(asked):
+        for group in _alike(question.offers, places, shares=setup.generation.is_colocated):
             cells = _cells(question, [question.offers[it] for it in group], setup)
             if len(cells[0]):
                 of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
@@ -187,37 +187,85 @@ def _why_nothing(refused: Counter[str]) -> str:
 
 def _structures(
     question: Question, known: Mapping[str, Model], refused: Counter[str]
-) -> Iterator[tuple[Model, TrainingSetup]]:
-    """Every combination that is tried, read as the contract reads it, with its tool's defaults."""
-    seen = set()
-    shared = any(offer.most > 1 for offer in question.offers)
-    alone = any(1 in offer.counts for offer in question.offers)
+) -> Iterator[tuple[Model, TrainingSetup, list[int]]]:
+    """Every combination that is tried and the offers it is for, read by the contract with its tool's defaults."""
+    seen: set[tuple[str, bool, TrainingSetup]] = set()
     tried = dict(question.tried)
-    strategies = [*["none"] * alone, *list(tried.pop("strategy", ())) * shared]
-    for name, method, strategy in product(question.models, question.methods, strategies):
-        for values in product(*tried.values()):
-            keys = {
-                **question.keys,
-                **dict(zip(tried, values, strict=True)),
-                **_asked(question),
-                "model": name,
-                "tool": question.tool,
-                "method": method.value,
-                "strategy": strategy,
-                "num_gpus": 1 if strategy == "none" else 2,
-            }
-            if strategy == "none" and any(
-                keys.get(it) not in (None, "none") for it in ("offload_optimizer", "offload_param")
-            ):
-                continue
-            reading = read_setup(keys, known)
+    sharing = tried.pop("strategy", ())
+    for has_bf16 in (True, False):
+        places = [at for at, it in enumerate(question.offers) if it.gpu.supports_bf16 is has_bf16]
+        those = [question.offers[it] for it in places]
+        alone = any(1 in it.counts for it in those)
+        strategies = [*["none"] * alone, *list(sharing) * any(it.most > 1 for it in those)]
+        for name, method, strategy in product(question.models, question.methods, strategies):
+            for values in product(*tried.values()):
+                keys = {
+                    **question.keys,
+                    **dict(zip(tried, values, strict=True)),
+                    **_asked(question),
+                    "model": name,
+                    "tool": question.tool,
+                    "method": method.value,
+                    "strategy": strategy,
+                    "num_gpus": 1 if strategy == "none" else 2,
+                }
+                if strategy == "none" and any(
+                    keys.get(it) not in (None, "none")
+                    for it in ("offload_optimizer", "offload_param")
+                ):
+                    continue
+                for reading in _readings(keys, known, refused, has_bf16=has_bf16):
+                    found = (str(name), has_bf16, reading.setup)
+                    if reading.model is not None and found not in seen:
+                        seen.add(found)
+                        yield reading.model, reading.setup, places
+
+
+def _readings(
+    keys: Mapping[str, object],
+    known: Mapping[str, Model],
+    refused: Counter[str],
+    *,
+    has_bf16: bool,
+) -> list[Reading]:
+    """One combination in each precision that can be trained; in its tool's own where no other can."""
+    found = []
+    for precisions in (_precisions(keys, has_bf16=has_bf16), ({},)):
+        for precision in precisions:
+            reading = read_setup({**keys, **precision}, known)
             if reading.model is None:
                 raise InputError(" ".join(reading.problems))
             if reading.problems:
                 refused[" ".join(reading.problems)] += 1
-            elif (str(name), reading.setup) not in seen:
-                seen.add((str(name), reading.setup))
-                yield reading.model, reading.setup
+            else:
+                found.append(reading)
+        if found or {} in precisions:
+            break
+    return found
+
+
+def _precisions(keys: Mapping[str, object], *, has_bf16: bool) -> tuple[Mapping[str, object], ...]:
+    """Keys of the precisions that are tried: what the question says, else the tool's own weights and 16-bit ones.
+
+    Cards without bfloat16 (Volta, Turing) train in float16: its autocast, and weights in float32 or float16.
+
+    >>> _precisions({}, has_bf16=True), _precisions({"dtype": "float32"}, has_bf16=False)
+    (({}, {'dtype': 'bfloat16'}), ({'mixed_precision': 'fp16'},))
+    """
+    dtype, autocast = keys.get("dtype"), keys.get("mixed_precision")
+    if has_bf16:
+        return ({},) if dtype else ({}, {"dtype": "float16" if autocast == FP16 else "bfloat16"})
+    if autocast not in (None, FP16) or dtype == "bfloat16":
+        return ({},)
+    scaled = {"mixed_precision": FP16}
+    if dtype:
+        return (scaled,)
+    # of a packed base little is in this dtype but adapters, which TRL casts to bfloat16, and then none of it trains
+    weights = ("float16",) if keys.get("method") == Method.QLORA else ("float32", "float16")
+    return tuple({"dtype": it, **scaled} for it in weights)
+
+
+FP16 = MixedPrecision.FP16.value
 
 
 def _asked(question: Question) -> dict[str, object]:
@@ -237,13 +285,16 @@ def _asked(question: Question) -> dict[str, object]:
     }
 
 
-def _alike(offers: Sequence[Offer], *, shares: bool = False) -> list[list[int]]:
-    """Places of offers whose need is the same: cards matter to it by their workspace alone.
+def _alike(
+    offers: Sequence[Offer], places: Sequence[int], *, shares: bool = False
+) -> list[list[int]]:
+    """Places of some offers by equal need: cards matter to it by their workspace alone.
 
     ``shares``: and by their memory, of which a colocated vLLM takes a share.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
-    for place, offer in enumerate(offers):
+    for place in places:
+        offer = offers[place]
         memory = offer.gpu.memory_bytes if shares else 0
         key = workspace_bytes(offer.gpu), offer.gpus_per_node, memory
         groups.setdefault(key, []).append(place)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from estimator.answer.estimate import estimate
 from estimator.contract.text import gib
 from estimator.grid.arrays import Some
+from estimator.parallel.offload import offloads
 from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
-from estimator.values.specs import Method, Price, Strategy
+from estimator.tools.defaults import tool_named
+from estimator.values.specs import Dtype, Method, Price, Strategy
 
 STRATEGY_NAMES = {
     Strategy.DDP: "DDP",
@@ -93,12 +96,13 @@ def cards(found: Candidates, place: int) -> str:
 
 
 def title(found: Candidates, place: int) -> str:
-    """One setup in a line: cards, method, strategy, switches, micro-batch × accumulation."""
+    """One setup in a line: cards, method, weights, strategy, switches, micro-batch × accumulation."""
     setup = found.setup(place)
     method = METHOD_NAMES[setup.method]
     parts = [cards(found, place), f"{method} r {setup.lora_r}" if setup.uses_adapters else method]
     if len(found.question.models) > 1:
         parts.insert(1, found.of(place).model.hub_id)
+    parts.append(f"{setup.dtype} weights")
     if setup.num_gpus > 1:
         parts.append(STRATEGY_NAMES.get(setup.strategy, setup.strategy.value))
     if setup.gradient_checkpointing:
@@ -124,6 +128,7 @@ def title(found: Candidates, place: int) -> str:
 
 _SAID = frozenset(
     {
+        "dtype",
         "strategy",
         "gradient_checkpointing",
         "use_liger_kernel",
@@ -172,7 +177,11 @@ def recommendation(found: Candidates, asked: Question, place: int | None, *, is_
     if place is None:
         limits = _limits(asked)
         if not found.fits.any():
-            return "No setup fits these cards; the nearest misses say by how much."
+            held = " and ".join(dict.fromkeys(str(it.setup.dtype) for it in found.recipes))
+            return (
+                f"No setup fits these cards with {rows_in_words(asked)} and weights in {held}; the nearest misses say "
+                "by how much."
+            )
         return (
             f"No setup that fits meets {limits}; the nearest misses say by how much."
             if limits
@@ -180,7 +189,8 @@ def recommendation(found: Candidates, asked: Question, place: int | None, *, is_
         )
     at = rent(found.offer(place), int(found.num_gpus[place]))
     at = f" at {at}" if at else ""
-    said = f"Take {title(found, place)}: {terms(found, place)}{at}; {free(found, place)} stay free."
+    said = f"Take {title(found, place)}, {_held(found, asked, place)}: {terms(found, place)}{at}; "
+    said += f"{free(found, place)} stay free."
     return said if is_sure else f"{said[:-1]}; {_unless(found, asked, place)}."
 
 
@@ -188,10 +198,32 @@ def recommended_setup(found: Candidates, asked: Question, place: int, *, is_sure
     """What ``recommendation`` says beyond the cards, hours and dollars."""
     setup = title(found, place).partition(", ")[2]
     at = rent(found.offer(place), int(found.num_gpus[place]))
-    said = [setup, f"{free(found, place)} stay free", *([at] if at else [])]
+    said = [f"{setup}, {_held(found, asked, place)}", f"{free(found, place)} stay free"]
+    said += [at] if at else []
     if not is_sure:
         said.append(_unless(found, asked, place))
     return "; ".join(said) + "."
+
+
+def rows_in_words(asked: Question) -> str:
+    """How long the rows are that decide the memory."""
+    return f"rows of {asked.row_tokens:,} tokens"
+
+
+def _held(found: Candidates, asked: Question, place: int) -> str:
+    """What a setup is computed at beyond its title: the rows, the tool, the host's memory if it decides."""
+    tool = tool_named(asked.tool, asked.keys.get("objective"))
+    said = f"{rows_in_words(asked)}, other defaults of {tool.label}"
+    return f"{said}, {host}" if (host := on_the_host(found, place)) else said
+
+
+def on_the_host(found: Candidates, place: int) -> str:
+    """The memory that a machine needs where it holds what the cards do not; empty elsewhere."""
+    setup = found.setup(place)
+    if not offloads(setup.mesh):
+        return ""
+    answer = estimate(found.of(place).model, found.gpu(place), setup)
+    return f"{gib(answer.host_bytes)} GiB of memory in each machine"
 
 
 def _unless(found: Candidates, asked: Question, place: int) -> str:
@@ -249,6 +281,15 @@ def cheaper_but_late(found: Candidates, asked: Question, place: int) -> str:
     """The fastest of those that are cheaper and miss something."""
     missed = _missed(found, asked, place)
     return f"Cheaper ones may miss {missed or 'what is asked'}: {title(found, place)}, {terms(found, place)}."
+
+
+def cheaper_but_tight(found: Candidates, place: int) -> str:
+    """A cheaper one that fits at the low end of its need only."""
+    over = int(found.high_bytes[place] - found.capacity_bytes[place])
+    return (
+        f"A cheaper one is tight, {gib(over)} GiB short at the high end of its need: {title(found, place)}, "
+        f"{terms(found, place)}."
+    )
 
 
 def first_stair(found: Candidates, place: int) -> str:
@@ -328,6 +369,12 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
             "Rows are padded to the longest of their micro-batch: hours run from "
             f"{asked.mean_tokens:,} tokens a row to {row:,}{_expected(found, asked, kept)}; padding_free or packed "
             "rows narrow this."
+        )
+    if any(
+        it.setup.method is Method.FULL and it.setup.dtype is Dtype.BFLOAT16 for it in found.recipes
+    ):
+        said.append(
+            "Trained weights in bfloat16 round every update to 8 bits; keys: {dtype: float32} holds all to float32."
         )
     offers = found.offers
     for place, offer in enumerate(asked.offers):
