@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Call, Command, Found, Text
+from estimator.tools.reading.parsed import Call, Command, Found, Text, flattened
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
@@ -99,8 +99,11 @@ class Pool:
         self.entries[entry.key] = entry
 
     def put(self, part: str, found: Found, file: str, name: str = "") -> None:
-        """The entry for a file's key, in the part it belongs to."""
-        self.add(Entry(f"{part}.{name or found.name}", found.value, file, found.line, found.name))
+        """The entry for a file's key, in the part it belongs to; DeepSpeed's own config may stand in an argument."""
+        name = name or found.name
+        if part == "args" and name.startswith("deepspeed."):
+            part, _, name = name.partition(".")
+        self.add(Entry(f"{part}.{name}", found.value, file, found.line, found.name))
 
 
 def pool_of(texts: Iterable[Text]) -> Pool:
@@ -156,6 +159,9 @@ def _document(text: Text, pool: Pool) -> None:
         pool.tools.append(kind)
     part = kind if kind in ("deepspeed", "accelerate", "peft", "bnb") else "args"
     for found in text.keys:
+        if kind == "trl" and _of_launch(found.name):
+            _launched("accelerate", found, text.name, pool)
+            continue
         pool.put(part, _accelerated(found) if part == "accelerate" else found, text.name)
         if isinstance(found.value, str) and re.search(r"\.(json|ya?ml)$", found.value):
             pool.references += [found.value] * (found.value.rpartition("/")[2] not in OF_TOKENIZERS)
@@ -320,6 +326,9 @@ def _command(command: Command, file: str, pool: Pool) -> None:
         if command.tool == "trl" and it.name == "accelerate_config":
             _accelerate_config(str(it.value), file, it.line, pool)
             continue
+        if command.tool == "trl" and not command.launcher and _of_launch(it.name):
+            _launched("accelerate", it, file, pool)
+            continue
         is_file = it.name in CONFIG_FLAGS and isinstance(it.value, str)
         if is_file and command.tool != "torchtune":
             pool.references.append(it.value)
@@ -343,18 +352,42 @@ def _command(command: Command, file: str, pool: Pool) -> None:
 def _opened(flag: Found) -> list[Found]:
     """The keys of a flag whose value is an object's JSON, as ``HfArgumentParser`` reads it; any other flag as it is.
 
-    >>> _opened(Found(("gradient_checkpointing_kwargs",), '{"use_reentrant": true}', 3))
-    [Found(path=('gradient_checkpointing_kwargs', 'use_reentrant'), value=True, line=3)]
+    >>> _opened(Found(("deepspeed",), '{"zero_optimization": {"stage": 3}}', 3))
+    [Found(path=('deepspeed', 'zero_optimization', 'stage'), value=3, line=3)]
     """
-    if flag.name != "gradient_checkpointing_kwargs" or not isinstance(flag.value, str):
+    if flag.name not in OBJECT_FLAGS or not isinstance(flag.value, str):
         return [flag]
     try:
         given = json.loads(flag.value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [flag]
-    if not isinstance(given, dict):
-        return [flag]
-    return [Found((*flag.path, str(key)), value, flag.line) for key, value in given.items()]
+    return list(flattened(given, flag.line, flag.path)) if isinstance(given, dict) else [flag]
+
+
+OBJECT_FLAGS = frozenset(
+    listed("""accelerator_config fsdp_config deepspeed activation_checkpointing_kwargs gradient_checkpointing_kwargs
+    lr_scheduler_kwargs""")
+)
+"""Arguments that may be an object's JSON: transformers 5.23, training_args.py:761."""
+
+
+OF_LAUNCH = DEEPSPEED_FLAGS - {"gradient_accumulation_steps"} | frozenset(
+    listed("""num_processes num_machines multi_gpu use_fsdp use_deepspeed use_megatron_lm use_parallelism_config
+        mixed_precision num_cpu_threads_per_process enable_cpu_affinity gpu_ids machine_rank main_process_ip
+        main_process_port main_training_function rdzv_backend rdzv_conf same_network downcast_bf16 config_file cpu""")
+)
+LAUNCH_PREFIXES = ("fsdp_", "fp8_", "dynamo_", "parallelism_config_", "megatron_lm_")
+
+
+def _of_launch(name: str) -> bool:
+    """Whether ``trl sft`` hands an argument on to ``accelerate launch``: those that its own classes do not have.
+
+    Source: trl 1.16, cli/commands/training.py:64; accelerate 1.15, commands/launch.py, ``launch_command_parser``.
+
+    >>> _of_launch("num_processes"), _of_launch("fsdp_version"), _of_launch("fsdp_config")
+    (True, True, False)
+    """
+    return name in OF_LAUNCH or (name.startswith(LAUNCH_PREFIXES) and name != "fsdp_config")
 
 
 SHIPPED: Mapping[str, Mapping[str, Any]] = {
@@ -396,6 +429,8 @@ def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:
             pool.references.append(str(found.value))
         elif FSDP_FLAGS.match(name):
             pool.put("accelerate", found, file, f"fsdp_config.{name}")
+        elif name.startswith("parallelism_config_"):
+            pool.put("accelerate", found, file, f"parallelism_config.{name}")
         elif name in DEEPSPEED_FLAGS:
             pool.put("accelerate", found, file, f"deepspeed_config.{name}")
         elif name in ("use_fsdp", "use_deepspeed", "multi_gpu"):

@@ -345,7 +345,7 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
             return None
     if tool == "torchtune":
         return _torchtune(rest, environment, line)
-    plain, flags = _flags(rest, line)
+    plain, flags = _flags(rest, line, is_hydra=tool == "verl")
     return Command(
         launcher=launcher,
         launch=tuple(launch),
@@ -372,8 +372,14 @@ def _launcher_flags(words: list[str], line: int) -> tuple[tuple[Found, ...], lis
     return tuple(found), rest
 
 
-def _flags(words: Sequence[str], line: int) -> tuple[list[str], list[Found]]:
-    """Plain words, and flags with one value, several, or none."""
+OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
+"""Hydra's ``key=value``; a + adds the key."""
+
+
+def _flags(
+    words: Sequence[str], line: int, *, is_hydra: bool = False
+) -> tuple[list[str], list[Found]]:
+    """Plain words, and flags with one value, several, or none; Hydra's flags take one at most."""
     plain: list[str] = []
     found: list[Found] = []
     flag = ""
@@ -389,9 +395,14 @@ def _flags(words: Sequence[str], line: int) -> tuple[list[str], list[Found]]:
             close()
             name, equals, value = word.lstrip("-").partition("=")
             flag, values = name.replace("-", "_"), [_value(value)] if equals else []
-        elif flag:
+            if equals:
+                close()
+                flag = ""
+        elif flag and not (is_hydra and (values or OVERRIDE.match(word))):
             values.append(_value(word))
-        elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):  # Hydra's + adds a key
+        elif OVERRIDE.match(word):
+            close()
+            flag = ""
             name, _, value = word.lstrip("+").partition("=")
             found.append(Found(tuple(name.split(".")), _of_hydra(value), line))
         else:
