@@ -29,8 +29,8 @@ def title(found: Imported, label: str) -> str:
 
 
 def warnings(found: Imported, problems: Sequence[str]) -> tuple[str, ...]:
-    """Warnings: contradictions, missing files, and settings that the page cannot show."""
-    return tuple(dict.fromkeys((*found.contradictions, *found.notes, *problems)))
+    """Warnings: contradictions, what is guessed, missing files, and settings that the page cannot show."""
+    return tuple(dict.fromkeys((*found.contradictions, *found.guesses, *found.notes, *problems)))
 
 
 def lists_html(found: Imported) -> str:

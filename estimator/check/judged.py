@@ -29,6 +29,8 @@ class Asked:
     """An object of the contract."""
     problems: tuple[str, ...] = ()
     """Why the files could not be read."""
+    guesses: tuple[str, ...] = ()
+    """What the files leave open, and how it is taken, one sentence each; said with the verdict."""
     notes: tuple[str, ...] = ()
     """Warnings about the files: what is not modelled or not understood."""
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)

@@ -22,7 +22,7 @@ def one(of: Judged, diff: str = "") -> str:
     if of.estimate is None:
         named = of.problem.startswith(of.asked.files[0])
         return of.problem if named else f"{of.asked.name}: {of.problem}"
-    said = [verdict(of.estimate), runs_out(of.estimate)]
+    said = [verdict(of.estimate), *of.asked.guesses, runs_out(of.estimate)]
     lines = [f"{of.asked.name}: {' '.join(filter(None, said))}", *of.asked.notes]
     if of.change is not None:
         lines.append(f"What mends it: {of.change.text} Needs {gib(of.change.need_high_bytes)} GiB.")
@@ -48,7 +48,8 @@ def table(runs: Sequence[Judged]) -> str:
         for row in rows
     ]
     title, *body = (line.rstrip() for line in lines)
-    return "\n".join([title, "-" * len(title), *body, "", summary(runs)])
+    guesses = [f"{it.asked.name}: {' '.join(it.asked.guesses)}" for it in runs if it.asked.guesses]
+    return "\n".join([title, "-" * len(title), *body, "", summary(runs), *guesses])
 
 
 def _row(of: Judged) -> tuple[str, str, str, str]:
@@ -85,7 +86,12 @@ def as_json(of: Judged) -> dict[str, object]:
     """A run as one object: memory in bytes; ``change`` holds the keys to set, null if none is needed or enough."""
     said: dict[str, object] = {"files": list(of.asked.files), "status": of.status}
     if of.estimate is None:
-        return {**said, "error": of.problem, "notes": list(of.asked.notes)}
+        return {
+            **said,
+            "error": of.problem,
+            "guesses": list(of.asked.guesses),
+            "notes": list(of.asked.notes),
+        }
     answer = of.estimate
     return {
         **said,
@@ -102,5 +108,6 @@ def as_json(of: Judged) -> dict[str, object]:
             "text": of.change.text,
             "need_high_bytes": of.change.need_high_bytes,
         },
+        "guesses": list(of.asked.guesses),
         "notes": list(of.asked.notes),
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from estimator.tools.known import trl
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, flattened
 from estimator.tools.rules import Entry
@@ -42,9 +43,10 @@ SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "trl",
         frozenset(
-            listed("""model_name_or_path dataset_name dataset_text_field use_peft packing max_length max_seq_length
-            dataset_train_split lora_target_modules assistant_only_loss reward_model_name_or_path beta script_args""")
-        ),
+            listed("""model_name_or_path dataset_name use_peft dataset_train_split lora_target_modules
+            reward_model_name_or_path script_args""")
+        )
+        | trl.EVIDENCE.keys(),
     ),
     (
         "trainer",
@@ -88,6 +90,8 @@ class Pool:
     references: list[str] = field(default_factory=list)
     """Other files that these files name."""
     model_config: Mapping[str, Any] | None = None
+    guesses: list[str] = field(default_factory=list)
+    """What the files leave open, and how it is taken: one sentence each."""
     notes: list[str] = field(default_factory=list)
     options: frozenset[str] = frozenset()
     """Flags that the scripts parse themselves."""

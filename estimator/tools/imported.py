@@ -13,6 +13,7 @@ from estimator.tools import contradictions
 from estimator.tools.defaults import SetByTool, set_by, tool_named, version_of
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
+from estimator.tools.known.trl import USUAL_PROMPT, objective_of
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
@@ -73,6 +74,8 @@ class Imported:
     """The tool's own defaults, those that differ from the contract's first."""
     contradictions: tuple[str, ...] = ()
     """Contradictions at which the tools would stop."""
+    guesses: tuple[str, ...] = ()
+    """What the files leave open, and how it is taken: one sentence each, to be said with the verdict."""
     notes: tuple[str, ...] = ()
     """Other warnings: files that are named but missing, values of the tool that are not modelled."""
     texts: tuple[Text, ...] = ()
@@ -107,7 +110,7 @@ def read_files(
         )
     texts = _read(files)
     pool = pool_of(texts)
-    tool = _tool(pool)
+    tool = _tool(pool, texts)
     return _joined(tool, pool, texts, known or {})
 
 
@@ -127,13 +130,32 @@ def _read(files: Mapping[str, str | bytes]) -> tuple[Text, ...]:
     return tuple(read[name] for name in files)
 
 
-def _tool(pool: Pool) -> Tool:
+NAMING = frozenset(
+    f"args.{it}"
+    for it in ("output_dir", "hub_model_id", "run_name", "dataset_name", "dataset_splits")
+)
+"""Keys whose values people name after what they train."""
+
+
+def _guess_objective(pool: Pool, texts: tuple[Text, ...]) -> None:
+    """The trainer of a TRL config that comes without its command or script, by its keys and names."""
+    named = [str(it.value) for key, it in pool.entries.items() if key in NAMING]
+    keys = [key.removeprefix("args.") for key in pool.entries if key.startswith("args.")]
+    found = objective_of(keys, [*(it.name for it in texts), *pool.references, *named])
+    pool.add(Entry("trainer.objective", found.objective))
+    if found.says:
+        pool.guesses.append(found.says)
+
+
+def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
     name = next((it for it in PRIORITY if it in pool.tools), "")
     if not name:
-        name = "trl" if "trl" in pool.tools else "trainer"
-        pool.notes.append(
+        name = "trainer"
+        pool.guesses.append(
             "No file names the training tool: Trainer's defaults are taken where a key is missing."
         )
+    if name == "trl" and "trainer.objective" not in pool.entries:
+        _guess_objective(pool, texts)
     objective = pool.entries.get("trainer.objective")
     word = objective.value if objective and isinstance(objective.value, str) else None
     return tool_named(name, word)
@@ -168,10 +190,11 @@ def _joined(
     ):
         notes.append(UNCOUNTED.format(values["strategy"]))
     if "max_length" not in values:
-        notes.append(
+        pool.guesses.append(
             f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
             f"longest; {DEFAULT.max_length:,} is taken."
         )
+    pool.guesses += _usual_prompt(tool, given, values)
     went: dict[str, list[str]] = {}
     for key, origin in found.origins.items():
         for entry in origin.entries:
@@ -205,6 +228,7 @@ def _joined(
         ),
         set_by_tool=tuple(sorted(by_tool, key=lambda it: not it.differs)),
         contradictions=tuple(contradictions.found(tool.name, given, values)),
+        guesses=tuple(dict.fromkeys(pool.guesses)),
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
         refused=not_ours,
@@ -222,6 +246,15 @@ def _older_trl(tool: Tool, given: Mapping[str, Entry]) -> Iterator[str]:
             f"{old.shown} is a word of an older TRL, and the defaults are those of {_version(tool)}: before 1.15 the "
             "logits are whole, so set loss standard where an older one runs this."
         )
+
+
+def _usual_prompt(
+    tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """A sentence where the length of prompts is not said, and with it not that of rows."""
+    generates = tool.name == "trl" and values.get("objective") in ("grpo", "rloo")
+    if generates and "max_length" in values and "args.max_prompt_length" not in given:
+        yield f"No key says how long prompts are: {USUAL_PROMPT} tokens are taken; set max_length to the longest row."
 
 
 OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
@@ -257,13 +290,12 @@ def _version(tool: Tool) -> str:
     return f"{tool.distribution} {version_of(tool.name)}"
 
 
+OF_THE_READER = frozenset({"launch.launcher", "model.loaded", "unsloth_peft.get_peft_model"})
+
+
 def _shown(pool: Pool) -> Sequence[Entry]:
     """The keys written by the user, in file order."""
-    return [
-        it
-        for it in pool.entries.values()
-        if it.key not in {"launch.launcher", "model.loaded", "unsloth_peft.get_peft_model"}
-    ]
+    return [it for it in pool.entries.values() if it.file and it.key not in OF_THE_READER]
 
 
 def _model(

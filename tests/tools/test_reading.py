@@ -236,7 +236,7 @@ val_set_size: 0.1
 
 
 def test_rows_that_no_tool_truncates_are_reported() -> None:
-    (note,) = read(train_py=BITSANDBYTES).notes
+    (note,) = read(train_py=BITSANDBYTES).guesses
     assert note.startswith("Trainer cuts no row here")
 
 

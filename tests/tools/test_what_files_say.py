@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator import Imported, read_files
+from estimator.check.command import run as check
 
 
 def setup(*texts: str, names: tuple[str, ...] = ("a.yaml", "b.yaml")) -> dict[str, Any]:
@@ -78,3 +81,48 @@ def test_deepspeed_s_config_may_stand_in_its_argument(text: str, name: str) -> N
     """transformers 5.23, training_args.py:761: a path, a mapping, or an object's JSON."""
     found = setup(text, names=(name,))
     assert (found["strategy"], found["offload_param"]) == ("zero3", "cpu")
+
+
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: trl-lib/tldr\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "objective", "is_guess"),
+    [
+        ("packing: true", "config.yaml", "sft", False),
+        ("beta: 0.1\nmax_length: 1024\nmax_prompt_length: 512", "config.yaml", "dpo", True),
+        ("beta: 0.1\nmax_length: 1024", "recipes/zephyr/orpo/config.yaml", "orpo", True),
+        ("beta: 0.1\ndesirable_weight: 1.0", "config.yaml", "kto", False),
+        ("num_generations: 8\nmax_prompt_length: 64\nbeta: 0.0", "config.yaml", "grpo", True),
+        ("num_generations: 8\nmax_prompt_length: 64\nscale_rewards: true", "c.yaml", "grpo", False),
+        ("max_length: 512\noutput_dir: out/reward-qwen", "config.yaml", "reward", True),
+        ("max_length: 512", "config.yaml", "sft", True),
+        ("num_generations: 8\nmax_prompt_length: 64\npacking: false", "config.yaml", "grpo", True),
+        ("kl_coef: 0.05\nnum_ppo_epochs: 4", "config.yaml", "ppo", False),
+    ],
+)
+def test_the_keys_of_a_trl_config_say_its_trainer(
+    keys: str, name: str, objective: str, is_guess: bool
+) -> None:
+    """An argument belongs to the classes that have it in trl 1.16 (or had it in 0.24); what several have is a guess."""
+    found = run(f"{TRL}{keys}\n", names=(name,))
+    assert found.tool == "trl"
+    assert found.setup.get("objective", found.refused.get("objective", "")).count(objective)
+    assert (
+        any(it.startswith(f"objective is taken as {objective}") for it in found.guesses) is is_guess
+    )
+
+
+def test_a_command_says_the_trainer_whatever_the_keys_are() -> None:
+    found = run("trl kto --config a.yaml", f"{TRL}beta: 0.1\n", names=("run.sh", "a.yaml"))
+    assert (found.setup["objective"], found.guesses) == ("kto", ())
+
+
+def test_what_is_guessed_stands_in_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{TRL}max_length: 512\n")
+    (tmp_path / "b.yaml").write_text(f"{TRL}packing: true\n")
+    alone, both = StringIO(), StringIO()
+    check([str(tmp_path / "a.yaml")], {"gpu": "L4"}, alone)
+    assert "objective is taken as sft" in alone.getvalue().splitlines()[0]
+    check([str(tmp_path)], {"gpu": "L4"}, both)
+    assert both.getvalue().count("is taken as") == 1

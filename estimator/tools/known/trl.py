@@ -5,8 +5,10 @@ Source: trl 1.16.0; the lines of its defaults stand in data/tool_defaults.csv.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from estimator.tools.known import transformers
 from estimator.tools.known.parallel import is_on, whole
@@ -47,6 +49,108 @@ HAVING: Mapping[str, tuple[str, ...]] = {
 Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_config.py, grpo_config.py, rloo_config.py;
 experimental/orpo/orpo_config.py.
 """
+_PAIRS = (*_ASKS, "orpo")
+EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        listed("""dataset_text_field packing packing_strategy eval_packing completion_only_loss assistant_only_loss
+        max_seq_length"""),
+        ("sft",),
+    ),
+    **dict.fromkeys(
+        listed("""loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting rpo_alpha discopop_tau
+        ref_adapter_name force_use_ref_model"""),
+        ("dpo",),
+    ),
+    **dict.fromkeys(listed("desirable_weight undesirable_weight"), ("kto",)),
+    "center_rewards_coefficient": ("reward",),
+    **dict.fromkeys(
+        listed("""importance_sampling_level multi_objective_aggregation scale_rewards top_entropy_quantile
+        max_tool_calling_iterations sapo_temperature_neg sapo_temperature_pos entropy_coef
+        vllm_importance_sampling_correction vllm_importance_sampling_mode"""),
+        ("grpo",),
+    ),
+    **dict.fromkeys(listed("normalize_advantages reward_clip_range rloo_k"), ("rloo",)),
+    **dict.fromkeys(listed("padding_value is_encoder_decoder"), ("orpo",)),
+    **dict.fromkeys(listed("cpo_alpha simpo_gamma"), ("cpo",)),
+    **dict.fromkeys(
+        listed("kl_coef vf_coef cliprange cliprange_value num_ppo_epochs sft_model_path"), ("ppo",)
+    ),
+    **dict.fromkeys(listed("teacher_model_name_or_path lmbda seq_kd"), ("gkd",)),
+    **dict.fromkeys(
+        listed("""num_generations num_generations_eval ds3_gather_for_generation generation_batch_size
+        steps_per_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_host vllm_server_port
+        vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_length num_iterations epsilon_high
+        reward_weights mask_truncated_completions log_completions num_completions_to_print reward_funcs"""),
+        _GENERATES,
+    ),
+    "max_completion_length": (*_GENERATES, "orpo"),
+    "max_prompt_length": (*_GENERATES, *_PAIRS),
+    "truncation_mode": ("sft", *_PAIRS),
+    "padding_free": ("sft", "dpo"),
+    "label_smoothing": ("dpo",),
+    "generate_during_eval": _PAIRS,
+    **dict.fromkeys(
+        listed("""precompute_ref_log_probs precompute_ref_batch_size ref_model_init_kwargs reference_free
+        model_adapter_name"""),
+        _ASKS,
+    ),
+    "loss_type": ("sft", *_ASKS, "grpo"),
+    "activation_offloading": ("sft", "reward", *_ASKS),
+    **dict.fromkeys(
+        listed("sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"), (*_GENERATES, *_ASKS)
+    ),
+    "beta": (*_PAIRS, *_GENERATES),
+    "max_length": ("sft", "reward", *_PAIRS),
+    "disable_dropout": ("reward", *_PAIRS, *_GENERATES),
+}
+"""The trainers whose class has an argument, or had it in an older TRL; arguments of all are not here.
+
+Source: trl 1.16, the classes of ``OBJECTIVES`` and scripts/grpo.py; trl 0.24, trainer/dpo_config.py, kto_config.py,
+orpo_config.py, grpo_config.py, cpo_config.py, ppo_config.py, gkd_config.py.
+"""
+MOST_USED = (*("sft", "dpo", "grpo", "reward", "kto", "rloo", "orpo"), *("cpo", "ppo", "gkd"))
+"""The order in which one of several trainers is guessed: ours."""
+
+
+class Guess(NamedTuple):
+    """What a TRL config without its command or script trains."""
+
+    objective: str
+    says: str
+    """Why, where the keys do not say it for certain; else empty."""
+
+
+def objective_of(keys: Iterable[str], named: Iterable[str] = ()) -> Guess:
+    """The trainer that has all these arguments; of several, the one that a word of ``named`` means, else the most used.
+
+    TRL's parser stops at an argument that its trainer lacks (trl 1.16, scripts/utils.py, ``TrlParser``).
+
+    >>> objective_of(["beta", "num_generations"]).objective, objective_of(["packing"]).says
+    ('grpo', '')
+    >>> objective_of(["beta", "max_length"]).says
+    'objective is taken as dpo: beta, max_length are also arguments of kto, orpo.'
+    """
+    given = [key for key in dict.fromkeys(keys) if key in EVIDENCE]
+    lacks = {it: [key for key in given if it not in EVIDENCE[key]] for it in MOST_USED}
+    least = min(map(len, lacks.values()))
+    fits = [it for it in MOST_USED if len(lacks[it]) == least and (given or it in OBJECTIVES)]
+    words = {WORDS.get(word, word) for it in named for word in re.split(r"[\W_]+", it.lower())}
+    meant = [it for it in fits if it in words]
+    chosen = meant[0] if len(meant) == 1 else fits[0]
+    others = [it for it in fits if it != chosen]
+    if least:
+        says = f"objective is taken as {chosen}, whose trainer has no {', '.join(lacks[chosen])}"
+    elif not others:
+        return Guess(chosen, "")
+    elif not given:
+        says = f"objective is taken as {chosen}: no key says which trainer it is"
+    else:
+        verb = "is also an argument" if len(given) == 1 else "are also arguments"
+        says = f"objective is taken as {chosen}: {', '.join(given[:3])} {verb} of {', '.join(others[:3])}"
+    return Guess(chosen, f"{says}{f' ({chosen} stands in a name)' if chosen in meant else ''}.")
+
+
+WORDS = {"rm": "reward"}
 LOSS_TYPES = {"chunked_nll": "nll"}
 """Former names: trl 1.16, trainer/sft_config.py."""
 
