@@ -179,6 +179,8 @@ def test_the_csv_has_a_line_for_each_job(answer):
     assert [it["job"] for it in rows] == ["in time", "late", "too large"]
     assert float(rows[1]["late_hours"]) > 0
     assert rows[2]["setup"] == "no setup of it fits any of the cards."
+    formulas = dict.fromkeys(answer.titles, "=1+1")  # which a spreadsheet would compute
+    assert ",'=1+1\r\n" in timetable_csv(answer.timetable, formulas)
 
 
 class File:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from html import escape, unescape
 from unittest.mock import patch
@@ -12,10 +13,13 @@ from urllib.parse import urlencode
 import pytest
 import streamlit
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
 from dashboard.site import static_files, unfolding
+from dashboard.site.bounded_pool import BoundedPool
 from dashboard.words import one_line, units
 from estimator import contract, estimate
 from tests.test_start_page import move, open_page
@@ -73,15 +77,19 @@ def test_a_picture_is_drawn_without_a_session_and_follows_the_setup_on_screen() 
         assert one_line.setup_line(moved) in unescape(thread.submit(svg).result())
 
 
+def tags(path: str, query: str) -> str:
+    return unfolding.head(path, query, LINK, unfolding.preview(path, query))
+
+
 def test_names_in_the_address_are_escaped_in_the_tags() -> None:
     nasty = 'model=mistralai/Mistral-7B-v0.1&gpu=L4&x="><script>alert(1)</script>'
-    written = unfolding.head("/", nasty, LINK)
+    written = tags("/", nasty)
     assert "<script>" not in written
     assert escape('"><script>', quote=True) in written
 
 
 def test_the_tags_name_the_addressed_setup() -> None:
-    written = unescape(unfolding.head("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", LINK))
+    written = unescape(tags("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora"))
     assert "<title>QLoRA of Qwen3-8B on L4: fits, 4.1 GiB free</title>" in written
     assert f'og:image" content="{LINK}/share/card.png?model=Qwen/Qwen3-8B&gpu=L4' in written
 
@@ -95,14 +103,14 @@ def test_the_tags_name_the_addressed_setup() -> None:
     ],
 )
 def test_an_address_without_an_estimate_has_generic_tags_and_no_picture(path, query) -> None:
-    written = unfolding.head(path, query, LINK)
+    written = tags(path, query)
     assert f"<title>{unfolding.NAME}</title>" in written
     assert "og:image" not in written
 
 
 def test_a_comparison_names_its_setups_and_those_not_estimated() -> None:
     scenarios = ["small~m.Qwen/Qwen3-0.6B~g.L4", "strange~m.nobody/knows-it"]
-    written = unfolding.head("/compare", urlencode({"s": scenarios}, doseq=True), LINK)
+    written = tags("/compare", urlencode({"s": scenarios}, doseq=True))
     assert "<title>2 setups compared</title>" in written
     assert "small: needs up to 8.0 GiB, fits. strange: not estimated." in written
 
@@ -138,6 +146,31 @@ def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, byte
         thread.submit(lambda: asyncio.run(unfolding.OpenGraph(server)(scope, None, send))).result()
     start, *pieces = sent
     return dict(start["headers"]), b"".join(it.get("body", b"") for it in pieces)
+
+
+def test_previews_are_computed_beside_the_loop_and_busy_beyond_a_bound(monkeypatch) -> None:
+    """While one is computed and no more may wait, a picture is told to come again, and a page has general tags."""
+    threads, pool, go_on = [], BoundedPool("previews", threads=1, most=1), threading.Event()
+
+    def slow(query: str) -> None:
+        threads.append(threading.current_thread().name)
+        go_on.wait(20)
+
+    monkeypatch.setattr(unfolding, "setup_of", slow)
+    monkeypatch.setattr(unfolding, "POOL", pool)
+    monkeypatch.setattr(unfolding, "PATIENCE", 0.0)
+    client = TestClient(Starlette(routes=unfolding.ROUTES))
+    _, impatient = answer_of("/", "model=first", unfolding.TITLE.encode())
+    _, busy = answer_of("/", "model=second", unfolding.TITLE.encode())
+    refused = client.get(f"{unfolding.PICTURE}?model=third")
+    go_on.set()
+    assert unfolding.NAME.encode() in impatient
+    assert unfolding.NAME.encode() in busy
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+    pool._threads.shutdown()
+    assert threads == ["previews_0"], (
+        "neither the loop's thread, nor any for those that were refused"
+    )
 
 
 def test_the_tags_replace_streamlits_title() -> None:

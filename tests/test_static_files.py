@@ -9,7 +9,7 @@ from importlib.resources import files
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -25,6 +25,8 @@ def served() -> tuple[TestClient, list[str]]:
 
     async def script(request: Request) -> Response:
         asked.append(request.url.path)
+        if request.path_params["name"] == "c.js":  # Streamlit's answer for a file that it lacks
+            return HTMLResponse("<html>", 200, {"Cache-Control": "no-cache"})
         found = request.path_params["name"] == "a.js"
         return Response(TEXT, 200 if found else 404, {"Cache-Control": "max-age=31536000"})
 
@@ -61,6 +63,10 @@ def test_missing_scripts_are_not_cached_and_pages_pass_through() -> None:
     client, asked = served()
     assert [client.get("/static/b.js").status_code for _ in range(2)] == [404, 404]
     assert asked == ["/static/b.js"] * 2
+    for encoding in ("gzip", "identity"):
+        gone = client.get("/static/c.js", headers={"Accept-Encoding": encoding})
+        assert (gone.status_code, gone.text) == (404, "")
+        assert gone.headers["cache-control"] == "no-store"
     assert client.get("/x").text  # the page answers with the request's Accept-Encoding
 
 

@@ -6,8 +6,6 @@ are escaped for each format.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -70,16 +68,12 @@ def write_csv(of: Subject) -> str:
         for key, texts in differs.items()
     }
     head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(head)
+    rows: list[list[object]] = [head]
     for place, it in enumerate(of.shown):
         assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
         row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
-        writer.writerow(
-            [safe_cell(cell) for cell in [*row, origin.RELEASE, of.day, assumed, origin.RANGE]]
-        )
-    return text.getvalue()
+        rows.append([*row, origin.RELEASE, of.day, assumed, origin.RANGE])
+    return contract.csv_text(rows)
 
 
 def _is_number(text: str) -> bool:
@@ -105,19 +99,7 @@ def _figures(of: Estimate | None) -> list[object]:
     written["headroom_bytes"] = of.headroom_bytes if of.gpu else None
     if not of.can_run:
         written |= dict.fromkeys(_OF_A_RUN)
-    found = [written[key] for key in _FIGURES]
-    return ["" if value is None else value for value in found]
-
-
-def safe_cell(value: object) -> object:
-    """Prevents a spreadsheet from reading text as a formula, by prefixing an apostrophe.
-
-    >>> safe_cell("=1+1"), safe_cell("@x"), safe_cell("QLoRA"), safe_cell(-5)
-    ("'=1+1", "'@x", 'QLoRA', -5)
-    """
-    if isinstance(value, str) and value.lstrip()[:1] in {"=", "+", "-", "@", "\t", "\r", "|", "%"}:
-        return f"'{value}"
-    return f"'{value}" if isinstance(value, str) and value[:1] in {"\t", "\r", "\n"} else value
+    return [written[key] for key in _FIGURES]
 
 
 # --- for a ticket -------------------------------------------------------------------------------

@@ -227,10 +227,8 @@ def _table(advice: Advice) -> None:
 
 
 def _csv(advice: Advice) -> str:
-    text: str = pd.DataFrame([words.row(advice, it) for it in advice.front.tolist()]).to_csv(
-        index=False
-    )
-    return text
+    rows = [words.row(advice, it) for it in advice.front.tolist()]
+    return contract.csv_text([rows[0], *(row.values() for row in rows)] if rows else [])
 
 
 def _picked(found: Candidates, advice: Advice) -> None:

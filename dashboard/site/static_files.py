@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 32 * 2**20
 """Maximum bytes of cached compressed files. Our choice; all files of four pages take 4 MB."""
+FOLDERS = ("/static/", "/component/")
 KINDS = (".js", ".css", ".html", ".svg", ".json")
 PLOTLY_FILE = files("dashboard.widgets") / "plotly" / "plotly-cartesian.min.js"
 PLOTLY = f"/component/dashboard.widgets.drawing.plotly/{PLOTLY_FILE.name}"
@@ -56,7 +57,11 @@ class Compressed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Responds from the cache, or passes the request on and caches the response."""
         path = scope.get("path", "")[len(scope.get("root_path", "")) :]
-        if scope["type"] != "http" or scope["method"] != "GET" or not _is_script(path):
+        if scope["type"] != "http" or not path.startswith(FOLDERS):
+            await self.app(scope, receive, send)
+            return
+        send = _without_fallback(path, send)
+        if scope["method"] != "GET" or not path.endswith(KINDS):
             await self.app(scope, receive, send)
             return
         asked = Headers(scope=scope)
@@ -72,7 +77,9 @@ class Compressed:
                 answer.headers = [(b"content-type", b"application/javascript")]
                 packed = await asyncio.to_thread(plotly)
             else:
-                await self.app({**scope, "headers": whole}, receive, answer.take)
+                await self.app(
+                    {**scope, "headers": whole}, receive, _without_fallback(path, answer.take)
+                )
                 if answer.status != 200 or self._bytes > MOST_BYTES:
                     await answer.send_on(send)
                     return
@@ -103,8 +110,29 @@ def plotly() -> bytes:
     return gzip.compress(PLOTLY_FILE.read_bytes(), 6)
 
 
-def _is_script(path: str) -> bool:
-    return path.startswith(("/static/", "/component/")) and path.endswith(KINDS)
+def _without_fallback(path: str, send: Send) -> Send:
+    """Sends 404 where Streamlit answers for a missing file with its page; no browser keeps an error.
+
+    In a rolling upgrade a page of one version may ask a server of the other for its scripts.
+    Source: streamlit 1.67, starlette_static_routes.py, ``get_response``.
+    """
+    is_page = False
+
+    async def sending(message: Message) -> None:
+        nonlocal is_page
+        if message["type"] == "http.response.start":
+            kind = Headers(raw=message["headers"]).get("content-type", "")
+            is_page = kind.startswith("text/html") and not path.endswith(".html")
+            if is_page:
+                message = {**message, "status": 404, "headers": [(b"content-type", b"text/plain")]}
+            if message["status"] >= 400:
+                kept = [it for it in message["headers"] if it[0].lower() != b"cache-control"]
+                message = {**message, "headers": [*kept, (b"cache-control", b"no-store")]}
+        elif is_page:
+            message = {**message, "body": b""}
+        await send(message)
+
+    return sending
 
 
 class _Whole:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -25,12 +26,14 @@ from dashboard.address import unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
 from dashboard.site import static_files
+from dashboard.site.bounded_pool import BoundedPool, BusyError
 from dashboard.words import units
 from estimator import Estimate, contract, estimate
 
 PICTURE = "/share/card.png"
 ESTIMATE = ("", "/", "/setup")
 """Paths of the page Estimate."""
+COMPARE = "/compare"
 PAGE_KEYS = ("section", "s", "setup", "v", "context", "within", "present")
 LONGEST = 8192
 """Maximum characters of a URL that are read. Our choice, above what servers accept."""
@@ -39,7 +42,26 @@ NAME = "Headroom: will this fine-tuning run fit?"
 SAID = "Memory, hours and dollars of a fine-tuning run, before it starts."
 
 
-@lru_cache(maxsize=512)
+POOL = BoundedPool("previews", threads=1, most=8)
+"""One thread, since Python runs one at a time; more requests than these are told to come again. Our choice."""
+PATIENCE = 2.0
+"""Seconds that a page waits for its tags, before it is sent with general ones. Our choice: those who preview links wait
+longer, and visitors need none."""
+RETRY_SECONDS = 10
+"""After which a program may ask again for a picture. Our choice."""
+
+
+class Preview(NamedTuple):
+    """What is said of an address."""
+
+    title: str
+    said: str
+    has_picture: bool = False
+
+
+GENERAL = Preview(NAME, SAID)
+
+
 def setup_of(query: str) -> Estimate | None:
     """Estimate of the setup in a URL; None if it is refused or its model is not in the catalogue."""
     if len(query) > LONGEST:
@@ -55,11 +77,10 @@ def setup_of(query: str) -> Estimate | None:
         return None
 
 
-@lru_cache(maxsize=512)
-def comparison_of(query: str) -> tuple[str, str] | None:
+def comparison_of(query: str) -> Preview | None:
     """Title and description of a comparison; None if its URL names no scenario.
 
-    >>> comparison_of("s=small~m.Qwen/Qwen3-0.6B~g.L4")
+    >>> comparison_of("s=small~m.Qwen/Qwen3-0.6B~g.L4")[:2]
     ('1 setup compared', 'small: needs up to 8.0 GiB, fits.')
     """
     if len(query) > LONGEST:
@@ -69,7 +90,15 @@ def comparison_of(query: str) -> tuple[str, str] | None:
     if not scenarios:
         return None
     said = " ".join(f"{it.name}: {_answer(contract.read(it))}." for it in scenarios)
-    return f"{len(scenarios)} setup{'s' * (len(scenarios) > 1)} compared", said
+    return Preview(f"{len(scenarios)} setup{'s' * (len(scenarios) > 1)} compared", said)
+
+
+@lru_cache(maxsize=512)
+def preview(path: str, query: str) -> Preview:
+    """Title and description for a URL: of its setup or comparison, else of the whole dashboard."""
+    if path in ESTIMATE and (of := setup_of(query)):
+        return Preview(share_card.title(of), share_card.description(of), has_picture=True)
+    return (comparison_of(query) if path == COMPARE else None) or GENERAL
 
 
 def _answer(asked: contract.Reading) -> str:
@@ -83,36 +112,54 @@ def _answer(asked: contract.Reading) -> str:
     return f"needs up to {units.gib(of.need_high_bytes)}{word}"
 
 
-def head(path: str, query: str, origin: str) -> str:
+def head(path: str, query: str, origin: str, of: Preview) -> str:
     """The tags for a URL, with the title of its page."""
-    of = setup_of(query) if path in ESTIMATE else None
-    title, said = (comparison_of(query) if path == "/compare" else None) or (NAME, SAID)
-    if of:
-        title, said = share_card.title(of), share_card.description(of)
     address = f"{origin}{path or '/'}{'?' * bool(query)}{query}"
-    tags = {"og:title": title, "og:description": said, "og:type": "website", "og:url": address}
-    if of:
+    tags = {"og:title": of.title, "og:description": of.said, "og:type": "website"}
+    tags["og:url"] = address
+    if of.has_picture:
         tags["og:image"] = f"{origin}{PICTURE}{'?' * bool(query)}{query}"
         tags |= {"og:image:width": str(share_card.WIDTH), "og:image:height": str(share_card.HEIGHT)}
-        tags["og:image:alt"] = title
+        tags["og:image:alt"] = of.title
     lines = [
         f'<meta property="{key}" content="{escape(text, quote=True)}">'
         for key, text in tags.items()
     ]
-    named = {"description": said, "twitter:card": "summary_large_image" if of else "summary"}
+    card = "summary_large_image" if of.has_picture else "summary"
     lines += [
-        f'<meta name="{key}" content="{escape(text, quote=True)}">' for key, text in named.items()
+        f'<meta name="{key}" content="{escape(text, quote=True)}">'
+        for key, text in {"description": of.said, "twitter:card": card}.items()
     ]
-    return f"<title>{escape(title)}</title>{''.join(lines)}"
+    return f"<title>{escape(of.title)}</title>{''.join(lines)}"
+
+
+async def _preview(path: str, query: str) -> Preview:
+    """The same as ``preview``, computed in the pool; general if that is busy or takes too long."""
+    if path not in (*ESTIMATE, COMPARE):
+        return GENERAL
+    try:
+        return await POOL.run((path, query), partial(preview, path, query), PATIENCE)
+    except (BusyError, TimeoutError):
+        return GENERAL
+
+
+@lru_cache(maxsize=64)
+def _drawn(query: str, day: str, link: str) -> bytes | None:
+    of = setup_of(query)
+    return None if of is None else share_card.png(of, day, link)
 
 
 async def picture(request: Request) -> Response:
-    """The picture of the setup in a URL."""
-    of = setup_of(request.url.query)
-    if of is None:
-        return PlainTextResponse("This address names no setup that can be drawn.", status_code=404)
+    """The picture of the setup in a URL; 503 while as many as may wait are computed."""
     link = str(request.url.replace(path="/", query="")).rstrip("/")
-    drawn = share_card.png(of, date.today().isoformat(), link)
+    asked = (request.url.query, date.today().isoformat(), link)
+    try:
+        drawn = await POOL.run(asked, partial(_drawn, *asked))
+    except BusyError:
+        retry = {"Retry-After": str(RETRY_SECONDS)}
+        return PlainTextResponse("Busy; ask again soon.", status_code=503, headers=retry)
+    if drawn is None:
+        return PlainTextResponse("This address names no setup that can be drawn.", status_code=404)
     return Response(drawn, media_type="image/png", headers={"Cache-Control": "max-age=3600"})
 
 
@@ -132,8 +179,10 @@ class OpenGraph:
             return
         headers = [(key, value) for key, value in scope["headers"] if key not in NOT_PASSED]
         request = Request(scope)
-        tags = head(scope["path"], request.url.query, str(request.base_url).rstrip("/"))
-        if scope["path"] in (*ESTIMATE, "/compare"):  # they open on a figure
+        path, query = scope["path"], request.url.query
+        origin = str(request.base_url).rstrip("/")
+        tags = head(path, query, origin, await _preview(path, query))
+        if path in (*ESTIMATE, COMPARE):  # they open on a figure
             tags += static_files.EARLY
         await self.app({**scope, "headers": headers}, receive, _with(tags, send))
 

@@ -32,7 +32,7 @@ def warm() -> None:
         import_module(name)
     from dashboard.site import static_files, unfolding  # noqa: PLC0415  must follow the modules that they need
 
-    unfolding.setup_of("")
+    unfolding.preview("/", "")
     static_files.plotly()
 
 

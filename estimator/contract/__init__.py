@@ -29,6 +29,7 @@ from estimator.contract.setups import (
 )
 from estimator.contract.text import verdict
 from estimator.tools.defaults import QUESTION
+from estimator.values.csv_text import csv_text
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, KEYS
@@ -54,6 +55,7 @@ __all__ = [
     "Section",
     "WholeNumber",
     "Widget",
+    "csv_text",
     "free_name",
     "gpu_keys",
     "parse",

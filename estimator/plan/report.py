@@ -11,6 +11,7 @@ from estimator.plan.advice import Advice
 from estimator.plan.candidates import Candidates
 from estimator.plan.reading import question_object
 from estimator.plan.teams import Timetable
+from estimator.values.csv_text import csv_text
 
 MOST_WRITTEN = 1000
 """Points of the front in JSON and CSV at most: ours."""
@@ -161,16 +162,13 @@ def _number(value: float) -> float | None:
 
 
 def plan_csv(found: Candidates, places: Iterable[int]) -> str:
-    """Some candidates as CSV, one a line, with ``COLUMNS``.
-
-    Source: RFC 4180: a cell with a comma or a quote is quoted, its quotes doubled.
-    """
-    return "\r\n".join([",".join(COLUMNS), *(_line(found, it) for it in places), ""])
+    """Some candidates as CSV, one a line, with ``COLUMNS``."""
+    return csv_text([COLUMNS, *(_cells(found, it) for it in places)])
 
 
-def _line(found: Candidates, place: int) -> str:
+def _cells(found: Candidates, place: int) -> tuple[object, ...]:
     said = found.setup(place)
-    cells = (
+    return (
         found.of(place).model.hub_id,
         found.offer(place).name,
         said.num_gpus,
@@ -190,11 +188,6 @@ def _line(found: Candidates, place: int) -> str:
         ),
         words.title(found, place),
     )
-    return ",".join(_cell(str(it)) for it in cells)
-
-
-def _cell(said: str) -> str:
-    return '"' + said.replace('"', '""') + '"' if set(said) & set(',"\r\n') else said
 
 
 def timetable_text(found: Timetable, answers: Mapping[str, Advice]) -> str:
@@ -262,7 +255,7 @@ def timetable_csv(found: Timetable, titles: Mapping[str, str]) -> str:
             )
         )
     lines += [(name, "", "", "", "", "", "", why) for name, why in found.left_out.items()]
-    return "\r\n".join([*(",".join(_cell(str(it)) for it in line) for line in lines), ""])
+    return csv_text(lines)
 
 
 def timetable_json(found: Timetable, answers: Mapping[str, Advice]) -> dict[str, object]:
