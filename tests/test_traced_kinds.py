@@ -2,8 +2,8 @@
 
 Expected: bytes at the highest moment of some phases, or of all, of the second step of the real Trainer
 (transformers 5.23, or TRL 1.16's trainer of the objective) with peft 0.21 and torch 2.13, on a stand-in device that
-counts every allocation, rounded to 512 bytes. It has no cuBLAS workspace. Left out: the phase ``forward``, which ends
-elsewhere in a Trainer whose model computes its own loss, and what holds less than 48 KiB, such as norms of gradients.
+counts every allocation, rounded to 512 bytes. It has no cuBLAS workspace. What holds less than 48 KiB or a
+ten-thousandth, such as the norms of gradients, is not modelled.
 """
 
 from __future__ import annotations
@@ -26,6 +26,25 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 TIED = LLAMA | {"tie_word_embeddings": True}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 512,
+    "ffn_dim": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 8000,
+    "word_embed_proj_dim": 512,
+    "max_position_embeddings": 2048,
+}
+GPT_NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 8000,
+}
+AUTOCAST = {"dtype": "bfloat16", "mixed_precision": "bf16"}
 FLOAT32 = {"dtype": "float32", "mixed_precision": "bf16"}
 PURE = {"dtype": "bfloat16", "mixed_precision": "no"}
 NEAR = 48 * 2**10
@@ -64,6 +83,36 @@ TRACED: dict[str, tuple[dict[str, Any], dict[str, Any], Heights]] = {
         PURE | {"optim": "adafactor", "max_length": 64, "gradient_checkpointing": True},
         {"optimizer_step": 374_546_944},
     ),
+    # trl 1.16, trainer/utils.py:194: nn.Dropout modules are set to 0, and OPT and eager attention call the function
+    "a reward model that drops by function": (
+        OPT,
+        AUTOCAST | {"objective": "reward", "max_length": 512},
+        {"forward": 186_009_088, "backward": 189_152_256},
+    ),
+    "ORPO, whose eager attention drops by function": (
+        LLAMA | {"num_key_value_heads": 2, "vocab_size": 8000, "attention_dropout": 0.1},
+        AUTOCAST
+        | {"objective": "orpo", "max_length": 512, "max_prompt_length": 256}
+        | {"attn_implementation": "eager"},
+        {"backward": 414_835_712},
+    ),
+    # trl 1.16, kernels/chunked_logprob.py: hidden_chunk and w_chunk are bound until the function returns
+    "TRL's head on a LayerNorm's float32": (
+        GPT_NEOX,
+        AUTOCAST
+        | {"per_device_train_batch_size": 4, "max_length": 512, "loss": "chunked_trl"}
+        | {"gradient_checkpointing": True},
+        {"loss": 282_070_528, "backward": 306_574_336},
+    ),
+    "TRL's head on more tokens than a tile has, cast from float32": (
+        LLAMA
+        | {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2}
+        | {"num_key_value_heads": 2},
+        FLOAT32
+        | {"per_device_train_batch_size": 3, "max_length": 2048, "loss": "chunked_trl"}
+        | {"gradient_checkpointing": True},
+        {"backward": 1_688_569_344},
+    ),
 }
 
 
@@ -74,4 +123,4 @@ def test_each_phase_is_as_high_as_in_the_traced_step(kind: str):
     for name, traced in heights.items():
         moment = told.peak if name == "peak" else told.phases[Phase(name)]
         said = moment.bytes - moment.resident[Component.WORKSPACE]
-        assert said == pytest.approx(traced, abs=NEAR), name
+        assert said == pytest.approx(traced, rel=1e-4, abs=NEAR), name

@@ -312,6 +312,8 @@ class ConfigClass:
     """Which layers have rotary embeddings, given their kinds and the window; None: all."""
     dropouts: tuple[Dropout, Dropout, Dropout] = (None, ("attention_dropout", 0.0), None)
     """Dropout of the embeddings, of the attention weights, and of the residual branches."""
+    dropout_modules: tuple[bool, bool, bool] = (True, False, True)
+    """Which of these are ``nn.Dropout`` modules; the others call the function with a number of their own."""
     softcaps: tuple[float | None, float | None] | None = None
     """Default soft caps of attention scores and of logits; None: there are no such keys."""
     experts: ExpertKeys | None = None

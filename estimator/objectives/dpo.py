@@ -6,6 +6,7 @@ arithmetic on two numbers a pair.
 
 from __future__ import annotations
 
+from estimator.objectives.dropout import without_dropout
 from estimator.objectives.forward import Loaded, Pass
 from estimator.objectives.step import Step
 from estimator.objectives.whole_logits import ask, measure
@@ -34,8 +35,8 @@ def dpo(step: Step) -> None:
 
 
 def load_reference(step: Step) -> Loaded | None:
-    """The reference model, where it is a model of its own."""
-    return step.load(step.trained.model) if step.setup.keeps_reference else None
+    """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
+    return step.load(without_dropout(step.trained.model)) if step.setup.keeps_reference else None
 
 
 def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:

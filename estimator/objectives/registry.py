@@ -12,6 +12,7 @@ from estimator.families.registry import balances_experts
 from estimator.objectives.batch import accumulates
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.dpo import dpo
+from estimator.objectives.dropout import without_dropout_modules
 from estimator.objectives.embedding import embedding
 from estimator.objectives.grpo import grpo
 from estimator.objectives.kto import kto
@@ -31,7 +32,7 @@ class ObjectiveRule(NamedTuple):
     step: MicroStep
     """Plays a micro-step."""
     zeroes_dropout: bool = False
-    """Its trainer sets every dropout to 0, LoRA's too."""
+    """Its trainer sets every ``nn.Dropout`` to 0, LoRA's too."""
 
 
 RULES: Mapping[Objective, ObjectiveRule] = MappingProxyType(
@@ -111,11 +112,4 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
         setup = replace(setup, gradient_accumulation_steps=2)
     if not RULES[setup.objective].zeroes_dropout:
         return model, setup
-    return without_dropout(model), replace(setup, lora_dropout=0.0)
-
-
-def without_dropout(model: Model) -> Model:
-    """The model with every dropout at 0, as ``model.eval`` leaves it too."""
-    if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
-        return model
-    return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+    return without_dropout_modules(model), replace(setup, lora_dropout=0.0)

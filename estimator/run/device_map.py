@@ -20,7 +20,7 @@ from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
 from estimator.objectives.batch import joined
 from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.registry import without_dropout
+from estimator.objectives.dropout import without_dropout
 from estimator.objectives.stack import LayerKind, Stack, kinds_of
 from estimator.objectives.step import Step
 from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
-from estimator.objectives.registry import without_dropout
+from estimator.objectives.dropout import without_dropout
 from estimator.objectives.whole_logits import with_logits
 from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Schedule, Sizes, Walk, structure

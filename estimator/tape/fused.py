@@ -356,7 +356,7 @@ def log_probabilities(
 
     Saves a copy of the scored hidden states, N · h. Backward sums the gradients in float32, N · h and, for a trained
     head, V · h, and holds both beside their casts. Where autocast's dtype differs, a tile's rows and columns are cast;
-    backward still holds the previous tile's columns when it casts the next.
+    the last cast is held until the next replaces it or the function returns (of columns in backward alone).
 
     ``gather``: what both directions hold of a weight that is divided between GPUs.
 
@@ -375,43 +375,62 @@ def log_probabilities(
     width = scored.width
     if tape.autocast_active and tape.autocast_width is not None:
         width = tape.autocast_width
-    rows, columns = smaller(tokens, TILE_TOKENS), min(vocabulary, TILE_VOCABULARY)
-    both = min(vocabulary, 2 * TILE_VOCABULARY)
+    rows = smaller(tokens, TILE_TOKENS)
     hidden_size, hidden_width = scored.elements, scored.width
     weight_size, weight_width, trained = weight.elements, weight.width, weight.requires_grad
 
-    def tile(t: Tape, columns: int) -> Tensor:
+    def tiles(t: Tape, *, names_columns: bool) -> list[Tensor | None]:
+        """One tile of logits, refilled; returned with what the loop's names still hold of its casts."""
         t.operation = "one tile of logits"
         logits = t.new(rows * TILE_VOCABULARY, width, LOGITS)
         t.operation = "casts for one tile of logits"
-        casts = [t.new(rows * in_features, width)] if hidden_width != width else []
-        if weight_width != width:
-            casts.append(t.new(columns * in_features, width))
-        return logits
+        of_hidden = of_head = None
+        for some in _chunks(tokens, TILE_TOKENS):
+            if hidden_width != width:
+                of_hidden = t.new(some * in_features, width)
+            for columns in _chunks(vocabulary, TILE_VOCABULARY):
+                if weight_width != width:
+                    of_head = t.new(columns * in_features, width)
+                if not names_columns:
+                    of_head = None
+        return [logits, of_hidden, of_head]
 
     def backward(t: Tape, _: Gradients) -> Gradients:
         whole = gather(t)
         summed = t.new(hidden_size, 4)
         summed_head = t.new(weight_size, 4) if trained else None
-        logits = tile(t, both)
+        held = tiles(t, names_columns=True)
         gradient = op.cast(t, summed, hidden_width)
         head = None if summed_head is None else op.cast(t, summed_head, weight_width)
-        del logits, whole
+        del held, whole
         return [gradient, head]
 
     whole = gather(tape)
     node = tape.begin("head's gradients, tile by tile", [scored, weight], backward)
     statistics = [tape.new(tokens, 4) for _ in range(ROW_STATISTICS)]
-    logits = tile(tape, columns)
+    held = tiles(tape, names_columns=False)
     tape.operation = "log-probabilities"
     log_sum, found, entropy, is_best = (tape.new(tokens, size) for size in (4, 4, 4, 1))
-    del statistics, logits, whole
+    del statistics, held, whole
     found = tape.finish(node, found, [scored, weight, targets, log_sum, entropy])
     del scored, targets, log_sum
     found = op.gather(tape, found, mask, positions, "log-probabilities")
     loss = op.mean(tape, found, 1, "loss")
     del entropy, is_best
     return loss
+
+
+def _chunks(size: int, at_once: int) -> list[int]:
+    """The sizes of a loop's chunks: the first, the second and the last; those between are like the second.
+
+    >>> _chunks(9, 4), _chunks(21, 4), _chunks(3, 4)
+    ([4, 4, 1], [4, 4, 1], [3])
+    """
+    if size <= at_once:
+        return [size]
+    if size <= 2 * at_once:
+        return [at_once, size - at_once]
+    return [at_once, at_once, size - at_once * (ceil_div(size, at_once) - 1)]
 
 
 @opaque

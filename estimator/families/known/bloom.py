@@ -84,6 +84,7 @@ FAMILIES = (
             mlp_ratio=4,
             biases=fixed_biases(True, True, True),
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            dropout_modules=(True, True, False),
         ),
         modules=FamilyModules(_bloom_modules, _bloom_outer),
         tree=TreeLayout(

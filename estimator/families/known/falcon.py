@@ -203,6 +203,7 @@ FAMILIES = (
             biases=one_bias("bias", default=False),
             rotary_layers=_turned,
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            dropout_modules=(True, True, False),
             own=_own,
         ),
         modules=FamilyModules(

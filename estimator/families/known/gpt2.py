@@ -108,6 +108,7 @@ FAMILIES = (
             position_offset=0,
             biases=fixed_biases(True, True, True),
             dropouts=_DROPOUTS,
+            dropout_modules=(True, True, True),
             own=_own,
         ),
         modules=FamilyModules(_gpt2_modules, _gpt2_outer),

@@ -129,6 +129,7 @@ FAMILIES = (
             width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
             biases=fixed_biases(False, False, True),
             dropouts=(("embd_pdrop", 0.0), ("attn_pdrop", 0.0), ("resid_pdrop", 0.0)),
+            dropout_modules=(True, True, True),
             own=_own,
         ),
         modules=FamilyModules(

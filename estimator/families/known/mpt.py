@@ -97,6 +97,7 @@ FAMILIES = (
             mlp_ratio=0,
             biases=fixed_biases(False, False, False),
             dropouts=(None, None, None),
+            dropout_modules=(True, False, False),
             own=_own,
             nested=ATTENTION,
         ),

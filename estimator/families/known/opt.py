@@ -107,6 +107,7 @@ FAMILIES = (
             position_offset=OPT_POSITION_OFFSET,
             biases=one_bias("enable_bias", default=True),
             dropouts=(None, ("attention_dropout", 0.0), ("dropout", 0.1)),
+            dropout_modules=(True, False, False),
             own=_own,
         ),
         modules=FamilyModules(_opt_modules, _opt_outer),

@@ -27,6 +27,7 @@ FAMILIES = (
             head_dim=128,
             biases=_biases,
             dropouts=(None, ("attention_dropout", 0.1), ("residual_dropout", 0.1)),
+            dropout_modules=(True, False, False),
         ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("SeedOss", layouts.LLAMA),

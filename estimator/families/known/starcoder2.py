@@ -57,6 +57,7 @@ FAMILIES = (
             hidden_act="gelu_pytorch_tanh",
             biases=one_bias("use_bias", default=True),
             windows=WindowKeys(everywhere=True),
+            dropout_modules=(False, False, False),
             dropouts=(
                 ("embedding_dropout", 0.0),
                 ("attention_dropout", 0.0),
