@@ -186,7 +186,8 @@ def test_measured_rates_are_shares_of_a_dense_rate() -> None:
         if gpu.sustained_tflops is not None:
             dense = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops
             assert dense is not None
-            assert 0.44 < gpu.sustained_tflops / dense < 1.17, gpu.name
+            most = 1.8 if "Laptop" in gpu.name else 1.17  # those are rated at their lowest power
+            assert 0.44 < gpu.sustained_tflops / dense < most, gpu.name
 
 
 # --- one run ------------------------------------------------------------------------------------

@@ -82,6 +82,10 @@ def test_unknown_words_keep_the_card_and_say_so() -> None:
     type_card(page, "<b>no card</b>")
     assert page.session_state["gpu"] == "L4"
     assert "No GPU in the catalogue is called “&lt;b&gt;no card&lt;/b&gt;”" in text(page)
+    type_card(page, "Titan")
+    assert page.session_state["gpu"] == "L4"
+    click(page, "take Titan V")
+    assert page.session_state["gpu"] == "Titan V"
 
 
 def test_slice_from_a_link_is_an_option() -> None:

@@ -85,24 +85,25 @@ def _choose() -> None:
         state["own"]["gpu"] = found[0]
         session.put({"gpu": found[0], **_number(typed)})
         return
-    state["gpu meant"] = (typed, found)
+    state["gpu meant"] = (typed, found, () if found else catalog.gpus_near(typed))
 
 
 def _meant() -> None:
-    """Shows the GPUs that match the typed words, or a note that none does."""
+    """Shows the GPUs that match the typed words, or those with similar names if none does."""
     asked = st.session_state.get("gpu meant")
     if asked is None:
         return
-    typed, found = asked
-    if not found:
-        st.html(
-            f'<p class="hr-note">No GPU in the catalogue is called “{escape(typed[:100])}”; describe it under '
-            "Own GPU.</p>"
-        )
-        return
-    st.html(f'<p class="hr-note">“{escape(typed[:100])}” may be:</p>')
+    typed, found, near = asked
+    name = f"“{escape(typed[:100])}”"
+    if found:
+        said = f"{name} may be:"
+    elif near:
+        said = f"No GPU in the catalogue is called {name}; describe it under Own GPU, or choose a similar one:"
+    else:
+        said = f"No GPU in the catalogue is called {name}; describe it under Own GPU."
+    st.html(f'<p class="hr-note">{said}</p>')
     with st.container(key="meant gpus", gap="xsmall"):
-        for name in found[:MOST_MEANT]:
+        for name in (found or near)[:MOST_MEANT]:
             st.button(name, on_click=take, args=(name, typed), key=f"take {name}", width="stretch")
 
 

@@ -107,7 +107,7 @@ def cheapest_change(of: Estimate) -> Remedy | None:
     >>> from estimator.values.setup import TrainingSetup
     >>> from estimator.answer.estimate import estimate
     >>> from estimator.sources import catalog
-    >>> gpt2, card = catalog.model("openai-community/gpt2"), catalog.gpu("RTX 3060")
+    >>> gpt2, card = catalog.model("openai-community/gpt2"), catalog.gpu("RTX 3060 12GB")
     >>> large = TrainingSetup(per_device_train_batch_size=16)
     >>> cheapest_change(estimate(gpt2, card, large)).title
     'Micro-batch 4, accumulation 4'

@@ -249,15 +249,21 @@ def tool_versions() -> Mapping[str, str]:
 
 
 def gpus_like(gpu: Gpu | None) -> list[Gpu]:
-    """Alternatives to a GPU: its vendor's accelerators; NVIDIA's if none is given or the vendor is unknown.
+    """Alternatives to a GPU, and itself: its vendor's accelerators that are rented out or in one's own table, or all
+    if none is; NVIDIA's if no GPU is given or its vendor is unknown.
 
-    Source: data/gpus.csv.
+    Source: data/gpus.csv and data/prices.csv.
 
-    >>> {card.vendor for card in gpus_like(gpus()["Instinct MI300X"])}
-    {'AMD'}
+    >>> [card.name for card in gpus_like(gpus()["Instinct MI210"])][:2]
+    ['Instinct MI210', 'Instinct MI300X']
     """
     vendor = gpu.vendor if gpu is not None and gpu.vendor else "NVIDIA"
-    return [card for card in gpus().values() if card.vendor == vendor]
+    cards = [card for card in gpus().values() if card.vendor == vendor]
+    named = {row.get("name", "") for row in own_rows("gpus.csv")}
+    if gpu is not None:
+        named.add(gpu.name)
+    rented = any(card.prices for card in cards)
+    return [card for card in cards if card.prices or card.name in named or not rented]
 
 
 @lru_cache(maxsize=1)
@@ -540,7 +546,7 @@ def gpu(name: str) -> Gpu:
     if found:
         shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
         raise InputError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
-    return known[_found("GPU", name, gpus(), _instances())]
+    raise _unknown("GPU", name, gpus(), gpus_near(name))
 
 
 def _of_a_cloud(card: Gpu, machine: _Instance | None) -> Gpu:
@@ -578,22 +584,36 @@ def of_machine(prices: Iterable[Price], machine: _Instance) -> tuple[Price, ...]
 
 MOST_NAMED = 8
 """Maximum cards listed in a sentence. Our choice."""
-_BESIDE_THE_MODEL = frozenset(
-    {"geforce", "rtx", "radeon", "rx", "instinct", "arc", "apple", "quadro", "gpu"}
+_OF_THE_MAKER = frozenset(
+    {"nvidia", "amd", "intel", "tesla", "graphics", "generation", "edition", "gpu", "mig"}
 )
-"""Words of a card's name that users may leave out."""
-_OF_THE_MAKER = frozenset({"nvidia", "amd", "intel", "tesla", "graphics", "generation", "edition"})
-"""Words that users and drivers may add."""
+"""Words that users and drivers may add to a card's name."""
+_LEFT_OUT = frozenset({"geforce", "rtx", "gtx", "radeon", "rx", "instinct", "arc", "apple", "gb10"})
+"""Words of a card's name that users may leave out: lines of products that share no number, and a DGX Spark's chip."""
+_MOUNTS_AND_SIZES = re.compile(r"pcie|sxm\d?|nvl|\d+gb")
+"""Words that users may leave out as well: a name with several of them means several cards."""
+_SAME = {"mobile": "laptop"}
+"""Words for the same thing."""
+_JOINED = (
+    (r"(geforce|quadro|rtx|gtx|rx|gaudi|super|pcie|sxm\d?|nvl)", r" \1 "),
+    (r"(?<![a-z\d.])mi[ -](?=\d)", "mi"),
+    (r"(?<![a-z\d.])(\d{4})s(?![a-z\d])", r"\1 super"),
+    (r"(?<![a-z\d.])(\d{4})m(?![a-z\d])", r"\1 laptop"),
+    (r"(?<![a-z\d.])(\d{4})(?=[a-z])", r"\1 "),
+    (r"(?<![a-z\d.])(ti|m\d)(?=\d|max|pro|ultra)", r"\1 "),
+    (r"([a-z])(?=\d+gb)", r"\1 "),
+    (r"(?<![a-z\d.])(\d+) ?g(?:i?b)?(?![a-z\d.])", r"\1gb"),
+)
+"""How words are written together: "RTX4060Ti16G" is "rtx", "4060", "ti" and "16gb"; "4070S" is Vast.ai's 4070 SUPER."""
 
 
 def find_gpus(text: str) -> tuple[str, ...]:
     """Names of the accelerators and MIG slices that a text may mean, in the order of the files; a single one is a
     match.
 
-    A name matches if it has every word of the text, regardless of case, order and maker; "A100 40GB" matches two cards.
-    Among several, names without further words, except their product line and size, take precedence: "3090" is not a
-    3090 Ti. Whole cards take precedence over slices. A cloud's name for a machine means the card in it. ``gpus_meant``
-    gives their number, as in "4x H100" or "H100:4".
+    A name matches if it has every word of the text, regardless of case, order and maker, and the text every word of
+    the name but its line of products, mounting and memory: "4060" is no 4060 Ti, and "A100 40GB" matches two cards. A
+    cloud's name for a machine means the card in it. ``gpus_meant`` gives their number, as in "4x H100" or "H100:4".
 
     Source: data/gpus.csv, data/mig.csv, data/instances.csv and data/machines.csv, by row.
 
@@ -605,18 +625,26 @@ def find_gpus(text: str) -> tuple[str, ...]:
     asked = _split(text).name
     if asked in _gpu_names():
         return _gpu_names()[asked]
-    words = _gpu_words(asked) - _OF_THE_MAKER
-    if not words:
-        return ()
-    known = _words_of_gpus()
-    for fits in (_is_word, _begins):
-        found = [name for name, those in known.items() if all(fits(word, those) for word in words)]
-        whole = [name for name in found if name in gpus()] or found
-        plain = [name for name in whole if not _beyond(known[name], words)]
-        if whole:
-            return tuple(plain if len(plain) == 1 else whole)
-    squeezed = _squeezed(asked)
-    return tuple(name for name in gpus() if len(squeezed) > 3 and squeezed in _squeezed(name))
+    words = _gpu_words(asked)
+    return tuple(name for name, it in _words_of_gpus().items() if it.needed <= words <= it.all)
+
+
+def gpus_near(text: str) -> tuple[str, ...]:
+    """Names that are near one that means no accelerator, best first: those with all its words and more, else those
+    spelled similarly.
+
+    Source: derived.
+
+    >>> gpus_near("RTX PRO 4000")
+    ('RTX PRO 4000 Blackwell', 'RTX PRO 4000 Blackwell SFF')
+    """
+    words = _gpu_words(_split(text).name)
+    longer = [name for name in gpus() if words and words <= _words_of_gpus()[name].all]
+    if longer:
+        return tuple(longer)
+    return tuple(
+        _spelled_like(" ".join(words), gpus()) or _spelled_like(text.casefold(), _instances())
+    )
 
 
 class GpusMeant(NamedTuple):
@@ -693,10 +721,6 @@ def _instances() -> Mapping[str, _Instance]:
     return {_as_instance(it.name.casefold()): it for it in named}
 
 
-def _squeezed(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.casefold())
-
-
 @lru_cache(maxsize=1)
 def _gpu_names() -> Mapping[str, tuple[str, ...]]:
     """What each full name means, in lower case: catalogue, driver and cloud machine names."""
@@ -713,42 +737,41 @@ def _gpu_names() -> Mapping[str, tuple[str, ...]]:
     }
 
 
+class _Words(NamedTuple):
+    needed: frozenset[str]
+    """Words without which a name means another product."""
+    all: frozenset[str]
+
+
 @lru_cache(maxsize=1)
-def _words_of_gpus() -> Mapping[str, frozenset[str]]:
-    """The words that match each card: those of its names and its size; for a slice, its card's and its profile's."""
-    cards = {
-        name: _gpu_words(f"{name} {card.device_name} {card.nameplate_gb:g}GB")
-        for name, card in gpus().items()
+def _words_of_gpus() -> Mapping[str, _Words]:
+    """The words of each card and slice."""
+    cards = {name: _words_of(card) for name, card in gpus().items()}
+    parts = {
+        name: _Words(*(those | _gpu_words(name.rsplit(" ", 1)[1]) for those in cards[it.like]))
+        for name, it in slices().items()
     }
-    parts = {name: cards[it.like] | _gpu_words(name) for name, it in slices().items()}
     return {**cards, **parts}
 
 
+def _words_of(card: Gpu) -> _Words:
+    """A card's words; what stands in brackets after its name is none of the product's."""
+    written = _gpu_words(f"{card.name} {card.device_name} {card.nameplate_gb:g}GB")
+    mounts = {"sxm" for word in written if word.startswith("sxm")}
+    named = _gpu_words(card.name.split(" (")[0])
+    needed = frozenset(word for word in named if not _MOUNTS_AND_SIZES.fullmatch(word))
+    product = needed - _LEFT_OUT
+    is_line = len(product) == 1 and min(product).isalpha()  # a Titan is one of several
+    return _Words(needed if is_line else product, written | mounts)
+
+
 def _gpu_words(name: str) -> frozenset[str]:
-    """The words of a card's name: "RTX4090" is two words, "80 GB" one."""
-    text = re.sub(r"([0-9]) ?gi?b\b", r"\1gb", name.casefold())
-    text = re.sub(
-        r"\b(rtx|gtx|rx|mi)[ -]?(?=[0-9])", lambda it: it[1] + ("" if it[1] == "mi" else " "), text
-    )
-    return frozenset(re.findall(r"[a-z0-9.]+", text))
-
-
-def _is_word(word: str, those: frozenset[str]) -> bool:
-    """Whether it is a word of a name, or a prefix of letters ("sxm")."""
-    return word in those or (word.isalpha() and any(one.startswith(word) for one in those))
-
-
-def _begins(word: str, those: frozenset[str]) -> bool:
-    """Whether it is a word of a name without its trailing letters ("mi300")."""
-    return _is_word(word, those) or any(
-        one.startswith(word) and one[len(word) :].isalpha() for one in those
-    )
-
-
-def _beyond(those: frozenset[str], words: frozenset[str]) -> bool:
-    """Whether a name has words beyond those asked for, other than its product line, maker or size."""
-    more = those - words - _BESIDE_THE_MODEL - _OF_THE_MAKER
-    return any(not re.fullmatch(r"[0-9]+gb", word) for word in more)
+    """The words of a card's name, without its maker's: "RTX4090" is two words, "80 GB" one."""
+    text = name.casefold()
+    for joined, apart in _JOINED:
+        text = re.sub(joined, apart, text)
+    words = re.findall(r"[a-z0-9.]+", text)
+    return frozenset(_SAME.get(word, word) for word in words) - _OF_THE_MAKER
 
 
 def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
@@ -774,8 +797,7 @@ def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
     )
     if fitting:
         return tuple(models()[name] for name in fitting[:most])
-    by_case = {name.casefold(): name for name in models()}
-    return tuple(models()[by_case[name]] for name in _near(text[:100].casefold(), by_case, most))
+    return tuple(models()[name] for name in _spelled_like(text[:100].casefold(), models(), most))
 
 
 def _fit(words: Sequence[str], entry: CatalogModel) -> float:
@@ -840,22 +862,31 @@ def _distance(entry: CatalogModel, dimensions: Mapping[str, int]) -> float:
     return total
 
 
-def _found(kind: str, name: str, known: Mapping[str, object], others: Iterable[str] = ()) -> str:
-    """The known name that differs only in case; else ``InputError`` with similar names, from ``others`` if there are
-    none.
-    """
+def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
+    """The known name that differs only in case; else ``InputError`` with similar names."""
     if name in known:
         return name
     by_case = {key.casefold(): key for key in known}
     if name.casefold() in by_case:
         return by_case[name.casefold()]
-    near = [by_case[key] for key in _near(name.casefold(), by_case)]
-    near = near or _near(name.casefold(), dict.fromkeys(others, ""))
-    hint = f"similar names: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
-    raise InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+    raise _unknown(kind, name, known, _spelled_like(name.casefold(), known))
 
 
-def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
+def _unknown(kind: str, name: str, known: Mapping[str, object], near: Sequence[str]) -> InputError:
+    if not near:
+        hint = f"the catalogue has {len(known)}"
+    else:
+        hint = f"similar names: {', '.join(near[:MOST_NAMED])}" + ", …" * (len(near) > MOST_NAMED)
+    return InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+
+
+def _spelled_like(name: str, known: Iterable[str], most: int = 4) -> list[str]:
+    """Known names of similarly spelled words, best first."""
+    by_case = {key.casefold(): key for key in known}
+    return [by_case[key] for key in _near(name, by_case, most)]
+
+
+def _near(name: str, known: Mapping[str, str], most: int) -> list[str]:
     """Names with similarly spelled words, best first, and the shorter first among equals."""
     words = re.findall("[a-z0-9.]+", name[:100])
     scores = {key: _likeness(words, key) for key in known}
@@ -923,8 +954,7 @@ def wrong_tables() -> tuple[str, ...]:
 
 
 def _unknown_card(name: str, cards: Iterable[str]) -> str:
-    by_case = {card.casefold(): card for card in cards}
-    near = [by_case[key] for key in _near(name.casefold(), by_case)]
+    near = _spelled_like(name.casefold(), cards)
     hint = f"similar names: {', '.join(near)}" if near else "the catalogue has no such card"
     return f"gpu {name} is unknown; {hint}; correct it, or add its row to gpus.csv."
 
