@@ -29,8 +29,9 @@ def title(found: Imported, label: str) -> str:
 
 
 def warnings(found: Imported, problems: Sequence[str]) -> tuple[str, ...]:
-    """Warnings: contradictions, what is guessed, missing files, and settings that the page cannot show."""
-    return tuple(dict.fromkeys((*found.contradictions, *found.guesses, *found.notes, *problems)))
+    """Warnings: contradictions, what is not told or guessed, missing files, and settings that the page cannot show."""
+    said = (*found.contradictions, *found.asked.values(), *found.guesses, *found.notes, *problems)
+    return tuple(dict.fromkeys(said))
 
 
 def lists_html(found: Imported) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from estimator.answer.estimate import estimate
-from estimator.contract.setups import NONE_KNOWN, parse
+from estimator.contract.setups import NONE_KNOWN, gpu_keys, parse
 from estimator.search.remedies import Remedy, cheapest_change
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
@@ -29,6 +29,8 @@ class Asked:
     """An object of the contract."""
     problems: tuple[str, ...] = ()
     """Why the files could not be read."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Keys that decide memory and that the files do not tell, each with one sentence."""
     guesses: tuple[str, ...] = ()
     """What the files leave open, and how it is taken, one sentence each; said with the verdict."""
     notes: tuple[str, ...] = ()
@@ -79,6 +81,13 @@ def judge(
     """
     if asked.problems:
         return Judged(asked=asked, problem=" ".join(asked.problems))
+    gpu = changed.get("gpu", asked.keys.get("gpu"))
+    answered = {*changed, *(gpu_keys(gpu) if isinstance(gpu, str) else ())}
+    if said := {key: it for key, it in asked.asked.items() if key not in answered}:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in said)
+        return Judged(
+            asked=asked, problem=f"{' '.join(dict.fromkeys(said.values()))} Or here: {flags}."
+        )
     try:
         keys = {**asked.keys, **changed}
         if keys.get("gpu") is None:

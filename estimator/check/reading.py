@@ -103,6 +103,7 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
         files=names,
         keys=keys,
         problems=(*found.contradictions, *_other_runs(found)),
+        asked=found.asked,
         guesses=found.guesses,
         notes=tuple(_notes(found)),
         texts=texts,

@@ -421,6 +421,7 @@ def _accelerate_config(name: str, file: str, line: int, pool: Pool) -> None:
     """The file, or the name of one that TRL ships: trl 1.16, cli/accelerate_config.py."""
     if name not in SHIPPED:
         pool.references.append(name)
+        pool.add(Entry("accelerate.config_file", name, file, line, "accelerate_config"))
     for key, value in SHIPPED.get(name, {}).items():
         entry = Entry(f"accelerate.{key}", value, file, line, "accelerate_config")
         pool.entries.setdefault(entry.key, entry)
@@ -431,6 +432,7 @@ def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:
     if launcher == "accelerate":
         if name == "config_file":
             pool.references.append(str(found.value))
+            pool.put("accelerate", found, file)
         elif FSDP_FLAGS.match(name):
             pool.put("accelerate", found, file, f"fsdp_config.{name}")
         elif name.startswith("parallelism_config_"):

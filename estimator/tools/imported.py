@@ -13,10 +13,13 @@ from estimator.tools import contradictions
 from estimator.tools.defaults import SetByTool, set_by, tool_named, version_of
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
+from estimator.tools.known.parallel import SHIPPED
 from estimator.tools.known.trl import USUAL_PROMPT, objective_of
+from estimator.tools.lists import listed
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
+from estimator.tools.writing.theirs import sayable
 from estimator.values.keys import BY_NAME, DEFAULT
 from estimator.values.kinds import near, show
 from estimator.values.later_keys import LATER, read_later
@@ -74,6 +77,8 @@ class Imported:
     """The tool's own defaults, those that differ from the contract's first."""
     contradictions: tuple[str, ...] = ()
     """Contradictions at which the tools would stop."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """Keys of ours that decide memory and that the files do not tell, each with one sentence."""
     guesses: tuple[str, ...] = ()
     """What the files leave open, and how it is taken: one sentence each, to be said with the verdict."""
     notes: tuple[str, ...] = ()
@@ -167,7 +172,7 @@ def _joined(
     _resolve_flags(tool, pool)
     given = {key: it for key, it in pool.entries.items() if not isinstance(it.value, Unresolved)}
     model = _model(tool, given, pool, known)
-    found = effective(tool, given, model=model)
+    found = effective(tool, pool.entries, model=model)
     values: Mapping[str, Any] = dict(found.values)
     refused: dict[str, str] = {}
     not_ours: dict[str, str] = {}
@@ -180,7 +185,9 @@ def _joined(
         if entries := found.origins[key].entries:
             refused |= dict.fromkeys(_responsible(tool, given, key, value, entries), problem)
         else:
-            notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
+            pool.guesses.append(
+                f"{_version(tool)} sets this by itself, and it is left out: {problem}"
+            )
     refused |= dict(images.without_use(given, tool.rules, model))
     refused |= dict(images.with_hook(given, values, model))
     if pool.model_config is not None and "model" not in values:
@@ -207,12 +214,24 @@ def _joined(
         f"{it} is named and was not given: drop it here, too, where its keys matter."
         for it in missing
     ]
+    asked = {
+        key: _only_the_run_knows(entry, f"set {key}")
+        for key, entry in found.missed.items()
+        if _decides_memory(key, values)
+    }
+    for key, problem in not_ours.items():
+        if key in NEAR:
+            pool.guesses.append(f"{problem} {getattr(DEFAULT, key)} is taken.")
+        elif found.origins[key].entries and _decides_memory(key, values):
+            asked[key] = problem
+    asked |= _of_missing(given, missing, pool)
     judge = _Judge(
         tool=tool,
         options=pool.options,
         taken=frozenset(it for rule in tool.rules for it in rule.theirs),
         later={it.theirs: it for it in reversed(tool.later)},
         given={key: it.value for key, it in given.items()},
+        asked={entry.key: key for key, entry in found.missed.items() if key in asked},
     )
     by_tool = [
         set_by(tool, key, values[key], origin)
@@ -228,11 +247,67 @@ def _joined(
         ),
         set_by_tool=tuple(sorted(by_tool, key=lambda it: not it.differs)),
         contradictions=tuple(contradictions.found(tool.name, given, values)),
+        asked=asked,
         guesses=tuple(dict.fromkeys(pool.guesses)),
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
         refused=not_ours,
     )
+
+
+WITHOUT_MEMORY = frozenset(
+    listed("""num_train_examples num_train_epochs mean_tokens_per_example save_strategy save_total_limit save_only_model
+    max_grad_norm lora_alpha overlap_comm num_cpu_threads_per_process gpus_per_node fsdp_state_dict_type
+    zero3_save_16bit_model""")
+)
+"""Keys of time, money, disk and the host: a step's memory on a GPU is the same whatever they are."""
+
+
+NEAR = frozenset({"attn_implementation"})
+"""Keys whose default is near in memory to a value that is not modelled: kernels that never hold the scores whole."""
+
+
+def _decides_memory(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a key matters to the memory of a run like this."""
+    if key in WITHOUT_MEMORY:
+        return False
+    return key in ("model", "max_length") or key in sayable(
+        {k: it for k, it in values.items() if k != "model"}
+    )
+
+
+def _only_the_run_knows(entry: Entry, then: str) -> str:
+    """A sentence on a value that is not in the files, and what to do."""
+    if isinstance(entry.value, FlagValue):
+        return f"{entry.shown} is the script's flag --{entry.value.flag}: give its command, too, or {then}."
+    text = entry.value.text if isinstance(entry.value, Unresolved) else entry.value
+    return f"{entry.shown} is {show(text)}, which only the run knows: {then}."
+
+
+def _of_missing(
+    given: Mapping[str, Entry], missing: Sequence[str], pool: Pool
+) -> Mapping[str, str]:
+    """What the files of DeepSpeed and accelerate decide, where they are named and were not given."""
+    found: dict[str, str] = {}
+    named = given.get("args.deepspeed")
+    if named is not None and named.value in missing:
+        stage = SHIPPED.search(str(named.value).rpartition("/")[2])
+        if stage is None:
+            found["strategy"] = (
+                f"{named.value} says how the run is divided, and was not given: give it, too, or set strategy."
+            )
+        else:
+            pool.guesses.append(
+                f"{named.value} was not given: ZeRO-{stage[1]} is taken from its name."
+            )
+    launch = given.get("accelerate.config_file")
+    if launch is not None and launch.value in missing:
+        says = (
+            f"{launch.value} says how the run is divided, and was not given: give it, too, or set"
+        )
+        found |= {} if "accelerate.num_processes" in given else {"num_gpus": f"{says} num_gpus."}
+        found |= {} if "accelerate.distributed_type" in given else {"strategy": f"{says} strategy."}
+    return found
 
 
 UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gpus."
@@ -345,6 +420,8 @@ class _Judge:
     later: Mapping[str, Later]
     given: Mapping[str, Any]
     """The user's values."""
+    asked: Mapping[str, str]
+    """Keys of theirs whose values are asked for, and one of ours that each decides."""
 
     def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:
         """What became of one key; ``refused``: why the contract does not take it."""
@@ -375,12 +452,10 @@ class _Judge:
             matches(entry.key, self.tool.no_effect) and not is_named
         ):
             return Fate.NO_EFFECT, "", None
-        if isinstance(value, FlagValue):
-            said = f"{shown} is the script's flag --{value.flag}: give its command, too; the default is taken."
-            return Fate.UNKNOWN, said, None
         if isinstance(value, Unresolved):
-            said = f"{shown} is {show(value.text)}, which only the run knows; the tool's default is taken."
-            return Fate.UNKNOWN, said, None
+            ours = self.asked.get(entry.key)
+            then = f"set {ours}" if ours else "the tool's default is taken"
+            return Fate.UNKNOWN, _only_the_run_knows(entry, then), None
         later = next((self.later[it] for it in upwards(entry.key) if it in self.later), None)
         if later is not None and not _is_harmless(value, self._harmless(later)):
             return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction

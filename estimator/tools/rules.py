@@ -13,12 +13,13 @@ that is missing is under a tool. A later rule for a key replaces an earlier one:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from estimator.sources.catalog import ToolDefault, tool_defaults
+from estimator.tools.reading.parsed import Unresolved
 from estimator.values.keys import DEFAULT
 from estimator.values.specs import Model
 
@@ -55,19 +56,31 @@ class Entry:
         """The key as the user spells it."""
         return self.written or self.key.partition(".")[2]
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether only the run knows the value."""
+        return isinstance(self.value, Unresolved)
+
 
 class Theirs:
     """A user's keys on top of a tool's defaults; records which ones a rule has read."""
 
     def __init__(
-        self, given: Mapping[str, Entry], chains: Mapping[str, tuple[tuple[str, str], ...]]
+        self,
+        given: Mapping[str, Entry],
+        chains: Mapping[str, tuple[tuple[str, str], ...]],
+        unknown: Mapping[str, Entry] = NOTHING,
     ) -> None:
         self._given = given
+        self._unknown = unknown
         self._chains = chains
         self.used: dict[str, Entry | ToolDefault] = {}
+        self.missed: dict[str, Entry] = {}
+        """Keys that a rule has asked for, and whose value only the run knows."""
 
     def __getitem__(self, key: str) -> Value:
         """The user's value, else the tool's default, else None."""
+        self._miss(key)
         if key in self._given:
             self.used[key] = self._given[key]
             return self._given[key].value
@@ -75,6 +88,13 @@ class Theirs:
             self.used[key] = default
             return default.value
         return None
+
+    def _miss(self, key: str) -> None:
+        if key in self._unknown:
+            self.missed[key] = self._unknown[key]
+
+    def _miss_below(self, prefix: str) -> None:
+        self.missed |= {key: it for key, it in self._unknown.items() if key.startswith(prefix)}
 
     def default(self, key: str) -> ToolDefault | None:
         """The tool's default."""
@@ -87,6 +107,7 @@ class Theirs:
 
     def has(self, key: str) -> bool:
         """Whether the user set this key."""
+        self._miss(key)
         if key in self._given:
             self.used[key] = self._given[key]
         return key in self._given
@@ -97,6 +118,7 @@ class Theirs:
 
     def has_part(self, part: str) -> bool:
         """Whether the user set any key of this part."""
+        self._miss_below(f"{part}.")
         found = [entry for key, entry in self._given.items() if key.startswith(f"{part}.")]
         for entry in found[:1]:
             self.used[entry.key] = entry
@@ -104,10 +126,13 @@ class Theirs:
 
     def first(self, *keys: str) -> Value:
         """The value of the first of several names that the user set, else the default of the first name."""
+        for key in keys:
+            self._miss(key)
         return next((self[key] for key in keys if key in self._given), self[keys[0]])
 
     def below(self, prefix: str) -> Mapping[str, Value]:
         """Everything the user set below a key."""
+        self._miss_below(f"{prefix}.")
         found = {
             key.removeprefix(f"{prefix}."): entry
             for key, entry in self._given.items()
@@ -265,6 +290,26 @@ class Effective:
 
     values: Mapping[str, Value]
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    missed: Mapping[str, Entry] = field(default_factory=dict)
+    """Our keys that depend on a value that only the run knows, and that value's key."""
+
+
+PROBES: tuple[Value, ...] = (
+    *(None, False, True, 3, 5),
+    *("bfloat16", "dpo", "qlora", "flash_attention_2", "zero3.json", "fsdp", ["q_proj"]),
+)
+"""Values that tell which of our keys depend on one of theirs."""
+
+
+def _decided(
+    rule: Rule, entry: Entry, given: Mapping[str, Entry], tool: Tool, so_far: SoFar
+) -> set[str]:
+    """Our keys that a rule reads otherwise when one of theirs, which only the run knows, has another value."""
+    found = [
+        rule.read(Theirs({**given, entry.key: replace(entry, value=it)}, tool.chains), so_far)
+        for it in PROBES
+    ]
+    return {key for key in rule.ours if any(it.get(key) != found[0].get(key) for it in found)}
 
 
 def effective(
@@ -275,6 +320,8 @@ def effective(
 ) -> Effective:
     """What a run is under a tool: ``given`` are the user's keys of theirs, ``fixed`` those of ours that are settled.
 
+    A key of theirs whose value only the run knows counts as missing; ``missed`` says what depends on it.
+
     >>> from estimator.tools.known import trl
     >>> found = effective(trl.TOOL, {"args.max_length": Entry("args.max_length", 4096)}).values
     >>> found["max_length"], found["gradient_checkpointing"], found["dtype"]
@@ -282,17 +329,29 @@ def effective(
     """
     values = dict(fixed)
     origins: dict[str, Origin] = {}
+    missed: dict[str, Entry] = {}
+    known = {key: it for key, it in given.items() if not it.is_unknown}
+    unknown = {key: it for key, it in given.items() if it.is_unknown}
     for rule in tool.rules:
         wanted = [key for key in rule.ours if key not in fixed]
         if not wanted:
             continue
-        theirs = Theirs(given, tool.chains)
-        found = rule.read(theirs, SoFar(values, model))
+        theirs = Theirs(known, tool.chains, unknown)
+        so_far = SoFar(values, model)
+        found = rule.read(theirs, so_far)
+        open_keys = {
+            key: entry
+            for entry in theirs.missed.values()
+            for key in _decided(rule, entry, known, tool, so_far)
+            if key in wanted
+        }
         for key in wanted:
             if key in found:
+                missed.pop(key, None)
                 values[key] = found[key]
                 origins[key] = Origin(rule=rule, used=theirs.used)
-    return Effective(values=values, origins=origins)
+        missed |= open_keys
+    return Effective(values=values, origins=origins, missed=missed)
 
 
 def matches(key: str, patterns: frozenset[str]) -> bool:

@@ -126,3 +126,48 @@ def test_what_is_guessed_stands_in_the_first_line(tmp_path: Path) -> None:
     assert "objective is taken as sft" in alone.getvalue().splitlines()[0]
     check([str(tmp_path)], {"gpu": "L4"}, both)
     assert both.getvalue().count("is taken as") == 1
+
+
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 2\nbf16: true\n"
+TRAINED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "asked"),
+    [
+        (f"{AXOLOTL}sequence_len: ${{oc.env:LEN}}", "a.yaml", {"max_length"}),
+        (f"{AXOLOTL}sequence_len: $LEN", "a.yaml", {"max_length"}),
+        (f"{AXOLOTL}sequence_len: 512\nadapter: {{{{ adapter }}}}", "a.yaml", {"method"}),
+        (f"{AXOLOTL}sequence_len: 512\noptimizer: ${{OPTIM}}\nlora_r: ${{R}}", "a.yaml", {"optim"}),
+        (f"{AXOLOTL}sequence_len: 512\nnum_epochs: ${{EPOCHS}}\nseed: ${{SEED}}", "a.yaml", set()),
+        (f"{AXOLOTL}sequence_len: ${{oc.env:LEN,512}}", "a.yaml", set()),
+        (f"{AXOLOTL}sequence_len: 512\noptimizer: none_such", "a.yaml", {"optim"}),
+        (f"{AXOLOTL}sequence_len: 512\ndeepspeed: my_config.json", "a.yaml", {"strategy"}),
+        ("trl sft --model_name_or_path a/b --num_processes $N", "run.sh", {"num_gpus"}),
+        ("accelerate launch --config_file x.yaml train.py", "run.sh", {"num_gpus", "strategy"}),
+        (
+            f"{TRAINED}SFTConfig(per_device_train_batch_size=cfg.batch)",
+            "train.py",
+            {"per_device_train_batch_size"},
+        ),
+    ],
+)
+def test_what_decides_memory_and_only_the_run_knows_is_asked_for(
+    text: str, name: str, asked: set[str]
+) -> None:
+    """By hand: each of these keys decides the memory of its run, and its value stands in no file."""
+    assert set(run(text, names=(name,)).asked) == asked
+
+
+def test_a_flag_answers_what_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{AXOLOTL}sequence_len: ${{oc.env:LEN}}\n")
+    said = StringIO()
+    assert check([str(file)], {"gpu": "L4"}, said) == 2
+    assert "sequence_len is '${oc.env:LEN}'" in said.getvalue()
+    assert "--max-length" in said.getvalue()
+    assert check([str(file)], {"gpu": "L4", "max_length": 512}, said) == 0
+    file.write_text("trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --num_processes $N\n")
+    script = file.rename(tmp_path / "run.sh")
+    assert check([str(script)], {"gpu": "L4"}, said) == 2
+    assert check([str(script)], {"gpu": "2x L4"}, said) == 0

@@ -21,7 +21,9 @@ Node = Any
 PLAIN = "tag:yaml.org,2002:"
 VALUES = frozenset(listed("str int float bool null timestamp value merge seq map"))
 """Tags of plain values, all that is read."""
-INTERPOLATED = re.compile(r"\$\{[^}]*\}|\{\{.*?\}\}")
+INTERPOLATED = re.compile(r"\$\{[^}]*\}|\{\{.*?\}\}|^\$[A-Za-z_]\w*$")
+ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*\w+\s*,\s*([^{}]*?)\s*\}")
+"""OmegaConf's variable of the environment with its default, which is taken."""
 
 
 def read_yaml(text: str, name: str) -> Text:
@@ -99,7 +101,11 @@ class _Walk:
     def below(self, node: Node, path: tuple[str, ...], line: int) -> Iterator[Found]:
         """The keys of a value, or the value itself."""
         self._count(node)
-        if node.id == "mapping" and node.value:
+        if node.id == "mapping" and any(key.id == "mapping" for key, _ in node.value):
+            templates = [key for key, _ in node.value if key.id == "mapping"]
+            inside = (str(it.value) for key in templates for it, _ in key.value)
+            yield Found(path, Unresolved(f"{{{{ {', '.join(inside)} }}}}"), line)  # of a template
+        elif node.id == "mapping" and node.value:
             yield from self.pairs(node, path)
         elif node.id == "sequence" and any(it.id == "mapping" for it in node.value):
             with self._inside(node):
@@ -186,6 +192,20 @@ def _number(text: str) -> float | str:
         return text
 
 
+def _of_text(text: str) -> Any:
+    """A plain scalar.
+
+    >>> _of_text("512"), _of_text("true"), _of_text("a/b")
+    (512, True, 'a/b')
+    """
+    if text in ("", "null"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    found = _whole(text)
+    return found if isinstance(found, int) else _number(text)
+
+
 def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
     """Interpolations of the file's own keys, as OmegaConf has them (torchtune): ``${output_dir}/logs``."""
     known = {it.name: it.value for it in keys}
@@ -193,6 +213,8 @@ def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
     def resolved(value: Any) -> Any:
         if not isinstance(value, Unresolved):
             return value
+        if default := ENVIRONMENT.fullmatch(value.text):
+            return _of_text(default[1].strip("\"'"))
         named = re.fullmatch(r"\$\{([\w.]+)\}", value.text)
         if named and not isinstance(known.get(named[1], value), Unresolved):
             return known[named[1]]
