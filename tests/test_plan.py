@@ -439,4 +439,4 @@ def test_padded_rows_say_the_expected_longest_of_a_micro_batch() -> None:
     asked |= {"try": {"gradient_checkpointing": [True]}, "lengths": {"p50": 100, "max": 1024}}
     said = " ".join(advise(candidates(question_of(asked))).notes)
     # by hand, 160/32 - 824 · 15/16 + 7392/5 · 31/32: half evenly up to 100, half from there to 1,024
-    assert "the longest of 4 is expected at 665" in said
+    assert "that of 4 is taken at 588 tokens (665 by your percentiles)" in said

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
 from estimator.time.exchange_time import Sharing, communication
-from estimator.time.lengths import lengths, works
+from estimator.time.lengths import expected_longest, lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
 from estimator.time.rates import FAST_SHARE_ELSEWHERE, missing_rate, rates
 from estimator.time.spread import Cause, Cost, together
@@ -337,13 +338,33 @@ def test_packed_steps_follow_from_examples_times_mean_length() -> None:
     assert timed(replace(packed, mean_tokens_per_example=None)).total_steps == 8000
 
 
-def test_padding_counts_only_at_the_slow_end() -> None:
-    padded = replace(LONG, padded=True, mean_tokens_per_example=1024)
-    full = timed(replace(LONG, padded=True))
-    time = timed(padded)
+def test_rows_are_padded_to_the_longest_of_their_micro_batch() -> None:
+    # a row alone is not padded; of a pair with even lengths up to a limit the longer has 2/3 of it on average
+    padded = replace(LONG, padded=True, mean_tokens_per_example=2048)
+    time, alone = timed(padded), timed(replace(LONG, max_length=2048, padded=True))
     assert time.total_steps == 10_000
-    assert time.step_seconds_high == full.step_seconds_high
-    assert time.step_seconds_low < 0.35 * full.step_seconds_low
+    assert time.step_seconds_high == alone.step_seconds_high
+    assert time.step_seconds_low == pytest.approx(alone.step_seconds_low, rel=1e-3)
+    pair = replace(padded, per_device_train_batch_size=2)
+    longer = timed(replace(pair, max_length=round(4096 * 2 / 3), mean_tokens_per_example=None))
+    assert timed(pair).step_seconds_high == pytest.approx(longer.step_seconds_high, rel=2e-3)
+    # two rows of a preference pair, though one example a micro-batch
+    assert lengths(replace(padded, objective="dpo")).slow == pytest.approx(4096 * 2 / 3, rel=2e-3)
+
+
+def test_the_longest_of_some_rows_is_that_of_random_draws() -> None:
+    # Jaynes: of all spreads up to a limit with a given mean, the exponential cut there; 20,000 draws of eight each
+    draw = np.random.default_rng(5).random((20_000, 8))
+    for decay, limit in ((1.0, 3000), (6.0, 3000)):
+        tokens = -np.log1p(draw * np.expm1(-decay)) / decay * limit
+        mean = limit * (1 / decay - 1 / np.expm1(decay))
+        assert expected_longest(8, round(mean), limit) == pytest.approx(
+            tokens.max(axis=1).mean(), rel=6e-3
+        )
+        mirrored = limit - tokens
+        seen = mirrored.max(axis=1).mean()
+        assert expected_longest(8, round(limit - mean), limit) == pytest.approx(seen, rel=6e-3)
+    assert [expected_longest(rows, 300, 300) for rows in (1, 9)] == [300, 300]
 
 
 def test_steps_of_an_epoch_round_up_as_trainer_does() -> None:
@@ -406,13 +427,16 @@ def test_mfu_never_exceeds_one(
         assert time.mfu_high == pytest.approx(utilisation)
 
 
-def test_mfu_of_the_fast_end_excludes_padding() -> None:
-    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations per second: the work of 50, in its time."""
+def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
+    """Rows of 50 tokens, at most 1,024, on a card of 10¹⁴ operations per second: the work of 50, in its time."""
     short = replace(LONG, max_length=50)
     padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
     work, time = timed(short, gpu=CARD).model_flops_per_step, timed(padded, gpu=CARD)
-    assert time.least_model_flops_per_step == work
-    assert time.model_flops_per_step > 20 * work
+    assert time.least_model_flops_per_step == time.model_flops_per_step == work
+    eight = timed(replace(padded, per_device_train_batch_size=8), gpu=CARD)
+    assert (
+        2.5 * 8 * work < eight.least_model_flops_per_step < 2.8 * 8 * work
+    )  # 50 · (1 + 1/2 + … + 1/8)
     ends = (
         work / time.step_seconds_low / 1e14,
         time.model_flops_per_step / time.step_seconds_high / 1e14,

@@ -25,7 +25,7 @@ from estimator.inference.seconds import mean_completion, time_of
 from estimator.inference.sentences import generation_sentences
 from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.objectives.assumptions import objective_sentences
-from estimator.objectives.batch import joined
+from estimator.objectives.batch import joined, passed_rows
 from estimator.objectives.compiled import check_compiled, compiled_sentences
 from estimator.objectives.float8 import (
     check_float8,
@@ -68,6 +68,7 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
+from estimator.time.lengths import expected_longest
 from estimator.time.rates import SLOW_SHARE, missing_rate
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
@@ -682,15 +683,12 @@ def _run_assumptions(
     if setup.run.mfu is None:
         sentences.append(_bracket(gpu, setup, time))
     mean = setup.run.mean_tokens_per_example
-    if setup.batch.padded and mean is not None and mean < setup.batch.max_length:
-        sentences.append(
-            f"Padding costs from nothing (batches of equal lengths) to {setup.batch.max_length - mean} tokens per "
-            "example."
-        )
+    if setup.task.objective.generates:
+        sentences.append(_mean_sentence(setup))
+    elif setup.batch.padded and mean is not None and mean < setup.batch.max_length:
+        sentences.append(_padding(setup, mean))
     elif setup.batch.padded and mean is not None and mean > setup.batch.max_length:
         sentences.append(f"Examples are cut to {setup.batch.max_length} tokens.")
-    elif setup.task.objective.generates:
-        sentences.append(_mean_sentence(setup))
     elif mean is not None and mean != setup.batch.max_length:
         sentences.append(
             f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
@@ -698,6 +696,18 @@ def _run_assumptions(
     if setup.run.usd_per_gpu_hour is None:
         sentences.append(_price(gpu, setup.billed_gpus))
     return tuple(sentences)
+
+
+def _padding(setup: TrainingSetup, mean: int) -> str:
+    """How long padded rows become."""
+    rows, longest = passed_rows(setup), setup.batch.max_length
+    if rows == 1:
+        return f"A row alone in its micro-batch is not padded: {mean:,} tokens on average."
+    return (
+        f"The {rows:,} rows of a micro-batch are padded to the longest, {expected_longest(rows, mean, longest):,} "
+        f"tokens on average if lengths fall off exponentially from their mean {mean:,} to {longest:,}: only these are "
+        "known."
+    )
 
 
 def _mean_sentence(setup: TrainingSetup) -> str:

@@ -91,12 +91,11 @@ def evaluate(
 
 
 def _pair_by_pair(function: Operation, left: Numbers | int, right: Numbers | int) -> Numbers:
-    """One call for each pair of numbers; a part of a grid has few ranks and numbers of GPUs."""
-    pairs, places = np.unique(
-        np.stack(np.broadcast_arrays(left, right)), axis=1, return_inverse=True
-    )
+    """One call for each pair of numbers; a part of a grid has few ranks, numbers of GPUs, batches and lengths."""
+    both = np.stack(np.broadcast_arrays(left, right))
+    pairs, places = np.unique(both.reshape(2, -1), axis=1, return_inverse=True)
     found = [function(*pair) for pair in pairs.T.tolist()]
-    return np.array(found, np.int64)[places.ravel()]
+    return np.array(found, np.int64)[places.ravel()].reshape(both.shape[1:])
 
 
 Step = tuple[int, tuple[Callable[..., Any], int, int]]

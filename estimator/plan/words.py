@@ -12,6 +12,7 @@ from estimator.grid.arrays import Some
 from estimator.parallel.offload import offloads
 from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
+from estimator.time.lengths import expected_longest
 from estimator.tools.defaults import tool_named
 from estimator.values.specs import Dtype, Method, Price, Strategy
 
@@ -24,8 +25,6 @@ STRATEGY_NAMES = {
     Strategy.FSDP_GRAD_OP: "FSDP (gradients)",
 }
 METHOD_NAMES = {Method.FULL: "full fine-tuning", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
-WIDE = 2
-"""Times the mean length, from which the longest widens the hours so that it is said: ours."""
 SAME_SHARE = 0.02
 """Share of the dollars that is no difference: ours, the last of two digits."""
 AN_HOUR = 0.995
@@ -342,15 +341,22 @@ def miss(
     return f"{title(found, place)}: {' and '.join(said)}{worse}."
 
 
-def _expected(found: Candidates, asked: Question, kept: Some) -> str:
-    """The expected longest of the smallest and of the largest micro-batch, where percentiles are known."""
+def _padding(found: Candidates, asked: Question, kept: Some) -> str:
+    """How long the rows of the smallest and of the largest micro-batch become."""
     sizes = np.unique(found.micro_batch[kept & found.may_fit])
     said = []
     for rows in sorted({int(it) for it in (*sizes[:1], *sizes[-1:]) if it > 1}):
-        longest = asked.lengths.expected_longest(rows, asked.row_tokens)
-        if longest is not None:
-            said.append(f"the longest of {rows} is expected at {longest:,.0f}")
-    return f" ({', '.join(said)})" if said else ""
+        longest = expected_longest(rows, asked.mean_tokens, asked.row_tokens)
+        more = f"that of {rows} is taken at {longest:,} tokens"
+        counted = asked.lengths.expected_longest(rows, asked.row_tokens)
+        said.append(more if counted is None else f"{more} ({counted:,.0f} by your percentiles)")
+    if not said:
+        return ""
+    return (
+        "Rows are padded to the longest of their micro-batch, as lengths that fall off exponentially from their mean "
+        f"{asked.mean_tokens:,} to {asked.row_tokens:,} would have it: {', '.join(said)}; padding_free or packed rows "
+        "have no padding."
+    )
 
 
 def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
@@ -364,12 +370,8 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
         said.append(
             f"{100 * cut:.2g} % of the examples are longer than {row:,} tokens and are cut."
         )
-    if asked.rows == "padded" and asked.mean_tokens * WIDE < row:
-        said.append(
-            "Rows are padded to the longest of their micro-batch: hours run from "
-            f"{asked.mean_tokens:,} tokens a row to {row:,}{_expected(found, asked, kept)}; padding_free or packed "
-            "rows narrow this."
-        )
+    if asked.rows == "padded" and asked.mean_tokens < row:
+        said += filter(None, [_padding(found, asked, kept)])
     if any(
         it.setup.method is Method.FULL and it.setup.dtype is Dtype.BFLOAT16 for it in found.recipes
     ):

@@ -110,7 +110,7 @@ class RunTime:
     model_flops_per_step: float
     """Operations of an optimizer step on one GPU, slow end, without recomputation for checkpointing."""
     least_model_flops_per_step: float
-    """The same at the fast end: rows without padding, and no attention between packed examples."""
+    """The same at the fast end: no attention to padding, nor between packed examples."""
     hardware_flops_per_step: float
     """Slow end, including recomputation for checkpointing."""
     peak_tflops: float
