@@ -10,7 +10,7 @@ from typing import Any
 
 from estimator.tools.known import trl
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Call, Command, Found, Text, flattened
+from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
@@ -206,16 +206,18 @@ def _script(text: Text, pool: Pool) -> None:
     unsloth = any(it.of.startswith("Fast") and it.of.endswith("Model") for it in text.calls)
     policy = _policy(text.calls)
     pool.options |= text.options
+    pool.guesses += text.guesses
+    objectives: dict[str, Call] = {}
     for call in text.calls:
         for part, found, name in _call_keys(call, unsloth=unsloth, is_policy=call is policy):
-            pool.put(part, found, text.name, name)
+            pool.put(part, _under(call.condition, found), text.name, name)
         if unsloth:
             pool.tools.append("unsloth")
         elif (found_class := OBJECTIVE_CLASSES.match(call.name)) and call.name.endswith(
             ("Trainer", "Config")
         ):
             pool.tools.append("trl")
-            _objective(found_class[1].lower(), text.name, call.line, pool)
+            objectives.setdefault(found_class[1].lower(), call)
         elif call.name in {
             "Trainer",
             "Seq2SeqTrainer",
@@ -223,15 +225,27 @@ def _script(text: Text, pool: Pool) -> None:
             "Seq2SeqTrainingArguments",
         }:
             pool.tools.append("trainer")
+    certain = [word for word, call in objectives.items() if not call.condition]
+    for word in certain or [" or ".join(objectives)] * bool(objectives):
+        value = word if word in objectives else Unresolved(word)
+        _objective(value, text.name, next(iter(objectives.values())).line, pool)
     if any(it in ("trl", "unsloth") for it in pool.tools):
         pool.tools = [it for it in pool.tools if it != "trainer"]
     elif policy is not None and policy.of.endswith("ForSequenceClassification"):
         _objective("sequence_classification", text.name, policy.line, pool)
 
 
-def _objective(word: str, file: str, line: int, pool: Pool) -> None:
+def _objective(word: str | Unresolved, file: str, line: int, pool: Pool) -> None:
     if "trainer.objective" not in pool.entries:
-        pool.add(Entry("trainer.objective", word, file, line, word))
+        shown = word if isinstance(word, str) else "objective"
+        pool.add(Entry("trainer.objective", word, file, line, shown))
+
+
+def _under(condition: str, found: Found) -> Found:
+    """A key of a call, which is not known if only the run knows whether it is called."""
+    if not condition or isinstance(found.value, Unresolved):
+        return found
+    return Found(found.path, Unresolved(f"{found.value} if {condition}"), found.line)
 
 
 def _policy(calls: Iterable[Call]) -> Call | None:

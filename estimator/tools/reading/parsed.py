@@ -57,6 +57,8 @@ class Call:
     line: int = 0
     target: str = ""
     """The name that it is assigned to."""
+    condition: str = ""
+    """A test that only the run knows, and without which it is not called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,8 @@ class Text:
     """Of Python."""
     commands: tuple[Command, ...] = ()
     """Of a shell."""
-    notes: tuple[str, ...] = ()
+    guesses: tuple[str, ...] = ()
+    """Of Python: what is taken of the card that it asks about."""
     options: frozenset[str] = frozenset()
     """Of Python: the flags that it reads itself."""
     whole: Mapping[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 Nothing is imported or run. An argument is followed through names, literals, dicts, f-strings of known names, simple
 arithmetic, and the defaults of argparse and of the script's own dataclasses; what cannot be known so is said to be.
+Of branches whose test only the run knows, what they agree on is known.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -110,6 +111,12 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
+ORDER: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
 LARGEST_RESULT = 10**15
 LONGEST_RESULT = 10_000
@@ -127,6 +134,106 @@ class _Object:
     target: str = ""
     is_parsed: bool = False
     """What a parser of flags returned."""
+    condition: str = ""
+    """A test that only the run knows, without which it is not made."""
+
+
+MISSING = object()
+"""What a name that nobody gave a value has."""
+
+
+class _Place:
+    """A dict by its identity."""
+
+    def __init__(self, of: dict[str, Any]) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and other.of is self.of
+
+
+@dataclass
+class _Outcome:
+    """What a branch leaves behind."""
+
+    after: dict[tuple[_Place, str], Any]
+    made: list[_Object]
+
+    def places(self) -> Iterator[tuple[_Place, str]]:
+        """Where it has written."""
+        yield from self.after
+
+    def at(self, place: _Place, key: str) -> Any:
+        """The value there when it ends."""
+        return self.after.get((place, key), place.of.get(key, MISSING))
+
+
+def _paired(
+    branches: list[list[_Object]], returns: list[bool], test: str
+) -> tuple[dict[int, _Object], list[_Object]]:
+    """Objects that each branch makes of its own become one; by id of each, and all that are left."""
+    pairs: dict[int, _Object] = {}
+    left: list[_Object] = []
+    queues: list[dict[tuple[str, str], list[_Object]]] = []
+    for made in branches:
+        queues.append({})
+        for it in made:
+            queues[-1].setdefault((it.name, it.of), []).append(it)
+    for kind in {kind: 0 for queue in queues for kind in queue}:
+        alike = [queue.get(kind, []) for queue in queues]
+        number = min(map(len, alike)) if len(alike) > 1 else 0
+        for several in zip(*(it[:number] for it in alike), strict=True):
+            one = _joined(several, pairs, test)
+            pairs |= {id(it): one for it in several}
+            left.append(one)
+        for branch, rest in enumerate(alike):
+            others = [
+                it for other, it in enumerate(zip(alike, returns, strict=True)) if other != branch
+            ]
+            if any(made or not ends for made, ends in others):  # else the others are no runs
+                for it in rest[number:]:
+                    it.condition = it.condition or test
+            left += rest[number:]
+    return pairs, sorted(left, key=lambda it: it.line)
+
+
+def _joined(several: tuple[_Object, ...], pairs: Mapping[int, _Object], test: str) -> _Object:
+    keys = {key: 0 for it in several for key in it.values}
+    values = {
+        key: _either([it.values.get(key, MISSING) for it in several], pairs, test) for key in keys
+    }
+    lines = {key: line for it in several for key, line in it.lines.items()}
+    conditions = [it.condition for it in several if it.condition]
+    return replace(several[0], values=values, lines=lines, condition="".join(conditions[:1]))
+
+
+def _either(
+    values: list[Any], pairs: Mapping[int, _Object], test: str, *, is_name: bool = False
+) -> Any:
+    """The one value that all branches give, or a value that only the run knows."""
+    values = [pairs.get(id(it), it) for it in values]
+    if is_name:  # who uses a name has run the branch that gives it
+        values = [it for it in values if it is not MISSING]
+    if all(it is values[0] or it == values[0] for it in values):
+        return values[0]
+    for it in values:
+        if isinstance(it, _Object) and not it.condition:
+            it.condition = test
+    flags = {it.flag for it in values if isinstance(it, FlagValue)}
+    if len(flags) == 1 and all(isinstance(it, FlagValue) for it in values):
+        return values[0]
+    return Unresolved(" or ".join(dict.fromkeys(map(_said, values)))[:200])
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Unresolved):
+        return value.text
+    if isinstance(value, _Object):
+        return value.target or value.name
+    return "none" if value is MISSING or value is None else str(value)
 
 
 def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Text:
@@ -162,6 +269,7 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
         kind="python",
         calls=tuple(reader.calls()),
         options=frozenset(reader.options),
+        guesses=tuple(reader.assumed),
     )
 
 
@@ -202,6 +310,10 @@ class _Reader:
         self.objects: list[_Object] = []
         self.classes: dict[str, dict[str, Any]] = {}
         self.options: dict[str, Any] = {}
+        self.writes: list[tuple[dict[str, Any], str, Any]] = []
+        """Each assignment: where, what, and the value before."""
+        self.assumed: dict[str, None] = {}
+        """What is taken of the card, one sentence each."""
 
     def calls(self) -> list[Call]:
         """What was called with what, as it stands at the end."""
@@ -211,6 +323,7 @@ class _Reader:
                 of=it.of,
                 line=it.line,
                 target=it.target,
+                condition=it.condition,
                 found=tuple(
                     one
                     for key, value in it.values.items()
@@ -225,9 +338,55 @@ class _Reader:
     # --- statements ---
 
     def walk(self, body: list[ast.stmt]) -> None:
-        """Statements, into functions, branches and loops too."""
-        for node in body:
+        """Statements, into functions, branches and loops too; what follows a branch that returns is another branch."""
+        for number, node in enumerate(body):
+            if isinstance(node, ast.If) and _returns(node.body) and self.truth(node.test) is None:
+                rest = [*node.orelse, *body[number + 1 :]]
+                self.branches([node.body, rest], ast.unparse(node.test)[:60])
+                return
             self.statement(node)
+
+    def truth(self, test: ast.expr) -> bool | None:
+        """Whether a test is true; None if only the run knows."""
+        found = self.value(test)
+        return None if isinstance(found, Unresolved) else bool(found)
+
+    def set(self, container: dict[str, Any], key: str, value: Any) -> None:
+        """A name or a part gets a value, which can be taken back."""
+        self.writes.append((container, key, container.get(key, MISSING)))
+        container[key] = value
+
+    def branches(self, bodies: list[list[ast.stmt]], test: str) -> None:
+        """Statements of which only one list runs, and only the run knows which: what they agree on is known.
+
+        A branch that raises is no run. One that returns leaves its objects, and its names to nobody.
+        """
+        taken = [it for it in bodies if not _raises(it)]
+        outcomes = [self.branch(it) for it in taken]
+        returns = [_returns(it) for it in taken]
+        pairs, made = _paired([it.made for it in outcomes], returns, test)
+        follows = [it for it, ends in zip(outcomes, returns, strict=True) if not ends]
+        for container, key in {it: 0 for one in follows for it in one.places()}:
+            values = [one.at(container, key) for one in follows]
+            self.set(
+                container.of, key, _either(values, pairs, test, is_name=container.of is self.names)
+            )
+        self.objects += made
+
+    def branch(self, body: list[ast.stmt]) -> _Outcome:
+        """What statements leave behind; everything is as before again."""
+        first, mark = len(self.objects), len(self.writes)
+        self.walk(body)
+        writes = self.writes[mark:]
+        after = {(_Place(of), key): of.get(key, MISSING) for of, key, _ in writes}
+        for of, key, before in reversed(writes):
+            if before is MISSING:
+                of.pop(key, None)
+            else:
+                of[key] = before
+        made = self.objects[first:]
+        del self.writes[mark:], self.objects[first:]
+        return _Outcome(after, made)
 
     def statement(self, node: ast.stmt) -> None:
         """One statement."""
@@ -239,24 +398,24 @@ class _Reader:
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.assign(target, self.value(value))
             case ast.AugAssign(target=ast.Name(id=name)):
-                self.names[name] = self.value(
-                    ast.BinOp(left=ast.Name(id=name, ctx=ast.Load()), op=node.op, right=node.value)
-                )
+                sum_of = ast.BinOp(ast.Name(id=name, ctx=ast.Load()), node.op, node.value)
+                self.set(self.names, name, self.value(ast.fix_missing_locations(sum_of)))
             case ast.Expr(value=value):
                 self.value(value)
             case ast.Return(value=ast.expr() as value):
                 self.value(value)
             case ast.If(test=test, body=body, orelse=orelse):
-                known = self.value(test)
-                if isinstance(known, bool) and not _is_main(test):
-                    self.walk(body if known else orelse)
+                known = True if _is_main(test) else self.truth(test)
+                if known is None:
+                    self.branches([body, orelse], ast.unparse(test)[:60])
                 else:
-                    self.walk(body)
-                    before = dict(self.names)
-                    self.walk(orelse)
-                    for name, value in self.names.items():
-                        if name in before and before[name] != value and orelse:
-                            self.names[name] = value
+                    self.walk(body if known else orelse)
+            case ast.Match(subject=subject, cases=cases):
+                bodies = [it.body for it in cases]
+                is_any = any(
+                    isinstance(it.pattern, ast.MatchAs) and not it.pattern.pattern for it in cases
+                )
+                self.branches(bodies if is_any else [*bodies, []], ast.unparse(subject)[:60])
             case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
                 self.parameters(node)
                 self.walk(body)
@@ -273,11 +432,11 @@ class _Reader:
             case ast.With(body=body) | ast.AsyncWith(body=body):
                 self.walk(body)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                self.walk(body)
-                for handler in handlers:
-                    if not any(isinstance(it, ast.Raise) for it in handler.body):
-                        self.walk(handler.body)
-                self.walk(orelse)
+                if any(isinstance(it, ast.Import | ast.ImportFrom) for it in body):
+                    others = [it.body for it in handlers]
+                    self.branches([[*body, *orelse], *others], "it is installed")
+                else:  # the handlers are for what should not happen
+                    self.walk([*body, *orelse])
                 self.walk(finalbody)
             case _:
                 pass
@@ -296,9 +455,9 @@ class _Reader:
         for it in [*given, *node.args.kwonlyargs]:
             if it.arg in known:
                 value = self.value(known[it.arg])
-                self.names[it.arg] = Unresolved(it.arg) if value is None else value
+                self.set(self.names, it.arg, Unresolved(it.arg) if value is None else value)
             elif it.arg not in self.names:
-                self.names[it.arg] = Unresolved(it.arg)
+                self.set(self.names, it.arg, Unresolved(it.arg))
 
     def dataclass(self, node: ast.ClassDef) -> None:
         """The fields of a class with their defaults."""
@@ -335,18 +494,18 @@ class _Reader:
         """A value gets a name, or becomes a part of an object."""
         match target:
             case ast.Name(id=name):
-                self.names[name] = value
+                self.set(self.names, name, value)
                 if isinstance(value, _Object) and not value.target:
                     value.target = name
             case ast.Attribute(value=owner, attr=part):
                 of = self.value(owner)
                 if isinstance(of, _Object):
-                    of.values[part] = value
+                    self.set(of.values, part, value)
                     of.lines[part] = target.lineno
             case ast.Subscript(value=owner, slice=ast.Constant(value=str(part))):
                 of = self.value(owner)
                 if isinstance(of, dict):
-                    of[part] = value
+                    self.set(of, part, value)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 several = value if isinstance(value, list) and len(value) == len(parts) else None
                 for number, one in enumerate(parts):
@@ -355,7 +514,7 @@ class _Reader:
                     elif number == 0 and isinstance(value, _Object):
                         self.assign(one, value)
                     elif isinstance(one, ast.Name):
-                        self.names[one.id] = Unresolved(one.id)
+                        self.set(self.names, one.id, Unresolved(one.id))
             case _:
                 pass
 
@@ -385,18 +544,20 @@ class _Reader:
                 return self.arithmetic(self.value(left), op, self.value(right), node)
             case ast.UnaryOp(op=op, operand=operand):
                 inner = self.value(operand)
-                if isinstance(op, ast.Not) and isinstance(inner, bool):
+                if isinstance(op, ast.Not) and not isinstance(inner, Unresolved):
                     return not inner
                 if isinstance(op, ast.USub) and isinstance(inner, int | float):
                     return -inner
                 return Unresolved(ast.unparse(node))
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                known = self.value(test)
-                if isinstance(known, Unresolved):
-                    either = (self.value(body), self.value(orelse))
-                    flags = [it for it in either if isinstance(it, FlagValue)]
-                    return flags[0] if flags else Unresolved(ast.unparse(node)[:200])
-                return self.value(body if known else orelse)
+                known = self.truth(test)
+                if known is not None:
+                    return self.value(body if known else orelse)
+                either = (self.value(body), self.value(orelse))
+                if either[0] == either[1]:
+                    return either[0]
+                flags = [it for it in either if isinstance(it, FlagValue)]
+                return flags[0] if flags else Unresolved(ast.unparse(node)[:200])
             case ast.BoolOp(op=op, values=parts):
                 return self.junction(op, [self.value(it) for it in parts], node)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -489,6 +650,8 @@ class _Reader:
                 return left is right if right is None else Unresolved(ast.unparse(node))
             case ast.IsNot():
                 return left is not right if right is None else Unresolved(ast.unparse(node))
+            case ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() if _are_numbers(left, right):
+                return ORDER[type(op)](left, right)
             case ast.In() if isinstance(right, list | dict | str):
                 return str(left) in right if isinstance(right, str) else left in right
             case _:
@@ -526,6 +689,12 @@ class _Reader:
             elif isinstance(inner, dict):
                 keywords = {**inner, **keywords}
         if name in HAS_BF16:
+            self.assumed[f"The card is taken to have bfloat16 ({name})."] = None
+            return True
+        if name == "get_device_capability":
+            self.assumed[f"The card is taken as Ampere or newer ({name})."] = None
+            return [8, 0]
+        if name == "is_available" and owner.rpartition(".")[2] == "cuda":
             return True
         if name in CONFIGS or name in TRAINERS or self.base_of(name) in CONFIGS:
             return self.made(name, owner, positional, keywords, lines, node)
@@ -603,6 +772,14 @@ class _Reader:
                 return {"int": int, "float": float, "str": str, "bool": bool}[name](first)
             except (ValueError, OverflowError):
                 return unknown
+        if name in {"append", "extend"} and isinstance(before := self.names.get(owner), list):
+            more = first if name == "extend" else [first]
+            self.set(self.names, owner, before + more if isinstance(more, list) else unknown)
+            return None
+        if name == "update" and isinstance(before := self.names.get(owner), dict):
+            for key, value in {**(first if isinstance(first, dict) else {}), **keywords}.items():
+                self.set(before, key, value)
+            return None
         if name in {"list", "tuple", "set"} and isinstance(first, list):
             return first
         if text in {"os.environ.get", "os.getenv", "environ.get", "getenv"}:
@@ -661,6 +838,23 @@ class _Reader:
         return made
 
 
+def _raises(body: list[ast.stmt]) -> bool:
+    """Whether statements end in an error, or end the program."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return ast.unparse(last.value.func) in {"sys.exit", "exit", "quit", "os._exit"}
+    return isinstance(last, ast.Raise)
+
+
+def _returns(body: list[ast.stmt]) -> bool:
+    """Whether what follows these statements is not run after them, though they are no error."""
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(it, int | float) for it in values)
+
+
 def _is_main(test: ast.expr) -> bool:
     return "__name__" in ast.unparse(test)
 
@@ -670,7 +864,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _Object):
         return Unresolved(value.target or value.name)
     if isinstance(value, list):
-        return [_plain(it) for it in value]
+        found = [_plain(it) for it in value]
+        unknown = [it for it in found if isinstance(it, Unresolved)]
+        return Unresolved(", ".join(map(_said, found))[:200]) if unknown else found
     if isinstance(value, dict):
         return {key: _plain(it) for key, it in value.items()}
     return value
