@@ -16,7 +16,7 @@ FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
 """Exit statuses; several runs exit with the highest. Tight counts as not fitting."""
 
 
-OF_NO_RUN = ("is no config that is known here", "must be keys with values")
+OF_NO_RUN = ("is no config that is known here", "must be keys with values", "trains nothing")
 """Problems that readers report for a valid file that is not a config: rows of data, another program's settings."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from estimator.tools.known import trl
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
+from estimator.tools.reading.shell import TRAINS
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
@@ -68,7 +69,6 @@ NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune"
 OBJECTIVE_CLASSES = re.compile(
     r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
 )
-TRL_COMMANDS = {"sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward"}
 FSDP_FLAGS = re.compile(r"^fsdp_")
 DEEPSPEED_FLAGS = frozenset(
     listed("""zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
@@ -136,6 +136,10 @@ def document_kind(text: Text) -> str:
         return "torchtune"
     if "actor_rollout_ref" in top:
         return "verl"
+    if "merge_method" in top and {"models", "slices"} & top:
+        raise InputError(
+            f"{text.name} is mergekit's, which trains nothing; give the config of the training run."
+        )
     if {"hidden_size", "model_type"} <= top or ({"architectures", "model_type"} <= top):
         return "model"
     if {"dist_config", "model_class"} <= top or {"model", "peft_config"} <= top:
@@ -335,7 +339,7 @@ def _command(command: Command, file: str, pool: Pool) -> None:
     words = list(command.words)
     if command.tool:
         pool.tools.append(command.tool)
-    if command.tool == "trl" and words and words[0] in TRL_COMMANDS:
+    if command.tool == "trl" and words and words[0] in TRAINS["trl"]:
         _objective(words[0], file, command.line, pool)
     if command.tool == "ms_swift" and words:
         pool.add(Entry("args.command", words[0], file, command.line, words[0]))

@@ -16,6 +16,7 @@ from estimator.tools.known import images
 from estimator.tools.known.parallel import SHIPPED
 from estimator.tools.known.trl import USUAL_PROMPT, objective_of
 from estimator.tools.lists import listed
+from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
@@ -116,6 +117,7 @@ def read_files(
     texts = _read(files)
     pool = pool_of(texts)
     tool = _tool(pool, texts)
+    refuse_what_trains_nothing(tool, pool, texts)
     return _joined(tool, pool, texts, known or {})
 
 

@@ -95,6 +95,8 @@ class Text:
     """Of Python: what is taken of the card that it asks about."""
     options: frozenset[str] = frozenset()
     """Of Python: the flags that it reads itself."""
+    called: frozenset[str] = frozenset()
+    """Of Python: the last names of all that it calls."""
     whole: Mapping[str, Any] | None = None
     """Of JSON: the object itself."""
 

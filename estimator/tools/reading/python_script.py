@@ -270,6 +270,7 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
         calls=tuple(reader.calls()),
         options=frozenset(reader.options),
         guesses=tuple(reader.assumed),
+        called=frozenset(it for node in ast.walk(tree) if (it := _last_name(node))),
     )
 
 
@@ -836,6 +837,18 @@ class _Reader:
         if base in CONFIGS:
             self.objects.append(made)
         return made
+
+
+def _last_name(node: ast.AST) -> str:
+    """The last part of what is called; empty for what is no call."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return (
+        func.attr
+        if isinstance(func, ast.Attribute)
+        else func.id
+        if isinstance(func, ast.Name)
+        else ""
+    )
 
 
 def _raises(body: list[ast.stmt]) -> bool:

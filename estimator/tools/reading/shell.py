@@ -32,6 +32,15 @@ SCRIPTS: tuple[tuple[str, str, str], ...] = (
     (r"swift/cli/(sft|rlhf|pt)\.py$", "ms_swift", ""),
     (r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "llamafactory", "train"),
 )
+TRAINS: Mapping[str, frozenset[str]] = {
+    "trl": frozenset(["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward"]),
+    "axolotl": frozenset(["train"]),
+    "llamafactory": frozenset(["train"]),
+    "ms_swift": frozenset(["sft", "pt", "rlhf"]),
+}
+"""The words of a tool's command that train; the others serve, export, merge and evaluate."""
+NO_TRAINING = re.compile(r"(^|/)(generate|eleuther_eval|quantize)")
+"""torchtune's recipes that do not train: torchtune 0.6, _recipe_registry.py."""
 UV_FLAGS = frozenset(["--extra", "--group", "--with", "--python", "--package"])
 """Flags of ``uv run`` that a value follows."""
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "accelerate-launch")
@@ -346,6 +355,8 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     if tool == "torchtune":
         return _torchtune(rest, environment, line)
     plain, flags = _flags(rest, line, is_hydra=tool == "verl")
+    if plain and tool in TRAINS and plain[0] not in TRAINS[tool] and "." not in plain[0]:
+        return None
     return Command(
         launcher=launcher,
         launch=tuple(launch),
@@ -432,6 +443,8 @@ def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> C
     if not rest:
         return None
     recipe, rest = rest[0], rest[1:]
+    if NO_TRAINING.search(recipe):
+        return None
     flags: list[Found] = [Found(("recipe",), recipe, line)]
     plain: list[str] = ["run"]
     while rest:
