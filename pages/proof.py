@@ -54,7 +54,10 @@ st.html(evidence.summary_html(accuracy.summaries((*measured, *traced))))
 with st.container(horizontal=True, key="narrow"):
     chosen = {
         facet: st.multiselect(
-            facet, evidence.choices(facet, (*measured, *traced)), placeholder="All"
+            facet,
+            evidence.choices(facet, (*measured, *traced)),
+            placeholder="All",
+            select_all=False,  # which Enter would take before the first match
         )
         for facet in evidence.FACETS
     }

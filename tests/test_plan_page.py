@@ -103,13 +103,31 @@ def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
     budget.set_value(None).run()
 
 
-def test_no_chosen_method_is_refused_rather_than_replaced(small_page):
+def test_enter_takes_one_match_of_what_is_typed(small_page):
+    # streamlit 1.67, st.multiselect: select_all puts "Select … matches" first in the list, which Enter takes
+    (typed,) = [it for it in small_page.multiselect if it.label == "Models"]
+    assert typed.proto.select_all == 0
+    for path in [*(ROOT / "dashboard").rglob("*.py"), *(ROOT / "pages").glob("*.py")]:
+        source = path.read_text(encoding="utf-8")
+        assert source.count("st.multiselect(") == source.count("select_all=False"), path
+
+
+def test_an_answer_to_the_question_before_has_no_colour(small_page, advice):
     (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
     chosen = methods.value
     methods.set_value([]).run()
     assert "methods is empty" in text(small_page)
+    # an answer to another question than the form's is in no verdict's colour
+    assert words.panel_html(advice, is_current=False) in text(small_page)
+    assert "light-dark" not in words.panel_html(advice, is_current=False)
     (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
     methods.set_value(chosen).run()
+    assert words.panel_html(advice) in text(small_page)
+    (batch,) = [it for it in small_page.number_input if it.label == "Effective batch"]
+    batch.set_value(2).run()
+    assert f"{words.BEFORE}: Take" in text(small_page)
+    batch.set_value(4).run()
+    assert words.panel_html(advice) in text(small_page)
 
 
 def test_an_invalid_link_is_refused_in_one_sentence_and_keeps_the_page(small_page):

@@ -70,11 +70,15 @@ def _answered(text: str, known: tuple[str, ...]) -> Candidates:
     return found
 
 
+def unlimited(question: Question) -> Question:
+    """The question whose setups are computed: deadline and budget are applied to them."""
+    return replace(question, deadline_hours=None, budget_usd=None)
+
+
 def answered(question: Question) -> Candidates | str:
     """Every setup of a question, or its refusal. Cached independently of deadline and budget."""
-    unlimited = replace(question, deadline_hours=None, budget_usd=None)
     try:
-        return _answered(text_of(unlimited), tuple(sorted(models.known())))
+        return _answered(text_of(unlimited(question)), tuple(sorted(models.known())))
     except ValueError as refusal:
         return str(refusal)
 

@@ -52,6 +52,7 @@ def _what(question: Question, number: int) -> dict[str, object]:
         list(dict.fromkeys([*asked.model_options(), *ids])),
         ids,
         key=f"plan models {number}",
+        select_all=False,  # which Enter would take before the first match
         help="Several are compared. A model of the Hub that is not here: open it on the page Estimate first.",
     )
     st.session_state.setdefault(f"plan examples {number}", question.num_train_examples)

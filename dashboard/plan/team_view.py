@@ -31,7 +31,7 @@ def draw() -> None:
     team = TEAM.current()
     held.say_problem()
     answering = st.container()
-    team = _put(team, _form(team))
+    team, is_current = _put(team, _form(team))
     with answering:
         if not held.has_models([it for own in team.jobs.values() for it in own.models]):
             return
@@ -39,15 +39,15 @@ def draw() -> None:
         if isinstance(found, str):
             _refuse(found)
         else:
-            _answer(found)
+            _answer(found, is_current=is_current)
 
 
 def _refuse(sentence: str) -> None:
     st.html(f'<p class="hr-note hr-refusal" role="alert">{escape(sentence)}</p>')
 
 
-def _answer(found: TeamAnswer) -> None:
-    st.html(team_words.panel_html(found))
+def _answer(found: TeamAnswer, *, is_current: bool) -> None:
+    st.html(team_words.panel_html(found, is_current=is_current))
     if found.timetable.assignments:
         drawing.plot(
             timeline_figure.figure(
@@ -236,20 +236,20 @@ def _open() -> None:
         st.session_state[held.PROBLEM] = f"The file is not taken: {problem}"
 
 
-def _put(team: TeamQuestion, given: dict[str, object]) -> TeamQuestion:
-    """The team to answer: what the form holds, with the button."""
+def _put(team: TeamQuestion, given: dict[str, object]) -> tuple[TeamQuestion, bool]:
+    """The team to answer, what the form holds with the button, and whether the form still asks that."""
     try:
         written = team_of(given)
     except ValueError as refusal:
         _refuse(str(refusal))
-        return team
+        return team, False
     is_asked = st.button("Make the schedule", type="primary", key="team it")
     if written == team:
-        return team
+        return team, True
     if not is_asked:
         st.html(
             '<p class="hr-note" role="status">The jobs have changed; the schedule is of those before.</p>'
         )
-        return team
+        return team, False
     TEAM.ask(written)
-    return written
+    return written, True

@@ -13,15 +13,16 @@ from dashboard.words import markup
 from estimator import TeamQuestion, Verdict, plan_words, timetable_summary
 
 
-def panel_html(found: TeamAnswer) -> str:
-    """What runs, what it costs, and what is late or left out, in a verdict's colour."""
+def panel_html(found: TeamAnswer, *, is_current: bool = True) -> str:
+    """What runs, what it costs, and what is late or left out, in a verdict's colour; as ``words.panel_html``."""
     table = found.timetable
     late = any(it.late_hours for it in table.assignments)
     kind = Verdict.DOES_NOT_FIT if table.left_out else Verdict.TIGHT if late else Verdict.FITS
     first, *rest = timetable_summary(table)
     if not rest:
         rest = [ends(found)]
-    return f'<div class="hr-team">{words.verdict_html(kind, first, "", rest)}</div>'
+    panel = words.verdict_html(kind if is_current else None, first, "", rest)
+    return f'<div class="hr-team">{panel}</div>'
 
 
 def ends(found: TeamAnswer) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.plan import (
     asked,
@@ -99,25 +100,40 @@ def _run() -> None:
     with st.container(key="plan columns"):
         asking, answering = st.columns([5, 9], gap="medium")
     with asking:
-        question = _put(question, form.draw(question, asked.RUN.round()))
+        question, is_current = _put(question, form.draw(question, asked.RUN.round()))
+    computed = asked.text_of(asked.unlimited(question))
+    is_new = st.session_state.get("plan computed") != computed
     with answering:
+        here = _place(is_new)
+    below = _place(is_new)
+    with here:
         if not held.has_models(question.models):
             return
         found = asked.answered(question)
+        st.session_state["plan computed"] = computed
         if isinstance(found, str):
             _refuse(found)
             return
-        advice, kept = _answer(found, question)
-    _beyond(advice, kept)
+        advice, kept = _answer(found, question, is_current=is_current)
+    with below:
+        _beyond(advice, kept)
 
 
-def _put(question: Question, given: dict[str, object]) -> Question:
-    """The question to answer. Deadline and budget apply at once, all other fields with the button."""
+def _place(is_new: bool) -> DeltaGenerator:
+    """Where an answer is drawn; what is there goes at once if another is about to be computed."""
+    return st.empty().container() if is_new else st.container()
+
+
+def _put(question: Question, given: dict[str, object]) -> tuple[Question, bool]:
+    """The question to answer, and whether the form asks it.
+
+    Deadline and budget apply at once, all other fields with the button.
+    """
     try:
         written = question_of(given)
     except ValueError as refusal:
         _refuse(str(refusal))
-        return question
+        return question, False
     at_once = replace(
         question, deadline_hours=written.deadline_hours, budget_usd=written.budget_usd
     )
@@ -129,7 +145,7 @@ def _put(question: Question, given: dict[str, object]) -> Question:
     now = written if is_asked else at_once
     if now != question:
         asked.RUN.ask(now)
-    return now
+    return now, now == written
 
 
 def _refuse(sentence: str) -> None:
@@ -139,7 +155,9 @@ def _refuse(sentence: str) -> None:
 # --- the answer ---------------------------------------------------------------------------------
 
 
-def _answer(found: Candidates, question: Question) -> tuple[Advice, filters.Filters]:
+def _answer(
+    found: Candidates, question: Question, *, is_current: bool
+) -> tuple[Advice, filters.Filters]:
     """The recommendation, the filters and the figure."""
     st.html(
         f'<p class="hr-plan-asked">{escape(words.asked_in_words(question))} <a href="#plan-form">Change it</a></p>'
@@ -147,7 +165,7 @@ def _answer(found: Candidates, question: Question) -> tuple[Advice, filters.Filt
     panel = st.container()
     kept = filters.draw(found)
     advice = advise(found, question, kept.mask(found))
-    panel.html(words.panel_html(advice))
+    panel.html(words.panel_html(advice, is_current=is_current))
     if len(advice.front):
         drawing.plot(
             options_figure.figure(advice, dark=drawing.is_dark()),

@@ -10,12 +10,17 @@ from dashboard.words import markup, terms, units
 from estimator import Advice, Candidates, Method, Offer, Question, Verdict, plan_words
 
 HINT = "Setups whose ranges of hours and dollars overlap count as one step."
+BEFORE = "To the question before"
+"""How an answer begins that is not to what the form asks."""
 MOST_ROWS = 200
 """Maximum rows of the front's table. Our choice."""
 
 
-def panel_html(advice: Advice) -> str:
-    """The recommendation with its reasons, in a colour that shows how certain it is."""
+def panel_html(advice: Advice, *, is_current: bool = True) -> str:
+    """The recommendation with its reasons, in a colour that shows how certain it is.
+
+    ``is_current``: whether it answers what the form asks.
+    """
     kind = Verdict.DOES_NOT_FIT
     first, rest = advice.sentence, ""
     if (place := advice.recommended) is not None:
@@ -23,12 +28,18 @@ def panel_html(advice: Advice) -> str:
         found = advice.candidates
         first = f"Take {plan_words.cards(found, place)}: {plan_words.terms(found, place)}"
         rest = plan_words.recommended_setup(found, advice.question, place, is_sure=advice.is_sure)
-    return verdict_html(kind, first, rest, advice.reasons)
+    return verdict_html(kind if is_current else None, first, rest, advice.reasons)
 
 
-def verdict_html(kind: Verdict, first: str, rest: str, reasons: Sequence[str]) -> str:
-    """A panel in a verdict's colour: a large line, a smaller one, and a list."""
-    colours = f"light-dark({theme.VERDICTS[kind].colour}, {theme.VERDICTS_ON_DARK[kind]})"
+def verdict_html(kind: Verdict | None, first: str, rest: str, reasons: Sequence[str]) -> str:
+    """A panel in a verdict's colour: a large line, a smaller one, and a list.
+
+    None: the answer to the question before, in the text's colour.
+    """
+    if kind is None:
+        colours, first = "currentColor", f"{BEFORE}: {first}"
+    else:
+        colours = f"light-dark({theme.VERDICTS[kind].colour}, {theme.VERDICTS_ON_DARK[kind]})"
     items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in reasons)
     said = f'<p class="hr-say">{markup.whole_prices(escape(rest))}</p>' if rest else ""
     return (

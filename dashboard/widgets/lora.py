@@ -65,6 +65,7 @@ def _modules(key: contract.Key) -> None:
         key=f"{key.name} box",
         on_change=_take_modules,
         accept_new_options=True,
+        select_all=False,  # which Enter would take before the first match
         help=f"{of.help} {key.default_sentence}",
     )
 
@@ -82,6 +83,7 @@ def _trained_whole(key: contract.Key) -> None:
         key=f"{key.name} box",
         on_change=_take_whole,
         accept_new_options=True,
+        select_all=False,  # which Enter would take before the first match
         placeholder="None",
         help=f"{of.help} {key.default_sentence}",
     )
@@ -104,6 +106,7 @@ def _left_out(key: contract.Key) -> None:
         key=f"{key.name} box",
         on_change=_leave_out,
         accept_new_options=True,
+        select_all=False,  # which Enter would take before the first match
         placeholder="None",
         help=f"{of.help} {key.default_sentence}",
     )
