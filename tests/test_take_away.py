@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.estimate import take_away
 from estimator import catalog, contract, estimate, read_files
 from estimator.contract.setups import parse
-from estimator.tools.writing.theirs import sayable
+from estimator.tools.sayable import sayable
 from tests.test_start_page import click_card, open_page, text
 from tests.test_your_config import paste
 

@@ -15,8 +15,9 @@ import pytest
 from estimator import catalog
 from estimator.tools.defaults import TOOLS, with_defaults_of
 from estimator.tools.imported import Fate, read_files
+from estimator.tools.sayable import sayable
 from estimator.tools.writing.files import SCRIPTED, files_of
-from estimator.tools.writing.theirs import said, sayable, theirs_of
+from estimator.tools.writing.theirs import said, theirs_of
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
 TRL = {"model": LLAMA.hub_id, "loss": "chunked_trl", "gradient_checkpointing": True}

@@ -14,9 +14,10 @@ import pytest
 
 from estimator.tools.defaults import TOOLS, with_defaults_of
 from estimator.tools.imported import Fate, read_files
+from estimator.tools.sayable import sayable
 from estimator.tools.writing.changes import changed_files
 from estimator.tools.writing.files import files_of
-from estimator.tools.writing.theirs import said, sayable, theirs_of
+from estimator.tools.writing.theirs import said, theirs_of
 from tests.test_writing import LLAMA, written_or_refused
 
 FIXTURES = Path(__file__).parent / "tools" / "fixtures"

@@ -14,7 +14,7 @@ from estimator.contract.setups import NONE_KNOWN
 from estimator.tools.documents import document_kind
 from estimator.tools.imported import Fate, Imported, read_files
 from estimator.tools.reading.detect import read_text
-from estimator.tools.writing.theirs import DEFAULTS, sayable
+from estimator.tools.sayable import DEFAULTS, sayable
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME
 from estimator.values.later_keys import LATER

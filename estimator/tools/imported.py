@@ -20,7 +20,7 @@ from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
-from estimator.tools.writing.theirs import sayable
+from estimator.tools.sayable import sayable
 from estimator.values.keys import BY_NAME, DEFAULT
 from estimator.values.kinds import near, show
 from estimator.values.later_keys import LATER, read_later

@@ -22,6 +22,7 @@ from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, read_files
 from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
+from estimator.tools.sayable import sayable
 from estimator.tools.writing.scripts import OF_MODEL_CONFIG
 from estimator.tools.writing.spans import (
     Edit,
@@ -31,7 +32,7 @@ from estimator.tools.writing.spans import (
     shell_edit,
     yaml_edit,
 )
-from estimator.tools.writing.theirs import sayable, theirs_of
+from estimator.tools.writing.theirs import theirs_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
 from estimator.tools.rules import Tool, Value
+from estimator.tools.sayable import sayable
 from estimator.tools.writing import commands, overrides, scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.stops import check_stops
 from estimator.tools.writing.texts import json_text, nested, yaml
-from estimator.tools.writing.theirs import sayable, theirs_of
+from estimator.tools.writing.theirs import theirs_of
 from estimator.values.refusals import LIBRARIES, InputError
 from estimator.values.specs import Model
 

@@ -1,0 +1,169 @@
+"""The keys of a setup that a tool can be told and that a run like it has a use for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from estimator.tools.rules import Value
+from estimator.values.keys import KEYS
+from estimator.values.later_keys import LATER
+
+NOT_OF_A_TOOL = frozenset(
+    [
+        "v",
+        "tool",
+        "tool_version",
+        "gpu",
+        "model_class",
+        "padded",
+        "completion_fraction",
+        "max_prompt_length",
+        "images_per_example",
+        "image_height",
+        "image_width",
+        "image_sizes",
+        "text_tokens",
+        "videos_per_example",
+        "video_frames",
+        "video_height",
+        "video_width",
+        "num_train_examples",
+        "mean_tokens_per_example",
+        "usd_per_gpu_hour",
+        "mfu",
+        "pace",
+        "pace_from",
+        "pace_shares",
+        "optim_state_dtype",
+    ]
+)
+"""Keys that follow from the data, the prices and the model's files, or that only ask what if: no config has them."""
+_OF_ADAPTERS = tuple(
+    key.name
+    for key in KEYS
+    if key.facet == "adapters"
+    and key.name not in {"method", "model_class"}
+    and not key.name.startswith(("bnb_", "freeze_"))
+)
+_OF_4BIT = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
+_OF_CHECKPOINTS = (
+    "use_reentrant",
+    "checkpoint_every_n_layers",
+    "offload_checkpoints",
+    "selective_checkpointing",
+)
+_OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
+_ASKS = frozenset(["dpo", "kto"])
+_GENERATES = frozenset(["grpo", "rloo"])
+_OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
+    "precompute_ref_log_probs": _ASKS,
+    "loss": frozenset(["sft", "orpo", *_ASKS, *_GENERATES]),
+    "loss_type": frozenset(["sft", "grpo", *_ASKS]),
+    "beta": frozenset(["orpo", *_ASKS, *_GENERATES]),
+    **dict.fromkeys(
+        (
+            "max_completion_length",
+            "num_generations",
+            "steps_per_generation",
+            "num_iterations",
+            "use_vllm",
+            "vllm_mode",
+            "vllm_gpu_memory_utilization",
+            "vllm_enable_sleep_mode",
+            "vllm_tensor_parallel_size",
+            "vllm_data_parallel_size",
+            "vllm_max_num_seqs",
+            "vllm_max_num_batched_tokens",
+            "generation_offload_model",
+            "generation_offload_optimizer",
+            "use_transformers_continuous_batching",
+        ),
+        _GENERATES,
+    ),
+    "num_labels": frozenset(["sequence_classification"]),
+    "mini_batch_size": frozenset(["embedding"]),
+    "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
+}
+"""Keys that only these objectives have a use for."""
+TOLD_PROMPTS = frozenset(["verl", "ms_swift"])
+"""Tools that are told the longest prompt of a generation, of which its longest row follows."""
+PADS = frozenset(["verl"])
+"""Tools with a key for whether the rows of a micro-batch are padded."""
+USUAL_BETA = {"dpo": 0.1, "kto": 0.1, "orpo": 0.1, "grpo": 0.0, "rloo": 0.05}
+"""trl 1.16: trainer/dpo_config.py, kto_config.py, grpo_config.py, rloo_config.py, experimental/orpo/orpo_config.py."""
+USUAL_LOSS_TYPE = {"sft": "nll", "dpo": "sigmoid", "kto": "kto", "grpo": "dapo"}
+"""trl 1.16, the same files."""
+
+
+def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
+    """A setup's keys with their defaults, without those that it has no use for, and in one spelling.
+
+    ``tool``: by its name, one that has words for keys that others leave to the data.
+
+    >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
+    (False, 16)
+    """
+    values = {**DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
+    objective = values["objective"]
+    if values["loss"] is None:
+        usual = "liger" if values["use_liger_kernel"] else "standard"
+        values["loss"] = "chunked_trl" if objective in _ASKS | _GENERATES else usual
+    for key, usual_of in (("beta", USUAL_BETA), ("loss_type", USUAL_LOSS_TYPE)):
+        if values[key] is None:
+            values[key] = usual_of.get(objective)
+    values["steps_per_generation"] = (
+        values["steps_per_generation"] or values["gradient_accumulation_steps"]
+    )
+    if values["optim"] == "sgd_momentum":
+        values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
+    unused = {*NOT_OF_A_TOOL, *_unused(values)}
+    if objective in _GENERATES and tool in TOLD_PROMPTS:
+        unused -= {"max_length", "max_prompt_length"}
+        prompt = values["max_length"] - values["max_completion_length"]
+        values["max_prompt_length"] = values["max_prompt_length"] or prompt
+    if tool in PADS:
+        unused.discard("padded")
+    return {key: value for key, value in values.items() if key not in unused}
+
+
+def _unused(values: Mapping[str, Value]) -> Iterator[str]:
+    method, strategy, objective = values["method"], values["strategy"], values["objective"]
+    yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
+    if objective in _GENERATES:
+        yield "max_length"  # no trainer cuts the prompt of a completion that it writes itself
+    if method == "full":
+        yield from _OF_ADAPTERS
+    if method != "qlora":
+        yield from _OF_4BIT
+    if method == "qlora":
+        yield "load_in_8bit"
+    if not values["gradient_checkpointing"]:
+        yield from _OF_CHECKPOINTS
+    if values["freeze_vision"]:
+        yield "vision_gradient_checkpointing"  # each tool has its own way with a frozen tower
+    if values["eval_strategy"] == "no":
+        yield "per_device_eval_batch_size"
+    if strategy not in {"fsdp", "fsdp_grad_op", "hsdp"}:
+        yield from _OF_FSDP
+    if strategy != "hsdp":
+        yield "dp_replicate_size"
+    if strategy != "zero3":
+        yield "zero3_save_16bit_model"
+    if values["num_gpus"] <= values["gpus_per_node"]:
+        yield "gpus_per_node"
+
+
+def _plain(value: Value) -> Value:
+    """As JSON has it: words for members of enums, lists for tuples; an empty one is none."""
+    if isinstance(value, tuple | list | Mapping) and not value:
+        return None
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, str) else value
+
+
+DEFAULTS: Mapping[str, Value] = {
+    **{key: value for key, value in LATER.items()},
+    **{key.name: _plain(key.default) for key in KEYS},
+}
+"""Every key of the contract as JSON has its default."""
