@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from urllib.parse import urlencode
@@ -106,22 +107,26 @@ def _run() -> None:
     with answering:
         here = _place(is_new)
     below = _place(is_new)
-    with here:
+    with answering:
         if not held.has_models(question.models):
             return
         found = asked.answered(question)
-        st.session_state["plan computed"] = computed
+    st.session_state["plan computed"] = computed
+    with here():
         if isinstance(found, str):
             _refuse(found)
             return
         advice, kept = _answer(found, question, is_current=is_current)
-    with below:
+    with below():
         _beyond(advice, kept)
 
 
-def _place(is_new: bool) -> DeltaGenerator:
-    """Where an answer is drawn; what is there goes at once if another is about to be computed."""
-    return st.empty().container() if is_new else st.container()
+def _place(is_new: bool) -> Callable[[], DeltaGenerator]:
+    """Makes a place for an answer, and what draws it there; the one before goes at once if this is to be computed."""
+    if is_new:
+        return st.empty().container
+    drawn = st.container()
+    return lambda: drawn
 
 
 def _put(question: Question, given: dict[str, object]) -> tuple[Question, bool]:
