@@ -346,6 +346,37 @@ def test_two_changes_are_proposed_when_no_single_one_is_enough():
     assert all(" + " in remedy.title for remedy in proposed)
 
 
+@pytest.mark.parametrize(
+    "changed", [{"method": Method.LORA}, {"method": Method.FULL, "num_gpus": 8}]
+)
+def test_no_remedy_computes_in_a_dtype_that_the_card_has_no_units_for(changed):
+    """A T4 is of Turing, whose tensor cores multiply float16: https://www.nvidia.com/en-us/data-center/tesla-t4/."""
+    t4, way = catalog.gpu("T4"), Strategy.DDP if "num_gpus" in changed else Strategy.NONE
+    setup = TrainingSetup(
+        dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.FP16, strategy=way, **changed
+    )
+    proposed = remedies(estimate(MISTRAL, t4, setup), catalog.gpus_like(t4))
+    assert proposed
+    for remedy in proposed:
+        keys = {key: it for key, it in remedy.keys.items() if key != "gpu"}
+        assert replace(setup, **keys).runs_on(t4)
+        assert "bfloat16" not in remedy.text
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("GeForce RTX 4090", "which are PCIe between these cards"),  # Ada Lovelace has no NVLink
+        ("A100-SXM4-40GB", "at 600 GB/s both ways together"),
+    ],
+)
+def test_more_gpus_are_said_to_exchange_over_the_link_that_they_have(card, said):
+    of = estimate(MISTRAL, catalog.gpu(card), TrainingSetup(method=Method.FULL))
+    proposed = [it.text for it in remedies(of, []) if "with FSDP" in it.title]
+    assert proposed
+    assert all(said in it and "NVLink" not in it for it in proposed)
+
+
 def test_without_a_gpu_there_are_no_remedies():
     assert remedies(estimate(MISTRAL, None, TrainingSetup()), catalog.gpus_like(None)) == ()
 

@@ -236,6 +236,12 @@ def test_fsdp2_gathers_the_whole_reference_for_its_call():
     assert held[Component.REFERENCE_MODEL] == pytest.approx(shards, rel=0.01)
 
 
+def test_the_fused_loss_is_called_by_no_other_trainers_name():
+    said = [it for it in of(FUSED, objective=Objective.DPO).assumptions if "tile by tile" in it]
+    assert said
+    assert not any("SFT" in it for it in said)
+
+
 def test_zero3_gathers_the_head_for_the_fused_loss_and_again_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -198,3 +198,19 @@ def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_fo
     assert len(device) == 12
     for it in device:
         assert it.estimated_bytes == pytest.approx(it.measured_bytes, rel=0.04), it.id
+
+
+@pytest.mark.parametrize(
+    ("card", "program"),
+    [
+        ("L4", "nvidia-smi"),
+        ("Instinct MI300X", "rocm-smi"),
+        ("Apple M3 Max (64 GB)", ""),
+        ("Gaudi 3", ""),
+    ],
+)
+def test_only_a_program_that_the_cards_maker_ships_is_named(card: str, program: str) -> None:
+    answer = estimate(catalog.model("openai-community/gpt2"), catalog.gpu(card), TrainingSetup())
+    for said in (describe(answer), unescape(ledger.section_html(answer))):
+        assert re.findall("[a-z]+-smi", said) == [program] * bool(program)
+    assert (write_estimate(answer)["device_bytes"] is not None) == bool(program)

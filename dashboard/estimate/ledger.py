@@ -105,7 +105,8 @@ def ledger_html(estimate: Estimate) -> str:
         markup.row(None, "Needed", units.number(need), "", "What the GPU must have.", "hr-sum")
     )
     if (on_card := shown(estimate)) is not None:
-        rows.append(markup.row(None, "nvidia-smi", "", "", shown_meaning(on_card)))
+        monitor = "nvidia-smi" if estimate.gpu is None else estimate.gpu.monitor
+        rows.append(markup.row(None, monitor, "", "", shown_meaning(on_card)))
     head = (
         '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'

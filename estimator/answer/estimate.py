@@ -69,7 +69,7 @@ from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.lengths import expected_longest
-from estimator.time.rates import SLOW_SHARE, missing_rate
+from estimator.time.rates import INSIDE, missing_rate
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
@@ -745,7 +745,7 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
             "No share of the FP8 rate is fitted to published runs: products take the shares of 16 bits, and casts the "
             "time of their bytes; one step of your own narrows the range (pace)."
         )
-    if gpu.architecture not in SLOW_SHARE:
+    if gpu.architecture not in INSIDE:
         rate = (
             "its best measured rate of matrix products"
             if gpu.sustained_tflops is not None
@@ -755,9 +755,10 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
             f"Few speeds are published for {gpu.architecture or 'this'} cards, so the range of seconds takes {rate} "
             "and the shares of it that other generations reach; one step of your own narrows it (pace)."
         )
+    inside, runs = INSIDE[gpu.architecture]
     return (
-        "Nine in ten published runs of this generation lie inside the range of seconds; one step of your own narrows "
-        "it (pace)."
+        f"{inside} of {runs} published runs on {gpu.architecture} cards lie inside the range of seconds; one step of "
+        "your own narrows it (pace)."
     )
 
 

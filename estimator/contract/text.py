@@ -112,13 +112,14 @@ def verdict(estimate: Estimate) -> str:
 
 
 def shown(estimate: Estimate) -> str:
-    """What nvidia-smi may show, in one sentence; empty for what cannot run."""
+    """What nvidia-smi or rocm-smi may show, in one sentence; empty for what cannot run and for other memory."""
     on_card = reserved.shown(estimate)
     if on_card is None:
         return ""
     low, middle, high = on_card
+    monitor = "nvidia-smi" if estimate.gpu is None else estimate.gpu.monitor
     return (
-        f"nvidia-smi may show {gib(middle)} GiB ({gib(low)} to {gib(high)} in published runs): the allocator keeps "
+        f"{monitor} may show {gib(middle)} GiB ({gib(low)} to {gib(high)} in published runs): the allocator keeps "
         f"freed "
         "blocks while there is room, so this does not affect the verdict."
     )

@@ -105,8 +105,7 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
 
 LOSSES = {
     Loss.LIGER: "Liger computes head and loss together, in chunks of tokens, so the full logits never exist.",
-    Loss.CHUNKED_TRL: "Head and loss are those of TRL's SFTTrainer, which computes the logits tile by tile, twice per "
-    "step.",
+    Loss.CHUNKED_TRL: "Head and loss are TRL's, which compute the logits tile by tile, twice per step.",
     Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's, with one eighth of each sequence at a time in float32.",
     Loss.SELECTIVE_TRL: "The loss is TRL's before 1.15, which keeps all logits whole.",
     Loss.SELECTIVE: "The loss is ms-swift's, which keeps the logits of the completions whole.",

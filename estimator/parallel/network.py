@@ -110,15 +110,22 @@ def peers(gpu: Gpu, mesh: Mesh, link_gb_per_s: float | None = None) -> tuple[flo
     """
     if link_gb_per_s:
         return link_gb_per_s * GIGA, SLOW_RING * link_gb_per_s * GIGA
-    if gpu.interconnect_gb_per_s is not None and _joins(gpu, mesh):
+    if gpu.interconnect_gb_per_s is not None and joins(gpu, mesh):
         own = gpu.interconnect_gb_per_s / 2 * GIGA
         return own, SLOW_RING * own
     slow, fast = slot(gpu, mesh)
     return fast * GIGA, SLOW_PCIE * slow * GIGA
 
 
-def _joins(gpu: Gpu, mesh: Mesh) -> bool:
-    """Whether the GPU's own link joins all GPUs of a machine."""
+def joins(gpu: Gpu, mesh: Mesh) -> bool:
+    """Whether the GPU's own link, and not PCIe, joins all GPUs of a machine.
+
+    Source: as ``peers``.
+
+    >>> bridged = Gpu(name="card", memory_bytes=2**34, interconnect_gb_per_s=600, interconnect_gpus=2)
+    >>> [joins(bridged, Mesh(num_gpus=number)) for number in (2, 4)]
+    [True, False]
+    """
     joined = gpu.interconnect_gpus
     return joined is None or 1 < min(mesh.num_gpus, mesh.gpus_per_node) <= joined
 

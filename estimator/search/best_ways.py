@@ -83,7 +83,7 @@ def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestW
             return found
     for keys, titles in candidates:
         changed = _changed(setup, keys)
-        for more in () if changed is None else offloaded(changed):
+        for more in () if changed is None else offloaded(changed, gpu):
             together = {**keys, **more}
             if (
                 found := _fitting(model, gpu, setup, together, (*titles, "CPU offload"))

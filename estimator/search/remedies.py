@@ -16,9 +16,11 @@ from estimator.families.liger import fuses_head, loss_of
 from estimator.families.vision_family import masks_text
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
+from estimator.parallel.network import joins
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.image_changes import image_changes
 from estimator.search.limits import holds, may_hold, smallest_gpu
+from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Estimate
@@ -122,7 +124,7 @@ def cheapest_change(of: Estimate) -> Remedy | None:
 
 def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
     """What fits with one change, with two, with three; cheapest first at each level."""
-    changes = list(_changes(of.model, of.setup))
+    changes = list(_changes(of.model, of.setup, gpu))
     layers = of.model.num_hidden_layers
     trials = iter(range(max(1, MOST_WORK * min(layers, DEEPEST) // layers**3)))
     for together in range(1, MOST_TOGETHER + 1):
@@ -154,7 +156,7 @@ def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     """Prices: see ``_divisions``."""
     setup = found.setup
     title = f"{setup.num_gpus} × {found.gpu.name} with {_NAMES[setup.strategy]}"
-    price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}{_brought_back(found.keys)}"
+    price = f"{setup.num_gpus} GPUs to pay for. {_traffic(found.gpu, setup.mesh)}{_brought_back(found.keys)}"
     if setup.num_gpus > setup.gpus_per_node:
         price += f" More than {setup.gpus_per_node} span several machines, so the network between them sets the speed."
     if setup.effective_batch_size != of.setup.effective_batch_size:
@@ -204,14 +206,15 @@ def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
     return changed if refusal(changed) is None else None
 
 
-def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
-    """Changes that a setup still allows, the cheapest first.
+def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
+    """Changes that a setup still allows on a GPU, the cheapest first.
 
     Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
     arXiv:1604.06174); 8-bit states reach the results of 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); LoRA
     learns less and forgets less (Biderman et al. 2024, arXiv:2405.09673); QLoRA reaches 16-bit LoRA's results and
     unpacks each weight before its product (Dettmers et al. 2023, arXiv:2305.14314).
     """
+    half = Dtype.BFLOAT16 if gpu.supports_bf16 else Dtype.FLOAT16
     if setup.eval_strategy != "no" and setup.per_device_eval_batch_size > 1:
         yield Change(
             "Evaluation batch {per_device_eval_batch_size}",
@@ -228,15 +231,15 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     yield from _kernels(model, setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.LORA:
         yield Change(
-            "Base weights in bfloat16",
+            f"Base weights in {half}",
             "The base is frozen, and most checkpoints are stored in 16 bits; adapters stay as they are.",
-            ({"dtype": Dtype.BFLOAT16},),
+            ({"dtype": half},),
         )
     yield from _losses(model, setup)
     yield from _references(setup)
     if setup.objective.generates:
         yield from _generations(setup)
-    yield from _divisions(setup)
+    yield from _divisions(setup, gpu)
     if splits := tuple(_splits(setup)):
         yield Change(
             "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
@@ -249,7 +252,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         yield from _checkpoints(setup)
     if setup.objective.generates:
         yield from _shorter_generations(setup)
-    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
+    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL and gpu.supports_bf16:
         yield Change(
             "Weights in bfloat16",
             "Updates smaller than a 256th of a weight are rounded away; watch the loss.",
@@ -265,14 +268,14 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
     if setup.method is not Method.QLORA:
         wide = setup.dtype is Dtype.FLOAT32
-        base = Dtype.BFLOAT16 if wide else setup.dtype
+        base = half if wide else setup.dtype
         yield Change(
-            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}{', the rest in bfloat16' * wide}",
+            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}{f', the rest in {half}' * wide}",
             "Adapters over a 4-bit base; results close to LoRA's. Each weight is dequantised whenever it is used.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
 
-    if moved := tuple(offloaded(setup)):
+    if moved := tuple(offloaded(setup, gpu)):
         yield Change(
             "Offload to the CPU under {strategy}",
             "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
@@ -504,9 +507,18 @@ _NAMES = {
     Strategy.ZERO3: "ZeRO-3",
     Strategy.FSDP: "FSDP",
 }
-_TRAFFIC = (
-    "Every layer's weights cross the links three times per step, which needs NVLink or better."
-)
+
+
+def _traffic(gpu: Gpu, mesh: Mesh) -> str:
+    """What a strategy that shards weights sends, and over which link."""
+    crossing = "Every layer's weights cross the links three times per step"
+    if not gpu.interconnect_gb_per_s:
+        return f"{crossing}."
+    if joins(gpu, mesh):
+        return f"{crossing}, at {gpu.interconnect_gb_per_s:,.0f} GB/s both ways together."
+    return f"{crossing}, which are PCIe between these cards and may set the speed."
+
+
 _STRONGER = {
     Strategy.DDP: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
     Strategy.ZERO1: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
@@ -517,14 +529,14 @@ _STRONGER = {
 """Strategies that shard more than the given one, the cheaper first."""
 
 
-def _divisions(setup: TrainingSetup) -> Iterator[Change]:
+def _divisions(setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     """The same GPUs, with more of the model sharded.
 
     Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model per step; stage 3 and FSDP 1.5 times as much
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
     for way in _STRONGER.get(setup.strategy, ()):
-        traffic = "no more traffic." if way is Strategy.ZERO2 else _TRAFFIC
+        traffic = "no more traffic." if way is Strategy.ZERO2 else _traffic(gpu, setup.mesh)
         keys = sharing_keys(setup, way, setup.num_gpus)
         shards = setup.keeps_reference and way in (Strategy.ZERO3, Strategy.FSDP)
         reference = " The reference is sharded too." if shards else ""
@@ -539,7 +551,7 @@ def _brought_back(keys: Keys) -> str:
     return " Offloaded tensors move back to the GPUs." if keys.keys() & OFFLOADS else ""
 
 
-def offloaded(setup: TrainingSetup) -> Iterator[Keys]:
+def offloaded(setup: TrainingSetup, gpu: Gpu) -> Iterator[Keys]:
     """States on the host, then weights too, under the setup's FSDP strategy, else under ZeRO (one GPU is enough).
 
     Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.
@@ -554,7 +566,9 @@ def offloaded(setup: TrainingSetup) -> Iterator[Keys]:
         keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup.optimisation)
         is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
         if way.is_zero and is_pure:  # not modelled without float32 master weights
-            keys["mixed_precision"] = MixedPrecision.BF16
+            keys["mixed_precision"] = (
+                MixedPrecision.BF16 if gpu.supports_bf16 else MixedPrecision.FP16
+            )
         changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
         if OFFLOADS[0] in changed or OFFLOADS[1] in changed:
             yield changed | {"strategy": way}

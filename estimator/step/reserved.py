@@ -286,13 +286,14 @@ def device_bytes(answer: Estimate) -> int:
 
 
 def shown(answer: Estimate) -> Shown | None:
-    """Bytes that nvidia-smi shows: ``device_bytes`` with the range of published runs; None if the run does not fit.
+    """Bytes that nvidia-smi shows: ``device_bytes`` with the range of published runs; None if the run does not fit, or
+    not in the memory of CUDA or HIP.
 
     It counts freed blocks that the allocator keeps, and decides nothing.
 
     Source: ``device_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
-    if not answer.can_run:
+    if not answer.can_run or (answer.gpu is not None and not answer.gpu.monitor):
         return None
     held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.replicas, answer.gpu)
     low, _, high = shown_bytes(*held)

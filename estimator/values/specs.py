@@ -772,6 +772,16 @@ class Gpu:
         return self.name[:1].upper() + self.name[1:]
 
     @property
+    def monitor(self) -> str:
+        """The driver's program that shows the memory which torch's caching allocator of CUDA and HIP holds; empty: the
+        vendor's torch has another allocator.
+
+        >>> Gpu(name="card", memory_bytes=2**34, vendor="AMD").monitor
+        'rocm-smi'
+        """
+        return {"": "nvidia-smi", "NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}.get(self.vendor, "")
+
+    @property
     def lacks_fp8(self) -> bool:
         """Whether it is known not to multiply in FP8: NVIDIA's before compute capability 8.9, others without a rate.
 
