@@ -304,6 +304,10 @@ def test_nemotron_h_has_one_mixer_per_layer() -> None:
     assert total_parameters(model) == layers + 4 * 8 + 2 * 100 * 8 + 8
     assert attended_pairs(model, 4, skips=True) == 10
     assert gate_up_stacks(model) == [(4, 5, 8)]
+    # `_tied_weights_keys = {}`: modeling_nemotron_h.py:1158, whatever the config says
+    assert model_from_config(NEMOTRON_H | {"tie_word_embeddings": True}) == model
+    with pytest.raises(ValueError, match="whose class never ties its head"):
+        resized(model, {"tie_word_embeddings": True})
 
 
 @pytest.mark.parametrize("config", [FALCON_H1, NEMOTRON_H])

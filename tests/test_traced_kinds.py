@@ -44,8 +44,16 @@ GPT_NEOX = {
     "num_attention_heads": 8,
     "vocab_size": 8000,
 }
+OLMO2 = LLAMA | {"model_type": "olmo2", "num_key_value_heads": 8, "vocab_size": 100}
+GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 64, "vocab_size": 100}
 AUTOCAST = {"dtype": "bfloat16", "mixed_precision": "bf16"}
 FLOAT32 = {"dtype": "float32", "mixed_precision": "bf16"}
+REPLAYED = FLOAT32 | {
+    "per_device_train_batch_size": 4,
+    "max_length": 512,
+    "gradient_checkpointing": True,
+    "use_reentrant": True,
+}
 PURE = {"dtype": "bfloat16", "mixed_precision": "no"}
 NEAR = 48 * 2**10
 
@@ -112,6 +120,25 @@ TRACED: dict[str, tuple[dict[str, Any], dict[str, Any], Heights]] = {
         | {"per_device_train_batch_size": 3, "max_length": 2048, "loss": "chunked_trl"}
         | {"gradient_checkpointing": True},
         {"backward": 1_688_569_344},
+    ),
+    # torch 2.13, utils/checkpoint.py, detach_variable: a replay's input is a leaf, which autocast casts once
+    "a post-norm layer, checkpointed by replays of leaves": (
+        OLMO2,
+        REPLAYED | {"objective": "sequence_classification"},
+        {"backward": 297_362_944},
+    ),
+    # transformers 5.23, modeling_layers.py, GradientCheckpointingLayer: partial(..., attention_mask=...) in the node
+    "two kinds of masks, both of which live until the graph is freed": (
+        GEMMA2,
+        REPLAYED | {"objective": "sequence_classification", "attn_implementation": "eager"},
+        {"backward": 356_547_584},
+    ),
+    # transformers 5.23, models/mpt/modeling_mpt.py:141: 4 * hidden_size
+    "MPT, whose MLP is wider than it says": (
+        {"model_type": "mpt", "d_model": 256, "n_heads": 8, "n_layers": 3, "vocab_size": 8000}
+        | {"max_seq_len": 512, "expansion_ratio": 2},
+        AUTOCAST | {"max_length": 256, "attn_implementation": "eager"},
+        {"backward": 68_044_288},
     ),
 }
 

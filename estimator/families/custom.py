@@ -46,6 +46,11 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
     8
     """
     given = {name: _read(name, value) for name, value in dimensions.items()}
+    if given.get("tie_word_embeddings") and family_of(known).config.tied is None:
+        raise InputError(
+            f"tie_word_embeddings true has no effect on {known.model_type}, whose class never ties its head; leave it "
+            "out."
+        )
     heads = given.get("num_attention_heads", known.num_attention_heads)
     layers = given.get("num_hidden_layers", known.num_hidden_layers)
     made = {
@@ -115,15 +120,12 @@ def _intermediate_size(known: Model, given: Mapping[str, Any]) -> int:
     if given_ratio is None:
         return chosen
     hidden: int = given.get("hidden_size", known.hidden_size)
-    ratio = known.intermediate_size // known.hidden_size
-    if "intermediate_size" not in given:
-        return ratio * hidden
-    if chosen % hidden or (given_ratio and chosen != given_ratio * hidden):
-        times = f"{given_ratio} times" if given_ratio else "a multiple of"
+    if "intermediate_size" in given and chosen != given_ratio * hidden:
         raise InputError(
-            f"intermediate_size {chosen} is not {times} hidden_size {hidden}, as in {known.model_type}; leave it out."
+            f"intermediate_size {chosen} is not {given_ratio} times hidden_size {hidden}, as in {known.model_type}; "
+            "leave it out."
         )
-    return chosen
+    return given_ratio * hidden
 
 
 def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:

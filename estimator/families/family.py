@@ -278,7 +278,8 @@ Dropout = tuple[str, float] | None
 class ConfigClass:
     """Where a family's config class differs from ``LlamaConfig``: defaults, names of keys, rules."""
 
-    tied: bool = False
+    tied: bool | None = False
+    """Whether the head is the embedding if no key says so; None: never, whatever a key says."""
     key_value_heads: int | None = None
     """Default number of key-value heads; None: the number of heads."""
     one_head_each: bool = False
@@ -300,7 +301,7 @@ class ConfigClass:
     width: Callable[[Config, int], int] | None = None
     """Reads intermediate_size by another rule, given the hidden size."""
     mlp_ratio: int | None = None
-    """intermediate_size as a multiple of hidden_size; 0: a multiple given by the config."""
+    """intermediate_size as a multiple of hidden_size; None: a key of its own."""
     layers: Callable[[Config], int] | None = None
     """Derives the number of layers if no key gives it."""
     position_offset: int | None = None

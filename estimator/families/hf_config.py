@@ -95,7 +95,8 @@ def _model(read: Config, hub_id: str = "") -> Model:
     layers = fields["num_hidden_layers"]
     positions = _positions(read, family)
     fields |= {
-        "tie_word_embeddings": read.flag("tie_word_embeddings", default=family.tied),
+        "tie_word_embeddings": family.tied is not None
+        and read.flag("tie_word_embeddings", default=family.tied),
         "max_position_embeddings": positions,
         "hidden_act": (
             read.text(family.activation_key, default=family.hidden_act)

@@ -33,6 +33,7 @@ from estimator.tape.tape import (
     LOGITS,
     TEMPORARIES,
     Leaf,
+    Node,
     Parameter,
     Place,
     Tape,
@@ -349,6 +350,7 @@ class Forward:
             hidden = unit.enter(hidden)
         if is_checkpointed(self.model, self.setup, self.layers[block.index]):
             hidden = self.tape.checkpoint(program, hidden, *given)
+            self._keep_arguments(hidden.node, block)
         else:
             hidden = program(hidden, *given)
         if unit is not None:
@@ -356,6 +358,18 @@ class Forward:
         self.returned = block.weights if self.family.returns_weights else None
         block.weights, block.is_replay = None, True
         return hidden
+
+    def _keep_arguments(self, node: Node | None, block: Block) -> None:
+        """A reentrant checkpoint's node holds what the layer is called with by name until the graph is freed.
+
+        Source: transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer.__call__`` (``partial(...,
+        **kwargs)``); torch 2.13, utils/checkpoint.py, ``CheckpointFunction`` (``ctx.run_function``).
+        """
+        if not self.tape.is_reentrant or self.tape.is_compiled:
+            return
+        for given in (block.mask, block.alibi, block.positions, *(block.rotary_tables or ())):
+            if given is not None:
+                self.tape.attach(node, given)
 
     def _embedding(self, ids: Tensor) -> list[Tensor]:
         """Token embeddings, and learned position embeddings if the model has them."""

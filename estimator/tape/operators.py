@@ -357,6 +357,22 @@ def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
     return cached[1]
 
 
+def cast_input(tape: Tape, x: Tensor, width: int) -> Tensor:
+    """Autocast's 16-bit copy of an activation: made per call, but cached likewise for a float32 leaf.
+
+    Leaves are the input of a reentrant checkpoint's replay, and embeddings that were made to require a gradient.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (``arg.is_leaf()``); utils/checkpoint.py,
+    ``detach_variable``.
+    """
+    if x.node is None or x.node.leaf is None or x.width == width:
+        return cast(tape, x, width)
+    key = f"leaf {id(x.node)}"
+    if key not in tape.cast_cache:
+        tape.cast_cache[key] = tape.place, cast(tape, x, width)
+    return tape.cast_cache[key][1]
+
+
 def linear(
     tape: Tape,
     x: Tensor,
@@ -382,7 +398,7 @@ def linear(
         # gcc evaluates the last argument first, which sets the order of the gradients
         b = None if bias is None else cast_weight(tape, bias, tape.autocast_width)
         w = cast_weight(tape, weight, tape.autocast_width)
-        x = cast(tape, source, tape.autocast_width)
+        x = cast_input(tape, source, tape.autocast_width)
     tape.operation = name
     elements, width = x.elements, x.width
     rows = elements // in_features

@@ -23,7 +23,7 @@ from estimator.families.family import (
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Module
 from estimator.families.own_attention import attention_scores, weighted
-from estimator.families.reader import MOST_HEADS, Config
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -91,10 +91,7 @@ FAMILIES = (
             derived_head_dim=True,
             hidden_act="gelu",
             activation_key="",
-            width=lambda read, hidden: (
-                read.whole("expansion_ratio", default=4, most=MOST_HEADS) * hidden
-            ),
-            mlp_ratio=0,
+            mlp_ratio=4,  # whatever expansion_ratio says: modeling_mpt.py:141
             biases=fixed_biases(False, False, False),
             dropouts=(None, None, None),
             dropout_modules=(True, False, False),
@@ -121,7 +118,7 @@ FAMILIES = (
             Why.UNREAD: """
             attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl attn_config.attn_type
             attn_config.attn_uses_sequence_id attn_config.prefix_lm attn_config.qk_gn attn_config.qk_ln emb_pdrop
-            embedding_fraction learned_pos_emb logit_scale no_bias norm_type resid_pdrop verbose""",
+            embedding_fraction expansion_ratio learned_pos_emb logit_scale no_bias norm_type resid_pdrop verbose""",
             Why.NUMBERS: "attn_config.softmax_scale",
             Why.INITIALISATION: "init_config",
         },

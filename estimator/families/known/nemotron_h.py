@@ -185,6 +185,7 @@ FAMILIES = (
     Family(
         model_type="nemotron_h",
         config=ConfigClass(
+            tied=None,  # modeling_nemotron_h.py:1158, `_tied_weights_keys = {}`
             key_value_heads=8,
             head_dim=128,
             hidden_act="relu2",
