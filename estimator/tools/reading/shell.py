@@ -343,7 +343,9 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     elif any(it.path == ("module",) for it in launch):
         tool = next((it for module, it in MODULES.items() if rest[0].startswith(module)), "")
         if tool:
-            rest = ["train" if tool == "axolotl" else rest[0].rpartition(".")[2], *rest[1:]]
+            word = rest[0].rpartition(".")[2]
+            word = "train" if tool == "axolotl" or word == "launcher" else word
+            rest = rest[1:] if word == "cli" else [word, *rest[1:]]
     if not tool and head in TOOL_WORDS:
         tool, rest = TOOL_WORDS[head], rest[1:]
     if not tool:
