@@ -164,7 +164,7 @@ def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits() 
     of = estimate(*contract.parse(asked))
     assert not remedies(of, catalog.gpus_like(of.gpu))
     head = remedies_head(of, 0)
-    assert "up to 3 changes together, larger cards, and up to 64 GPUs" in head
+    assert "all free changes with up to 3 others, larger cards, and up to 64 GPUs" in head
     fits = int(re.search(r"A context of ([\d,]+) tokens would fit", head)[1].replace(",", ""))
     for length, verdict in ((fits, Verdict.FITS), (fits + 1, Verdict.TIGHT)):
         assert estimate(*contract.parse(asked | {"max_length": length})).verdict is verdict

@@ -14,8 +14,8 @@ from estimator import estimate, image_costs
 from estimator.contract.setups import parse, read_setup
 from estimator.families.modules import module_parameters
 from estimator.families.vision_family import VISION, images_of, vision_modules
-from estimator.search.image_changes import image_changes
-from estimator.search.remedies import lossless
+from estimator.search.free_changes import lossless
+from estimator.search.image_changes import image_changes, tower_checkpoints
 from estimator.sources import catalog
 from estimator.values.specs import Component, Part, Phase
 
@@ -356,10 +356,11 @@ def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:
         qwen2_5(), image_height=2160, image_width=3840, text_tokens=100, max_length=20_000
     )
     model, _, read = parse(given)
-    (change, checkpoint, freeze) = image_changes(model, read)
+    change, freeze = image_changes(model, read)
     assert "now 10,549 tokens of an example" in change.price
     # the class's own limit, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
     assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
+    (checkpoint,) = tower_checkpoints(model, read)
     assert checkpoint.options == ({"vision_gradient_checkpointing": True},)
     assert freeze.options == ({"freeze_vision": True},)
 
@@ -401,9 +402,12 @@ def test_flash_attention_leaves_out_the_mask_of_gemma_3s_images_and_is_no_lossle
         model, _, read = parse(setup(gemma3(2), **keys, attn_implementation=kernel))
         said = " ".join(image_costs(model, read))
         assert said.count("attend only to tokens before them") == expected
-    offered = lossless(*parse(setup(gemma3(2), **keys))[::2])
+    card = catalog.gpu("L4")
+    model, _, read = parse(setup(gemma3(2), **keys))
+    offered = lossless(model, card, read)
     assert not any("FlashAttention" in change.title for change in offered)
-    offered = lossless(*parse(setup(qwen2_5(2), **keys))[::2])
+    model, _, read = parse(setup(qwen2_5(2), **keys))
+    offered = lossless(model, card, read)
     assert any("FlashAttention" in change.title for change in offered)
 
 

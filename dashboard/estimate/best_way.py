@@ -12,8 +12,9 @@ from dashboard.words import slider_limits, terms, units
 from estimator import BestWay, Component, Estimate, Method, Reach
 
 NOTE = (
-    "The first of full fine-tuning, LoRA and QLoRA that fits this setup, with the fewest changes that cost no quality; "
-    "offload only if nothing else fits. Context and batch are with all such changes. Select a row to switch to it."
+    "The first of full fine-tuning, LoRA and QLoRA that fits this setup, with the fewest changes that cost no quality, "
+    "and the largest micro-batch of the same effective batch; offload only if nothing else fits. Context and batch are "
+    "with all such changes. Select a row to switch to it."
 )
 GENTLER = tuple(Method)
 """Ordered from the method that trains most of the model to the one that trains least."""

@@ -77,7 +77,7 @@ def middle_hours(time: RunTime) -> float:
 def tried(estimate: Estimate) -> str:
     """Changes that were tried without success, and the shorter context that would fit."""
     assert estimate.gpu is not None
-    said = f"Tried: up to {MOST_TOGETHER} changes together, larger cards, and up to {MOST_GPUS:,} GPUs."
+    said = f"Tried: all free changes with up to {MOST_TOGETHER} others, larger cards, and up to {MOST_GPUS:,} GPUs."
     longest = longest_context(estimate.model, estimate.gpu, estimate.setup)
     return f"{said} A context of {longest:,} tokens would fit." if longest else said
 

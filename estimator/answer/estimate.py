@@ -358,6 +358,18 @@ def _waiting_bytes(setup: TrainingSetup, resident: Resident) -> int:
     return gpus * sum(offloaded_bytes(setup, resident))
 
 
+def is_refused(model: Model, setup: TrainingSetup) -> bool:
+    """Whether ``need`` refuses the setup on any GPU (a yes or no), told without a step."""
+    try:
+        model, setup = as_trained(model, setup)
+        setup = as_loaded(model, setup)
+        _check(model, structure(setup))
+        check_sizes(model, setup)
+    except ValueError:
+        return True
+    return False
+
+
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Lower bound of the need in bytes per GPU for any batch, length or kernel: that of the optimizer's step."""
     model, setup = as_trained(model, setup)

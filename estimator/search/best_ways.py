@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import estimate, need
+from estimator.answer.estimate import estimate, is_refused, need
 from estimator.families.adapters import default_targets
 from estimator.parallel.combinations import refusal
 from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
+from estimator.search.free_changes import lossless, splits
 from estimator.search.limits import holds, largest_micro_batch, longest_context, may_hold
 from estimator.search.ranking import middle_dollars
-from estimator.search.remedies import lossless, offloaded
+from estimator.search.remedies import offloaded
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model, Strategy
@@ -68,10 +70,11 @@ def _order(it: BestWay) -> tuple[bool, bool, float, float, int]:
 
 @lru_cache(maxsize=4096)
 def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestWay:
-    """The gentlest method that fits this many GPUs at the setup's micro-batch and context.
+    """The gentlest method that fits this many GPUs at the setup's effective batch and context.
 
     Full fine-tuning before LoRA before QLoRA; for each, DDP before a strategy that shards, and the fewest of the
-    changes that cost no quality. Offload to the CPU, which costs hours, only where no method fits without it.
+    changes that cost no quality. The micro-batch is the largest that then fits, however the setup splits its batch.
+    Offload to the CPU, which costs hours, only where no method fits without it.
     """
     if not setup.runs_on(gpu):
         return BestWay(gpu, number, {}, (), None, None)
@@ -99,18 +102,23 @@ def _fitting(
     changed = _changed(setup, keys)
     if changed is None or not may_hold(model, gpu, changed):  # no lossless change lowers this bound
         return None
-    for more, names in _steps(model, gpu, changed):
-        further = replace(changed, **more)
-        if holds(model, gpu, further):
-            number = changed.num_gpus
-            return BestWay(
-                gpu,
-                number,
-                {**keys, **more},
-                (*titles, *names),
-                estimate(model, gpu, further),
-                reach(model, gpu, further),
-            )
+    parts = [it for it in splits(changed) if not is_refused(model, replace(changed, **it))]
+    if not parts:
+        return None
+    for more, names in _steps(model, gpu, replace(changed, **parts[0])):
+        further = [replace(changed, **part, **more) for part in parts]
+        if not holds(model, gpu, further[0]):
+            continue
+        largest = bisect_left(further, True, 1, key=lambda it: not holds(model, gpu, it)) - 1
+        every = {**keys, **parts[largest], **more}
+        return BestWay(
+            gpu,
+            changed.num_gpus,
+            {key: value for key, value in every.items() if getattr(setup, key) != value},
+            (*titles, *names),
+            estimate(model, gpu, further[largest]),
+            reach(model, gpu, further[largest]),
+        )
     return None
 
 
@@ -148,7 +156,7 @@ def _steps(
     names: tuple[str, ...] = ()
     yield keys, names
     lowest = _high(model, gpu, setup)
-    for change in lossless(model, setup):
+    for change in lossless(model, gpu, setup):
         (option,) = change.options
         further = _changed(setup, {**keys, **option})
         high = None if further is None else _high(model, gpu, further)

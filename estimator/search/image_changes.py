@@ -73,6 +73,19 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
                 f"The same {shown} and text; {shown} are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )
+    if not setup.adapters.freeze_vision:
+        yield ImageChange(
+            "Freeze the image tower",
+            "The text model still learns to read its features. The tower needs no gradients or states.",
+            ({"freeze_vision": True},),
+        )
+
+
+def tower_checkpoints(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
+    """Checkpoints of the tower that lower memory and leave the result as it is."""
+    vision = model.vision
+    if vision is None or not sees(model, setup.adapters) or not setup.images.shows_any:
+        return
     computation = setup.computation
     if setup.adapters.freeze_vision:
         if computation.checkpoints_vision and vision_family(vision).hooks_embedding:
@@ -86,12 +99,6 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
             "Checkpoint the image tower",
             "The tower's forward runs twice; the text is computed as before.",
             ({"vision_gradient_checkpointing": True},),
-        )
-    if not setup.adapters.freeze_vision:
-        yield ImageChange(
-            "Freeze the image tower",
-            "The text model still learns to read its features. The tower needs no gradients or states.",
-            ({"freeze_vision": True},),
         )
 
 

@@ -232,6 +232,13 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """Liger's keys are its plugin's: without it the schema drops them.
+
+    Source: axolotl, utils/config/__init__.py, ``prepare_plugins``; integrations/liger/args.py.
+    """
+    plugins = theirs["args.plugins"]
+    if not isinstance(plugins, list | tuple) or LIGER not in plugins:
+        return {}
     if is_on(theirs["args.liger_fused_linear_cross_entropy"]):
         return {"loss": "liger", "use_liger_kernel": _liger_layers(theirs)}
     return {"loss": "standard", "use_liger_kernel": True} if _liger_layers(theirs) else {}

@@ -50,6 +50,8 @@ _SCORES = tuple(
 NEEDED = frozenset(["args.use_peft", *_SCORES])
 """What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters; verl stops
 where it is not told how it scores: verl 0.9.1, utils/config.py, ``validate_config``, workers/engine_workers.py:615."""
+ADDED_TO = frozenset(["args.plugins"])
+"""Lists of a tool that keep what a config has in them."""
 MOST_ROUNDS = 8
 """How often what was written is read again: ours, a round for each key that depends on another."""
 
@@ -97,6 +99,8 @@ def theirs_of(
             )
             first = ways[0] if ways else {}
             more |= next(done, first) if given else first
+        for their in ADDED_TO & more.keys() & given.keys():
+            more[their] = _longer(given[their], more[their])
         if more.items() <= written.items():
             break
         written |= more
@@ -108,6 +112,11 @@ def theirs_of(
             "change it by hand."
         )
     raise InputError(_cannot_say(tool, wanted, now, model))
+
+
+def _longer(old: Value, new: Value) -> Value:
+    kept = [*old] if isinstance(old, list | tuple) else []
+    return [*kept, *(it for it in new if it not in kept)] if isinstance(new, list) else new
 
 
 def _pruned(
