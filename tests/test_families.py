@@ -561,6 +561,8 @@ def test_lfm2_has_convolutions_in_layers_without_attention() -> None:
     attention = 2 * 64 + 2 * 32 + 2 * 4  # q and o of 8 x 8, k and v of 8 x 4, two norms of a head
     assert total_parameters(model) == 3 * every + 2 * convolution + attention + 100 * 8 + 8
     assert attended_pairs(model, 4, skips=True) == 10  # one layer of three has attention
+    longer = model_from_config(LFM2 | {"conv_L_cache": 5})
+    assert total_parameters(longer) == total_parameters(model) + 2 * 8 * 2
 
 
 def test_all_linear_excludes_the_filters_of_lfm2() -> None:
@@ -577,7 +579,7 @@ def test_all_linear_excludes_the_filters_of_lfm2() -> None:
     ("keys", "sentence"),
     [
         ({"conv_bias": True}, "conv_bias true is not modelled for lfm2"),
-        ({"conv_L_cache": 4}, "conv_L_cache 4 is not modelled for lfm2"),
+        ({"conv_L_cache": 0}, "conv_L_cache must be a whole number"),
         ({"block_ffn_dim_multiplier": 1.5}, "block_ffn_dim_multiplier 1.5 is not modelled"),
         ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must only contain"),
     ],

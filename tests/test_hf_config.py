@@ -368,12 +368,16 @@ def test_missing_dimension_is_refused_naming_the_key(key: str, *, absent: bool) 
             "sent to 8 of 8 experts at most, not 9",
         ),
         (
-            family("mixtral", num_local_experts=8, num_experts_per_tok=2, router_jitter_noise=0.1),
-            r"router_jitter_noise 0\.1 is not modelled for mixtral; set it to 0",
+            family("mixtral", num_local_experts=8, num_experts_per_tok=2, router_jitter_noise=2),
+            "router_jitter_noise must be a number from 0 to 1, not 2",
         ),
         (
-            family("qwen3_moe", num_key_value_heads=4, **EXPERTS, mlp_only_layers=[0]),
-            r"mlp_only_layers \[0\] is not modelled for qwen3_moe; set it to \[\]",
+            family("qwen3_moe", num_key_value_heads=4, **EXPERTS, mlp_only_layers=0.5),
+            "mlp_only_layers must list layers as whole numbers, not 0.5",
+        ),
+        (
+            family("qwen3_moe", num_key_value_heads=4, **EXPERTS, decoder_sparse_step=1000),
+            "leave no layer with experts; take the dense qwen3 instead",
         ),
         ({**GPT2, "n_embd": "768"}, "n_embd must be a whole number"),
         ({**GPT2, "n_positions": None}, "has no n_positions"),

@@ -46,6 +46,16 @@ GPT_NEOX = {
 }
 OLMO2 = LLAMA | {"model_type": "olmo2", "num_key_value_heads": 8, "vocab_size": 100}
 GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 64, "vocab_size": 100}
+MIXTURE = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+}
 AUTOCAST = {"dtype": "bfloat16", "mixed_precision": "bf16"}
 FLOAT32 = {"dtype": "float32", "mixed_precision": "bf16"}
 REPLAYED = FLOAT32 | {
@@ -139,6 +149,33 @@ TRACED: dict[str, tuple[dict[str, Any], dict[str, Any], Heights]] = {
         | {"max_seq_len": 512, "expansion_ratio": 2},
         AUTOCAST | {"max_length": 256, "attn_implementation": "eager"},
         {"backward": 68_044_288},
+    ),
+    # transformers 5.23, models/qwen3_moe/modeling_qwen3_moe.py:308, models/qwen2_moe/modeling_qwen2_moe.py:357
+    "experts in some layers, whose routers return scores": (
+        MIXTURE
+        | {"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 64}
+        | {"num_hidden_layers": 9, "mlp_only_layers": [0, 1, 2, 5]},
+        AUTOCAST
+        | {"per_device_train_batch_size": 2, "max_length": 256, "loss": "chunked_trl"}
+        | {"gradient_checkpointing": True},
+        {"forward": 416_566_272, "loss": 448_148_992, "backward": 556_536_832},
+    ),
+    "adapters on a dense layer among mixtures": (
+        MIXTURE
+        | {"model_type": "qwen2_moe", "num_experts": 8}
+        | {"shared_expert_intermediate_size": 512, "mlp_only_layers": [3]},
+        AUTOCAST
+        | {"method": "lora", "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
+        | {"per_device_train_batch_size": 2, "max_length": 256},
+        {"backward": 56_781_312},
+    ),
+    # transformers 5.23, models/mixtral/modeling_mixtral.py:123
+    "noise on the input of Mixtral's experts": (
+        MIXTURE
+        | {"model_type": "mixtral", "num_local_experts": 8, "intermediate_size": 512}
+        | {"router_jitter_noise": 0.1},
+        AUTOCAST | {"per_device_train_batch_size": 2, "max_length": 256},
+        {"backward": 124_493_824},
     ),
 }
 

@@ -142,8 +142,9 @@ class Block:
         self.is_replay = False
         self.adapters_on = True
         """False: adapters are switched off, as ``disable_adapter`` does."""
-        self.router_logits: list[Tensor] | None = None
-        """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
+        self.router_logits: dict[int, Tensor] | None = None
+        """Where the router leaves its scores, if the model returns them, by played layer; None in a checkpoint's
+        replay."""
         self.rotary_tables: Tables | None = None
         self.linears: dict[str, LoadedLinear] = {}
         self.stacks: dict[str, ExpertStack] = {}
@@ -248,6 +249,12 @@ class Block:
             elif beside:
                 linked.magnitude = beside[0]
         return linked
+
+    @property
+    def played(self) -> int:
+        """Position of this layer among those played."""
+        assert self.index is not None
+        return self.index
 
     @property
     def rows(self) -> int:

@@ -30,7 +30,12 @@ class Routing(NamedTuple):
 
 
 def mixture(b: Block, x: Tensor) -> Tensor:
-    """Router and experts; Qwen2-MoE adds a shared expert, times its own gate."""
+    """Router and experts; Qwen2-MoE adds a shared expert, times its own gate; Mixtral multiplies noise into the input.
+
+    Source of the noise: transformers 5.23, models/mixtral/modeling_mixtral.py, ``MixtralSparseMoeBlock.forward``.
+    """
+    if b.model.jitters_input:
+        x = op.multiply_in_place(b.tape, x, "noise on the experts' input")
     if "block_sparse_moe.router" in b.stacks:
         return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
@@ -67,7 +72,7 @@ def _routing(b: Block, x: Tensor) -> Routing:
 def with_recorded_scores(b: Block, routing: Routing) -> Routing:
     """The same routing, with its logits recorded for the load-balancing loss, if the config enables it."""
     if b.router_logits is not None:
-        b.router_logits.append(routing.logits)
+        b.router_logits[b.played] = routing.logits
     return routing
 
 

@@ -264,7 +264,7 @@ class ExpertKeys:
     """Which layers have a dense MLP; None: none."""
     are_there: Callable[[Config], bool] | None = None
     """Whether there are experts; None: if ``num_local_experts`` is not 0."""
-    only: Mapping[str, object] = field(default_factory=lambda: {"router_jitter_noise": 0})
+    only: Mapping[str, object] = field(default_factory=dict)
     """Keys that are modelled at one value only."""
     check: Callable[[Config], None] | None = None
     """Refuses what is not modelled."""

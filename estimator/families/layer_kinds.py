@@ -12,8 +12,6 @@ CHUNKED = "chunked_attention"
 """Llama 4's chunks, treated as a window: tokens outside the chunk are masked."""
 CONVOLUTION = "conv"
 """A layer of LFM2 with a short convolution instead of attention: ``layer_types``."""
-SHORT_FILTER = 3
-"""Kernel size of that convolution: ``conv_L_cache``, the same in all LFM2 models."""
 LINEAR_ATTENTION = "linear_attention"
 """A layer with recurrent states instead of attention: ``layer_types``."""
 MAMBA = "mamba"

@@ -21,7 +21,6 @@ from estimator.families.layer_kinds import (
     LINEAR_ATTENTION,
     MLP,
     REUSING,
-    SHORT_FILTER,
     SLIDING,
 )
 from estimator.values.arithmetic import ceil_div
@@ -80,7 +79,7 @@ def _layer_caches(model: Model, ranks: int) -> tuple[tuple[Cached, int], ...]:
         if kind in (MLP, EXPERTS) or sharing[index] in (REUSING, FIRST_BACK):
             continue
         if kind == CONVOLUTION:
-            counts[Cached(0, model.hidden_size * (SHORT_FILTER - 1) * WIDTH // ranks)] += 1
+            counts[Cached(0, model.hidden_size * (model.short_filter - 1) * WIDTH // ranks)] += 1
             continue
         if kind == LINEAR_ATTENTION or both:
             counts[Cached(0, _state_bytes(model, ranks))] += 1

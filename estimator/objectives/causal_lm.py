@@ -115,28 +115,29 @@ class LabelledCall:
         if logits is not None and logits.width != 4:
             converted = tape.new(logits.elements, 4, LOGITS)
         self.forward.image_outputs_in_float32()
-        scores = self.router_logits[:]
-        for index in range(len(scores)):
+        scores = dict(self.router_logits)
+        for index, size in {
+            index: it.elements for index, it in scores.items() if it.width != 4
+        }.items():
             tape.enter(self.phase, "outputs", index)
-            if scores[index].width != 4:
-                self.router_logits[index] = tape.new(scores[index].elements, 4)
+            self.router_logits[index] = tape.new(size, 4)
         if scores:
             tape.enter(self.phase, "end of forward")
         self.free(scores)
         return converted
 
-    def free(self, scores: list[Tensor]) -> None:
+    def free(self, scores: dict[int, Tensor]) -> None:
         """Free the router scores layer by layer, so that unplayed layers can be counted."""
-        for index in range(len(scores)):
+        for index in list(scores):
             self.tape.enter(self.phase, "scores", index)
-            del scores[0]
+            del scores[index]
             if not scores:
                 self.tape.enter(self.phase, "end of forward")
 
     def _with_balance(self, loss: Tensor) -> Tensor:
         """Add the load-balancing loss of the router scores, layer by layer so that unplayed layers can be counted."""
         tape, balance = self.tape, None
-        for index, logits in enumerate(self.router_logits):
+        for index, logits in self.router_logits.items():
             tape.enter(self.phase, "balance", index)
             balance = balancing_loss(tape, self.model, self.setup.tokens, logits, balance)
         if balance is None:

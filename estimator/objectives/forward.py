@@ -196,8 +196,8 @@ class Forward:
         """The lowest layer that backward reaches."""
         self.returned: Tensor | None = None
         """The attention weights that the last layer returned with its output."""
-        self.router_logits: list[Tensor] = []
-        """Router logits of each played layer, if the model returns them."""
+        self.router_logits: dict[int, Tensor] = {}
+        """Router logits of each played layer that has a router, if the model returns them."""
         self.until_end: list[Tensor] = []
         """Local names of the forward that calls the head."""
         self.asks_router = self.model.output_router_logits and of.grad

@@ -519,6 +519,8 @@ class Model:
     """Latent attention: the part with rotary embedding. All heads share one such key."""
     v_head_dim: int = 0
     """Width of a head's values where it differs from its keys'; 0: the same."""
+    short_filter: int = 3
+    """LFM2: kernel size of its short convolutions."""
     state_space: StateSpace | None = None
     """Sizes of layers with a Mamba 2 mixer."""
     delta_net: DeltaNet | None = None
@@ -536,7 +538,7 @@ class Model:
     cut_layers: int = 0
     """Gemma 3n: number of first layers whose MLP keeps only its largest gate activations."""
     jitters_input: bool = False
-    """PhiMoE: the experts' input is multiplied by noise during training."""
+    """PhiMoE, Mixtral: the experts' input is multiplied by noise during training."""
     attention_k_eq_v: bool = False
     """Gemma 4: layers without a window have no value projection and reuse the projected keys as values."""
     num_kv_shared_layers: int = 0

@@ -100,7 +100,7 @@ def _routing(b: Block, x: Tensor) -> Routing:
     largest, indices = op.top_k(tape, logits, chosen)
     routing = Routing(logits, op.softmax(tape, largest), indices)
     if b.router_logits is not None:
-        b.router_logits.append(logits)
+        b.router_logits[b.played] = logits
     return routing
 
 

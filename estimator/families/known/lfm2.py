@@ -21,9 +21,16 @@ from estimator.families.family import (
     TreeLayout,
     Why,
 )
-from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION, SHORT_FILTER
+from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
 from estimator.families.modules import Linear, Module, Norm
-from estimator.families.reader import KEY_NOT_MODELLED, Config, kinds_in, short
+from estimator.families.reader import (
+    KEY_NOT_MODELLED,
+    MOST_HEADS,
+    Config,
+    kinds_in,
+    refuse_others,
+    short,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.arithmetic import ceil_div
@@ -64,7 +71,7 @@ def _short_convolution(b: Block, x: Tensor) -> Tensor:
     whole = b.linear("conv.in_proj", x)
     first, second, inside = op.split(tape, whole, [hidden] * 3)
     gated = op.multiply(tape, first, inside, "first gate")
-    longer = setup.per_device_train_batch_size * (setup.max_length + SHORT_FILTER - 1)
+    longer = setup.per_device_train_batch_size * (setup.max_length + b.model.short_filter - 1)
     weight = b.norms["conv.conv"][0]
     mixed = op.convolution(tape, gated, weight, longer * b.model.hidden_size, "short convolution")
     gated = op.part(tape, mixed, hidden)
@@ -98,7 +105,7 @@ def _lfm2_modules(model: Model) -> tuple[Module, ...]:
 def _lfm2_convolution_modules(model: Model) -> tuple[Module, ...]:
     hidden = model.hidden_size
     return (
-        Norm("conv.conv", hidden, taps=SHORT_FILTER),
+        Norm("conv.conv", hidden, taps=model.short_filter),
         Linear("conv.in_proj", hidden, 3 * hidden),
         Linear("conv.out_proj", hidden, hidden),
         *_mlp_modules(model),
@@ -145,11 +152,7 @@ def _width(read: Config, hidden: int) -> int:
 
 def _lfm2_layers(read: Config, layers: int) -> tuple[str, ...]:
     """Which layers have attention and which a short convolution: a list of kinds, or indices of attention layers."""
-    for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
-        if read.values.get(name, only) != only:
-            raise KEY_NOT_MODELLED(
-                name=name, value=short(read.values[name]), model_type="lfm2", instead=short(only)
-            )
+    refuse_others(read, {"conv_bias": False})
     listed = read.items("layer_types", layers)
     attending = read.values.get("full_attn_idxs")
     if not listed and isinstance(attending, list | tuple):
@@ -162,7 +165,10 @@ def _lfm2_layers(read: Config, layers: int) -> tuple[str, ...]:
 
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     tied = fields["tie_word_embeddings"]
-    return {"tie_word_embeddings": read.flag("tie_embedding", default=tied)}
+    return {
+        "tie_word_embeddings": read.flag("tie_embedding", default=tied),
+        "short_filter": read.whole("conv_L_cache", default=3, most=MOST_HEADS),
+    }
 
 
 FAMILIES = (

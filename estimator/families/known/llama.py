@@ -50,7 +50,7 @@ def llama(b: Block, x: Tensor) -> Tensor:
 
 
 def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
-    return mixture(b, x) if b.model.num_experts else gated_mlp(b, x)
+    return gated_mlp(b, x) if b.has("mlp.gate_proj") else mixture(b, x)
 
 
 def _times_multiplier(b: Block, x: Tensor) -> Tensor:

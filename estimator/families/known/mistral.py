@@ -5,6 +5,8 @@ Source: transformers 5.23, models/ministral3, models/mistral, models/mixtral, mo
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
@@ -18,6 +20,7 @@ from estimator.families.family import (
 )
 from estimator.families.known.llama import LLAMA_STEP, llama_modules
 from estimator.families.modules import Module
+from estimator.families.reader import Config
 from estimator.values.specs import Model
 
 _FORMER_NAMES = ("gate", "w1", "w3", "w2")
@@ -31,6 +34,10 @@ def _mixtral_modules(model: Model) -> tuple[Module, ...]:
         *parts.norms(model, "post_attention_layernorm"),
         *parts.experts(model, "mlp", former=_FORMER_NAMES),
     )
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"jitters_input": read.share("router_jitter_noise") > 0}
 
 
 FAMILIES = (
@@ -75,6 +82,7 @@ FAMILIES = (
             biases=fixed_biases(False, False, False),
             windows=WindowKeys(everywhere=True),
             experts=ExpertKeys(always_normed=True),
+            own=_own,
         ),
         modules=FamilyModules(_mixtral_modules),
         tree=TreeLayout(

@@ -52,7 +52,7 @@ def _mixture(b: Block, x: Tensor) -> Tensor:
     logits = b.linear("mlp.router", x)
     shares, indices = _sampled(b, logits)
     if b.router_logits is not None:
-        b.router_logits.append(logits)
+        b.router_logits[b.played] = logits
     return grouped_experts(b, x, Routing(logits, shares, indices), "mlp")
 
 

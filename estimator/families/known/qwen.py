@@ -20,9 +20,9 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
-from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
+from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
 from estimator.families.modules import Module
-from estimator.families.reader import Config, short
+from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
@@ -67,12 +67,35 @@ def _qwen2_moe_modules(model: Model) -> tuple[Module, ...]:
     )
 
 
-WITH_EXPERTS_EVERYWHERE = {
-    "router_jitter_noise": 0,
-    "mlp_only_layers": [],
-    "decoder_sparse_step": 1,
-}
-"""No published model of these families has layers without experts."""
+def _qwen2_moe_dense_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.gated_mlp(model),
+    )
+
+
+def _mlps(read: Config, layers: int) -> tuple[str, ...]:
+    """Experts in every ``decoder_sparse_step``-th layer, but none in ``mlp_only_layers``.
+
+    Source: transformers 5.23, models/qwen3_moe/modeling_qwen3_moe.py, ``Qwen3MoeDecoderLayer.__init__``.
+    """
+    every = read.whole("decoder_sparse_step", default=1, most=MOST_LAYERS)
+    dense = read.values.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(type(it) is int for it in dense):
+        raise InputError(
+            f"mlp_only_layers must list layers as whole numbers, not {short(dense)}; correct it in the config."
+        )
+    kinds = tuple(
+        DENSE if layer in dense or (layer + 1) % every else "sparse" for layer in range(layers)
+    )
+    if "sparse" not in kinds:
+        raise InputError(
+            f"mlp_only_layers and decoder_sparse_step leave no layer with experts; take the dense "
+            f"{read.model_type.removesuffix('_moe')} instead."
+        )
+    return kinds if DENSE in kinds else ()
 
 
 def _first_windowed(read: Config) -> int:
@@ -133,14 +156,10 @@ FAMILIES = (
             key_value_heads=16,
             biases=input_biases("qkv_bias", default=True),
             windows=WindowKeys(default=4096, is_switched=True, unlisted=_every_other_below),
-            experts=ExpertKeys(
-                have_own_width=True, shared_width=_shared_width, only=WITH_EXPERTS_EVERYWHERE
-            ),
+            experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, layer_types=_mlps),
         ),
-        modules=FamilyModules(_qwen2_moe_modules),
-        tree=TreeLayout(
-            "Qwen2Moe", layouts.decoder(f"{layouts.ATTENTION} {layouts.SHARED} {layouts.TWO_NORMS}")
-        ),
+        modules=FamilyModules(_qwen2_moe_modules, others={DENSE: _qwen2_moe_dense_modules}),
+        tree=TreeLayout("Qwen2Moe", layouts.partly_dense(layouts.ATTENTION, layouts.SHARED)),
         architecture=Architecture(llama, masks_unused_window=True),
         unread={Why.OFF: WINDOWS},
         merges_experts=True,
@@ -165,14 +184,13 @@ FAMILIES = (
         config=ConfigClass(
             key_value_heads=4,
             windows=WindowKeys(default=4096, everywhere=True, is_switched=True),
-            experts=ExpertKeys(have_own_width=True, only=WITH_EXPERTS_EVERYWHERE),
+            experts=ExpertKeys(have_own_width=True, layer_types=_mlps),
             wrappers=("qwen3_vl_moe",),
             aliases=("qwen3_vl_moe_text",),
         ),
-        modules=FamilyModules(_qwen3_moe_modules),
+        modules=FamilyModules(_qwen3_moe_modules, others={DENSE: _qwen3_modules}),
         tree=TreeLayout(
-            "Qwen3Moe",
-            layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE_GATE_LAST} {layouts.TWO_NORMS}"),
+            "Qwen3Moe", layouts.partly_dense(layouts.ATTENTION, layouts.SPARSE_GATE_LAST)
         ),
         architecture=LLAMA_STEP,
         liger=Kernels(experts=True),

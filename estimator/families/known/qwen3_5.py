@@ -25,7 +25,6 @@ from estimator.families.family import (
     TreeLayout,
     Why,
 )
-from estimator.families.known.qwen import WITH_EXPERTS_EVERYWHERE
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
 from estimator.families.layers import gated_mlp
 from estimator.families.modules import Linear, Module, Norm
@@ -264,7 +263,7 @@ FAMILIES = (
                 have_own_width=True,
                 shared_width=_shared_width,
                 normed=True,
-                only=WITH_EXPERTS_EVERYWHERE,
+                only={"mlp_only_layers": [], "decoder_sparse_step": 1},
             ),
             own=_own,
         ),
