@@ -47,6 +47,7 @@ from estimator.search.limits import (
     fewer_checkpoints,
     largest_micro_batch,
     longest_context,
+    shortest_row,
     smallest_gpu,
 )
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
@@ -280,6 +281,7 @@ __all__ = [
     "scaling",
     "schedule",
     "sharing",
+    "shortest_row",
     "shown",
     "similar_runs",
     "smaller_evaluation",

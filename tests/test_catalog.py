@@ -394,6 +394,14 @@ def test_slices_fit_into_their_card(row: dict[str, str]) -> None:
     assert "https://" in row["source"]
 
 
+def test_slices_of_an_a100_of_80_gb_are_as_large_as_they_read() -> None:
+    """9728 MiB: kata-containers' page on NVIDIA GPUs, nvidia-smi on 1g.10gb; 19968 MiB: XuehaiPan/nvitop, pull 8."""
+    for card in ("A100-PCIe-80GB", "A100-SXM4-80GB"):
+        for profile, mib in (("1g.10gb", 9728), ("1g.20gb", 19968), ("2g.20gb", 19968)):
+            part = catalog.gpu(f"{card} MIG {profile}")
+            assert (part.memory_bytes, part.memory_is_derived) == (mib * 2**20, False)
+
+
 def test_several_slices_get_no_time_and_a_reason() -> None:
     part = catalog.gpu("A100-SXM4-80GB MIG 3g.40gb")
     setup = TrainingSetup(num_gpus=2, strategy=Strategy.DDP)

@@ -22,6 +22,7 @@ from estimator import (
     estimate,
 )
 from estimator.answer.estimate import least_need
+from estimator.contract.setups import parse
 from estimator.parallel.combinations import beyond_one_machine, refusal
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
@@ -33,6 +34,7 @@ from estimator.search.limits import (
     holds,
     largest_micro_batch,
     longest_context,
+    shortest_row,
     smallest_gpu,
 )
 from estimator.search.remedies import remedies
@@ -289,6 +291,22 @@ def test_every_setup_needs_at_least_its_optimizer_step(model, setup):
     assert least_need(model, setup) <= answer.need_low_bytes
     step = answer.phases[Phase.OPTIMIZER_STEP]
     assert least_need(model, setup) < step.bytes + answer.context_high_bytes
+
+
+def test_the_longest_context_is_never_shorter_than_an_examples_images():
+    """Two images of Qwen2.5-VL, 1,000 × 1,000 pixels, are 1,296 tokens each and two markers: 36 squares of 28 pixels a
+    side. An RTX 3060 of 12 GB holds shorter rows, which no example is.
+    """
+    keys = {"images_per_example": 2, "image_width": 1000, "image_height": 1000}
+    asked = {"model": "Qwen/Qwen2.5-VL-3B-Instruct", "method": "lora", "max_length": 16_384}
+    model, _, setup = parse({**asked, **keys, "gradient_checkpointing": True})
+    assert shortest_row(model, setup) == 2 * (1296 + 2)
+    found = [
+        longest_context(model, catalog.gpu(card), setup)
+        for card in ("RTX 3060 12GB", "RTX A4500", "L4")
+    ]
+    assert found[0] == 0
+    assert 2596 < found[1] < found[2]
 
 
 def test_learned_positions_bound_the_longest_context():

@@ -16,8 +16,8 @@ from estimator import (
     Estimate,
     largest_micro_batch,
     least_batch,
-    least_length,
     longest_context,
+    shortest_row,
 )
 
 MAP_STEPS = 8
@@ -37,17 +37,19 @@ def around(of: Estimate) -> Around:
     assert of.gpu is not None
     setup, gpu = of.setup, of.gpu
     shortest = replace(setup, per_device_train_batch_size=least_batch(setup))
-    lengths = _doublings(
-        setup.max_length,
-        longest_context(of.model, gpu, shortest),
-        128 << MAP_STEPS - 1,
-        of.model.position_limit or LARGEST["max_length"],
-    )
+    lengths = [
+        length
+        for length in _doublings(
+            setup.max_length,
+            longest_context(of.model, gpu, shortest),
+            128 << MAP_STEPS - 1,
+            of.model.position_limit or LARGEST["max_length"],
+        )
+        if length >= shortest_row(of.model, setup)
+    ]
     batches = _doublings(
         setup.per_device_train_batch_size,
-        largest_micro_batch(
-            of.model, gpu, replace(setup, max_length=max(lengths[0], least_length(setup)))
-        ),
+        largest_micro_batch(of.model, gpu, replace(setup, max_length=lengths[0])),
         8,
         LARGEST["per_device_train_batch_size"],
     )

@@ -16,7 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
-from estimator.families.vision_family import VISION, images_of
+from estimator.families.vision_family import VISION, row_of_images
 from estimator.objectives.registry import as_trained
 from estimator.parallel.combinations import (
     SHARING_KEYS,
@@ -207,11 +207,10 @@ def _with_images(
     if asks and "model_class" not in given:
         setup = replace(setup, model_class=ModelClass.IMAGE_TEXT)
     try:
-        images = images_of(model, setup.images)
+        seen = row_of_images(model, setup.images)
     except ValueError as problem:
         problems.append(str(problem))
         return replace(setup, images=Images())
-    seen = sum(image.tokens + image.markers for image in images)
     if setup.text_tokens is not None:
         setup = replace(setup, max_length=min(setup.max_length, setup.text_tokens + seen))
     if seen > setup.max_length:

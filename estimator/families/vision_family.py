@@ -310,6 +310,14 @@ def _with_settings(
     return changed
 
 
+def row_of_images(model: Model, images: Images) -> int:
+    """Tokens of a row that an example's images take, with their markers (tokens per example).
+
+    Source: as ``images_of``.
+    """
+    return sum(image.tokens + image.markers for image in images_of(model, images))
+
+
 def images_of(model: Model, images: Images) -> tuple[ImageTokens, ...]:
     """Tokens and patches of the images of one example, or of the parts of its videos."""
     if model.vision is None or not images.shows_any:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
+from estimator.families.vision_family import row_of_images, sees
 from estimator.inference.rows import longest_row
 from estimator.objectives.batch import least_batch, least_length
 from estimator.resident.overhead import workspace_bytes
@@ -56,16 +57,22 @@ def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
 
 def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
-    """The longest example, in tokens, that fits at this micro-batch; 0 if not even one token fits.
+    """The longest example, in tokens, that fits at this micro-batch; 0 if not even the shortest fits.
 
     Capped at the number of learned positions, if the model has them.
     """
-    least = least_length(setup)
+    least = shortest_row(model, setup)
     return _largest_within(
         gpu.memory_bytes,
         lambda length: need(model, gpu, replace(setup, max_length=max(length, least)))[1],
         min(model.position_limit or LARGEST["max_length"], _most_generated(model, setup)),
     )
+
+
+def shortest_row(model: Model, setup: TrainingSetup) -> int:
+    """The shortest row that leaves the loss a token and holds the images of an example, in tokens."""
+    seen = row_of_images(model, setup.images) if sees(model, setup.adapters) else 0
+    return max(least_length(setup), seen)
 
 
 def _most_generated(model: Model, setup: TrainingSetup) -> int:
