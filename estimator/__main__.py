@@ -31,10 +31,11 @@ from estimator.contract.text import describe, describe_shares
 from estimator.search.remedies import Remedy, remedies
 from estimator.search.vllm_share import UtilisationSearch, vllm_shares
 from estimator.sources import catalog, hub
+from estimator.tools.meant import meant_keys
 from estimator.values.declaration import DefaultSource, Key
 from estimator.values.json_text import LONGEST_TEXT, read_object
-from estimator.values.keys import BY_NAME, GROUPS, KEYS, SYNONYMS
-from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
+from estimator.values.keys import BY_NAME, GROUPS, KEYS
+from estimator.values.kinds import Choice, Flag, one_of, plain, show
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
@@ -442,9 +443,8 @@ def _unknown_argument(argument: str) -> str:
         *(key.name for key in KEYS),
     ]
     word = plain(argument.lstrip("-"))
-    meant = [SYNONYMS[word]] if word in SYNONYMS else near(word, names)
-    meant = meant if argument.startswith("-") else []
-    hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
+    like = meant_keys(word, tuple(names)) if argument.startswith("-") else []
+    hint = f"; did you mean {one_of([_flag(name) for name in like])}?" if like else ""
     return f"{show(argument)} is not understood{hint}"
 
 

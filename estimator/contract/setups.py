@@ -33,11 +33,12 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
 from estimator.tools.defaults import TOOLS, version_of, with_defaults_of
+from estimator.tools.meant import meant_keys
 from estimator.values.declaration import rows
 from estimator.values.facets.images import Images
 from estimator.values.json_text import read_object
-from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, SYNONYMS
-from estimator.values.kinds import near, not_modelled, one_of, plain, show
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
+from estimator.values.kinds import not_modelled, one_of, plain, show
 from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
@@ -339,10 +340,8 @@ def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
 
 
 def _unknown_key(name: str) -> str:
-    meant = near(name, [*FACTS, *BY_NAME])
-    if plain(name) in SYNONYMS:
-        meant = [SYNONYMS[plain(name)]]
-    hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
+    like = meant_keys(name, (*FACTS, *BY_NAME))
+    hint = f"did you mean {one_of(like)}?" if like else "leave it out."
     return f"{_said(name)} is not a key of a setup; {hint}"
 
 

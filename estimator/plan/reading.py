@@ -9,6 +9,7 @@ from typing import Any
 from estimator.plan.question import TRIED, Offer, Question, TokenLengths
 from estimator.sources import catalog
 from estimator.tools.defaults import TOOLS
+from estimator.tools.meant import meant_keys
 from estimator.tools.reading.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
 from estimator.values.json_text import read_object
@@ -71,6 +72,22 @@ OWN = frozenset(
     }
 )
 """Keys of a setup that the question says in its own words, or that the answer chooses."""
+IN_A_QUESTION: Mapping[str, str] = {
+    "gpu": "cards",
+    "num_gpus": "cards",
+    "usd_per_gpu_hour": "cards",
+    "method": "methods",
+    "max_length": "context",
+    "padded": "rows",
+    "packing": "rows",
+    "padding_free": "rows",
+    "per_device_train_batch_size": "micro_batches",
+    "gradient_accumulation_steps": "effective_batch",
+    "num_train_examples": "examples",
+    "num_train_epochs": "epochs",
+    "mean_tokens_per_example": "lengths",
+}
+"""A question's word for a key of a setup."""
 NOT_TRIED = OWN | {"objective", "model_class"}
 
 
@@ -235,7 +252,17 @@ def _known(given: Mapping[str, object], keys: Sequence[str], what: str) -> None:
         if name not in keys:
             meant = near(name, keys)
             hint = f"did you mean {one_of(meant)}?" if meant else f"it has {', '.join(keys)}."
+            if not meant and keys is QUESTION_KEYS:
+                hint = _of_a_setup(name) or hint
             raise InputError(f"{show(name)} is not a key of {what}; {hint}")
+
+
+def _of_a_setup(name: str) -> str:
+    """Where a question has what a setup, or a tool, has under this name; empty if nowhere."""
+    ours = next(iter(meant_keys(name, (*BY_NAME, "model", "gpu"))), "")
+    if ours in IN_A_QUESTION:
+        return f"did you mean {IN_A_QUESTION[ours]}?"
+    return f"say {ours} in keys." if ours and ours not in OWN else ""
 
 
 def _offer(given: object) -> Offer:

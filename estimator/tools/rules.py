@@ -295,13 +295,13 @@ class Effective:
 
 
 PROBES: tuple[Value, ...] = (
-    *(None, False, True, 3, 5),
+    *(None, False, True, 3, 4, 8),
     *("bfloat16", "dpo", "qlora", "flash_attention_2", "zero3.json", "fsdp", ["q_proj"]),
 )
 """Values that tell which of our keys depend on one of theirs."""
 
 
-def _decided(
+def decided(
     rule: Rule, entry: Entry, given: Mapping[str, Entry], tool: Tool, so_far: SoFar
 ) -> set[str]:
     """Our keys that a rule reads otherwise when one of theirs, which only the run knows, has another value."""
@@ -342,7 +342,7 @@ def effective(
         open_keys = {
             key: entry
             for entry in theirs.missed.values()
-            for key in _decided(rule, entry, known, tool, so_far)
+            for key in decided(rule, entry, known, tool, so_far)
             if key in wanted
         }
         for key in wanted:

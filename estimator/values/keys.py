@@ -40,15 +40,42 @@ LARGEST: Mapping[str, int] = MappingProxyType(
 """The maximum of each integer key. Our choice, far above any real run; the minimum is 1."""
 
 SYNONYMS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(
-        (
-            *("world_size", "num_processes", "nproc_per_node", "n_gpus", "n_gpu", "gpus"),
-            *("devices", "dp_size", "dp_shard_size", "data_parallel_size", "dp"),
-        ),
-        "num_gpus",
-    )
+    {
+        word: key
+        for key, words in {
+            "num_gpus": """world_size n_gpus n_gpu gpus gpu_count devices dp_size
+                dp_shard_size data_parallel_size dp""",
+            "max_length": """seq_len seq_length seqlen sequence_length max_sequence_length context context_length
+                context_len ctx n_ctx max_tokens block_size model_max_length length tokens""",
+            "per_device_train_batch_size": """batch bs mbs per_device_batch_size local_batch_size
+                train_micro_batch_size_per_gpu per_gpu_train_batch_size""",
+            "gradient_accumulation_steps": """grad_accum grad_accum_steps gradient_accumulation accumulation_steps
+                accumulate_grad_batches gas""",
+            "gradient_checkpointing": """grad_checkpointing grad_ckpt checkpointing
+                activation_recomputation recompute""",
+            "mixed_precision": "precision amp autocast bfloat16 float16",
+            "dtype": "param_dtype weights_dtype",
+            "strategy": "zero zero_optimization ds_stage sharding_strategy distributed fsdp2",
+            "method": "peft lora qlora adapters bits quantization use_lora use_qlora",
+            "load_in_8bit": "load_8bit int8",
+            "lora_r": "rank",
+            "lora_alpha": "alpha",
+            "lora_target_modules": "targets",
+            "attn_implementation": "attention flash flash_attn",
+            "use_liger_kernel": "liger",
+            "objective": "task stage trainer",
+            "num_train_examples": "examples dataset_size num_examples num_samples samples max_samples",
+            "mean_tokens_per_example": "mean_tokens avg_tokens average_tokens mean_length avg_length",
+            "usd_per_gpu_hour": "price cost usd_per_hour price_per_hour",
+            "gpu": "card gpu_name gpu_type accelerator hardware",
+            "model": "model_id checkpoint repo hub_id",
+            "offload_optimizer": "optimizer_offload cpu_offload offload",
+            "offload_param": "param_offload",
+        }.items()
+        for word in words.split()
+    }
 )
-"""Other tools' names for a key that do not resemble ours, in ``plain`` spelling."""
+"""Names for a key that stand in no table of a tool or mean another key there, in ``plain`` spelling."""
 
 GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
     {

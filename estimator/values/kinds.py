@@ -88,7 +88,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     known = list(known)
     word = plain(word)
     alike = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    within = [one for one in known if len(word) > 2 and (word in one or one in word)]
+    within = [one for one in known if min(len(word), len(one)) > 2 and (word in one or one in word)]
     return list(dict.fromkeys([*alike, *within]))[:3]
 
 

@@ -64,7 +64,8 @@ OPTIMIZERS = {
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs["args.algorithm.adv_estimator"]
-    return {"objective": ALIKE.get(word, "ppo" if word == "gae" else word)}
+    alike = {"gae": "ppo", **ALIKE}
+    return {"objective": alike.get(word, word) if isinstance(word, str) else word}
 
 
 def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -207,6 +208,8 @@ def _batch(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         tokens = whole(theirs[f"{ACTOR}.ppo_max_token_len_per_gpu"]) or 1
         most = max(1, tokens // so_far["max_length"])
     most = most or 1  # verl stops without any
+    if most < 1:
+        return {"per_device_train_batch_size": most}  # which the contract refuses
     if "per_device_train_batch_size" in so_far:
         rows = so_far["per_device_train_batch_size"]
         return {
