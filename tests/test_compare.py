@@ -82,6 +82,12 @@ def test_inapplicable_key_is_a_dash_and_no_difference():
     assert "lora_r" not in results_table.differing(shown), "full fine-tuning has no rank"
     shown.append(ComparedEntry("more", of(lora_r=8)))
     assert results_table.differing(shown)["lora_r"] == ["–", "64", "8"]
+    packed = [
+        ("lora", of()),
+        *((it, of(method=Method.QLORA, bnb_4bit_quant_type=it)) for it in ("nf4", "fp4")),
+    ]
+    found = results_table.differing([ComparedEntry(*it) for it in packed])
+    assert found["bnb_4bit_quant_type"] == ["–", "nf4", "fp4"], "a 16-bit base is not packed"
 
 
 def test_best_of_each_row_is_marked_and_unfit_setups_have_no_hours():

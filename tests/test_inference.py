@@ -352,6 +352,29 @@ def test_decoding_reads_the_weights_once_per_token_for_all_rows() -> None:
     assert parts[seconds.TOKENS].high_seconds == pytest.approx(slow, rel=0.05)  # and products
 
 
+def test_transformers_launches_every_layers_operators_for_every_token() -> None:
+    # 512 tokens of 28 layers, 40 operators each (modeling_llama.py) of at least 11 microseconds: more than the reads of
+    # 1.54 billion weights at 3.35 TB/s take
+    parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup(use_vllm=False))}
+    assert parts[seconds.TOKENS].low_seconds == pytest.approx(512 * 28 * 40 * 11e-6)
+    assert parts[seconds.TOKENS].high_seconds > 512 * 28 * 40 * 25e-6
+
+
+@pytest.mark.parametrize(
+    ("keys", "holds"),
+    [
+        ({}, False),  # zero_grad after each step
+        ({"steps_per_generation": 2}, True),  # generates twice within an accumulation
+        ({"steps_per_generation": 2, "num_iterations": 2}, False),
+        ({"strategy": Strategy.ZERO3, "num_gpus": 2}, True),  # its buffer
+    ],
+)
+def test_gradients_are_held_while_generating_only_within_an_accumulation(keys, holds) -> None:
+    # trl 1.16, trainer/grpo_trainer.py:1440, generate_every
+    own = answer(use_vllm=False, gradient_accumulation_steps=4, **keys).phases[Phase.GENERATION]
+    assert (own.resident.get(Component.GRADIENTS, 0) > 0) is holds
+
+
 def test_rows_that_do_not_fit_together_run_in_waves() -> None:
     keys: dict[str, Any] = {"gradient_accumulation_steps": 32, "vllm_max_model_length": 1024}
     small, large = (
@@ -645,7 +668,7 @@ def test_remedies_shorten_completions_and_shrink_groups() -> None:
         max_completion_length=130_560,
     )
     assert over.verdict is Verdict.DOES_NOT_FIT
-    changes = [it for it in _changes(over.model, over.setup) if "ompletions" in it.title]
+    changes = [it for it in _changes(over.model, over.setup, H100) if "ompletions" in it.title]
     shorter, fewer = changes
     assert shorter.options[0] == {"max_completion_length": 65_280, "max_length": 512 + 65_280}
     assert fewer.options[0] == {"num_generations": 16, "per_device_train_batch_size": 16}

@@ -304,6 +304,15 @@ def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host()
     both = offloaded(MISTRAL, on("zero3", NVME, NVME))
     assert both.nvme == 18 * part
     assert both.pinned - rest.pinned == 5 * 2 * 10**8
+    # of more than 10⁹ elements the rest is on disk, and a sub-group has a buffer; the head is the largest tensor
+    few = {
+        number: offloaded(MISTRAL, on("zero3", NVME, NVME, num_gpus=number)) for number in (1, 16)
+    }
+    largest = max(sub_groups(MISTRAL, on("zero3", CPU, num_gpus=1)))
+    weights = 5 * 2 * 32_000 * 4096 + pinned(2 * 10**9) + 2 * largest
+    assert few[1].pinned == pinned(2 * N) + 4 * 4 * largest + weights
+    sixteenth = N // 16
+    assert few[16].pinned == 2 * pinned(2 * sixteenth) + 4 * 4 * sixteenth + 5 * 2 * 10**8
 
 
 def test_a_sub_group_ends_at_a_billion_elements() -> None:

@@ -156,6 +156,13 @@ def test_rank_0_writes_the_model_if_trainer_does(
     assert [rank.ranks for rank in found if rank.saves] == ["0"] * writes
 
 
+def test_every_rank_copies_its_own_shard_of_a_sharded_checkpoint_to_its_host() -> None:
+    # 2 bytes of weights and 6 of bfloat16 states, gradients apart, on a third; more than loading's 2 bytes of the whole
+    found = of(MISTRAL, Strategy.FSDP, 3, fsdp_state_dict_type="SHARDED_STATE_DICT")
+    assert [rank.ranks for rank in found] == ["0-1", "2"]
+    assert all(rank.host_bytes == pytest.approx(8 * 7_241_732_096 / 3, rel=1e-4) for rank in found)
+
+
 def test_under_zero2_every_process_copies_weights_to_its_host_and_rank_0_writes() -> None:
     first, others = of(MISTRAL, Strategy.ZERO2, 2)
     assert (first.ranks, first.saves, others.saves) == ("0", True, False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from html import escape, unescape
+from itertools import pairwise
 from unittest.mock import patch
 from urllib.parse import urlencode
 
@@ -47,6 +49,18 @@ def test_the_picture_is_self_contained(of) -> None:
         assert text in said
     assert one_line.run(of) in said
     assert ("$" in said) is of.can_run
+
+
+def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
+    texts = re.findall(
+        r'<text x="([\d.]+)" y="(\d+)" font-size="20"[^>]*>([^<]*)', share_card.svg(FITS, DAY, LINK)
+    )
+    keys = [(int(y), float(x), unescape(label)) for x, y, label in texts if int(y) >= 500]
+    rows = {y: [it for it in keys if it[0] == y] for y, *_ in keys}
+    assert 500 in rows
+    for row in rows.values():
+        for (_, at, label), (_, later, _) in pairwise(row):
+            assert later - at >= 10 * len(label)  # 20 pixels high, about half as wide
 
 
 def test_the_picture_of_a_run_that_does_not_fit_shows_no_hours() -> None:

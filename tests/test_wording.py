@@ -25,6 +25,7 @@ from estimator import (
     similar_runs,
 )
 from estimator.answer.overflow import runs_out
+from estimator.contract.text import describe
 from estimator.values.specs import Offload, Strategy
 
 MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
@@ -108,9 +109,14 @@ def test_user_given_names_are_escaped():
 
 def test_the_setup_is_described_in_one_line():
     setup = replace(EXAMPLE, method=Method.LORA, optim=Optimizer.SGD, gradient_checkpointing=True)
-    assert one_line.setup_line(estimate(MODEL, GPU, setup)) == (
-        "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens · checkpointing"
-    )
+    said = "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens"
+    assert one_line.setup_line(estimate(MODEL, GPU, setup)) == f"{said} · checkpointing"
+    assert one_line.setup_words(MODEL, replace(setup, gradient_checkpointing=False)) == said
+
+
+def test_the_terminal_says_the_share_of_the_peak_that_was_asked_for():
+    said = describe(estimate(MODEL, GPU, replace(EXAMPLE, method=Method.LORA, mfu=0.25)))
+    assert "tokens per second, 25 to 25 % MFU." in said
 
 
 def test_a_much_longer_run_is_given_as_a_multiple():

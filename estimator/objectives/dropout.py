@@ -10,8 +10,6 @@ from estimator.values.specs import Model
 
 def without_dropout(model: Model) -> Model:
     """The model with every dropout at 0, as ``model.eval`` leaves it."""
-    if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
-        return model
     return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
 
 

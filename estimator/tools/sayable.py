@@ -102,6 +102,8 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
 
     >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
     (False, 16)
+    >>> [sayable({"objective": it})["loss"] for it in ("sft", "dpo", "kto", "grpo", "orpo")]
+    ['standard', 'chunked_trl', 'chunked_trl', 'chunked_trl', 'standard']
     """
     values = {**DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
     objective = values["objective"]

@@ -235,6 +235,20 @@ val_set_size: 0.1
     assert (setup["per_device_train_batch_size"], setup["max_length"]) == (4, 8192)
 
 
+@pytest.mark.parametrize(("machines", "replicas"), [(1, 1), (2, 2), (4, 4)])
+def test_hybrid_sharding_has_a_replica_on_each_machine(machines: int, replicas: int) -> None:
+    # accelerate 1.15, docs/source/concept_guides/fsdp_and_deepspeed.md: hybrid shards within a node
+    accelerate = f"""
+distributed_type: FSDP
+num_machines: {machines}
+num_processes: {4 * machines}
+fsdp_config:
+  fsdp_sharding_strategy: HYBRID_SHARD
+"""
+    run = read(train_py="SFTTrainer('openai-community/gpt2')", accelerate_yaml=accelerate)
+    assert (run.setup["strategy"], run.setup["dp_replicate_size"]) == ("hsdp", replicas)
+
+
 def test_rows_that_no_tool_truncates_are_reported() -> None:
     (note,) = read(train_py=BITSANDBYTES).guesses
     assert note.startswith("Trainer cuts no row here")
