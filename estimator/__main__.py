@@ -9,7 +9,9 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
@@ -31,6 +33,8 @@ from estimator.contract.text import describe, describe_shares
 from estimator.search.remedies import Remedy, remedies
 from estimator.search.vllm_share import UtilisationSearch, vllm_shares
 from estimator.sources import catalog, hub
+from estimator.tools.defaults import TOOLS, defaults_of, tool_named, version_of
+from estimator.tools.known.trl import OBJECTIVES
 from estimator.tools.meant import meant_keys
 from estimator.values.declaration import DefaultSource, Key
 from estimator.values.json_text import LONGEST_TEXT, read_object
@@ -57,9 +61,15 @@ With --json each line of standard input is one setup, an object with the names a
 for --max-length), and each line of standard output is its estimate, in order. A line that cannot be estimated
 gives {"error": "..."} instead, and the exit status is then 1.
 
-Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PEFT unless marked as ours.
+Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PEFT unless marked as ours. Flags leave
+the rest to TRL's trainers, whose defaults are marked "trl" where they differ; --tool takes another tool's, and
+--tool trainer those in brackets, as --json does.
 --no-padded and the like turn a switch off. Keys marked as fixed for now are not modelled yet.
 """
+
+
+USUAL_TOOL = "trl"
+"""Whose defaults a setup of flags has unless it names another tool, as the page's first setup."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,11 +108,23 @@ def main(arguments: Sequence[str]) -> int:
         known = ask.models(given["model"][0]) if ask else NONE_KNOWN
     except ValueError as problem:
         return _refuse(str(problem))
+    objective = given.get("objective", ["sft"])[0]
+    tool = given.setdefault("tool", [USUAL_TOOL if objective in OBJECTIVES else "trainer"])[0]
     reading = read_link(given, known)
     if with_shares:
         return _print_shares(reading)
     text = measured[0] if measured else None
-    return _print_estimate(reading, with_remedies=with_remedies, measured=text)
+    defaults = _whose(tool, reading.setup)
+    return _print_estimate(reading, defaults, with_remedies=with_remedies, measured=text)
+
+
+def _whose(tool: str, setup: TrainingSetup) -> str:
+    """Whose defaults are taken, with the version."""
+    if tool not in TOOLS:
+        return ""  # which the reading says
+    if tool == "trainer":
+        return "--help has them"
+    return f"{tool_named(tool, str(setup.objective)).label} {version_of(tool)} has them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +217,9 @@ def _our_mistake(fault: Exception) -> str:
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print_estimate(reading: Reading, *, with_remedies: bool, measured: str | None) -> int:
+def _print_estimate(
+    reading: Reading, defaults: str, *, with_remedies: bool, measured: str | None
+) -> int:
     if reading.problems or reading.model is None:
         return _refuse(*map(_with_the_hub, reading.problems))
     try:
@@ -206,7 +230,7 @@ def _print_estimate(reading: Reading, *, with_remedies: bool, measured: str | No
             flags = f"--pace={keys['pace']} --pace-shares {keys['pace_shares']} "
             flags += f"--pace-from {shlex.quote(str(keys['pace_from']))}"
             print(f"Other setups on this machine: {flags}\n")
-        said = describe(answer, _remedies(answer) if with_remedies else ())
+        said = describe(answer, _remedies(answer) if with_remedies else (), defaults)
     except ValueError as problem:
         return _refuse(str(problem))
     except OSError:  # the answer cannot be written, which ``console`` says
@@ -408,9 +432,20 @@ def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:
 def _help(key: Key) -> str:
     choices = f": {one_of(key.kind.words)}" if isinstance(key.kind, Choice) else ""
     default = json.dumps(key.default).strip('"')
+    usual = _usual_defaults().get(key.name)
     null = f"; null: {key.null}" if key.kind.nullable else ""
     remarks = f"{', ours' * (key.default_from is DefaultSource.OURS)}{'; fixed for now' * bool(key.modelled)}"
+    remarks += f"; {USUAL_TOOL}: {usual}" if usual else ""
     return f"{key.help}{null}{choices} [{default}{remarks}]".replace("%", "%%")
+
+
+@lru_cache(maxsize=1)
+def _usual_defaults() -> Mapping[str, str]:
+    """Where the defaults of a setup of flags differ from the contract's."""
+    found = defaults_of(USUAL_TOOL)
+    return {
+        it.key: json.dumps(it.value).strip('"') for it in found if it.differs and it.value != {}
+    }
 
 
 def _layout(prog: str) -> argparse.HelpFormatter:
@@ -455,6 +490,8 @@ def _drop_the_rest() -> None:
 
 def console() -> int:
     """The command ``headroom``; returns the exit status."""
+    with suppress(AttributeError):  # no stream that encodes, as under a test or pythonw
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a × on a terminal of ASCII
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()

@@ -15,7 +15,9 @@ from typing import cast
 import pytest
 
 import estimator.__main__ as command
+from dashboard.address.example import EXAMPLE
 from estimator.answer.estimate import estimate
+from estimator.contract.setups import parse, write_fields
 from estimator.values.keys import KEYS
 from estimator.values.kinds import Flag
 from estimator.values.results import Estimate
@@ -327,10 +329,12 @@ def test_internal_error_affects_one_line_and_prints_no_traceback(
 
 
 def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
-    done = run(MISTRAL, "--gpu", A100, "--method", "qlora")
+    done = run(MISTRAL, "--gpu", A100, "--method", "qlora", "--tool", "trainer")
     text = done.stdout.decode()
     assert done.returncode == 0
-    assert text.startswith(f"{MISTRAL}: qlora, bfloat16, adamw_torch_fused, 1 x 1,024 tokens\n")
+    assert text.startswith(
+        f"{MISTRAL}: qlora, bfloat16, adamw_torch_fused, 1 x 1,024 tokens; other keys as"
+    )
     assert re.search(r"^weights +\d+\.\d\d +\d+\.\d %$", text, re.MULTILINE)
     assert re.search(r"^optimizer step +\d+\.\d\d$", text, re.MULTILINE)
     assert re.search(
@@ -338,8 +342,23 @@ def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
     )
 
 
+def test_flags_leave_the_rest_to_trl_as_the_pages_first_setup_does_and_say_so() -> None:
+    first = write_fields(*parse(EXAMPLE))
+    by_flags = write_fields(*parse({"tool": command.USUAL_TOOL, "model": MISTRAL, "gpu": A100}))
+    of_adapters = {
+        "lora_target_modules",
+        "bnb_4bit_use_double_quant",
+    }  # which full fine-tuning has none of
+    assert {key: it for key, it in by_flags.items() if key not in of_adapters} == first
+
+
 def test_columns_of_the_table_add_up() -> None:
     text = run(MISTRAL).stdout.decode()
+    # trl 1.16: ModelConfig.dtype float32, Trainer's batch of 8
+    whose = "other keys as TRL's SFTTrainer 1.16.0 has them"
+    assert text.startswith(
+        f"{MISTRAL}: full, float32, adamw_torch_fused, 8 x 1,024 tokens; {whose}\n"
+    )
     names = "|".join(component.value.replace("_", " ") for component in Component)
     sizes = [float(size) for size in re.findall(rf"^(?:{names}) +([\d.]+) +", text, re.MULTILINE)]
     (total,) = re.findall(r"^all +([\d.]+) +100.0 %$", text, re.MULTILINE)
@@ -357,7 +376,7 @@ def test_flags_equal_their_keys() -> None:
     }
     (answer,) = answers(run("--json", stdin=json.dumps(keys).encode()))
     trained = f"of which {answer['trainable_parameters']:,} are trained"
-    text = run(MISTRAL, *flags.split()).stdout.decode()
+    text = run(MISTRAL, *flags.split(), "--tool", "trainer").stdout.decode()
     assert trained in text
     assert f"{cast(int, answer['peak_bytes']) / 2**20 / 1024:.2f}" in text
 
@@ -394,7 +413,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         ([MISTRAL, "--world-size", "8"], "'--world-size' is not understood; did you mean --num-gp"),
         ([MISTRAL, "another"], "'another' is not understood; see --help."),
         ([MISTRAL, "--padded", "--no-padded"], "padded is given 2 times; give it once."),
-        ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 needs a strategy"),
+        ([MISTRAL, "--num-gpus", "8", "--tool", "trainer"], "num_gpus 8 needs a strategy"),
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],
 )

@@ -37,9 +37,17 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
-    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and assumptions."""
-    parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
+def describe(estimate: Estimate, remedies: Sequence[Remedy] = (), defaults: str = "") -> str:
+    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and assumptions.
+
+    ``defaults``: whose they are, for the first line.
+    """
+    parts = [
+        _headline(estimate) + f"; other keys as {defaults}" * bool(defaults),
+        _ledger(estimate),
+        _phases(estimate),
+        _parameters(estimate),
+    ]
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     said = [verdict(estimate), runs_out(estimate), beyond]
     parts += [*filter(None, [" ".join(filter(None, said)), shown(estimate)]), *_run(estimate)]
