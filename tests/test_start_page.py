@@ -15,7 +15,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.address.example import EXAMPLE, TRL_DEFAULTS
-from dashboard.estimate import hero_figure
+from dashboard.estimate import hero_figure, what_if
 from dashboard.state import session
 from dashboard.widgets import proposal_cards
 from estimator import Method, TrainingSetup, catalog, contract, estimate
@@ -181,6 +181,8 @@ def test_one_click_replaces_the_what_if_with_bfloat16_states():
     click_card(page, "neighbours bfloat16 states too")
     assert "Fits" in text(page)
     assert setting(page, "optim_state_dtype") is None
+    answer = estimate(catalog.model("openai-community/gpt2"), catalog.gpu("T4"), TrainingSetup())
+    assert not [name for name in what_if.real_neighbours(answer) if "bfloat16" in name]
 
 
 def test_the_hero_figure_stacks_phases_and_methods_with_one_capacity_line():

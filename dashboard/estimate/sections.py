@@ -61,7 +61,7 @@ def draw_what_if(answer: Estimate) -> None:
         return
     neighbours = {
         name: (method_cards.changed(answer, keys), keys)
-        for name, keys in what_if.REAL_NEIGHBOURS.items()
+        for name, keys in what_if.real_neighbours(answer).items()
     }
     proposals = [
         proposal_cards.Proposal(name, what_if.proposal_html(neighbour, name), keys)

@@ -8,18 +8,20 @@ from typing import Any
 from dashboard.words import markup, units
 from estimator import Dtype, Estimate, Method, MixedPrecision
 
-REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
-    "bfloat16 states too": {
-        "dtype": Dtype.BFLOAT16,
-        "optim_state_dtype": None,
-    },
-    "float32 weights with bfloat16 autocast": {
-        "dtype": Dtype.FLOAT32,
-        "mixed_precision": MixedPrecision.BF16,
-        "optim_state_dtype": None,
-    },
-}
-"""Real setups near the what-if of float32 states on 16-bit weights."""
+
+def real_neighbours(of: Estimate) -> Mapping[str, Mapping[str, Any]]:
+    """Real setups near the what-if of float32 states on 16-bit weights, in the 16 bits that the card multiplies."""
+    has_bf16 = of.gpu is None or of.gpu.supports_bf16
+    half = Dtype.BFLOAT16 if has_bf16 else Dtype.FLOAT16
+    autocast = MixedPrecision.BF16 if has_bf16 else MixedPrecision.FP16
+    return {
+        f"{half} states too": {"dtype": half, "optim_state_dtype": None},
+        f"float32 weights with {half} autocast": {
+            "dtype": Dtype.FLOAT32,
+            "mixed_precision": autocast,
+            "optim_state_dtype": None,
+        },
+    }
 
 
 def is_what_if(of: Estimate) -> bool:
