@@ -41,6 +41,20 @@ def test_rank_0_saves_and_holds_the_checkpoint_in_host_memory() -> None:
     assert first.host_bytes >= others.host_bytes
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"objective": "dpo", "strategy": "ddp", "dtype": "float32", "gradient_checkpointing": True},
+        {"objective": "kto", "strategy": "fsdp", "per_device_train_batch_size": 2},
+        {"objective": "grpo", "strategy": "zero2", "max_completion_length": 8, "beta": 0.1}
+        | {"num_generations": 2},
+    ],
+)
+def test_the_fullest_rank_has_the_step_s_peak_in_whichever_pass(keys: dict[str, object]) -> None:
+    answer = estimate(GPT2, None, TrainingSetup(num_gpus=2, max_length=64, **keys))  # type: ignore[arg-type]
+    assert ranks(answer)[0].peak_bytes == answer.peak.bytes
+
+
 def test_the_last_rank_of_fsdp_has_fewer_rows_of_the_states() -> None:
     """By hand: 6,283 rows on seven ranks and 6,276 on the last, 768 wide, two float32 states: 7 · 768 · 8 bytes."""
     fullest, *_, last = of(GPT2, Strategy.FSDP, save_strategy="no")

@@ -65,6 +65,13 @@ REPLAYED = FLOAT32 | {
     "use_reentrant": True,
 }
 PURE = {"dtype": "bfloat16", "mixed_precision": "no"}
+ORPO = {
+    "objective": "orpo",
+    "method": "qlora",
+    "lora_target_modules": "all-linear",
+    "max_length": 512,
+    "max_prompt_length": 256,
+}
 NEAR = 48 * 2**10
 
 Heights = dict[str, int]
@@ -176,6 +183,17 @@ TRACED: dict[str, tuple[dict[str, Any], dict[str, Any], Heights]] = {
         | {"router_jitter_noise": 0.1},
         AUTOCAST | {"per_device_train_batch_size": 2, "max_length": 256},
         {"backward": 124_493_824},
+    ),
+    # trl 1.16, experimental/orpo/orpo_trainer.py:232; in bfloat16 it casts back by name
+    "ORPO, which prepares its packed base": (
+        LLAMA | {"num_key_value_heads": 2, "vocab_size": 8000},
+        PURE | ORPO | {"gradient_checkpointing": True},
+        {"optimizer_step": 47_840_256, "backward": 138_213_888},
+    ),
+    "ORPO, which casts a head back to bfloat16 and leaves an embedding": (
+        GPT_NEOX,
+        AUTOCAST | ORPO | {"per_device_train_batch_size": 2},
+        {"optimizer_step": 39_640_064, "backward": 380_094_976},
     ),
 }
 

@@ -20,7 +20,18 @@ from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import FULL_STATE_DICT, STEP_PHASES, Component, Model, Phase, Strategy
+from estimator.values.specs import (
+    FULL_STATE_DICT,
+    MORE_PASSES,
+    STEP_PHASES,
+    Component,
+    Model,
+    Phase,
+    Strategy,
+)
+
+PASSES = (*STEP_PHASES, *MORE_PASSES)
+"""The phases of a step, of which the highest is its peak."""
 
 
 class Rank(NamedTuple):
@@ -154,7 +165,7 @@ def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tupl
             size -= less.gradients
         ends = need_bytes(size, paged, exchange, engine, processes)
         low, high = max(low, ends[0]), max(high, ends[1])
-        if phase in STEP_PHASES:
+        if phase in PASSES:
             peak = max(peak, size)
     return peak, low, high
 

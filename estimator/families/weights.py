@@ -11,7 +11,6 @@ from estimator.families.modules import (
     Embedding,
     Linear,
     Module,
-    Norm,
     is_quantized,
     weight_shapes,
 )
@@ -20,7 +19,7 @@ from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model
+from estimator.values.specs import Dtype, Model
 
 FLOAT32_BYTES = 4
 QUANTIZATION_BLOCK = 64
@@ -51,18 +50,23 @@ def unquantized_width(setup: TrainingSetup) -> int:
     return setup.dtype.bytes
 
 
+CAST_BACK = ("lm_head", "embed_tokens", "wte", "wpe")
+"""Names of what ORPO's trainer casts: trl 1.16, experimental/utils.py, ``peft_module_casting_to_bf16``."""
+
+
 def weight_width(module: Module, setup: TrainingSetup) -> int:
     """Bytes per element of this module's weight if not packed: as loaded, or 4 if it stays in float32.
 
-    ORPO's trainer leaves the norms beside a 4-bit base in float32.
+    ORPO's trainer casts heads and embeddings beside a 4-bit base back to bfloat16, by their names, and leaves the rest
+    in float32.
 
     Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``; trl 1.16,
     experimental/orpo/orpo_trainer.py:232-263, experimental/utils.py, ``peft_module_casting_to_bf16``.
     """
     if isinstance(module, Bare) and module.float32:
         return FLOAT32_BYTES
-    if isinstance(module, Norm) and setup.upcasts_norms:
-        return FLOAT32_BYTES
+    if setup.casts_base_back and any(name in module.name for name in CAST_BACK):
+        return Dtype.BFLOAT16.bytes
     return unquantized_width(setup)
 
 

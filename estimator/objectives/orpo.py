@@ -23,7 +23,7 @@ def orpo(step: Step) -> None:
     tape.enter(forward.end_phase, "loss")
     logits = forward.logits(hidden)
     hidden = None
-    within_autocast = setup.upcasts_norms  # autocast's own context is around the loss as well
+    within_autocast = setup.casts_base_back  # autocast's own context is around the loss as well
     if not within_autocast:
         forward.end()
     tape.operation = "outputs to float32"

@@ -29,7 +29,6 @@ from estimator.families.weights import (
     module_bytes,
     tensors_bytes,
     tower_buffers,
-    unquantized_width,
     weight_width,
 )
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
@@ -85,7 +84,7 @@ def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
         for tensor in adapter_tensors(module, setup)
     )
     return adapters + sum(
-        count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
+        count * tensors_bytes(weight_shapes(module), weight_width(module, setup))
         for module, count in copies
     )
 

@@ -9,7 +9,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Model
+from estimator.values.specs import Method, Model, Objective
 
 UNKNOWN_FORMAT = Refusal(
     "{model} is stored as {name}, which is not modelled yet; take its original 16-bit checkpoint.",
@@ -66,12 +66,12 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
 
     Weights that bitsandbytes packed stay packed without being asked, with the checkpoint's own settings; those in FP8,
     MXFP4 or compressed-tensors are loaded as plain floats (``dequantize=True``), as Trainer requires. What the
-    libraries refuse, or is not modelled, raises a ``RefusedError``.
+    libraries refuse, or is not modelled, raises a ``RefusedError``. ORPO's trainer prepares a packed base by itself.
 
     Source: transformers 5.23, trainer_utils.py, ``validate_quantization_for_training``; quantizers/auto.py,
     ``merge_quantization_configs``; quantizers/base.py, ``postprocess_model``; gptqmodel 7.3.4,
     nn_modules/qlinear/__init__.py, ``train`` (inference kernels refuse it), and torch.py, ``_forward_eager`` (its
-    product uses unpacked weights, which autograd keeps).
+    product uses unpacked weights, which autograd keeps); trl 1.16, experimental/orpo/orpo_trainer.py:220-232.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.quantization import quantization_of
@@ -80,6 +80,13 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     >>> run.method.value, run.bnb_4bit_use_double_quant
     ('qlora', False)
     """
+    setup = _as_stored(model, setup)
+    if setup.objective is Objective.ORPO and setup.has_packed_base:
+        return replace(setup, prepare_model_for_kbit_training=True)
+    return setup
+
+
+def _as_stored(model: Model, setup: TrainingSetup) -> TrainingSetup:
     stored = model.quantization
     if stored is None:
         return setup

@@ -197,8 +197,8 @@ class TrainingSetup(_Keys):
         return is_plain and self.task.label_smoothing_factor > 0
 
     @property
-    def upcasts_norms(self) -> bool:
-        """Whether the trainer leaves norms in float32 beside a 4-bit base that computes in bfloat16: ORPO's does."""
+    def casts_base_back(self) -> bool:
+        """Whether the trainer casts a prepared 4-bit base's head and embeddings back to bfloat16: ORPO's does."""
         is_packed = self.task.objective is Objective.ORPO and self.adapters.method is Method.QLORA
         return is_packed and self.precision.mixed_precision is MixedPrecision.BF16
 
