@@ -64,7 +64,7 @@ def own_files(
 ) -> Changed:
     """The visitor's files, changed to the setup on the page; ``ValueError`` names what they cannot express."""
     now = contract.write_fields(answer.model, answer.gpu, answer.setup)
-    before: dict[str, object] = {**was.setup, "model": now["model"]}
+    before: dict[str, object] = {**was.rows, "model": now["model"]}
     changes = changes_between(before, now, was.tool)
     return changed_files(files, changes, known)
 
@@ -89,7 +89,7 @@ def own_lead(answer: Estimate, change: Changed, was: Imported, known: Mapping[st
 def _fitted(answer: Estimate, was: Imported, known: Mapping[str, Model]) -> bool:
     """Whether the run in the original files fits this GPU."""
     now = contract.write_fields(answer.model, answer.gpu, answer.setup)
-    keys: dict[str, object] = {**was.setup}
+    keys: dict[str, object] = {**was.rows}
     keys |= {key: now[key] for key in ("model", "gpu") if key in now}
     try:
         return estimate(*contract.parse(keys, known)).verdict is Verdict.FITS

@@ -96,7 +96,7 @@ def _take(files: Mapping[str, str | bytes]) -> None:
         return
     state["own run problem"] = ""
     wanted = found.setup.get("model")
-    fields = {key: value for key, value in found.setup.items() if key != "model"}
+    fields = {key: value for key, value in found.rows.items() if key != "model"}
     waits_for = ""
     if isinstance(wanted, str) and models.is_known(wanted):
         fields["model"] = wanted

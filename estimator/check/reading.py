@@ -96,8 +96,8 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     said_by_tool = {it.key for it in found.set_by_tool}
     keys = {
         key: value
-        for key, value in found.setup.items()
-        if key not in OF_THE_LAUNCH or key not in said_by_tool or "num_gpus" in found.setup
+        for key, value in found.rows.items()
+        if key not in OF_THE_LAUNCH or key not in said_by_tool or "num_gpus" in found.rows
     }
     return Asked(
         files=names,
@@ -123,7 +123,7 @@ def _other_runs(found: Imported) -> Iterable[str]:
 def _notes(found: Imported) -> Iterable[str]:
     """What qualifies the verdict, one sentence each."""
     by_tool = {it.key for it in found.set_by_tool}
-    used = sayable(found.setup)
+    used = sayable(found.rows)
     own = [
         f"{key} {_word(value)}"
         for key, value in used.items()

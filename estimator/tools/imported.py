@@ -71,7 +71,9 @@ class Imported:
     version: str
     """The tool's newest version whose defaults are known."""
     setup: Mapping[str, Any]
-    """An object of the contract, with every key that the tool or the user sets."""
+    """An object of the contract, with every key that the tool or the user sets, as the tool runs it."""
+    rows: Mapping[str, Any]
+    """The same run with the rows apart that the tool joins into one, so that a change can split them."""
     keys: tuple[KeyRead, ...]
     """Every key of the files, in order."""
     set_by_tool: tuple[SetByTool, ...]
@@ -243,7 +245,8 @@ def _joined(
     return Imported(
         tool=tool.name,
         version=version_of(tool.name),
-        setup=values,
+        setup=tool.as_run(values),
+        rows=values,
         keys=tuple(
             judge.key(it, went.get(it.key, []), refused.get(it.key, "")) for it in _shown(pool)
         ),

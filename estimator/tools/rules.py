@@ -222,6 +222,8 @@ class Tool:
     later: tuple[Later, ...] = ()
     no_effect: frozenset[str] = frozenset()
     """Keys that change neither memory nor time nor cost; one that ends in ``.*`` means all below it."""
+    as_run: Callable[[Mapping[str, Value]], Mapping[str, Value]] = dict
+    """Our keys as the trainer gets them, where the table keeps rows apart that the tool joins."""
 
 
 # --- rows that are written often ----------------------------------------------------------------

@@ -230,9 +230,11 @@ micro_batch_size: 4
 eval_batch_size: 2
 val_set_size: 0.1
 """
-    setup = read(axolotl_yaml=text).setup
-    assert setup["per_device_eval_batch_size"] == evaluated
-    assert (setup["per_device_train_batch_size"], setup["max_length"]) == (4, 8192)
+    run = read(axolotl_yaml=text)
+    assert run.rows["per_device_eval_batch_size"] == evaluated
+    assert (run.rows["per_device_train_batch_size"], run.rows["max_length"]) == (4, 8192)
+    assert run.setup["per_device_eval_batch_size"] == 1
+    assert (run.setup["per_device_train_batch_size"], run.setup["max_length"]) == (1, 4 * 8192)
 
 
 @pytest.mark.parametrize(("machines", "replicas"), [(1, 1), (2, 2), (4, 4)])

@@ -64,15 +64,15 @@ TORCHTUNE = {
     "use_reentrant": False,
 }
 EXPECTED: dict[str, dict[str, object]] = {
-    # axolotl joins packed rows as TRL does, so they stay rows that can be split; reentrant if no options are given
+    # axolotl: packed rows are joined into one of micro_batch_size · sequence_len; reentrant if no options are given
     "axolotl/llama_2_qlora.yaml": {
         **AXOLOTL,
         "model": "NousResearch/Llama-2-7b-hf",
         "method": "qlora",
-        "per_device_train_batch_size": 2,
-        "max_length": 4096,
+        "per_device_train_batch_size": 1,
+        "max_length": 2 * 4096,
         "packing": True,
-        "per_device_eval_batch_size": 2,  # its sampler packs evaluation into the rows of training
+        "per_device_eval_batch_size": 1,  # its sampler packs evaluation into the rows of training
         "gradient_accumulation_steps": 4,
         "gradient_checkpointing": True,
         "use_reentrant": True,
@@ -103,8 +103,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         **AXOLOTL,
         "method": "lora",
         "load_in_8bit": True,
-        "per_device_train_batch_size": 2,
-        "max_length": 4096,
+        "max_length": 8192,
         "optim": "adamw_bnb_8bit",
     },
     "axolotl/gpt_oss_gpt_oss_20b_fft_deepspeed_zero3.yaml": {
@@ -118,8 +117,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         **AXOLOTL,
         "method": "full",
         "gradient_checkpointing": False,
-        "per_device_train_batch_size": 4,
-        "max_length": 4096,
+        "max_length": 4 * 4096,
         "gradient_accumulation_steps": 2,
     },
     "axolotl/qwen2_dpo.yaml": {
@@ -151,8 +149,7 @@ EXPECTED: dict[str, dict[str, object]] = {
     "axolotl/phi_phi2_ft.yaml": {
         **AXOLOTL,
         "method": "full",
-        "per_device_train_batch_size": 2,
-        "max_length": 2048,
+        "max_length": 4096,
         "use_reentrant": True,
     },
     # LLaMA-Factory: trained weights are float32 unless pure_bf16; alpha is twice the rank; checkpoints are reentrant

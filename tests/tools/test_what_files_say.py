@@ -10,6 +10,7 @@ import pytest
 
 from estimator import Imported, read_files
 from estimator.check.command import run as check
+from estimator.tools.writing.changes import changed_files
 
 
 def setup(*texts: str, names: tuple[str, ...] = ("a.yaml", "b.yaml")) -> dict[str, Any]:
@@ -171,3 +172,22 @@ def test_a_flag_answers_what_is_asked(tmp_path: Path) -> None:
     script = file.rename(tmp_path / "run.sh")
     assert check([str(script)], {"gpu": "L4"}, said) == 2
     assert check([str(script)], {"gpu": "2x L4"}, said) == 0
+
+
+def test_a_change_splits_the_rows_that_axolotl_joins() -> None:
+    """Of 4 · 8,192 packed tokens the micro-batch becomes 1 and the accumulation 4 times: the same tokens a step."""
+    keys = "adapter: lora\nlora_target_linear: true\ngradient_checkpointing: true\nflash_attention: true\n"
+    text = (
+        f"{AXOLOTL}{keys}sequence_len: 8192\nsample_packing: true\ngradient_accumulation_steps: 4\n"
+    )
+    text = text.replace("micro_batch_size: 2", "micro_batch_size: 4")
+    found = run(text)
+    joined, apart = (
+        (it["per_device_train_batch_size"], it["max_length"]) for it in (found.setup, found.rows)
+    )
+    assert (joined, apart) == ((1, 4 * 8192), (4, 8192))
+    changes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}
+    changed = changed_files({"a.yaml": text}, changes).files["a.yaml"]
+    assert "micro_batch_size: 1\n" in changed
+    assert "gradient_accumulation_steps: 16" in changed
+    assert "sequence_len: 8192\n" in changed

@@ -27,6 +27,7 @@ from estimator.tools.rules import (
     later,
     same,
 )
+from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "axolotl 0.19.0"
@@ -707,6 +708,20 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
     )
 )
 
+
+def _as_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Packed rows as the trainer gets them: a micro-batch is one row of all their tokens, in evaluation too.
+
+    Source: axolotl 0.19.0, axolotl/core/trainers/base.py:139-143.
+    """
+    sizes = ("per_device_train_batch_size", "max_length", "per_device_eval_batch_size")
+    if not (values.get("packing") and values.get("padding_free") and all(map(values.get, sizes))):
+        return values
+    rows, length, evaluated = (values[it] for it in sizes)
+    joined = (1, rows * length, ceil_div(evaluated, rows))
+    return {**values, **dict(zip(sizes, joined, strict=True))}
+
+
 TOOL = Tool(
     name="axolotl",
     label="axolotl",
@@ -722,4 +737,5 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    as_run=_as_run,
 )

@@ -127,8 +127,8 @@ def _follows(
     before: Imported, after: Imported, changes: Mapping[str, Value]
 ) -> dict[str, tuple[Value, Value]]:
     """What else the tool makes of it; ``InputError`` if what was asked for did not come of it."""
-    was, now = (sayable(it.setup, it.tool) for it in (before, after))
-    asked = sayable({**before.setup, **changes}, before.tool)
+    was, now = (sayable(it.rows, it.tool) for it in (before, after))
+    asked = sayable({**before.rows, **changes}, before.tool)
     for key in changes:
         if key in asked and now.get(key, asked[key]) != asked[key]:
             raise InputError(
