@@ -47,12 +47,17 @@ if (!window.headroom) {
     history.pushState({}, "", link.href);
     dispatchEvent(new PopStateEvent("popstate"));
   });
+  let acted = false;
+  for (const kind of ["click", "keydown", "pointerup", "drop"])
+    addEventListener(kind, ({ isTrusted }) => { acted ||= isTrusted; }, true);
   const push = history.pushState.bind(history);
   history.pushState = (state, title, url) => {
     const now = performance.now();
     const stays = new URL(url, location.href).pathname === location.pathname;
-    if (stays && now - window.headroom.written < 500) history.replaceState(state, title, url);
+    const goesOn = !acted || now - window.headroom.written < 500;
+    if (stays && goesOn) history.replaceState(state, title, url);
     else push(state, title, url);
+    acted = false;
     window.headroom.written = now;
   };
   const app = document.querySelector(".stApp");
@@ -71,7 +76,8 @@ if (!window.headroom) {
 """Makes Back lead to the setup or page before the last click.
 
 A click on a link navigates without reloading, like the browser's Back. If one click sets several keys, Streamlit
-updates the URL once per key; updates within half a second of each other on one page are merged into one history entry.
+updates the URL once per key, on a busy machine seconds apart. All updates until the visitor's next key or click are one
+history entry, and so are those within half a second of each other on one page.
 
 After a lost connection Streamlit does not rerun the page, although a restarted server ignores all widgets until the
 page has run once. So the script requests the page again by its URL, which contains everything. It repeats the request

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib.resources import files
 from urllib.parse import urlencode
 
 import pytest
 
-from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+from tests.browser.test_in_chromium import AT_REST, WAIT, bars, changed, settled, visitor
 from tests.test_plan_page import SMALL, TEAM
 
 pytestmark = pytest.mark.browser
@@ -37,8 +38,8 @@ STREAMLIT_S = '[data-testid="stFileUploaderDropzone"]'
 """Violations of Streamlit 1.67: its drop zone has the role presentation and a name."""
 
 IN_THEME = """(theme) => {
-  const [red] = getComputedStyle(document.querySelector('.stApp')).backgroundColor.match(/\\d+/g);
-  return (theme === 'dark') === (Number(red) < 128);
+  const app = document.querySelector('.stApp');
+  return app && (theme === 'dark') === (Number(getComputedStyle(app).backgroundColor.match(/\\d+/)[0]) < 128);
 }"""
 
 
@@ -77,7 +78,7 @@ def test_axe_finds_no_violation_of_ours_in_either_theme(browser, address):
         ):  # paper is white
             page.emulate_media(color_scheme=theme)
             page.wait_for_function(IN_THEME, arg=theme)
-            page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
+            page.wait_for_function(AT_REST)
             found[path, theme] = violations(page, theme)
         page.close()
     context.close()
@@ -85,8 +86,9 @@ def test_axe_finds_no_violation_of_ours_in_either_theme(browser, address):
 
 
 def tab_to(page, name: str) -> None:
-    """Press Tab until an element with this accessible name has the focus."""
-    for _ in range(90):
+    """Press Tab until an element with this accessible name has the focus; it may be drawn meanwhile."""
+    deadline = time.monotonic() + WAIT / 1000
+    while time.monotonic() < deadline:
         page.keyboard.press("Tab")
         here = page.evaluate(
             "() => { const it = document.activeElement; return it.getAttribute('aria-label') || it.innerText || '' }"

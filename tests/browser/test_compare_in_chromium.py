@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from dashboard.compare import report, results_table
 from dashboard.compare.entry import ComparedEntry
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import Scenario, write_text
 from tests.browser.conftest import serving
-from tests.browser.test_in_chromium import WAIT, settled, visitor
+from tests.browser.test_in_chromium import AT_REST, WAIT, addressed, visitor
 
 pytestmark = pytest.mark.browser
 MISTRAL = {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB"}
@@ -22,7 +23,13 @@ THREE = [
     Scenario("LoRA", {**MISTRAL, "method": "lora"}),
     Scenario("QLoRA", {**MISTRAL, "method": "qlora"}),
 ]
-RESTING = '[data-test-script-state="notRunning"]'
+LATE = "() => { const was = history.length; history.pushState({}, '', location.href); return history.length - was; }"
+KEEP_WHILE_A_SLIDER_ASKS = """() => {
+  const slider = document.querySelector('.st-key-per_device_train_batch_size input[type="range"]');
+  slider.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }));
+  document.querySelector('.st-key-keep button').click();
+}"""
+"""Both in one moment, of which Streamlit's client makes one message."""
 METRES, PIXELS = 2.0, 1920
 """A projected picture two metres wide, the least in a meeting room, and its pixels."""
 MILLIMETRES_FROM_FOUR_METRES = 4000 / 200
@@ -35,42 +42,37 @@ def link(address: str, scenarios=THREE, **more: object) -> str:
     )
 
 
-def says(page) -> str:
-    return page.locator(".hr-compare").inner_text()
+def table(page):
+    return page.locator(".hr-compare")
 
 
 def test_a_link_shows_the_same_in_two_browsers_and_after_a_restart(browser):
     with serving() as first, visitor(browser, link(first)) as page:
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
-        before, query = says(page), urlsplit(page.url).query
+        before, query = table(page).inner_text(), urlsplit(page.url).query
         with visitor(browser, page.url) as other:
-            assert says(other) == before
+            expect(table(other)).to_have_text(before, use_inner_text=True)
     with serving() as second, visitor(browser, f"{second}/compare?{query}") as page:
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
-        assert says(page) == before
+        expect(table(page)).to_have_text(before, use_inner_text=True)
         assert page.get_by_text("Page not found").count() == 0
 
 
 def test_a_setup_can_be_kept_compared_opened_and_returned_to(browser, address):
     with visitor(browser, f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora") as page:
-        page.get_by_role("button", name="Keep for comparison").click()
+        page.get_by_role("button", name="Keep for comparison").wait_for()
+        page.evaluate(KEEP_WHILE_A_SLIDER_ASKS)
         name = page.get_by_role("dialog").get_by_label("Name")
-        name.wait_for(timeout=WAIT)
-        assert name.input_value() == "Qwen3-8B, LoRA on L40S"
+        expect(name).to_have_value("Qwen3-8B, LoRA on L40S")
         page.get_by_role("button", name="Keep", exact=True).click()
-        page.get_by_role("link", name="Compare, 1 kept").click(timeout=WAIT)
-        page.wait_for_url("**/compare?**", timeout=WAIT)
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
-        assert "Qwen3-8B, LoRA on L40S" in says(page)
+        page.get_by_role("link", name="Compare, 1 kept").click()
+        page.wait_for_url("**/compare?**")
+        expect(table(page)).to_contain_text("Qwen3-8B, LoRA on L40S")
         page.reload()
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
-        settled(page)
+        expect(table(page)).to_contain_text("Qwen3-8B, LoRA on L40S")
         page.get_by_role("button", name="Open in the estimator").click()
-        page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
-        settled(page)
-        assert parse_qs(urlsplit(page.url).query)["gpu"] == ["L40S"]
-        page.get_by_role("link", name="Compare, 1 kept").click(timeout=WAIT)
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
+        page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for()
+        addressed(page, "gpu=L40S")
+        page.get_by_role("link", name="Compare, 1 kept").click()
+        table(page).wait_for()
 
 
 def test_a_charts_menu_saves_it_as_png_and_svg(browser, address):
@@ -88,7 +90,7 @@ def test_two_tabs_do_not_disturb_each_other(browser, address):
         one.get_by_role("columnheader", name="All weights").wait_for(state="detached", timeout=WAIT)
         two.get_by_role("button", name="Duplicate").click()
         two.get_by_role("columnheader", name="All weights 2").wait_for(timeout=WAIT)
-        assert "All weights" not in says(one)
+        expect(table(one)).not_to_contain_text("All weights")
 
 
 def test_a_button_copies_the_address(browser, address):
@@ -111,7 +113,7 @@ def test_a_presented_verdict_is_legible_at_four_metres_and_arrow_keys_advance(br
         )
         capitals = 0.66 * pixels * METRES * 1000 / PIXELS  # the typeface's cap height
         assert capitals >= MILLIMETRES_FROM_FOUR_METRES
-        assert "All weights" in page.locator(".hr-stage").inner_text()
+        expect(page.locator(".hr-stage")).to_contain_text("All weights")
         page.keyboard.press("ArrowRight")
         page.locator(".hr-who", has_text="LoRA").wait_for(timeout=WAIT)
         assert page.evaluate("() => document.documentElement.scrollHeight") <= 1080
@@ -165,32 +167,35 @@ def test_the_report_prints_on_two_pages(browser, tmp_path: Path, count, paper):
 def test_back_steps_through_pages_and_changes_one_by_one(browser, address):
     first = "/?model=Qwen%2FQwen3-8B&gpu=L40S&method=lora&lora_r=64&max_length=2048"
     with visitor(browser, address + first) as page:
+        estimate = page.get_by_text("LoRA of Qwen3-8B needs").first
+        how, compare = (
+            page.get_by_role("heading", name=it, exact=True) for it in ("How it works", "Compare")
+        )
         seen = []
 
-        def arrive(path: str) -> None:
-            page.wait_for_function("path => location.pathname === path", arg=path, timeout=WAIT)
-            page.wait_for_timeout(700)  # history entries within half a second are merged
-            page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
-            seen.append(page.url.removeprefix(address))
+        def arrive(shown) -> str:
+            """The address, once the page that it leads to is shown."""
+            shown.wait_for()
+            page.wait_for_function(AT_REST)
+            page.wait_for_timeout(700)  # as a person: changes within half a second are one step
+            return page.url.removeprefix(address)
 
-        arrive("/")
-        for name, path in (
-            ("How it works", "/how"),
-            ("Estimate", "/"),
-            ("Compare", "/compare"),
-            ("Estimate", "/"),
+        seen.append((arrive(estimate), estimate))
+        assert page.evaluate(LATE) == 0, "an update without a click is no step"
+        for name, shown in (
+            ("How it works", how),
+            ("Estimate", estimate),
+            ("Compare", compare),
+            ("Estimate", estimate),
         ):
             page.get_by_role("link", name=name).click()
-            arrive(path)
+            seen.append((arrive(shown), shown))
         page.get_by_role("button", name="Reset").click()
-        page.wait_for_url("**gpu=A100-SXM4-80GB**", timeout=WAIT)
-        arrive("/")
-        assert seen[2] == seen[4] == first
-        assert "lora_r=64" not in seen[5]
-        there = list(seen)
-        for before in reversed(there[:-1]):
+        reset = arrive(page.get_by_text("Full fine-tuning of Mistral-7B").first)
+        assert "gpu=A100-SXM4-80GB" in reset
+        assert "lora_r=64" not in reset
+        assert [it for it, shown in seen if shown is estimate] == [first] * 3
+        for before, shown in reversed(seen):
             page.go_back()
-            page.wait_for_url(address + before, timeout=WAIT)
-            page.wait_for_timeout(700)  # its run has begun, so that resting means that it has ended
-            page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
-        page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
+            page.wait_for_url(address + before)
+            assert arrive(shown) == before

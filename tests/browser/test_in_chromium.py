@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import free_port, serving
 
 pytestmark = pytest.mark.browser
 WAIT = 60_000
+expect.set_options(timeout=WAIT)
+AT_REST = """() => {
+  const app = document.querySelector('.stApp');
+  return app?.dataset.testScriptState === 'notRunning' && app.dataset.testConnectionState === 'CONNECTED'
+    && !document.querySelector('[data-stale="true"]')
+    && document.getAnimations().every(it => it.timeline !== document.timeline || it.playState !== 'running');
+}"""
+"""Whether no script runs, no text is dimmed and nothing moves but what is scrolled. A click's run may not have begun
+yet: first wait for what it changes."""
 
 
 @contextmanager
@@ -20,6 +31,7 @@ def visitor(browser, url, width=1440, height=900, theme="light", first=""):
     ``first``: a script that runs before the page's.
     """
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+    context.set_default_timeout(WAIT)
     page = context.new_page()
     page.add_init_script(first)
     page.wrong, page.asked = [], []
@@ -37,15 +49,23 @@ def visitor(browser, url, width=1440, height=900, theme="light", first=""):
 
 
 def settled(page):
-    page.wait_for_selector(".js-plotly-plot .main-svg", timeout=WAIT)
-    page.wait_for_selector('[data-test-script-state="notRunning"]', timeout=WAIT, state="attached")
+    """Wait until there is a figure and the page is at rest."""
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.wait_for_function(AT_REST)
+
+
+def addressed(page, *parts):
+    """Wait until the address has each of these parts."""
+    page.wait_for_url(lambda url: all(part in url for part in parts))
+
+
+BARS = """JSON.stringify(document.querySelector('.js-plotly-plot')?._fullData?.filter(t => t.type === 'bar')
+  .map(t => [t.name, ...Array.from(t.x)]))"""
 
 
 def bars(page):
-    return page.evaluate(
-        "() => document.querySelector('.js-plotly-plot')._fullData.filter(t => t.type === 'bar')"
-        ".map(t => [t.name, ...Array.from(t.x)])"
-    )
+    """What the bars show now."""
+    return page.evaluate(BARS)
 
 
 def changed(page, before):
@@ -60,13 +80,17 @@ def becomes(page, wanted):
 
 def _await_bars(page, compared, others):
     page.wait_for_function(
-        "others => { const plot = document.querySelector('.js-plotly-plot'); return plot && plot._fullData &&"
-        " JSON.stringify(plot._fullData.filter(t => t.type === 'bar').map(t => [t.name, ...Array.from(t.x)]))"
-        f" {compared} JSON.stringify(others) }}",
-        arg=others,
-        timeout=WAIT,
+        f"others => {{ const now = {BARS}; return now && now {compared} others; }}", arg=others
     )
     settled(page)
+
+
+def alike(page, other):
+    """Wait until two pages' bars are equal, as both come to rest."""
+    deadline = time.monotonic() + WAIT / 1000
+    while bars(page) != bars(other) and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
+    assert bars(page) == bars(other)
 
 
 def test_a_slider_moved_by_keyboard_survives_reload_and_a_copied_link(browser, address):
@@ -77,12 +101,11 @@ def test_a_slider_moved_by_keyboard_survives_reload_and_a_copied_link(browser, a
         changed(page, before)
         page.get_by_text("Effective batch 2 = 2 × 1 on 1 GPU").wait_for(timeout=WAIT)
         moved = bars(page)
-        assert "per_device_train_batch_size=2" in page.url
+        addressed(page, "per_device_train_batch_size=2")
         page.reload()
-        settled(page)
-        assert bars(page) == moved
+        becomes(page, moved)
         with visitor(browser, page.url) as other:
-            assert bars(other) == moved
+            becomes(other, moved)
 
 
 CONNECTED = '.stApp[data-test-connection-state="CONNECTED"]'
@@ -103,8 +126,7 @@ def test_the_first_move_after_a_server_restart_counts(browser):
                 page.keyboard.press("ArrowRight")
                 changed(page, before)
                 moved = bars(page)
-                page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
-                assert "lora_r=64" in page.url
+                addressed(page, "per_device_train_batch_size=2", "lora_r=64")
                 with visitor(browser, page.url) as other:
                     becomes(other, moved)
 
@@ -130,8 +152,7 @@ def test_one_click_on_qlora_changes_the_control_the_link_and_the_verdict(browser
         changed(page, before)
         page.wait_for_url("**method=qlora**", timeout=WAIT)
         page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
-        chosen = page.get_by_role("radio", name="qlora")
-        assert chosen.get_attribute("aria-checked") == "true"
+        expect(page.get_by_role("radio", name="qlora")).to_be_checked()
 
 
 def test_cards_show_all_their_text_under_a_button_without_one(browser, address):
@@ -159,9 +180,8 @@ def test_cards_side_by_side_are_equally_wide(browser, address):
     with visitor(browser, f"{link}&gradient_checkpointing=true") as page:
         for group in ("methods", "others"):
             cards = page.locator(f".hr-cards-{group} .hr-card")
-            cards.first.wait_for(timeout=WAIT)
+            expect(cards).to_have_count(3)
             widths = [card.bounding_box()["width"] for card in cards.all()]
-            assert len(widths) == 3
             assert max(widths) - min(widths) < 1
 
 
@@ -173,9 +193,8 @@ def test_lora_settings_return_after_full(browser, address):
             page.get_by_role("radio", name=method, exact=True).click()
             page.get_by_text(METHOD_SAYS[method]).first.wait_for(timeout=WAIT)
             settled(page)
-        assert bars(page) == before
-        assert "lora_r=64" in page.url
-        assert "lora_target_modules=q_proj" in page.url
+        becomes(page, before)
+        addressed(page, "lora_r=64", "lora_target_modules=q_proj")
 
 
 METHOD_SAYS = {"full": "Full fine-tuning of Qwen3-8B needs", "lora": "LoRA of Qwen3-8B needs"}
@@ -184,13 +203,11 @@ METHOD_SAYS = {"full": "Full fine-tuning of Qwen3-8B needs", "lora": "LoRA of Qw
 def test_a_misspelled_link_is_corrected_in_the_address(browser, address):
     link = f"{address}/?model=qwen/qwen3-8b&optim=adamw_8bit&max_length=2000&lora_r=many"
     with visitor(browser, link) as page:
-        page.wait_for_url("**model=Qwen**", timeout=WAIT)
-        page.wait_for_url("**optim=adamw_bnb_8bit**", timeout=WAIT)
-        assert "max_length=2000" in page.url
-        assert "lora_r" not in page.url
-        assert page.get_by_text("lora_r must be a whole number").count() == 1
+        addressed(page, "model=Qwen", "optim=adamw_bnb_8bit", "max_length=2000")
+        page.wait_for_url(lambda url: "lora_r" not in url)
+        expect(page.get_by_text("lora_r must be a whole number")).to_have_count(1)
         with visitor(browser, page.url) as other:
-            becomes(other, bars(page))
+            alike(page, other)
             assert other.locator('[data-testid="stAlert"]').count() == 0
 
 
@@ -198,5 +215,4 @@ def test_going_back_to_a_bare_address_opens_the_example_again(browser, address):
     with visitor(browser, address) as page:
         page.go_back()
         page.wait_for_url("**model=mistralai**", timeout=WAIT)
-        settled(page)
-        assert page.get_by_text("Does not fit").first.is_visible()
+        expect(page.get_by_text("Does not fit").first).to_be_visible()

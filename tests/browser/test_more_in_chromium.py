@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.browser.conftest import serving
-from tests.browser.test_in_chromium import WAIT, bars, becomes, changed, settled, visitor
+from tests.browser.test_in_chromium import WAIT, addressed, bars, becomes, changed, visitor
 
 pytestmark = pytest.mark.browser
 LORA = "?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=4"
@@ -23,16 +23,15 @@ def test_a_click_on_the_map_sets_both_sliders(browser, address):
         at = cells.index([2, 1024])
         place = plot.evaluate(
             "(plot, at) => { const trace = plot._fullData.at(-1), layout = plot._fullLayout;"
-            " const box = plot.getBoundingClientRect();"
-            " return [box.x + layout._size.l + layout.xaxis.d2p(trace.x[at]),"
-            " box.y + layout._size.t + layout.yaxis.d2p(trace.y[at])] }",
+            " return { x: layout._size.l + layout.xaxis.d2p(trace.x[at]),"
+            " y: layout._size.t + layout.yaxis.d2p(trace.y[at]) } }",
             at,
         )
-        page.mouse.move(*place)
-        page.mouse.click(*place)
+        plot.hover(position=place)  # both wait until the plot stands still
+        plot.click(position=place)
         changed(page, before)
-        page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
-        assert "max_length=1024" not in page.url, "the default is not written"
+        addressed(page, "per_device_train_batch_size=2")
+        page.wait_for_url(lambda url: "max_length=" not in url)  # the default is not written
         page.get_by_text("Effective batch 2 = 2 × 1 on 1 GPU").wait_for(timeout=WAIT)
 
 
@@ -86,8 +85,7 @@ def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, addre
         page.get_by_role("link", name="How it works").click()
         page.get_by_text("A peak is a moment, not a sum").wait_for(timeout=WAIT)
         page.get_by_role("link", name="Estimate").click()
-        settled(page)
-        assert bars(page) == before
+        becomes(page, before)
 
 
 def test_a_new_servers_first_visit_may_be_to_any_page(browser):

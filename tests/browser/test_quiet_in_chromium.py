@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.request
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.test_in_chromium import WAIT, visitor
 
@@ -13,23 +14,17 @@ TIGHT = "?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_tr
 STAYS = ".hr-stays"
 
 
-def opacity(page) -> float:
-    return float(page.locator(STAYS).evaluate("it => getComputedStyle(it).opacity"))
-
-
 def test_the_verdict_stays_visible_and_a_remedy_scrolls_back_to_it(browser, address):
     with visitor(browser, f"{address}/{TIGHT}") as page:
-        assert opacity(page) == 0, "the panel itself is in sight"
+        stays = page.locator(STAYS)
+        expect(stays).to_have_css("opacity", "0")  # the panel itself is in sight
         icon = page.locator('link[rel~="icon"]').first.get_attribute("href")
         assert icon.startswith("data:image/svg+xml,%3Csvg")
         remedy = page.get_by_role("button", name="Apply Gradient checkpointing").first
         remedy.scroll_into_view_if_needed()
         page.locator('[data-testid="stMain"]').evaluate("it => it.scrollTo(0, 900)")
-        page.wait_for_function(
-            f"() => getComputedStyle(document.querySelector('{STAYS}')).opacity === '1'",
-            timeout=WAIT,
-        )
-        assert "Does not fit" in page.locator(STAYS).inner_text()
+        expect(stays).to_have_css("opacity", "1")
+        expect(stays).to_contain_text("Does not fit")
         remedy.click()
         page.wait_for_function(
             "() => document.querySelector('[data-testid=\"stMain\"]').scrollTop === 0", timeout=WAIT
