@@ -8,6 +8,7 @@ import pytest
 
 from estimator import catalog, estimate, remedies
 from estimator.__main__ import _answer
+from estimator.answer.estimate import per_structure
 from estimator.contract import setups
 from estimator.contract.setups import MOST_UNKNOWN, parse, read_setup
 from estimator.families.reader import MOST_LAYERS
@@ -16,7 +17,7 @@ from estimator.search import best_ways
 from estimator.search import remedies as search
 from estimator.search.limits import largest_micro_batch, longest_context
 from estimator.search.scaling import curves
-from estimator.step import reserved, timeline
+from estimator.step import records, reserved, timeline
 from estimator.step.reserved import MOST_EVENTS, reserved_bytes
 from estimator.tape.symbols import Recording
 from estimator.values.specs import Offload, Strategy
@@ -190,3 +191,29 @@ def test_one_layer_above_the_limit_is_refused() -> None:
     assert answer == {
         "error": "model: num_hidden_layers must be a whole number from 1 to 1000, not 1001."
     }
+
+
+def test_memory_does_not_grow_with_the_setups_that_were_asked_for(monkeypatch) -> None:
+    """Records and estimates are remembered up to their bytes, and dropped ones give the same answer again."""
+    setups = [
+        parse(
+            {"model": "HuggingFaceTB/SmolLM2-135M", "lora_r": 5, **keys, "use_liger_kernel": liger}
+        )
+        for keys in KINDS[:3]
+        for liger in (False, True)
+    ]
+    timeline._plan.cache_clear()
+    timeline.plan.cache_clear()
+    per_structure.cache_clear()
+    one = timeline.plan(*_as_played(*setups[0])).step(timeline.Sizes.of(setups[0][2]))[1].bytes
+    monkeypatch.setattr(records, "MOST_BYTES", 3 * one)
+    monkeypatch.setattr(estimate, "_most_bytes", 3 * one)
+    first = [estimate(*of).decisive for of in setups]
+    assert records._ALL.bytes <= 3 * one
+    assert estimate.bytes <= 3 * one
+    assert len(estimate) < len(setups)
+    assert [estimate(*of).decisive for of in setups] == first
+
+
+def _as_played(model, _, setup):
+    return model, timeline.structure(setup)

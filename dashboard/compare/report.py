@@ -67,7 +67,15 @@ def write_csv(of: Subject) -> str:
         key: [it.replace(",", "") if _is_number(it) else it for it in texts]
         for key, texts in differs.items()
     }
-    head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
+    head: list[object] = [
+        "scenario",
+        *differs,
+        *_FIGURES,
+        "headroom_version",
+        "date",
+        "assumptions",
+        "range",
+    ]
     rows: list[list[object]] = [head]
     for place, it in enumerate(of.shown):
         assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem

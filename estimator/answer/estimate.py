@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -73,6 +73,7 @@ from estimator.time.rates import INSIDE, missing_rate
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
+from estimator.values.remembered import remembered
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -89,8 +90,17 @@ from estimator.values.specs import (
     Strategy,
 )
 
+MOST_BYTES = 64 * 2**20
+"""Bytes that remembered estimates hold: ours. The records among them are mostly those that are kept anyway."""
 
-@lru_cache(maxsize=1024)
+
+def _parts(of: Estimate) -> Iterator[tuple[object, int]]:
+    yield from of.timeline.parts
+    for run in of.device_runs:
+        yield from run.timeline.parts
+
+
+@remembered(1024, MOST_BYTES, _parts)
 def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """Peak memory of a training step in bytes per GPU, its components, the verdict; hours and dollars of the whole run.
 
@@ -289,7 +299,7 @@ def _with_reference(loaded: Moment, reference: int) -> Moment:
     return Moment(Phase.LOAD, "the reference model arrives", parts)
 
 
-per_structure = lru_cache(maxsize=8192)(PerStructure)
+per_structure = lru_cache(maxsize=2048)(PerStructure)
 """The same, remembered."""
 
 

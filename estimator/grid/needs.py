@@ -228,12 +228,11 @@ class _Reader:
     def _read_part(
         self, plan: Plan, inputs: Numbers, part: Numbers, highest: Numbers, left_over: Numbers
     ) -> None:
-        known = 0
+        known = iter(tuple(plan.schedules))
         while len(part):
-            if known == len(plan.schedules):
-                plan.step(Sizes(*inputs[:, part[0]].tolist()))
-            schedule = plan.schedules[known]
-            known += 1
+            schedule = next(known, None)
+            if schedule is None:
+                _, schedule = plan.step(Sizes(*inputs[:, part[0]].tolist()))
             held = self._read_with(schedule, inputs[:, part], part, highest, left_over)
             part = part[~held]
 

@@ -8,7 +8,6 @@ few moments that can be the peak.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,14 @@ from numpy.typing import NDArray
 
 from estimator.grid.arrays import LARGEST, Numbers, Table
 from estimator.step.timeline import Gathered, Schedule
+from estimator.values.remembered import remembered
 
 EXACT = 2.0**52
 """Sums of integers in float64 below this bound are exact in any order: half of 2⁵³, the mantissa's range."""
+
+
+MOST_BYTES = 32 * 2**20
+"""Bytes of rows that are remembered: ours."""
 
 
 class Rows(NamedTuple):
@@ -30,7 +34,11 @@ class Rows(NamedTuple):
     """[moments]: bytes of weights gathered by ZeRO-3."""
 
 
-@lru_cache(maxsize=256)
+def _bytes_of(of: Rows) -> list[tuple[object, int]]:
+    return [(of, of.times.nbytes)]
+
+
+@remembered(64, MOST_BYTES, _bytes_of)
 def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
     """The moments of a schedule that can be its highest: counts of each size, and gathered bytes.
 
@@ -54,7 +62,7 @@ def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
     return Rows(moments[:, :-1], moments[:, -1])
 
 
-@lru_cache(maxsize=256)
+@remembered(64, MOST_BYTES, _bytes_of)
 def highest_rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
     """The same without moments that another dominates: a third or less, found in the time of thousands of cells.
 

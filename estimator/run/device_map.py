@@ -28,6 +28,7 @@ from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
 from estimator.step.evaluation import evaluated
+from estimator.step.records import Records
 from estimator.step.timeline import (
     Run,
     Schedule,
@@ -191,16 +192,20 @@ class PlacedPlan:
     ) -> None:
         self._model, self._at, self._training = model, at, training
         self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
-        self._schedules: list[dict[int, Schedule]] = []
+        self._schedules: Records[dict[int, Schedule]] = Records()
 
     def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:
         """The step at these sizes on one GPU, and its schedule."""
         for schedules in self._schedules:
             sized = schedules[gpu].program.at(sizes[:3])
             if sized is not None:
+                self._schedules.use(schedules)
                 return sized, schedules[gpu]
-        self._schedules.append(self._played(sizes))
-        return self.step(sizes, gpu)
+        schedules = self._played(sizes)
+        self._schedules.add(schedules, sum(it.bytes for it in schedules.values()))
+        sized = schedules[gpu].program.at(sizes[:3])
+        assert sized is not None  # it was played at these sizes
+        return sized, schedules[gpu]
 
     def _played(self, sizes: Sizes) -> dict[int, Schedule]:
         recording = Recording()

@@ -32,6 +32,7 @@ from estimator.parallel.zero3_coordinator import (
 from estimator.resident.model import (
     Resident,
 )
+from estimator.step.records import Records
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, GRADIENTS, WEIGHTS, Mark, Place
@@ -45,6 +46,7 @@ from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
+from estimator.values.remembered import remembered
 from estimator.values.results import HeldTensors, Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
@@ -74,6 +76,21 @@ class Run(NamedTuple):
     """Whether its layers are those of a vision tower."""
 
 
+BYTES_PER_ENTRY = 100
+"""Of an event, an operation or a run of a record: 75 to 98 where it has a thousand or more (measured: tracemalloc,
+Python 3.11, six models)."""
+BYTES_PER_MOMENT = 800
+"""Of a moment with its parts: 720 to 1,100 (measured in the same way)."""
+BYTES_PER_LEVEL = 48
+"""Of a gathered level: 36 to 48 (measured in the same way)."""
+BYTES_PER_CALL = 800
+"""Of a module call that a coordinator follows, with what it has computed (measured: 130 MB of 43 coordinators)."""
+MOST_GATHERED_BYTES = 64 * 2**20
+"""Bytes of gathered levels, and as many of coordinated calls, that are remembered: ours."""
+MOST_CHANGES = 64
+"""Moments of a record whose changes are remembered: ours; a step has some four."""
+
+
 class Schedule:
     """A played program, and the order in which its segments make up the real step."""
 
@@ -87,18 +104,29 @@ class Schedule:
         and for a tower, whose model is its text's."""
         self._until_here: dict[tuple[int, int, int], Changes] = {}
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the record in this process, in bytes, about."""
+        return BYTES_PER_ENTRY * (
+            len(self.program.signs) + len(self.program.recording.steps) + len(self.runs)
+        )
+
     def changes_until(self, index: int, place: int, top: int) -> Changes:
         """Net allocations before the event ``top`` in the ``place``-th repetition of a run."""
-        if (index, place, top) not in self._until_here:
+        found = self._until_here.get((index, place, top))
+        if found is None:
             spans, run = self.program.spans, self.runs[index]
-            self._until_here[index, place, top] = self.program.change_of_all(
+            found = self.program.change_of_all(
                 [
                     *((*spans[before.segment], before.length) for before in self.runs[:index]),
                     (*spans[run.segment], place),
                     (spans[run.segment][0], top, 1),
                 ]
             )
-        return self._until_here[index, place, top]
+            if len(self._until_here) >= MOST_CHANGES:
+                self._until_here.clear()
+            self._until_here[index, place, top] = found
+        return found
 
     def gathered(self, sized: Sized, ranks: int) -> Gathered | None:
         """Weights that ZeRO-3 holds gathered at every module call; None without ZeRO-3."""
@@ -127,11 +155,17 @@ class Gathered:
 
     def __init__(self, levels: Iterable[Sequence[Sequence[int]]]) -> None:
         self.levels = list(levels)
+        self.bytes = BYTES_PER_LEVEL * sum(len(it) for run in self.levels for it in run)
+        """Memory of the levels in this process, about."""
         self.alike = [_first_and_last(run) for run in self.levels]
         """For each run: first and last repetition of each distinct gather pattern, with its maximum."""
 
 
-@lru_cache(maxsize=256)
+def _bytes_of_levels(gathered: Gathered) -> list[tuple[object, int]]:
+    return [(gathered, gathered.bytes)]
+
+
+@remembered(64, MOST_GATHERED_BYTES, _bytes_of_levels)
 def _gathered(schedule: Schedule, wholes: tuple[tuple[str, int], ...], ranks: int) -> Gathered:
     of_models = [
         _coordinator(schedule, model, wholes).levels(ranks, is_offloaded=rules.is_offloaded)
@@ -164,7 +198,12 @@ def _coordinator(
     return _coordinated(calls, wholes, rules._replace(is_offloaded=False))
 
 
-@lru_cache(maxsize=64)
+def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
+    calls = sum(len(it) for run in coordinator.call_trace.stretches for it in run)
+    return [(coordinator, BYTES_PER_CALL * calls)]
+
+
+@remembered(64, MOST_GATHERED_BYTES, _bytes_of_calls)
 def _coordinated(
     calls: tuple[Repeated, ...], wholes: tuple[tuple[str, int], ...], rules: Rules
 ) -> Coordinator:
@@ -228,16 +267,20 @@ class Plan:
         self._model = model
         self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._training = training
-        self.schedules: list[Schedule] = []
+        self.schedules: Records[Schedule] = Records()
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its schedule."""
         for schedule in self.schedules:
             sized = schedule.program.at(sizes)
             if sized is not None:
+                self.schedules.use(schedule)
                 return sized, schedule
-        self.schedules.append(self._played(sizes))
-        return self.step(sizes)
+        schedule = self._played(sizes)
+        self.schedules.add(schedule, schedule.bytes)
+        sized = schedule.program.at(sizes)
+        assert sized is not None  # it was played at these sizes
+        return sized, schedule
 
     def _played(self, sizes: Sizes) -> Schedule:
         recording = Recording()
@@ -466,6 +509,12 @@ class Walk:
         self._to_come = to_come
         """Gradients among these that do not exist yet while completions are scored, before the first micro-step."""
         self._gathered = self._schedule.gathered(self._sized, ranks)
+
+    @property
+    def parts(self) -> list[tuple[object, int]]:
+        """What it holds in this process's memory, with its bytes: the record, and the moments that may be asked for."""
+        moments = sum(run.length for run in self._schedule.runs if run.has_moments)
+        return [(self._schedule, self._schedule.bytes), (self, BYTES_PER_MOMENT * moments)]
 
     @property
     def resident(self) -> Mapping[Component, int]:

@@ -132,7 +132,7 @@ def _played(
     return found[_FORWARD], found[_BACKWARD], found[_FIXED], operators
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _counts(schedule: Schedule, names: frozenset[str]) -> tuple[tuple[Counter[int], ...], int]:
     """How often the layers write a tensor of each slot, in forward, in backward, and for folded adapters; operators."""
     counts: tuple[Counter[int], ...] = (Counter(), Counter(), Counter())

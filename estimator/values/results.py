@@ -55,6 +55,10 @@ class Timeline(Protocol):
         """In order of time, one per layer and stage, each at its peak."""
 
     @property
+    def parts(self) -> Sequence[tuple[object, int]]:
+        """What it holds in this process's memory, with its bytes there."""
+
+    @property
     def resident(self) -> Mapping[Component, int]:
         """Bytes alive when a micro-step begins, by component."""
 
