@@ -18,7 +18,7 @@ from estimator.tools.known.trl import USUAL_PROMPT, objective_of
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.reading.detect import kind_of, read_text
-from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
+from estimator.tools.reading.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
 from estimator.tools.sayable import sayable
 from estimator.values.keys import BY_NAME, DEFAULT
@@ -29,6 +29,8 @@ from estimator.values.specs import Model
 
 MOST_FILES = 16
 """Files of one run: ours."""
+MOST_LOOKED_UP = 100
+"""Unknown keys for which similar names are looked for: ours, as those of a setup."""
 SHORTEST_MEANT = 4
 """Letters of a name that an unknown key may have meant: ours; a shorter one stands in too many words."""
 PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "verl", "trl", "trainer")
@@ -118,6 +120,10 @@ def read_files(
         )
     texts = _read(files)
     pool = pool_of(texts)
+    if len(pool.entries) > MOST_KEYS:
+        raise InputError(
+            f"{next(iter(files))} has more than {MOST_KEYS:,} keys; give the config alone."
+        )
     tool = _tool(pool, texts)
     refuse_what_trains_nothing(tool, pool, texts)
     return _joined(tool, pool, texts, known or {})
@@ -427,6 +433,8 @@ class _Judge:
     """The user's values."""
     asked: Mapping[str, str]
     """Keys of theirs whose values are asked for, and one of ours that each decides."""
+    unknown: list[str] = field(default_factory=list)
+    """Keys that are not known, so far."""
 
     def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:
         """What became of one key; ``refused``: why the contract does not take it."""
@@ -468,8 +476,11 @@ class _Judge:
             return Fate.TAKEN, "", None
         if later is not None:
             return Fate.NO_EFFECT, "", None
-        names = {it.partition(".")[2] for it in self.taken}
-        meant = near(shown, sorted(it for it in names if len(it) >= SHORTEST_MEANT))
+        self.unknown.append(shown)
+        meant = []
+        if len(self.unknown) <= MOST_LOOKED_UP:
+            names = {it.partition(".")[2] for it in self.taken}
+            meant = near(shown, sorted(it for it in names if len(it) >= SHORTEST_MEANT))
         hint = f"; did you mean {meant[0]}?" if meant else "."
         return (
             Fate.UNKNOWN,

@@ -10,6 +10,7 @@ import pytest
 
 from estimator import Fate, Imported, estimate, read_files
 from estimator.contract.setups import parse
+from estimator.tools import imported
 
 
 def read(**files: str) -> Imported:
@@ -397,3 +398,20 @@ def test_deepspeed_and_the_arguments_must_agree() -> None:
 def test_both_16_bit_modes_at_once_are_refused() -> None:
     (said,) = read(a_py="args = TrainingArguments('o', bf16=True, fp16=True)").contradictions
     assert said.endswith("are both on, and Trainer takes one of the two; turn one off.")
+
+
+def test_of_many_keys_a_hundred_are_looked_up_and_of_too_many_none(monkeypatch) -> None:
+    """Work is counted, not timed: similar names are looked for a hundred times at most."""
+    looked_up: list[str] = []
+    monkeypatch.setattr(imported, "near", lambda name, _: looked_up.append(name) or [])
+    command = "trl sft --model_name_or_path openai-community/gpt2 "
+    run = read(x_sh=command + " ".join(f"--flag_{it} 1" for it in range(500)))
+    assert len(run.of(Fate.UNKNOWN)) == 500
+    assert len(looked_up) == imported.MOST_LOOKED_UP
+    with pytest.raises(ValueError, match=r"has more than 5,000 keys; give the config alone"):
+        read(x_sh=command + " ".join(f"--f{it} 1" for it in range(6000)))
+    doubled = "A=xxxxxxxx\n" + "A=$A$A\n" * 40  # 8 TB
+    assert len(str(read(x_sh=f"{doubled}{command} --output_dir $A"))) < 100_000
+    read(x_py="a = 'xxxxxxxx'\n" + "a = f'{a}{a}'\n" * 40 + "args = SFTConfig(output_dir=a)\n")
+    with pytest.raises(ValueError, match="longer than 200 kB"):
+        read(x_sh=command + "--seed 1 " * 30_000)

@@ -598,6 +598,8 @@ class _Reader:
             if not isinstance(inner, str | int | float):
                 return Unresolved(ast.unparse(node))
             text += str(inner)
+            if len(text) > LONGEST_RESULT:
+                return Unresolved(ast.unparse(node)[:200])
         return text
 
     def arithmetic(self, left: Any, op: ast.operator, right: Any, node: ast.expr) -> Any:

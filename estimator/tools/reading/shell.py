@@ -39,6 +39,10 @@ TRAINS: Mapping[str, frozenset[str]] = {
     "ms_swift": frozenset(["sft", "pt", "rlhf"]),
 }
 """The words of a tool's command that train; the others serve, export, merge and evaluate."""
+LONGEST = 200_000
+"""Characters of a file of commands: ours, twenty times the longest example; each is looked at several times."""
+LONGEST_VALUE = 5_000
+"""Characters that variables add to a word: ours."""
 NO_TRAINING = re.compile(r"(^|/)(generate|eleuther_eval|quantize)")
 """torchtune's recipes that do not train: torchtune 0.6, _recipe_registry.py."""
 UV_FLAGS = frozenset(["--extra", "--group", "--with", "--python", "--package"])
@@ -119,6 +123,10 @@ def read_shell(text: str, name: str) -> Text:
     >>> command.launcher, command.launch[0].value, command.words, command.flags[0].name
     ('accelerate', 4, ('train.py',), 'bf16')
     """
+    if len(text) > LONGEST:
+        raise InputError(
+            f"{name} is longer than {LONGEST // 1000} kB, which no command is; give the command alone."
+        )
     variables: dict[str, str] = {}
     arrays: dict[str, list[str]] = {}
     commands: list[Command] = []
@@ -269,13 +277,18 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
-    """A text with the variables that are known in it; the others stay. One that is empty takes its default."""
+    """A text with the variables that are known in it; the others stay. One that is empty takes its default.
+
+    Those that would make it longer than ``LONGEST_VALUE`` stay, too.
+    """
+    total = 0
 
     def one(it: re.Match[str]) -> str:
+        nonlocal total
         name, instead = it[1] or it[3], it[2]
-        if instead is None:
-            return known.get(name, it[0])
-        return known.get(name) or instead
+        found = known.get(name, it[0]) if instead is None else known.get(name) or instead
+        total += len(found)
+        return found if total <= LONGEST_VALUE else it[0]
 
     return VARIABLE.sub(one, text)
 
