@@ -11,7 +11,7 @@ from typing import Any
 from estimator.tools.known import trl
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
-from estimator.tools.reading.shell import TRAINS
+from estimator.tools.reading.shell import TRAINS, WHOLE_VARIABLE
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
@@ -343,6 +343,9 @@ def _command(command: Command, file: str, pool: Pool) -> None:
         _objective(words[0], file, command.line, pool)
     if command.tool == "ms_swift" and words:
         pool.add(Entry("args.command", words[0], file, command.line, words[0]))
+    pool.guesses += [
+        f"{it} in the command is taken as empty." for it in words if WHOLE_VARIABLE.fullmatch(it)
+    ]
     pool.references += [it for it in words if re.search(r"\.(py|ya?ml|json)$", it)]
     for it in command.flags:
         if command.tool == "trl" and it.name == "accelerate_config":

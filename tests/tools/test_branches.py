@@ -124,3 +124,30 @@ def test_what_is_taken_of_the_card_is_said() -> None:
     )
     assert found.setup["max_length"] == 64
     assert found.guesses == ("The card is taken as Ampere or newer (get_device_capability).",)
+
+
+TRAIN = "trl sft --model_name_or_path gpt2 --max_length $N"
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "length"),
+    [
+        (f"N=64\nif [ $A ]; then\n  N=512\nfi\n{TRAIN}", {"max_length"}, 1024),
+        (f"if [ $A ]; then\n  N=512\nelse\n  N=512\nfi\n{TRAIN}", set(), 512),
+        (f"if [ $A ]; then N=64; else N=512; fi\n{TRAIN}", {"max_length"}, 1024),
+        (f"N=64\n[ $A ] && N=512\n{TRAIN}", {"max_length"}, 1024),
+        (f"N=64\nif [ $A ]; then N=512; fi\nN=128\n{TRAIN}", set(), 128),
+        (f"N=64\nif [ $1 ]; then N=$1; fi\n{TRAIN}", set(), 64),
+        (f"N=64\nX=(--bf16)\nif [ $A ]; then\n X+=(--load_in_4bit)\nfi\n{TRAIN} ${{X[@]}}", {"method"}, 64),
+    ],
+)  # fmt: skip
+def test_of_a_shell_s_branches_too(script: str, asked: set[str], length: int) -> None:
+    """By hand: bash runs one of the branches, or none; an argument of the script is not there without being given."""
+    found = read_files({"run.sh": script})
+    assert (set(found.asked), found.setup["max_length"]) == (asked, length)
+
+
+def test_words_of_a_command_that_only_the_run_knows_are_said() -> None:
+    found = read_files({"run.sh": "trl sft --model_name_or_path gpt2 --max_length 64 $MORE"})
+    assert found.setup["max_length"] == 64
+    assert "$MORE in the command is taken as empty." in found.guesses

@@ -127,26 +127,28 @@ def read_shell(text: str, name: str) -> Text:
         raise InputError(
             f"{name} is longer than {LONGEST // 1000} kB, which no command is; give the command alone."
         )
-    variables: dict[str, str] = {}
+    variables = _Variables()
     arrays: dict[str, list[str]] = {}
     commands: list[Command] = []
-    for line, words in _statements(text, name, variables):
+    for line, words, is_sure in _statements(text, name, variables.known):
         if (array := ARRAY.match(words[0])) and words[-1].endswith(")"):
             inside = [array[3], *words[1:]] if len(words) > 1 else [array[3]]
             inside[-1] = inside[-1].removesuffix(")")
             before = arrays.get(array[1], []) if array[2] else []
-            arrays[array[1]] = [*before, *(_filled(it, variables) for it in inside if it)]
+            added = [_filled(it, variables.known) for it in inside if it]
+            arrays[array[1]] = [*before, *(added if is_sure else _unsure(added))]
             continue
         unfolded = [one for it in words for one in _of_array(it, arrays)]
-        environment, rest = _environment(unfolded, variables)
+        environment, rest = _environment(unfolded, variables.known)
         if not rest:
-            variables.update(environment)
+            variables.set(environment, is_sure=is_sure)
             continue
         if rest[0] == "export":
-            variables.update(_environment(rest[1:], variables)[0])
+            exported = _environment(rest[1:], variables.known)[0]
+            variables.set(exported, is_sure=is_sure)
             continue
-        expanded = [word for it in rest for word in _expanded(it, variables)]
-        if (command := _command(expanded, {**variables, **environment}, line)) is not None:
+        expanded = [word for it in rest for word in _expanded(it, variables.known)]
+        if (command := _command(expanded, {**variables.known, **environment}, line)) is not None:
             commands.append(command)
     if not commands:
         for module, label in UNREAD.items():
@@ -157,6 +159,67 @@ def read_shell(text: str, name: str) -> Text:
             "llamafactory-cli train, swift sft, tune run, python -m verl.trainer.main_ppo, torchrun or deepspeed."
         )
     return Text(name=name, kind="shell", commands=tuple(commands))
+
+
+class _Variables:
+    """The variables of a script, but those to which its branches give different values."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._undecided: set[str] = set()
+
+    def set(self, given: Mapping[str, str], *, is_sure: bool) -> None:
+        """Assignments; one that is not sure to run agrees with the value before, or leaves the variable unknown.
+
+        A value of the script's own arguments leaves the default.
+        """
+        for name, value in given.items():
+            if is_sure:
+                self._undecided.discard(name)
+                self.known[name] = value
+            elif name in self._undecided or (name in self.known and VARIABLE.search(value)):
+                continue
+            elif self.known.get(name, value) != value:
+                del self.known[name]
+                self._undecided.add(name)
+            else:
+                self.known[name] = value
+
+
+def _unsure(words: Sequence[str]) -> list[str]:
+    """Words that a script adds under a test: flags whose values only the run knows.
+
+    >>> _unsure(["--bf16", "--rank", "8"])
+    ['--bf16', '$(under an if)', '--rank', '$(8 under an if)']
+    """
+    found: list[str] = []
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        is_flag = re.match(r"--?[A-Za-z]", word) is not None
+        found.append(word if is_flag else f"$({word} under an if)")
+        if is_flag and after.startswith("-"):
+            found.append("$(under an if)")
+    return found
+
+
+class _Ifs:
+    """Whether a line stands in an ``if``.
+
+    >>> ifs = _Ifs()
+    >>> [ifs.is_sure(it) for it in ("if [ $A ]; then", "B=1", "fi", "B=2", "if true; then B=1; fi")]
+    [False, False, False, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def is_sure(self, line: str) -> bool:
+        """Whether the commands of this line run whatever is tested."""
+        opens = re.match(r"\s*if\b", line) is not None
+        closes = re.search(r"(^|;)\s*fi\s*(;|$)", line) is not None
+        self._depth += opens
+        is_sure = self._depth == 0
+        self._depth = max(0, self._depth - closes)
+        return is_sure
 
 
 def _of_array(word: str, arrays: Mapping[str, list[str]]) -> list[str]:
@@ -208,10 +271,15 @@ class _Cases:
         return all(it[1] for it in self._open)
 
 
-def _statements(text: str, name: str, known: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
-    """Each simple command with its first line; ``known``: the variables so far, which choose a ``case``'s branch."""
+def _statements(
+    text: str, name: str, known: Mapping[str, str]
+) -> Iterator[tuple[int, list[str], bool]]:
+    """Each simple command with its first line, and whether it is sure to run.
+
+    ``known``: the variables so far, which choose a ``case``'s branch.
+    """
     kept, first = "", 0
-    cases = _Cases()
+    cases, ifs = _Cases(), _Ifs()
     for number, line in enumerate(text.split("\n"), start=1):
         bare = line.rstrip()
         if not kept:
@@ -229,15 +297,28 @@ def _statements(text: str, name: str, known: Mapping[str, str]) -> Iterator[tupl
         if ARRAY.match(kept) and not kept.rstrip().endswith(")") and number - first < LONGEST_ARRAY:
             kept += "\n"
             continue
-        yield from _split(kept, first, name)
+        yield from _split(kept, first, name, is_sure=ifs.is_sure(kept))
         kept = ""
     if kept.strip():
-        yield from _split(kept, first, name)
+        yield from _split(kept, first, name, is_sure=ifs.is_sure(kept))
 
 
-def _split(text: str, line: int, name: str) -> Iterator[tuple[int, list[str]]]:
+TESTED = re.compile(r"(?:\[\[?|test)\s[^&|]*(?:&&|\|\|)\s*\w+=")
+"""``[ test ] && NAME=value``."""
+LONGEST_IF = 2_000
+"""Characters of an ``if`` in one line: ours."""
+ONE_LINE = re.compile(r"\b(?:then|else)\s+(.*?)\s*;?\s*(?=\belif\b|\belse\b|\bfi\b|$)")
+
+
+def _split(
+    text: str, line: int, name: str, *, is_sure: bool
+) -> Iterator[tuple[int, list[str], bool]]:
     text = text.strip().removeprefix("$ ").removeprefix("!").removeprefix("%%bash")
-    is_assigned = ASSIGNED.match(text) or ARRAY.match(text)
+    if len(text) <= LONGEST_IF and re.match(r"(el)?if\b.*\bthen\b|else\b", text):
+        for inner in ONE_LINE.findall(text):
+            yield from _split(inner, line, name, is_sure=False)
+        return
+    is_assigned = ASSIGNED.match(text) or ARRAY.match(text) or TESTED.match(text)
     if not text or (not TRAIN_WORDS.search(f" {text} ") and not is_assigned):
         return
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
@@ -253,12 +334,15 @@ def _split(text: str, line: int, name: str) -> Iterator[tuple[int, list[str]]]:
     for token in tokens:
         if token and set(token) <= set(";&|"):
             if words:
-                yield line, words
+                yield line, words, is_sure
+            is_sure = is_sure and not (
+                token in ("&&", "||") and words[:1] in (["["], ["[["], ["test"])
+            )
             words = []
         else:
             words.append(token)
     if words:
-        yield line, words
+        yield line, words, is_sure
 
 
 def _environment(
@@ -274,6 +358,9 @@ def _environment(
 
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
+
+
+WHOLE_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
@@ -424,6 +511,8 @@ def _flags(
             if equals:
                 close()
                 flag = ""
+        elif values and WHOLE_VARIABLE.fullmatch(word):
+            plain.append(word)  # more words, which only the run knows
         elif flag and not (is_hydra and (values or OVERRIDE.match(word))):
             values.append(_value(word))
         elif OVERRIDE.match(word):
