@@ -73,9 +73,9 @@ def test_a_subset_of_layers_reserves_nearly_as_much_as_all(keys, apart, monkeypa
 
 def test_only_a_hundred_unknown_keys_are_looked_up(monkeypatch) -> None:
     looked_up = []
-    near = setups.near
+    meant = setups.meant_keys
     monkeypatch.setattr(
-        setups, "near", lambda name, known: looked_up.append(name) or near(name, known)
+        setups, "meant_keys", lambda name, known: looked_up.append(name) or meant(name, known)
     )
     reading = read_setup(
         {"model": "openai-community/gpt2", **{f"lora_{i}": 1 for i in range(10_000)}}
