@@ -138,12 +138,12 @@ def test_a_host_of_one_gpu_is_not_the_price_of_several() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "usd"),
-    # aws.amazon.com, p5.48xlarge 55.04 an hour / 8; azure.microsoft.com, NC24ads A100 v4; no listing of g5.48xlarge
+    # aws.amazon.com, p5.48xlarge 55.04 an hour / 8; azure.microsoft.com, NC24ads A100 v4; no listing of g5.2xlarge
     [
         ("p5.48xlarge", 6.88),
         ("2x p5.48xlarge", 6.88),
         ("NC24ads A100 v4", 3.673),
-        ("g5.48xlarge", None),
+        ("g5.2xlarge", None),
     ],
 )
 def test_a_cloud_machine_has_its_own_price_and_keeps_it_in_a_link(

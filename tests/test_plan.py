@@ -218,14 +218,12 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     ada, turing = (Offer(gpu=catalog.gpu(name), most=1) for name in ("RTX 4090", "T4"))
     asked = Question(models=("Qwen/Qwen3-8B",), offers=(ada,), effective_batch=1, tried=FEW)
     answer = advise(candidates(asked))
-    assert {str(it.setup.dtype) for it in answer.candidates.recipes} == {"float32", "bfloat16"}
+    assert {str(it.setup.dtype) for it in answer.candidates.recipes} == {"bfloat16"}
     assert "bfloat16 weights, micro-batch 1 × 1, rows of 1,024 tokens" in answer.sentence
     assert "other defaults of TRL's SFTTrainer" in answer.sentence
     held = candidates(replace(asked, keys={"dtype": "float32"}))
     assert not held.fits.any()
-    small = replace(
-        asked, models=(SMALL,), offers=(ada, turing), methods=(Method.LORA, Method.QLORA)
-    )
+    small = replace(asked, models=(SMALL,), offers=(ada, turing), methods=tuple(Method))
     found = candidates(small)
     tried = {
         (
@@ -237,7 +235,11 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
         for it in found.recipes
     }
     assert {it[1:] for it in tried if it[0] == "T4"} == {
-        ("lora", "float32", "fp16"),
+        (
+            "full",
+            "float32",
+            "fp16",
+        ),  # float16 weights are refused: no GradScaler takes their gradients
         ("lora", "float16", "fp16"),
         # TRL keeps QLoRA's adapters in bfloat16, which no GradScaler takes: its own precision is what is left
         ("qlora", "float32", "bf16"),

@@ -245,24 +245,24 @@ def _readings(
 
 
 def _precisions(keys: Mapping[str, object], *, has_bf16: bool) -> tuple[Mapping[str, object], ...]:
-    """Keys of the precisions that are tried: what the question says, else the tool's own weights and 16-bit ones.
+    """Keys of the precisions that are tried: what the question says, else 16-bit weights.
 
-    Cards without bfloat16 (Volta, Turing) train in float16: its autocast, and weights in float32 or float16.
+    Trained weights are tried in the tool's own precision too, which 16 bits round at each update; a frozen base is only
+    larger in it. Cards without bfloat16 (Volta, Turing) train in float16, under its autocast.
 
-    >>> _precisions({}, has_bf16=True), _precisions({"dtype": "float32"}, has_bf16=False)
-    (({}, {'dtype': 'bfloat16'}), ({'mixed_precision': 'fp16'},))
+    >>> _precisions({"method": "full"}, has_bf16=True), _precisions({"method": "lora"}, has_bf16=False)
+    (({}, {'dtype': 'bfloat16'}), ({'mixed_precision': 'fp16', 'dtype': 'float16'},))
     """
     dtype, autocast = keys.get("dtype"), keys.get("mixed_precision")
-    if has_bf16:
-        return ({},) if dtype else ({}, {"dtype": "float16" if autocast == FP16 else "bfloat16"})
-    if autocast not in (None, FP16) or dtype == "bfloat16":
-        return ({},)
-    scaled = {"mixed_precision": FP16}
+    if not has_bf16 and (autocast not in (None, FP16) or dtype == "bfloat16"):
+        return ({},)  # as asked; its hours are unknown
+    under: Mapping[str, object] = {} if has_bf16 else {"mixed_precision": FP16}
     if dtype:
-        return (scaled,)
-    # of a packed base little is in this dtype but adapters, which TRL casts to bfloat16, and then none of it trains
-    weights = ("float16",) if keys.get("method") == Method.QLORA else ("float32", "float16")
-    return tuple({"dtype": it, **scaled} for it in weights)
+        return (under,)
+    in_16_bits = "float16" if FP16 in (autocast, *under.values()) else "bfloat16"
+    own = under if has_bf16 else {**under, "dtype": "float32"}
+    halved = {**under, "dtype": in_16_bits}
+    return (own, halved) if keys["method"] == Method.FULL else (halved,)
 
 
 FP16 = MixedPrecision.FP16.value
