@@ -52,6 +52,12 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
         yield f"{_at(packed[0])} and {_at(packed[1])} are both on, and bitsandbytes takes one of the two; turn one off."
     if tool == "axolotl":
         yield from _of_axolotl(given)
+    alone = [given[key] for key in PACKS if key in given and is_on(given[key].value)]
+    adapts = "args.use_peft" in given and (
+        given["args.use_peft"].is_unknown or is_on(given["args.use_peft"].value)
+    )
+    if tool == "trl" and alone and not adapts and not any(it.startswith("peft.") for it in given):
+        yield f"{_at(alone[0])} trains nothing without adapters, and Trainer stops there; set use_peft true."
     free = given.get("args.padding_free")
     if tool == "trl" and free is not None and is_on(free.value) and not values.get("packing"):
         length = given.get("args.max_length")
@@ -69,18 +75,18 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
 def _of_axolotl(given: Mapping[str, Entry]) -> Iterator[str]:
     """Source: axolotl 0.19.0, axolotl/utils/schemas/peft.py:177-224."""
     adapter = given.get("args.adapter")
-    packs = [given[key] for key in AXOLOTL_PACKS if key in given and is_on(given[key].value)]
+    packs = [given[key] for key in PACKS if key in given and is_on(given[key].value)]
     if packs and (adapter is None or not adapter.value):
         yield f"{_at(packs[0])} needs an adapter, or axolotl stops; set adapter to qlora, or turn it off."
     if (
         adapter is not None
         and adapter.value == "qlora"
-        and not any(it.key == AXOLOTL_PACKS[0] for it in packs)
+        and not any(it.key == PACKS[0] for it in packs)
     ):
         yield f"{_at(adapter)} needs load_in_4bit, or axolotl stops; turn it on."
 
 
-AXOLOTL_PACKS = ("args.load_in_4bit", "args.load_in_8bit")
+PACKS = ("args.load_in_4bit", "args.load_in_8bit")
 
 
 def _deepspeed(given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[str]:

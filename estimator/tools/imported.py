@@ -13,7 +13,7 @@ from estimator.tools import contradictions
 from estimator.tools.defaults import SetByTool, set_by, tool_named, version_of
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
-from estimator.tools.known.parallel import SHIPPED
+from estimator.tools.known.parallel import SHIPPED, is_on
 from estimator.tools.known.trl import USUAL_PROMPT, objective_of
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
@@ -212,6 +212,7 @@ def _joined(
             f"longest; {DEFAULT.max_length:,} is taken."
         )
     pool.guesses += _usual_prompt(tool, given, values)
+    pool.guesses += _packs_nothing(tool, given, values)
     went: dict[str, list[str]] = {}
     for key, origin in found.origins.items():
         for entry in origin.entries:
@@ -341,6 +342,18 @@ def _usual_prompt(
     generates = tool.name == "trl" and values.get("objective") in ("grpo", "rloo")
     if generates and "max_length" in values and "args.max_prompt_length" not in given:
         yield f"No key says how long prompts are: {USUAL_PROMPT} tokens are taken; set max_length to the longest row."
+
+
+def _packs_nothing(
+    tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """A sentence where a switch does another thing than it says."""
+    asked = given.get("args.load_in_4bit")
+    if tool.name == "axolotl" and values.get("method") == "lora" and asked and is_on(asked.value):
+        yield (
+            f"load_in_4bit packs nothing with adapter lora ({_version(tool)} packs for qlora alone): the base is "
+            f"{values.get('dtype', DEFAULT.dtype)}."
+        )
 
 
 OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})

@@ -48,3 +48,10 @@ def test_what_axolotl_refuses_is_said(keys: dict[str, Any]) -> None:
     lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **keys}.items())
     (said,) = read_files({"axolotl.yaml": lines}).contradictions
     assert "axolotl stops" in said
+
+
+def test_a_switch_that_packs_nothing_is_said() -> None:
+    lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **LORA4}.items())
+    (said,) = read_files({"axolotl.yaml": lines}).guesses
+    assert said.startswith("load_in_4bit packs nothing with adapter lora")
+    assert said.endswith("the base is float32.")

@@ -191,3 +191,11 @@ def test_a_change_splits_the_rows_that_axolotl_joins() -> None:
     assert "micro_batch_size: 1\n" in changed
     assert "gradient_accumulation_steps: 16" in changed
     assert "sequence_len: 8192\n" in changed
+
+
+def test_a_packed_model_without_adapters_is_a_contradiction() -> None:
+    """transformers 5.23, trainer_utils.py:133."""
+    command = "trl sft --model_name_or_path gpt2 --load_in_4bit true"
+    (said,) = run(command, names=("run.sh",)).contradictions
+    assert "set use_peft true" in said
+    assert run(f"{command} --use_peft true", names=("run.sh",)).contradictions == ()
