@@ -97,7 +97,11 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     keys = {
         key: value
         for key, value in found.rows.items()
-        if key not in OF_THE_LAUNCH or key not in said_by_tool or "num_gpus" in found.rows
+        if key not in OF_THE_LAUNCH
+        or "num_gpus" in found.rows
+        or (
+            key not in said_by_tool and value != "none"
+        )  # `deepspeed:` without a value says nothing
     }
     return Asked(
         files=names,

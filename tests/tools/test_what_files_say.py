@@ -199,3 +199,9 @@ def test_a_packed_model_without_adapters_is_a_contradiction() -> None:
     (said,) = run(command, names=("run.sh",)).contradictions
     assert "set use_peft true" in said
     assert run(f"{command} --use_peft true", names=("run.sh",)).contradictions == ()
+
+
+def test_empty_keys_of_sharding_leave_it_to_the_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{AXOLOTL}sequence_len: 512\ndeepspeed:\nfsdp:\n")
+    assert check([str(file)], {"gpu": "2x L4"}, StringIO()) == 0
