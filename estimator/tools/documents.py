@@ -11,7 +11,7 @@ from typing import Any
 from estimator.tools.known import trl
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
-from estimator.tools.reading.shell import TRAINS, WHOLE_VARIABLE
+from estimator.tools.reading.shell import TRAINS, VARIABLE, WHOLE_VARIABLE
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
@@ -501,6 +501,8 @@ def _environment(command: Command, file: str, pool: Pool) -> None:
             plain: Any = (
                 int(value)
                 if re.fullmatch(r"[0-9]{1,6}", value) and name != "CUDA_VISIBLE_DEVICES"
+                else Unresolved(value)
+                if VARIABLE.search(value)
                 else value
             )
             pool.add(Entry(f"launch.{ENVIRONMENT[name]}", plain, file, command.line, name))

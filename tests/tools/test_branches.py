@@ -96,6 +96,22 @@ SGD = {"optim": "sgd"}
             set(),
             {"max_length": 64},
         ),
+        # a function's argument is what its calls give, else its default
+        (
+            "model = LOAD / def f(n=64): / > SFTConfig(max_length=n) / f(512)",
+            set(),
+            {"max_length": 512},
+        ),
+        (
+            "model = LOAD / def f(n=64): / > SFTConfig(max_length=n) / f(cfg.n)",
+            {"max_length"},
+            {},
+        ),
+        (
+            "model = LOAD / def f(n=64): / > SFTConfig(max_length=n) / f() / f(n=512)",
+            {"max_length"},
+            {},
+        ),
         # it runs as a program, and on a GPU
         (
             "model = LOAD / if __name__ == '__main__': / > SFTConfig(max_length=64)",
@@ -116,6 +132,11 @@ def test_only_what_branches_agree_on_is_known(
     found = read(script)
     assert set(found.asked) == asked
     assert known.items() <= found.setup.items()
+
+
+def test_keys_that_only_the_run_knows_are_said() -> None:
+    (said,) = read("model = LOAD / SFTConfig(max_length=64, **cfg)").guesses
+    assert said == "**cfg of SFTConfig, which only the run knows, is taken as empty."
 
 
 def test_what_is_taken_of_the_card_is_said() -> None:

@@ -145,6 +145,7 @@ TRAINED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
         (f"{AXOLOTL}sequence_len: 512\noptimizer: none_such", "a.yaml", {"optim"}),
         (f"{AXOLOTL}sequence_len: 512\ndeepspeed: my_config.json", "a.yaml", {"strategy"}),
         ("trl sft --model_name_or_path a/b --num_processes $N", "run.sh", {"num_gpus"}),
+        ("NPROC_PER_NODE=$N swift sft --model a/b --max_length 64", "run.sh", {"num_gpus"}),
         ("accelerate launch --config_file x.yaml train.py", "run.sh", {"num_gpus", "strategy"}),
         (
             f"{TRAINED}SFTConfig(per_device_train_batch_size=cfg.batch)",

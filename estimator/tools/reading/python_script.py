@@ -111,6 +111,8 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
+PLAIN_ARGUMENTS = (ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp, ast.BinOp, ast.JoinedStr)
+"""Arguments that may be read twice: they make nothing."""
 ORDER: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -259,6 +261,9 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
         ) from None
     reader = _Reader(flags)
     try:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                reader.sites.setdefault(node.func.id, []).append(node)
         reader.walk(tree.body)
     except RecursionError:
         raise InputError(
@@ -313,6 +318,8 @@ class _Reader:
         self.options: dict[str, Any] = {}
         self.writes: list[tuple[dict[str, Any], str, Any]] = []
         """Each assignment: where, what, and the value before."""
+        self.sites: dict[str, list[ast.Call]] = {}
+        """Where each name is called."""
         self.assumed: dict[str, None] = {}
         """What is taken of the card, one sentence each."""
 
@@ -453,12 +460,35 @@ class _Reader:
             if value is not None
         ]
         known = {it.arg: value for it, value in pairs}
-        for it in [*given, *node.args.kwonlyargs]:
-            if it.arg in known:
+        for place, it in enumerate([*given, *node.args.kwonlyargs]):
+            found = self.passed(node.name, it.arg, place if place < len(given) else None, known)
+            if found is not MISSING:
+                self.set(self.names, it.arg, found)
+            elif it.arg in known:
                 value = self.value(known[it.arg])
                 self.set(self.names, it.arg, Unresolved(it.arg) if value is None else value)
             elif it.arg not in self.names:
                 self.set(self.names, it.arg, Unresolved(it.arg))
+
+    def passed(
+        self, function: str, name: str, place: int | None, defaults: Mapping[str, ast.expr]
+    ) -> Any:
+        """What all calls of a function give an argument; ``MISSING`` where none does, or only a call's result."""
+        values = []
+        for call in self.sites.get(function, []):
+            given = {it.arg: it.value for it in call.keywords}
+            if None in given or any(isinstance(it, ast.Starred) for it in call.args):
+                return MISSING
+            by_place = place is not None and place < len(call.args)
+            value = call.args[place or 0] if by_place else given.get(name, defaults.get(name))
+            if not isinstance(value, PLAIN_ARGUMENTS):
+                return MISSING
+            values.append(self.value(value))
+        if not values or (
+            name not in defaults and any(isinstance(it, Unresolved) for it in values)
+        ):
+            return MISSING
+        return _either(values, {}, f"{function} is called so")
 
     def dataclass(self, node: ast.ClassDef) -> None:
         """The fields of a class with their defaults."""
@@ -691,6 +721,11 @@ class _Reader:
                 lines[it.arg] = it.value.lineno
             elif isinstance(inner, dict):
                 keywords = {**inner, **keywords}
+            elif name in CONFIGS or (name == "from_pretrained" and LOADERS.match(owner)):
+                said = f"**{ast.unparse(it.value)[:60]}"
+                self.assumed[f"{said} of {name}, which only the run knows, is taken as empty."] = (
+                    None
+                )
         if name in HAS_BF16:
             self.assumed[f"The card is taken to have bfloat16 ({name})."] = None
             return True
