@@ -23,8 +23,8 @@ examples:
   headroom check sweep/ --gpu H100-SXM5-80GB --json
   headroom check train.yaml --gpu L4 --max-length 4096     # any key of a setup, above what the file says
 
-exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read or estimated,
-or do not say a key that decides memory: a flag says it.
+exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read or estimated.
+A key that decides memory and that the files do not say counts as {NOT_READ}; a flag says it.
 {report.TIGHT}
 """
 
