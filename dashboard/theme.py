@@ -102,6 +102,9 @@ def _verdict_colours() -> str:
 WITHOUT_SIDEBAR = """<style>
 [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
 @media (min-width: 901px) { nav.hr-pages b { display: inline; } }
+@media (max-width: 900px) {
+  .stApp nav.hr-pages { left: 4.5rem !important; visibility: visible !important; }
+}
 @media (max-width: 640px) {
   [data-testid="stHeader"] { display: none !important; }
   .stMainBlockContainer { padding-top: .8rem !important; }
@@ -173,7 +176,12 @@ def style(pills: list[str]) -> str:
 .stApp {{ timeline-scope: --hr-page; }}
 @keyframes hr-stays {{ from {{ opacity: 0; visibility: hidden; }} to {{ opacity: 1; visibility: visible; }} }}
 @media (max-width: 1180px) {{ .hr-stays span {{ display: none; }} }}
-@media (max-width: 900px) {{ .hr-pages {{ left: 4.5rem; }} }}
+@media (max-width: 900px) {{
+  .hr-pages {{ left: 4.5rem; }}
+  .stApp:not(:has([data-testid="stExpandSidebarButton"])) .hr-pages {{ left: 19.5rem; gap: 0; font-size: .9375rem; }}
+  .stApp:not(:has([data-testid="stExpandSidebarButton"])) .hr-pages a {{ padding: .35rem .5rem; }} }}
+@media (min-width: 641px) and (max-width: 768px) {{
+  .stApp:not(:has([data-testid="stExpandSidebarButton"])) .hr-pages {{ visibility: hidden; }} }}
 .hr-more > summary, .hr-verdict summary {{ cursor: pointer; width: fit-content; }}
 .hr-more > summary {{ font-weight: 600; font-size: 1.05rem; margin: 1rem 0 .3rem; }}
 .hr-verdict summary:focus-visible, .hr-more > summary:focus-visible {{ outline: 3px solid #56B4E9; }}

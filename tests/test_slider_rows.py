@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from dashboard.estimate import at_a_glance
 from dashboard.figures.rows import row
 from dashboard.state import question
 from dashboard.widgets.slider_rows import SLIDERS
+from estimator import contract, estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAVES = st.none() | st.integers() | st.text(max_size=3)
@@ -125,3 +127,13 @@ def test_every_slider_has_a_row():
         "lora_r",
         "num_gpus",
     }
+
+
+def test_a_verdict_is_marked_by_all_but_its_sliders_so_that_no_row_covers_another_models() -> None:
+    def mark(**keys: object) -> str:
+        found = estimate(*contract.parse({"model": "Qwen/Qwen3-8B", "gpu": "L4", **keys}))
+        (of,) = re.findall(r'data-of="(\w+)"', at_a_glance.verdict_html(found))
+        return of
+
+    assert mark() == mark(max_length=512) == mark(per_device_train_batch_size=2)
+    assert len({mark(), mark(model="Qwen/Qwen3-4B"), mark(gpu="T4"), mark(method="lora")}) == 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from html import escape
+from itertools import accumulate
 
 from dashboard import theme
 from dashboard.compare import entry
@@ -53,7 +55,7 @@ def figure(
         "data": [
             stacked([it for _, it in found], end, text - 1, BAR),
             *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
-            _names(shown, look, text, chosen),
+            _names(shown, look, text, row, chosen),
         ],
         "layout": {
             "barmode": "overlay",
@@ -84,8 +86,9 @@ def figure(
     }
 
 
-CAPACITY_SIZE = 0.43
-"""Size of a capacity marker as a share of its row. Plotly draws it 1.4 times as long."""
+CAPACITY_SIZE = 0.38
+"""Size of a capacity marker as a share of its row. Plotly draws it 1.4 times as long: a little longer than its bar, and
+not into the name above."""
 BAR = 0.5
 """Height of a bar, as a share of its row."""
 STAGE_PIXELS = 480
@@ -95,16 +98,19 @@ SHOWN_OF_NAME = 30
 
 
 def _names(
-    shown: Sequence[ComparedEntry], look: theme.Look, size: int, chosen: int | None
+    shown: Sequence[ComparedEntry], look: theme.Look, size: int, row: int, chosen: int | None
 ) -> Figure:
-    """The names above the bars. They are escaped because Plotly interprets some HTML."""
+    """The names above the bars, half a line and a little beyond them.
+
+    ``row``: pixels of a bar with its name. Names are escaped because Plotly interprets some HTML.
+    """
     marked = None if chosen is None else shown[chosen].name
     found = entry.bars(shown)
     return {
         "type": "scatter",
         "mode": "text",
         "name": "Need",
-        "y": [place - 0.41 for place in range(len(found))],
+        "y": [place - BAR / 2 - 0.66 * size / row for place in range(len(found))],
         "x": [0] * len(found),
         "text": [
             f"{'▸ ' * (name == marked)}<b>{escape(cut(name))}</b>  {escape(total(it))}"
@@ -118,8 +124,21 @@ def _names(
 
 
 def cut(text: str, letters: int = SHOWN_OF_NAME) -> str:
-    """Shortens a text to fit next to a bar."""
-    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+    """Shortens a text to the width of so many letters; capitals are wider, and East Asian letters twice as wide.
+
+    >>> cut("a plain line of thirty letters", 30), cut("W" * 30, 30), cut("显存" * 15, 30)
+    ('a plain line of thirty letters', 'WWWWWWWWWWWWWWWWWWW…', '显存显存显存显存显存显存显存…')
+    """
+    ends = list(accumulate(map(_width, text)))
+    if not ends or ends[-1] <= letters:
+        return text
+    return f"{text[: sum(end <= letters - 1 for end in ends)]}…"
+
+
+def _width(letter: str) -> float:
+    if unicodedata.east_asian_width(letter) in "WF":
+        return 2.0
+    return 1.5 if letter.isupper() or letter in "mw@%" else 1.0
 
 
 def total(it: Estimate) -> str:

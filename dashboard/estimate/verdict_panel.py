@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from html import escape
 
 from dashboard import theme
@@ -14,6 +16,7 @@ from estimator import (
     TrainingSetup,
     Verdict,
     accuracy,
+    contract,
     offloads,
 )
 
@@ -82,7 +85,7 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     colour = _colour(estimate.verdict)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
-        f'<div class="{CLASS}" role="status" style="--hr: {colour}">'
+        f'<div class="{CLASS}" role="status" data-of="{_others(estimate)}" style="--hr: {colour}">'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
         f'<p class="hr-run">{escape(one_line.run_sentence(estimate) or saying.stops)}</p>'
@@ -90,6 +93,21 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
         '<details class="hr-small" data-hr="verdict"><summary>The highest moment, and how sure this is</summary>'
         f"<p>{escape(beside)}</p></details></div>{compact_html(saying.word, one_line.run(estimate), colour)}"
     )
+
+
+SLIDERS = frozenset(
+    key.name
+    for key in contract.KEYS
+    if isinstance(key.widget, contract.Widget) and key.widget.shape == "slider"
+)
+"""Keys that a slider sets."""
+
+
+def _others(of: Estimate) -> str:
+    """A mark of all of a setup but its sliders' keys: a slider's row is not drawn over another model's verdict."""
+    facts = contract.write_fields(of.model, of.gpu, of.setup).items()
+    text = json.dumps({key: value for key, value in facts if key not in SLIDERS}, sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:8]
 
 
 def _colour(verdict: Verdict | None) -> str:

@@ -36,7 +36,16 @@ const start = () => {
     [...from.childNodes].forEach((child, place) => write(child, to.childNodes[place]));
   };
 
+  // Whether a piece is of the setup on screen, but for its sliders: the server may have drawn another model's since.
+  const isOfThis = ([selector, pieces]) => {
+    const wanted = document.createElement("template");
+    wanted.innerHTML = pieces.join("");
+    const [now, then] = [document, wanted.content].map((it) => it.querySelector(selector)?.dataset.of);
+    return !now || !then || now === then;
+  };
+
   const show = ({ figure, alt, html }) => {
+    if (!Object.entries(html).every(isOfThis)) return false;
     for (const [selector, pieces] of Object.entries(html)) {
       const holder = document.querySelector(selector)?.parentElement;
       if (!holder) continue;
@@ -47,14 +56,14 @@ const start = () => {
       else holder.replaceChildren(...fresh);
     }
     if (figure) boxOf()?.show(figure, alt);
+    return true;
   };
 
   const draw = (slider) => {
     if (!holds(slider)) return false;
     const place = rows[slider].texts.indexOf(textOf(slider));
     if (place < 0) return false;
-    show(documentAt(rows[slider], place));
-    return true;
+    return show(documentAt(rows[slider], place));
   };
 
   let frame = 0, again = false;
