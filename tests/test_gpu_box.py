@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.compare.entry import ComparedEntry
 from dashboard.compare.results_table import differing
+from dashboard.state import session
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from tests.test_page_remedies_and_cards import click, open_page, text
@@ -58,13 +59,24 @@ def test_card_like_another_has_hours_dollars_and_a_working_link() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [("4090", "GeForce RTX 4090"), ("H100 NVL MIG 1g.12gb", "H100-NVL-94GB MIG 1g.12gb")],
+    [
+        ("4090", "GeForce RTX 4090"),
+        ("H100 NVL MIG 1g.12gb", "H100-NVL-94GB MIG 1g.12gb"),
+        ("p5.48xlarge", "p5.48xlarge"),  # whose price is its own
+    ],
 )
 def test_unambiguous_words_select_their_card(typed: str, name: str) -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     type_card(page, typed)
     assert page.session_state["gpu"] == name
     assert name in text(page)
+
+
+def test_a_default_that_a_machines_name_would_change_is_in_the_address(monkeypatch) -> None:
+    # p5.48xlarge has 8 GPUs: without num_gpus the address of one GPU would open eight
+    monkeypatch.setattr(session.st, "session_state", {"gpu": "p5.48xlarge"})
+    assert session.spelled({"num_gpus": 1, "lora_r": 16}) == {"num_gpus": ["1"], "lora_r": []}
+    assert session.spelled({"gpu": "L4", "num_gpus": 1})["num_gpus"] == []
 
 
 def test_ambiguous_words_offer_a_choice() -> None:

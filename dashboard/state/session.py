@@ -56,9 +56,12 @@ def put(keys: Mapping[str, object]) -> None:
 
 
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
-    """URL strings of the keys that no widget writes; none for a default."""
+    """URL strings of the keys that no widget writes; none for a default, unless the GPU's name implies another."""
+    gpu = keys.get("gpu", st.session_state.get("gpu"))
+    implied = contract.gpu_keys(gpu) if isinstance(gpu, str) else {}
+    usual = {key for key, given in keys.items() if given == getattr(contract.DEFAULT, key, None)}
     return {
-        key: [] if given == getattr(contract.DEFAULT, key) else unbound.spelled(_plain(given))
+        key: [] if key in usual - implied.keys() else unbound.spelled(_plain(given))
         for key, given in keys.items()
         if key not in BOUND
     }

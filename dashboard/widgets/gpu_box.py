@@ -82,8 +82,9 @@ def _choose() -> None:
         return
     found = catalog.find_gpus(typed)
     if len(found) == 1:
-        state["own"]["gpu"] = found[0]
-        session.put({"gpu": found[0], **_number(typed)})
+        name = catalog.gpu(typed).name_in_a_setup  # a cloud's machine type has prices of its own
+        state["own"]["gpu"] = name
+        session.put({"gpu": name, **_number(typed)})
         return
     state["gpu meant"] = (typed, found, () if found else catalog.gpus_near(typed))
 
