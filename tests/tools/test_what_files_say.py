@@ -206,3 +206,9 @@ def test_empty_keys_of_sharding_leave_it_to_the_gpus(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"{AXOLOTL}sequence_len: 512\ndeepspeed:\nfsdp:\n")
     assert check([str(file)], {"gpu": "2x L4"}, StringIO()) == 0
+
+
+def test_a_flag_with_its_value_takes_no_more() -> None:
+    """argparse: ``--flag=value`` is whole."""
+    command = "trl sft --model_name_or_path gpt2 --max_length=64 128"
+    assert setup(command, names=("run.sh",))["max_length"] == 64
