@@ -2,13 +2,16 @@
 
     python benchmarks/bench_load.py [--visitors 50] [--seconds 180] [--rate 1]
 
-Each visitor is a websocket that speaks Streamlit's protocol: it opens the page, and then sets the slider Micro-batch.
-Printed are, for our page and for ``floor_page.py``:
+Each visitor is a websocket that speaks Streamlit's protocol: it opens the page on a setup of its own, one of five
+kinds, and then moves the slider Micro-batch or Context, so that no answer was computed for another. It asks for nothing
+below the figure, as a browser does only when that is looked at or the visitor pauses. Printed are, for our page and for
+``floor_page.py``:
 
 - figure: from sending a value until the figure has arrived (median, 95th percentile, milliseconds);
 - answer: from sending a value to the end of the script run that answers it (the same);
-- CPU: of the server process for each move (milliseconds), whatever else the machine does;
-- opened: how long a newcomer's first run takes meanwhile (milliseconds);
+- CPU: of the server process for each move (milliseconds), whatever else the machine does, in the second half of the
+  time, when nobody opens the page;
+- opened: how long a newcomer's first run takes in the first half (milliseconds);
 - memory: of the server before the visitors, with them, and after they have left (MB);
 - errors: connections that broke or answered with an exception.
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import random
 import statistics
@@ -27,6 +31,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlencode
 
 import websockets
 from streamlit.proto.BackMsg_pb2 import BackMsg
@@ -40,16 +45,33 @@ from benchmarks.bench_slider import serve  # run as a script, the package is bes
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 FIGURES = ("bidi_component", "plotly_chart")
 """Elements that are figures; a move redraws no other of these kinds."""
-WARM_UP = 2
 QUIET = 0.005
 """Seconds without a message after which everything has been read."""
 PATIENCE = 120.0
 """Seconds after which an answer counts as an error."""
 PAGES = (
-    ("ours", "serve.py", "per_device_train_batch_size"),
-    ("bare", "benchmarks/floor_page.py", "batch"),
+    ("ours", "serve.py", ("per_device_train_batch_size", "max_length")),
+    ("bare", "benchmarks/floor_page.py", ("batch",)),
 )
-"""A page, its script, and the key of its slider."""
+"""A page, its script, and the keys of its sliders."""
+KINDS = (
+    {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB"},
+    {"model": "Qwen/Qwen3-8B", "gpu": "L40S", "method": "lora"},
+    {"model": "meta-llama/Llama-3.1-8B", "gpu": "RTX 4090", "method": "qlora"},
+    {"model": "Qwen/Qwen2.5-3B", "gpu": "L4", "method": "lora", "objective": "dpo"},
+    {"model": "Qwen/Qwen3-4B", "gpu": "A100-SXM4-40GB", "num_gpus": 4, "strategy": "fsdp"},
+)
+"""What visitors have; each with a context and a number of examples that no other has."""
+
+
+def query(number: int) -> str:
+    """The setup of a visitor as a link's query.
+
+    >>> query(0)
+    'model=mistralai%2FMistral-7B-v0.1&gpu=A100-SXM4-80GB&max_length=1000&num_train_examples=10000'
+    """
+    own = {"max_length": 1000 + 16 * number, "num_train_examples": 10_000 + number}
+    return urlencode({**KINDS[number % len(KINDS)], **own})
 
 
 @dataclass
@@ -78,9 +100,12 @@ class ServedSlider:
 class Visitor:
     """One open page."""
 
-    def __init__(self, socket: websockets.ClientConnection, key: str, load: Load) -> None:
+    def __init__(
+        self, socket: websockets.ClientConnection, keys: Sequence[str], number: int, load: Load
+    ) -> None:
         self._socket = socket
-        self._key = key
+        self._key = keys[number // len(KINDS) % len(keys)]
+        self._query = query(number) if len(keys) > 1 else ""
         self._load = load
         self.slider = ServedSlider()
         self._sent_at = self._figure_at = 0.0
@@ -133,7 +158,7 @@ class Visitor:
     async def open(self) -> float:
         """The page's first run."""
         message = BackMsg()
-        message.rerun_script.query_string = ""
+        message.rerun_script.query_string = self._query
         return await self.run(message)
 
     async def move(self) -> float:
@@ -153,14 +178,16 @@ class Visitor:
         return took
 
 
-async def visit(url: str, key: str, load: Load, *, moves: int, rate: float) -> None:
-    """Open the page, and let the slider go ``rate`` times a second."""
+async def visit(
+    url: str, keys: Sequence[str], number: int, load: Load, *, moves: int, rate: float
+) -> None:
+    """Open the page as one of many, and let a slider go ``rate`` times a second."""
     address = url.replace("http", "ws", 1) + "/_stcore/stream"
     try:
         async with websockets.connect(
             address, max_size=None, origin=Origin(url), subprotocols=[Subprotocol("streamlit")]
         ) as socket:
-            visitor = Visitor(socket, key, load)
+            visitor = Visitor(socket, keys, number, load)
             load.opened.append(await visitor.open())
             await asyncio.sleep(random.random() / rate)
             for _ in range(moves):
@@ -189,26 +216,29 @@ def megabytes(process: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
 
 
-async def measured(name: str, url: str, process: int, key: str, asked: argparse.Namespace) -> str:
+async def measured(
+    name: str, url: str, process: int, keys: Sequence[str], asked: argparse.Namespace
+) -> str:
     """One page under load, as a line of the table."""
     alone = Load()
-    for _ in range(WARM_UP):
-        await visit(url, key, alone, moves=2, rate=5)
-    before, cpu = megabytes(process), cpu_seconds(process)
+    come = itertools.count()
+    for number in itertools.islice(come, 2 * len(KINDS)):  # each kind, with either slider
+        await visit(url, keys, number, alone, moves=2, rate=5)
+    before, begun, opens = megabytes(process), time.perf_counter(), True
     load, newcomers = Load(), Load()
     moves = int(asked.seconds * asked.rate)
     visitors = [
-        asyncio.create_task(visit(url, key, load, moves=moves, rate=asked.rate))
-        for _ in range(asked.visitors)
+        asyncio.create_task(visit(url, keys, number, load, moves=moves, rate=asked.rate))
+        for number in itertools.islice(come, asked.visitors)
     ]
-    while not all(it.done() for it in visitors):
-        await asyncio.sleep(5)
-        await visit(url, key, newcomers, moves=0, rate=1)
+    while opens:
+        await asyncio.sleep(2)
+        await visit(url, keys, next(come), newcomers, moves=0, rate=1)
+        opens = time.perf_counter() - begun < asked.seconds / 2
+    cpu, earlier = cpu_seconds(process), len(load.answers)
+    await asyncio.gather(*visitors)
     during = megabytes(process)
-    runs = len(load.answers) + 3 * (
-        len(load.opened) + len(newcomers.opened)
-    )  # an opening is dearer
-    spent = (cpu_seconds(process) - cpu) / max(1, runs)
+    spent = (cpu_seconds(process) - cpu) / max(1, len(load.answers) - earlier)
     await asyncio.sleep(3)
     return (
         f"{name:6}{len(load.answers):7}{at(load.figures, 50):9.0f}{at(load.figures, 95):7.0f}"
@@ -236,9 +266,9 @@ def main() -> None:
     print(
         "page    moves   figure    p95   answer    p95 CPU/move  opened  memory (before, with, after)  errors"
     )
-    for name, script, key in PAGES:
+    for name, script, keys in PAGES:
         with serve(script) as url:
-            print(asyncio.run(measured(name, url, child(), key, asked)), flush=True)
+            print(asyncio.run(measured(name, url, child(), keys, asked)), flush=True)
 
 
 if __name__ == "__main__":

@@ -258,6 +258,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
+.st-key-below[data-late] {{ opacity: .33; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 .hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}

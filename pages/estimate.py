@@ -24,6 +24,7 @@ from dashboard.widgets import (
     batch_sliders,
     drawing,
     keeping,
+    lower_half,
     model_box,
     proposal_cards,
     rerun,
@@ -75,11 +76,17 @@ def row(look: at_a_glance.GlanceOptions) -> None:
     slider_rows.draw(partial(at_a_glance.document, look=look), look)
 
 
-@st.fragment(key=rerun.MORE)
-def below() -> None:
-    """The sliders' limits, what to change, and one of the sections."""
+@st.fragment(key=rerun.LIMITS)
+def limits() -> None:
+    """The notes under the sliders."""
     rerun.let_figure_draw()
     batch_sliders.draw_limits()
+
+
+@st.fragment(key=rerun.BELOW)
+def below() -> None:
+    """What to change, and one of the sections."""
+    lower_half.begin()
     answer = question.answer()
     if isinstance(answer, str):
         return
@@ -118,5 +125,7 @@ if comparison.document().present is not None:
     keeping.leave_button()
 else:
     keeping.draw(question.answer)
-    below()
+    limits()
+    with st.container(key="below"):
+        below()
 proposal_cards.listen()

@@ -29,6 +29,8 @@ from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.search.fewest_gpus import MOST_GPUS, sharing_keys, smallest_set
 from estimator.search.free_changes import free_changes
 from estimator.search.limits import (
+    _largest_micro_batch,
+    _longest_context,
     evaluation_stops,
     fits,
     holds,
@@ -419,3 +421,23 @@ def test_lora_on_default_targets_is_proposed_when_peft_fails_on_a_layer():
     # peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama4"]
     assert lora.title.startswith("LoRA of rank 16 on q_proj, v_proj")
     assert lora.keys["lora_target_modules"] == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(
+    ("search", "found", "key"),
+    [
+        (largest_micro_batch, _largest_micro_batch, "per_device_train_batch_size"),
+        (longest_context, _longest_context, "max_length"),
+    ],
+)
+@pytest.mark.parametrize("objective", ["sft", "kto"])
+def test_a_limit_is_searched_once_wherever_its_own_slider_stands(search, found, key, objective):
+    model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
+    rows = {"objective": objective, "per_device_train_batch_size": 2}
+    setups = [TrainingSetup(**{**rows, key: it}) for it in (2, 40)]
+    searched_for_each = {found.__wrapped__(model, gpu, it) for it in setups}
+    assert {search(model, gpu, it) for it in setups} == searched_for_each
+    assert len(searched_for_each) == 1
+    before = found.cache_info().misses
+    assert search(model, gpu, replace(setups[0], **{key: 8})) in searched_for_each
+    assert found.cache_info().misses == before

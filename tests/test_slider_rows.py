@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.estimate import at_a_glance
+from dashboard.estimate import at_a_glance, sections
 from dashboard.figures.rows import row
 from dashboard.state import question
 from dashboard.widgets.slider_rows import SLIDERS
@@ -110,6 +110,26 @@ def test_a_move_reads_the_session_once():
     with patch.object(question, "_asked", wraps=question._asked) as asked:
         page.select_slider(key="max_length").set_value(512).run()
     assert asked.call_count == 1
+
+
+def test_a_move_computes_nothing_of_the_lower_half_and_names_the_new_setup():
+    page = page_with_a_row("max_length")
+    before = marks(page)
+    assert before["now"] == before["drawn"]
+    with patch.object(sections, "draw_remedies") as drawn:
+        page.select_slider(key="max_length").set_value(512).run()
+        assert drawn.call_count == 0
+        moved = marks(page)
+        assert moved["now"] != before["drawn"], "the browser dims what it has of another setup"
+        page.run()
+    assert drawn.call_count == 1
+    assert marks(page) == {"now": moved["now"], "drawn": moved["now"]}
+
+
+def marks(page):
+    """The setups that the top and the lower half name, of what the last run has drawn."""
+    bodies = " ".join(element.proto.body for element in page.get("html"))
+    return dict(re.findall(r'class="hr-(now|drawn)" data-of="([^"]+)"', bodies))
 
 
 def test_a_refused_step_says_why():

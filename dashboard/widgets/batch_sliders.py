@@ -7,7 +7,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from dashboard.state import question, session
-from dashboard.widgets import boxes, rerun
+from dashboard.widgets import boxes, lower_half, rerun
 from dashboard.words import slider_limits
 from estimator import (
     Gpu,
@@ -39,6 +39,7 @@ def draw_limits() -> None:
         st.html(
             f'<p class="hr-limit">{batch}{slider_limits.effective_batch(now.setup)}</p>'
             + f'<p class="hr-limit">{context}</p>' * bool(context)
+            + lower_half.mark("now")
         )
 
 

@@ -10,11 +10,13 @@ from streamlit.errors import StreamlitAPIException
 
 from dashboard.state import models
 
-VERDICT, BARS, MORE = PARTS = ("verdict", "bars", "more")
+VERDICT, BARS, LIMITS = PARTS = ("verdict", "bars", "limits")
 """Fragments that rerun when a number changes, in this order. The browser redraws the figure only if its row of
 answers for the slider was missing or wrong. They are few, because Streamlit copies its state for each."""
 REST_SECONDS = 0.05
-"""Seconds without movement before the remaining page follows a slider. Our choice: about the browser's drawing time."""
+"""Seconds without movement before the limits follow a slider. Our choice: about the browser's drawing time."""
+BELOW = "below"
+"""The fragment that the browser asks for when it is looked at, or when a slider rests (``lower_half.js``)."""
 ROW = "row"
 """The fragment that reruns when the pointer or focus enters a slider."""
 EXPANDERS = "expanders"
@@ -31,7 +33,7 @@ def redraw(*also: str) -> None:
 
 
 def let_figure_draw() -> None:
-    """Pauses while the browser draws verdict and figure, before the rest of the page.
+    """Pauses while the browser draws verdict and figure, before the sliders' limits.
 
     A further move interrupts this run, so a visitor who keeps moving a slider never waits for the rest.
     """

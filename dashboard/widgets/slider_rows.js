@@ -77,18 +77,11 @@ const start = () => {
     });
   };
 
-  // Streamlit joins what widgets send until its next timer into one message, which names one fragment: a click in the
-  // same moment would be lost. So the request waits until nothing else is to be sent, and is sent at once.
-  const alone = (send) => {
-    const timer = window.setTimeout;
-    window.setTimeout = (flush) => { queueMicrotask(flush); return 0; };
-    try { send(); } finally { window.setTimeout = timer; }
-  };
   const ask = () => {
     const slider = now.wanted, base = follows().bases[slider];
     if (!base || !now.send || rows[slider]?.base === base || now.asked === base || !othersRest(slider)) return;
     now.asked = base;
-    requestIdleCallback(() => alone(() => now.send(slider)), { timeout: 500 });
+    alone(() => now.send(slider));
   };
   const come = ({ target }) => {
     const slider = sliderAt(target);

@@ -28,7 +28,7 @@ _component = component(
     "slider_rows",
     html="",
     css=".st-key-slider-rows { display: none; }",
-    js=(files(__package__) / "slider_rows.js").read_text(),
+    js="".join((files(__package__) / it).read_text() for it in ("alone.js", "slider_rows.js")),
     isolate_styles=False,
 )
 

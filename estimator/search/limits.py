@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
@@ -45,6 +46,13 @@ def may_hold(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 
 def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does."""
+    smallest = replace(setup, per_device_train_batch_size=least_batch(setup))
+    return _largest_micro_batch(model, gpu, smallest)
+
+
+@lru_cache(maxsize=1024)
+def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Cached by everything but the micro-batch: while that moves, this stays."""
     step = least_batch(setup) if setup.objective.generates else 1
     least = least_batch(setup) // step
 
@@ -61,6 +69,13 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
     Capped at the number of learned positions, if the model has them.
     """
+    shortest = replace(setup, max_length=shortest_row(model, setup))
+    return _longest_context(model, gpu, shortest)
+
+
+@lru_cache(maxsize=1024)
+def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Cached by everything but the context: while that moves, this stays."""
     least = shortest_row(model, setup)
     return _largest_within(
         gpu.memory_bytes,

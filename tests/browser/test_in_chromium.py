@@ -24,6 +24,14 @@ AT_REST = """() => {
 yet: first wait for what it changes."""
 
 
+LOWER_HALF_FOLLOWS = """() => {
+  const of = (which) => document.querySelector(`.hr-${which}`).dataset.of;
+  const half = document.querySelector('.st-key-below');
+  return of('now') === of('drawn') && !half.inert && getComputedStyle(half).opacity === '1';
+}"""
+"""Whether the browser has asked for the lower half of the page's setup, and shows it at full ink."""
+
+
 @contextmanager
 def visitor(browser, url, width=1440, height=900, theme="light", first=""):
     """A new visitor's page: no script fails, and all requests go to its own server.
@@ -101,6 +109,7 @@ def test_a_slider_moved_by_keyboard_survives_reload_and_a_copied_link(browser, a
         changed(page, before)
         page.get_by_text("Effective batch 2 = 2 × 1 on 1 GPU").wait_for(timeout=WAIT)
         moved = bars(page)
+        page.wait_for_function(LOWER_HALF_FOLLOWS)
         addressed(page, "per_device_train_batch_size=2")
         page.reload()
         becomes(page, moved)
