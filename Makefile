@@ -22,13 +22,14 @@ PARSED := $(PARSERS)/parsers.stamp
 CUDA := $(GPU)/cuda.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench measure calibrate docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench mutate measure calibrate docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
 	@echo "make test     set up and run lint, types, import contracts and all tests that do not need torch"
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
 	@echo "make bench    time one estimate, a million needs, and the page's response to each slider"
+	@echo "make mutate   change 20 lines of each folder one by one and print which no test notices (hours; ARGS=estimator/time)"
 	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
@@ -142,6 +143,9 @@ bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_grid.py
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_plan.py
 	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
+
+mutate: $(DEV)
+	@$(VENV)/bin/python benchmarks/mutate.py $(ARGS)
 
 # --- measurements -------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ import pytest
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import Rank, rank_0_writes, ranks
 from estimator.contract.setups import write_estimate
+from estimator.parallel.offload import node_bytes
 from estimator.parallel.zero import kept_gradients, width
-from estimator.values.specs import Model, Strategy
+from estimator.values.specs import Model, Offload, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 GPT2 = catalog.model("openai-community/gpt2")
@@ -170,11 +171,14 @@ def test_rank_0_writes_the_model_if_trainer_does(
     assert [rank.ranks for rank in found if rank.saves] == ["0"] * writes
 
 
-def test_every_rank_copies_its_own_shard_of_a_sharded_checkpoint_to_its_host() -> None:
-    # 2 bytes of weights and 6 of bfloat16 states, gradients apart, on a third; more than loading's 2 bytes of the whole
-    found = of(MISTRAL, Strategy.FSDP, 3, fsdp_state_dict_type="SHARDED_STATE_DICT")
-    assert [rank.ranks for rank in found] == ["0-1", "2"]
-    assert all(rank.host_bytes == pytest.approx(8 * 7_241_732_096 / 3, rel=1e-4) for rank in found)
+def test_a_rank_that_does_not_write_copies_its_weights_beside_what_its_machine_offloads() -> None:
+    # DeepSpeed's state_dict under stage 2: 2 bytes of each weight in every process, besides the optimizer's on the host
+    keys = {"strategy": Strategy.ZERO2, "num_gpus": 4, "offload_optimizer": Offload.CPU}
+    setup = TrainingSetup(**keys)  # type: ignore[arg-type]
+    others = [rank for rank in ranks(estimate(MISTRAL, None, setup)) if not rank.saves]
+    held = node_bytes(MISTRAL, setup)[0]
+    assert held > 12 * 7_241_732_096
+    assert {rank.host_bytes for rank in others} == {held + 2 * 7_241_732_096}
 
 
 def test_under_zero2_every_process_copies_weights_to_its_host_and_rank_0_writes() -> None:

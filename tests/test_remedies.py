@@ -111,7 +111,7 @@ def tokens_of_a_step(setup: TrainingSetup) -> int:
 @pytest.mark.parametrize("name", DYING)
 def test_a_dying_config_is_mended_by_what_is_free_and_its_file_says_so(name: str) -> None:
     files = {name: DYING[name]}
-    model, card, setup = parse({**read_files(files).setup, "gpu": CARD.name})
+    model, card, setup = parse({**read_files(files).rows, "gpu": CARD.name})
     before = estimate(model, card, setup)
     assert before.verdict is Verdict.DOES_NOT_FIT
     found = remedies(before, catalog.gpus_like(card))
@@ -122,7 +122,7 @@ def test_a_dying_config_is_mended_by_what_is_free_and_its_file_says_so(name: str
     mended = changed_files(files, plain_keys(found[0].keys))
     assert "packing: false" not in mended.diff
     assert ("LigerPlugin" in mended.diff) is (name.startswith("axolotl"))  # without it, no Liger
-    again = read_files({**files, **mended.files}).setup
+    again = read_files({**files, **mended.files}).rows
     assert estimate(*parse({**again, "gpu": CARD.name})).verdict is Verdict.FITS
 
 

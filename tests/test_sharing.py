@@ -53,7 +53,8 @@ def test_the_picture_is_self_contained(of) -> None:
 
 def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
     texts = re.findall(
-        r'<text x="([\d.]+)" y="(\d+)" font-size="20"[^>]*>([^<]*)', share_card.svg(FITS, DAY, LINK)
+        r'<text x="([-\d.]+)" y="(\d+)" font-size="20"[^>]*>([^<]*)',
+        share_card.svg(FITS, DAY, LINK),
     )
     keys = [(int(y), float(x), unescape(label)) for x, y, label in texts if int(y) >= 500]
     rows = {y: [it for it in keys if it[0] == y] for y, *_ in keys}
