@@ -125,7 +125,7 @@ html { font-size: 26px; }
 .st-key-shown button * { font-size: .62rem !important; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
-.hr-verdict .hr-small, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
+.hr-verdict .hr-small, .hr-setup, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
 """CSS for the projector: all type at least 1.6 times as large, and no sidebar."""
 ICON = (
@@ -157,6 +157,11 @@ def style(pills: list[str]) -> str:
 .hr-verdict .hr-word {{ color: var(--hr); font-size: 2.3rem; font-weight: 700; line-height: 1.2; }}
 .hr-verdict .hr-say {{ font-size: 1.25rem; line-height: 1.4; margin-top: .15rem; }}
 .hr-verdict .hr-run {{ font-size: 1.05rem; line-height: 1.4; }}
+.hr-verdict .hr-setup {{ font-size: .95rem; line-height: 1.4; }}
+.hr-setup button {{ all: unset; font-style: italic; cursor: pointer; text-decoration: underline dotted 1px;
+  text-underline-offset: .2em; }}
+.hr-setup button:hover {{ text-decoration-style: solid; }}
+.hr-setup button:focus-visible {{ outline: 3px solid #56B4E9; border-radius: .15rem; }}
 .hr-small {{ font-size: .875rem; line-height: 1.45; opacity: .8; }}
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
 .hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}
@@ -270,7 +275,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
-.hr-setup, .st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
+.st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}
@@ -294,7 +299,9 @@ ul.hr-text {{ padding-left: 1.2rem; }}
     white-space: nowrap; }}
   .stMainBlockContainer, [data-testid="stSidebarContent"] {{ padding-bottom: 4rem !important; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
-  .hr-verdict .hr-setup {{ display: block; }}
+  .hr-verdict {{ display: flex; flex-direction: column; }}
+  .hr-verdict .hr-setup {{ order: 1; margin-top: .35rem; }}
+  .hr-verdict details {{ order: 2; }}
   .st-key-model-aside {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}

@@ -6,10 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dashboard import theme
+from dashboard.address.example import TRL_DEFAULTS
 from dashboard.estimate import ledger, remedies, verdict_panel
-from dashboard.words import one_line, rule_of_thumb, terms, units, verdicts
+from dashboard.words import one_line, rule_of_thumb, setup_sentence, terms, units, verdicts
 from estimator import (
     STEP_PHASES,
     Component,
@@ -21,12 +24,14 @@ from estimator import (
     TrainingSetup,
     Verdict,
     catalog,
+    contract,
     estimate,
     similar_runs,
 )
 from estimator.answer.overflow import runs_out
 from estimator.contract.text import describe
-from estimator.values.specs import Offload, Strategy
+from estimator.values.specs import Objective, Offload, Strategy
+from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL
 
 MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
 EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
@@ -112,6 +117,73 @@ def test_the_setup_is_described_in_one_line():
     said = "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens"
     assert one_line.setup_line(estimate(MODEL, GPU, setup)) == f"{said} · checkpointing"
     assert one_line.setup_words(MODEL, replace(setup, gradient_checkpointing=False)) == said
+
+
+@settings(max_examples=60)
+@given(
+    MODELS, st.one_of(st.none(), GPUS), st.one_of(SETUPS, SEVERAL), st.sampled_from(list(Objective))
+)
+def test_the_setups_sentence_names_model_cards_batch_and_length_and_is_short(
+    model, gpu, setup, objective
+):
+    setup = replace(setup, objective=objective)
+    said = setup_sentence.text(model, gpu, setup)
+    number = setup.num_gpus
+    cards = gpu.name if gpu else "GPU"
+    assert f" of {terms.short_name(model.hub_id)} " in said
+    assert (
+        f" on one {cards}" if number == 1 else f" on {number} {'× ' * bool(gpu)}{cards}"
+    ) in said
+    assert re.search(
+        rf"\b{setup.per_device_train_batch_size}( pairs?)? × {setup.max_length:,} ", said
+    )
+    assert (setup.strategy is Strategy.NONE) == (
+        " under " not in said and " device map" not in said
+    )
+    assert said.endswith(".")
+    assert len(said) < 260
+
+
+def test_the_setups_sentence_says_which_defaults_are_trls():
+    of_trl = contract.read_setup({**TRL_DEFAULTS, "method": "lora"}).setup
+    said = {
+        "as TRL trains": of_trl,
+        "float32 with bfloat16 autocast as TRL loads it, without checkpointing.": replace(
+            of_trl, gradient_checkpointing=False
+        ),
+        "bfloat16 with autocast, with checkpointing.": replace(of_trl, dtype=Dtype.BFLOAT16),
+        "with checkpointing.": replace(of_trl, objective=Objective.EMBEDDING, loss=None),
+    }
+    for ending, setup in said.items():
+        sentence = setup_sentence.text(MODEL, GPU, setup)
+        assert sentence.endswith(ending) or f", {ending}." in sentence
+        assert ("TRL" in sentence) == ("TRL" in ending)
+    assert setup_sentence.text(MODEL, GPU, of_trl) == (
+        "LoRA r=16 of Mistral-7B-v0.1 on one A100-SXM4-80GB, 8 × 1,024 tokens, float32 with bfloat16 autocast, "
+        "with checkpointing, as TRL trains."
+    )
+
+
+def test_each_word_of_the_sentence_leads_to_a_control():
+    setup = TrainingSetup(
+        method=Method.LORA,
+        optim=Optimizer.ADAMW_TORCH,
+        objective=Objective.DPO,
+        gradient_accumulation_steps=2,
+        num_gpus=2,
+        strategy=Strategy.ZERO3,
+        offload_optimizer=Offload.CPU,
+    )
+    answer = estimate(MODEL, GPU, setup)
+    shown = verdict_panel.verdict_html(answer, similar_runs(answer))
+    keys = [it.key for it in setup_sentence.pieces(MODEL, GPU, setup) if it.key]
+    assert len(keys) == len(set(keys)) == 13
+    for key in keys:
+        assert f'data-leads="{verdict_panel.control_of(key)[0]}"' in shown
+        with_a_box = key in ("model", "gpu") or isinstance(
+            contract.BY_NAME[key].widget, contract.Widget
+        )
+        assert with_a_box, key
 
 
 def test_the_terminal_says_the_share_of_the_peak_that_was_asked_for():

@@ -27,7 +27,6 @@ trainer/base_config.py (``gradient_checkpointing`` true, ``bf16`` true unless fp
 collator pads the rows of a batch); transformers 5.23, training_args.py
 (``per_device_train_batch_size`` 8, ``optim`` adamw_torch_fused, ``num_train_epochs`` 3, ``save_strategy`` steps).
 """
-TRL_SAYING = "Set as SFTTrainer of TRL 1.16 runs it by default."
 EXAMPLE: Mapping[str, object] = {
     "model": "mistralai/Mistral-7B-v0.1",
     "gpu": "A100-SXM4-80GB",

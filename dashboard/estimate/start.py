@@ -1,4 +1,4 @@
-"""Says whether the page shows a real tool's setup or a what-if, with a link to the other."""
+"""Says whether the page shows a what-if, with a link to the other of the two setups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from estimator import Estimate, Method
 def draw(answer: Estimate) -> None:
     """One line below the verdict; nothing for the user's own setup."""
     said, name, keys = _said(answer)
-    if not said:
+    if not said and not name:
         return
     with st.container(horizontal=True, key="start", gap="small"):
-        st.html(f'<p class="hr-note">{escape(said)}</p>', width="content")
+        if said:
+            st.html(f'<p class="hr-note">{escape(said)}</p>', width="content")
         if name:
             st.button(name, on_click=actions.take, args=(keys,), key="other count", type="tertiary")
 
@@ -32,5 +33,5 @@ def _said(answer: Estimate) -> tuple[str, str, dict[str, object]]:
     if ended := what_ifs.ended():
         return ended, "", {}
     if example.is_as_trl_runs_it(answer):
-        return example.TRL_SAYING, example.ARTICLE_NAME, dict(example.ARTICLE)
+        return "", example.ARTICLE_NAME, dict(example.ARTICLE)
     return "", "", {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from html import escape
 
 from dashboard import theme
-from dashboard.words import one_line, terms, verdicts
+from dashboard.words import one_line, setup_sentence, terms, verdicts
 from estimator import (
     Estimate,
     Gpu,
@@ -86,13 +87,49 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
         f'<div class="{CLASS}" role="status" data-of="{_others(estimate)}" style="--hr: {colour}">'
+        f'<p class="hr-setup">{_setup_html(estimate)}</p>'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
         f'<p class="hr-run">{escape(one_line.run_sentence(estimate) or saying.stops)}</p>'
-        f'<p class="hr-small hr-setup">{escape(one_line.setup_line(estimate))}</p>'
         '<details class="hr-small" data-hr="verdict"><summary>The highest moment, and how sure this is</summary>'
         f"<p>{escape(beside)}</p></details></div>{compact_html(saying.word, one_line.run(estimate), colour)}"
     )
+
+
+def _setup_html(of: Estimate) -> str:
+    """The setup as a sentence, whose words lead to the controls that change them."""
+    return "".join(map(_piece_html, setup_sentence.pieces(of.model, of.gpu, of.setup)))
+
+
+def _piece_html(piece: setup_sentence.Piece) -> str:
+    if not piece.key:
+        return escape(piece.text)
+    control, expander = control_of(piece.key)
+    within = f' data-within="{expander}"' if expander else ""
+    return f'<button type="button" data-leads="{control}"{within}>{escape(piece.text)}</button>'
+
+
+BOXES = {"model": "model box", "gpu": "gpu box", "dtype": "precision"}
+"""Keys that are chosen in a widget of another name."""
+
+
+def control_of(key: str) -> tuple[str, str]:
+    """CSS classes of a key's widget and of the expander that it is in; the second is empty if always visible.
+
+    >>> control_of("max_length"), control_of("lora_r")
+    (('st-key-max_length', ''), ('st-key-lora_r-box', 'st-key-LoRA-open'))
+    """
+    if key in BOXES:
+        return _css_class(BOXES[key]), ""
+    section = contract.BY_NAME[key].section
+    if section is contract.Section.ALWAYS:
+        return _css_class(key), ""
+    return _css_class(f"{key} box"), _css_class(f"{section} open")
+
+
+def _css_class(key: str) -> str:
+    """The class of the container of Streamlit's widget with a key."""
+    return "st-key-" + re.sub(r"[^a-zA-Z0-9_-]", "-", key)
 
 
 SLIDERS = frozenset(

@@ -1,0 +1,130 @@
+"""The setup as one sentence, in pieces: each piece that a control changes names that control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from dashboard.words import terms, units
+from estimator import (
+    Gpu,
+    Method,
+    Model,
+    Objective,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+    catalog,
+    contract,
+    offloads,
+)
+
+
+class Piece(NamedTuple):
+    """A part of the sentence."""
+
+    text: str
+    key: str = ""
+    """The key of the contract whose control changes it; empty: none."""
+
+
+OBJECTIVES: Mapping[Objective, str] = {
+    Objective.SFT: "",
+    Objective.DPO: "by DPO",
+    Objective.KTO: "by KTO",
+    Objective.ORPO: "by ORPO",
+    Objective.REWARD: "as a reward model",
+    Objective.SEQUENCE_CLASSIFICATION: "as a classifier",
+    Objective.EMBEDDING: "as an embedding model",
+    Objective.GRPO: "by GRPO",
+    Objective.RLOO: "by RLOO",
+}
+STRATEGIES: Mapping[Strategy, str] = {
+    Strategy.NONE: "",
+    Strategy.DDP: "under DDP",
+    Strategy.ZERO1: "under ZeRO-1",
+    Strategy.ZERO2: "under ZeRO-2",
+    Strategy.ZERO3: "under ZeRO-3",
+    Strategy.FSDP: "under FSDP",
+    Strategy.FSDP_GRAD_OP: "under FSDP with SHARD_GRAD_OP",
+    Strategy.HSDP: "under HSDP",
+    Strategy.DEVICE_MAP: "over a device map",
+}
+IN_TRL = frozenset(Objective) - {Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING}
+"""Objectives that TRL has a trainer for: trl 1.16, trainer/ and experimental/."""
+LOADED = ("dtype", "mixed_precision")
+"""Keys that say what weights are loaded in and computed in."""
+DECISIVE = (
+    *(*LOADED, "optim", "optim_state_dtype", "gradient_checkpointing", "offload_checkpoints"),
+    *("loss", "use_liger_kernel", "attn_implementation", "torch_compile"),
+)
+"""Keys whose defaults decide memory: if all are a tool's, the sentence says so."""
+
+
+def text(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
+    """The sentence without its controls."""
+    return "".join(piece.text for piece in pieces(model, gpu, setup))
+
+
+def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Piece]:
+    """The sentence: method, model, objective, GPUs, batch and length, optimizer, precision, checkpointing.
+
+    A default that decides memory is followed by the tool whose default it is.
+    """
+    yield Piece(terms.METHOD_NOUNS[setup.method], "method")
+    if setup.method is not Method.FULL:
+        yield from _led(" ", f"r={setup.lora_r}", "lora_r")
+    yield Piece(" of ")
+    yield Piece(terms.short_name(model.hub_id), "model")
+    yield from _led(" ", OBJECTIVES[setup.objective], "objective")
+    yield Piece(" on ")
+    yield Piece(_cards(gpu, setup.num_gpus), "gpu")
+    yield from _led(" ", STRATEGIES[setup.strategy], "strategy")
+    if offloads(setup.mesh):
+        yield from _led(" ", "with offload", "offload_optimizer")
+    yield Piece(", ")
+    if setup.gradient_accumulation_steps > 1:
+        number = f"{setup.gradient_accumulation_steps:,} micro-batches"
+        yield from (Piece(number, "gradient_accumulation_steps"), Piece(" of "))
+    size = setup.per_device_train_batch_size
+    of = f" pair{'s' * (size != 1)}" if setup.objective.is_paired else ""
+    yield Piece(f"{size:,}{of}", "per_device_train_batch_size")
+    yield Piece(" × ")
+    yield Piece(f"{setup.max_length:,} token{'s' * (setup.max_length != 1)}", "max_length")
+    if setup.optim is not Optimizer.ADAMW_TORCH_FUSED:
+        yield from _led(", ", setup.optim.value, "optim")
+    if setup.optim_state_dtype is not None:
+        yield Piece(f" with {setup.optim_state_dtype} states")
+    trl = _of_trl(setup.method, setup.objective)
+    as_trl_trains = setup.objective in IN_TRL and _same(DECISIVE, setup, trl)
+    yield from _led(", ", terms.precision(setup), "dtype")
+    if not as_trl_trains and setup.objective in IN_TRL and _same(LOADED, setup, trl):
+        yield Piece(" as TRL loads it")
+    kept = "with" if setup.gradient_checkpointing else "without"
+    yield from _led(", ", f"{kept} checkpointing", "gradient_checkpointing")
+    yield Piece(", as TRL trains." if as_trl_trains else ".")
+
+
+def _led(by: str, words: str, key: str) -> Iterator[Piece]:
+    if words:
+        yield from (Piece(by), Piece(words, key))
+
+
+def _cards(gpu: Gpu | None, number: int) -> str:
+    """``one RTX 4090``, ``8 × H100``, ``one GPU of 24.0 GiB``, ``one GPU``."""
+    if gpu is not None and gpu.name in {**catalog.gpus(), **catalog.slices()}:
+        return f"one {gpu.name}" if number == 1 else f"{number:,} × {gpu.name}"
+    size = "" if gpu is None else f" of {units.gib(gpu.memory_bytes)}"
+    return f"one GPU{size}" if number == 1 else f"{number:,} GPUs{size}"
+
+
+def _same(keys: tuple[str, ...], one: TrainingSetup, other: TrainingSetup) -> bool:
+    return all(getattr(one, key) == getattr(other, key) for key in keys)
+
+
+@lru_cache(maxsize=64)
+def _of_trl(method: Method, objective: Objective) -> TrainingSetup:
+    """TRL's defaults for a method and an objective."""
+    asked = {"tool": "trl", "method": method.value, "objective": objective.value}
+    return contract.read_setup(asked).setup
