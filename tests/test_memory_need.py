@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from estimator import Optimizer, TrainingSetup, estimate
+from estimator import Optimizer, TrainingSetup, catalog, estimate, smallest_gpu
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse
+from estimator.grid.needs import needs
 from estimator.resident.overhead import (
+    THREADS_PER_MULTIPROCESSOR,
+    context_bytes,
     exchange_bytes,
     need_bytes,
     shown_bytes,
@@ -31,15 +36,62 @@ MODEL = parse(
 
 
 def test_need_is_the_peak_plus_context_and_at_most_3_percent_slack() -> None:
-    # context 100 to 750 MiB; 3 % of the peak, rounded down
-    low, high = need_bytes(1_000_050, 0)
+    # an unknown card's context, 100 to 750 MiB; 3 % of the peak, rounded down
+    low, high = need_bytes(1_000_050, 0, context_bytes(None))
     assert (low, high) == (1_000_050 + 100 * MIB, 1_000_050 + 750 * MIB + 30_001)
 
 
 def test_paged_states_and_nccl_buffers_raise_the_right_ends_of_the_need() -> None:
-    low, high = need_bytes(10**6, 0)
-    assert need_bytes(10**6, 7000) == (low, high + 7000)
-    assert need_bytes(10**6, 0, (11, 13)) == (low + 11, high + 13)
+    low, high = need_bytes(10**6, 0, (0, 0))
+    assert need_bytes(10**6, 7000, (0, 0)) == (low, high + 7000)
+    assert need_bytes(10**6, 0, (0, 0), (11, 13)) == (low + 11, high + 13)
+
+
+def test_a_context_grows_with_the_threads_that_a_card_can_hold() -> None:
+    """By hand: 108 x 2048, 40 x 1024, 132 x 2048 and 128 x 1536 threads of 1 KiB; 7/4 to 11/4 of it, and 200 MiB."""
+    for name, stacks in {
+        "A100-SXM4-80GB": 216,
+        "T4": 40,
+        "H100-SXM5-80GB": 264,
+        "GeForce RTX 4090": 192,
+    }.items():
+        low, high = 7 * stacks // 4 * MIB, (11 * stacks // 4 + 200) * MIB
+        assert context_bytes(catalog.gpu(name)) == (low, high)
+        assert context_bytes(catalog.gpu(name), 2) == (2 * low, 2 * high)
+    assert context_bytes(catalog.gpu("A100-SXM4-80GB")) == (378 * MIB, 794 * MIB)
+
+
+@pytest.mark.parametrize("name", ["Instinct MI300X", "Apple M4 Max (64 GB)", "Gaudi 3"])
+def test_a_card_without_known_multiprocessors_may_have_any_context(name: str) -> None:
+    assert context_bytes(catalog.gpu(name)) == context_bytes(None) == (100 * MIB, 750 * MIB)
+
+
+def test_every_card_with_known_multiprocessors_has_a_known_number_of_threads() -> None:
+    known = [it for it in catalog.gpus().values() if it.multiprocessors]
+    assert known
+    assert {it.compute_capability for it in known} <= set(THREADS_PER_MULTIPROCESSOR)
+
+
+def test_each_card_is_judged_by_its_own_context() -> None:
+    """Cards with equal workspaces differ in what they need by their contexts alone, in every way of asking."""
+    keys = TrainingSetup(max_length=64)
+    h200, h20 = catalog.gpu("H200-SXM-141GB"), catalog.gpu("H20-96GB")
+    ends = {}
+    for gpu in (h200, h20):
+        of = estimate(MODEL, gpu, keys)
+        ends[gpu.name] = of.need_low_bytes, of.need_high_bytes
+        assert (of.context_low_bytes, of.context_high_bytes) == context_bytes(gpu)
+        assert need(MODEL, gpu, keys) == ends[gpu.name]
+        in_arrays = needs(MODEL, gpu, keys, per_device_train_batch_size=[1])
+        assert (in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == ends[gpu.name]
+        as_another = needs(MODEL, h200, keys, per_device_train_batch_size=[1]).on(gpu, h200)
+        assert (as_another.low_bytes.item(), as_another.high_bytes.item()) == ends[gpu.name]
+    # (132 - 78) x 2 MiB of stacks
+    assert ends[h200.name][0] - ends[h20.name][0] == 7 * 54 * 2 * MIB // 4
+    # what fits a card with few multiprocessors does not fit one with as much memory and more of them
+    few = replace(h20, memory_bytes=ends[h20.name][1])
+    many = replace(h200, memory_bytes=few.memory_bytes)
+    assert smallest_gpu(MODEL, (many, few), keys) == few
 
 
 PAGED = [it for it in Optimizer if it.startswith("paged")]

@@ -146,14 +146,14 @@ def test_a_run_stops_at_the_first_moment_that_does_not_fit(
 
 
 def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
-    bare = estimate(MISTRAL, None, EXAMPLE)
+    bare = estimate(MISTRAL, A100, EXAMPLE)
     for size in (bare.need_high_bytes, bare.need_low_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=size), EXAMPLE)
         assert answer.verdict in {Verdict.FITS, Verdict.TIGHT}
         assert first_overflow(answer) is None
         assert write_estimate(answer)["first_overflow"] is None
         assert runs_out(answer) == ""
-    assert first_overflow(bare) is None
+    assert first_overflow(estimate(MISTRAL, None, EXAMPLE)) is None
 
 
 def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step() -> None:

@@ -141,9 +141,9 @@ def test_no_quantised_checkpoint_is_silently_estimated_at_16_bits(
     if why is None:
         found = estimate(model, None, setup)
         assert any(model.quantization.name in said for said in found.assumptions)
-        assert least_need(model, setup) <= found.need_low_bytes
+        assert least_need(model, None, setup) <= found.need_low_bytes
         return
-    for entry in (estimate, need, lambda model, _, setup: least_need(model, setup)):
+    for entry in (estimate, need, least_need):
         with pytest.raises(RefusedError, match=model.quantization.name):
             entry(model, None, setup)
 

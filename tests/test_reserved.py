@@ -138,7 +138,7 @@ def test_errors_are_small_without_a_fitted_share() -> None:
     ],
 )
 def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup: TrainingSetup) -> None:
-    bare = estimate(MISTRAL, None, setup)
+    bare = estimate(MISTRAL, A100, setup)
     for memory in (bare.need_low_bytes, bare.need_high_bytes, 2 * bare.need_high_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=memory), setup)
         on_card = shown(answer)
@@ -183,7 +183,7 @@ def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
     )
     large = replace(A100, memory_bytes=4 * A100.memory_bytes)
     kept = reserved_bytes(MISTRAL, large, setup)
-    outside = sum(outside_bytes(setup))
+    outside = sum(outside_bytes(A100, setup))
     small = replace(A100, memory_bytes=kept + outside - 1024 * MIB)
     assert reserved_bytes(MISTRAL, small, setup) <= kept - 1024 * MIB
     assert estimate(MISTRAL, small, setup).need_low_bytes == (

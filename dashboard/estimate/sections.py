@@ -187,7 +187,7 @@ def _take_cell(cell: tuple[int, int]) -> None:
 
 def _gpus(answer: Estimate) -> None:
     rows, _ = which_gpu.every_gpu(answer)
-    st.html(f'<p class="hr-text">{which_gpu.gpus_head(answer, rows)}</p>')
+    st.html(f'<p class="hr-text">{which_gpu.gpus_head(rows)}</p>')
     table = [which_gpu.gpu_row(row) for row in rows]
     gib = st.column_config.NumberColumn(format="%.1f GiB")
     hours = st.column_config.NumberColumn(format="%.1f h")

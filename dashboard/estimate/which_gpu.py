@@ -45,11 +45,16 @@ def gpu_row(it: Estimate) -> dict[str, object]:
     }
 
 
-def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
+def gpus_head(rows: Sequence[Estimate]) -> str:
     """One-sentence summary of the table."""
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     if not fitting:
-        return f"None of the {len(rows)} GPUs holds it: it needs {units.gib(estimate.need_high_bytes)}."
+        largest = max(rows, key=lambda row: row.gpu.memory_bytes if row.gpu else 0)
+        assert largest.gpu is not None
+        return (
+            f"None of the {len(rows)} GPUs holds it: on the largest, {largest.gpu.name}, it needs "
+            f"{units.gib(largest.need_high_bytes)}."
+        )
     smallest = fitting[0]
     assert smallest.gpu is not None
     return (

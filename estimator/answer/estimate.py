@@ -53,8 +53,7 @@ from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.resident.overhead import (
-    CONTEXT_HIGH_BYTES,
-    CONTEXT_LOW_BYTES,
+    context_bytes,
     exchange_bytes,
     need_bytes,
     workspace_bytes,
@@ -70,6 +69,7 @@ from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.lengths import expected_longest
 from estimator.time.rates import INSIDE, missing_rate
+from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
@@ -127,7 +127,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     counted = dict(phases)
     phases[Phase.SAVE] = share.save
-    low, high = _need_of(counted, resident.states.paged_bytes, setup)
+    context = context_bytes(gpu, setup.processes_per_gpu)
+    low, high = _need_of(counted, resident.states.paged_bytes, context, setup.mesh)
     fits = verdict(low, high, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
@@ -142,8 +143,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases=phases,
         peak=peak,
         decisive=decisive,
-        context_low_bytes=setup.processes_per_gpu * CONTEXT_LOW_BYTES,
-        context_high_bytes=setup.processes_per_gpu * CONTEXT_HIGH_BYTES,
+        context_low_bytes=context[0],
+        context_high_bytes=context[1],
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=fits,
@@ -169,12 +170,14 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-def _need_of(moments: Mapping[Phase, Moment], paged: int, setup: TrainingSetup) -> tuple[int, int]:
+def _need_of(
+    moments: Mapping[Phase, Moment], paged: int, context: tuple[int, int], mesh: Mesh
+) -> tuple[int, int]:
     """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
-    exchange, processes = exchange_bytes(setup.mesh), setup.processes_per_gpu
+    exchange = exchange_bytes(mesh)
     ends = [
         need_bytes(
-            it.bytes, paged, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0), processes
+            it.bytes, paged, context, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0)
         )
         for it in moments.values()
     ]
@@ -226,7 +229,7 @@ def _over_devices(
                 at.outside_on(number),
                 {part: size for part, size in share.resident.sizes(0).items() if size},
                 max(step.values(), key=lambda moment: moment.bytes),
-                *need_bytes(decisive.bytes, share.resident.states.paged_bytes),
+                *need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
             )
         )
     fullest = max(devices, key=lambda it: it.need_high_bytes).device
@@ -312,37 +315,40 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     setup = as_loaded(model, setup)
     check_float8_card(gpu, setup)
     if setup.mesh.strategy is Strategy.DEVICE_MAP:
-        return _need_over_devices(
+        found = _over_devices_sizes(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
+        needs = [need_bytes(*it, context_bytes(gpu)) for it in found]
+        return max(needs, key=lambda low_and_high: low_and_high[1])
     workspace = workspace_bytes(gpu)
     if not setup.objective.generates:
-        return _need(model, workspace, setup)
+        sizes = _sizes(model, workspace, setup)
+        return need_bytes(*sizes, context_bytes(gpu), exchange_bytes(setup.mesh))
     fixed = per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
     share = _alone(model, gpu, setup, fixed, workspace, must_start=False)
     phases = {**share.timeline.heights(), **share.beside}
     if gathers_to_save(setup):
         phases[Phase.SAVE] = share.save
-    return _need_of(phases, share.resident.states.paged_bytes, setup)
+    context = context_bytes(gpu, setup.processes_per_gpu)
+    return _need_of(phases, share.resident.states.paged_bytes, context, setup.mesh)
 
 
 @lru_cache(maxsize=8192)
-def _need_over_devices(
+def _over_devices_sizes(
     model: Model, workspace: int, setup: TrainingSetup, at: ModuleDevices
-) -> tuple[int, int]:
+) -> tuple[tuple[int, int], ...]:
+    """Peak and paged states of each GPU of a device map."""
     per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
-    needs = [
-        need_bytes(peak, resident.states.paged_bytes)
-        for peak, resident in peaks(model, setup, at, workspace)
-    ]
-    return max(needs, key=lambda low_and_high: low_and_high[1])
+    return tuple(
+        (peak, resident.states.paged_bytes) for peak, resident in peaks(model, setup, at, workspace)
+    )
 
 
 @lru_cache(maxsize=8192)
-def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
-    """The same; it depends on the GPU only through the size of its workspace."""
+def _sizes(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
+    """Highest moment and paged states: of the GPU only the size of its workspace matters to them."""
     fixed = per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
     timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
@@ -351,7 +357,7 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
     if gathers_to_save(setup):
         peak = max(peak, fixed.save.bytes)
-    return need_bytes(peak, fixed.resident.states.paged_bytes, exchange_bytes(setup.mesh))
+    return peak, fixed.resident.states.paged_bytes
 
 
 def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int) -> int:
@@ -380,14 +386,14 @@ def is_refused(model: Model, setup: TrainingSetup) -> bool:
     return False
 
 
-def least_need(model: Model, setup: TrainingSetup) -> int:
+def least_need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """Lower bound of the need in bytes per GPU for any batch, length or kernel: that of the optimizer's step."""
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
     if setup.mesh.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
         step //= setup.mesh.num_gpus
-    low, _ = need_bytes(step, 0, exchange_bytes(setup.mesh))
+    low, _ = need_bytes(step, 0, context_bytes(gpu), exchange_bytes(setup.mesh))
     return low
 
 

@@ -47,7 +47,14 @@ from estimator.resident.model import (
     weight_bytes,
 )
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
-from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
+from estimator.resident.overhead import (
+    CONTEXT_UNKNOWN,
+    HANDLES,
+    context_bytes,
+    exchange_bytes,
+    need_bytes,
+    workspace_bytes,
+)
 from estimator.run.device_map import buffers_on
 from estimator.step.timeline import structure
 from estimator.tape import fused, operators
@@ -318,7 +325,10 @@ def _outside(of: Estimate) -> Explanation:
     exchange = exchange_bytes(of.setup.mesh)[1]
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
     processes = of.setup.processes_per_gpu
-    read = "the highest reading" + f", for each of {processes} processes" * (processes > 1)
+    read = "the highest reading"
+    if of.gpu is not None and context_bytes(of.gpu) != CONTEXT_UNKNOWN:
+        read += f" for {of.gpu.multiprocessors} multiprocessors"
+    read += f", for each of {processes} processes" * (processes > 1)
     terms = [
         Term("CUDA context and kernels", read, of.context_high_bytes),
         Term("allocator's slack", f"at most 3 % of the peak of {peak:,} bytes", slack),
@@ -328,7 +338,7 @@ def _outside(of: Estimate) -> Explanation:
     if of.paged_bytes:
         terms.append(Term("paged states", "if none of them is evicted", of.paged_bytes))
     lead = "Memory that the process takes beyond what torch.cuda.max_memory_allocated() counts."
-    return Explanation(lead, terms, (need_bytes,))
+    return Explanation(lead, terms, (need_bytes, context_bytes))
 
 
 def _activations(of: Estimate) -> Explanation:

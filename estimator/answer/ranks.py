@@ -154,7 +154,8 @@ def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tupl
     """The peak of the step and both ends of the need."""
     setup = answer.setup
     keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
-    exchange, processes = exchange_bytes(setup.mesh), setup.processes_per_gpu
+    exchange = exchange_bytes(setup.mesh)
+    context = answer.context_low_bytes, answer.context_high_bytes
     paged = answer.paged_bytes - less.paged
     peak = low = high = 0
     for phase, whole, engine, has_states in heights:
@@ -163,7 +164,7 @@ def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tupl
             size -= less.step + less.gradients
         elif keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
             size -= less.gradients
-        ends = need_bytes(size, paged, exchange, engine, processes)
+        ends = need_bytes(size, paged, context, exchange, engine)
         low, high = max(low, ends[0]), max(high, ends[1])
         if phase in PASSES:
             peak = max(peak, size)

@@ -16,7 +16,7 @@ from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, 
 from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
 from estimator.objectives.batch import accumulates, scored_tokens
 from estimator.objectives.registry import as_trained
-from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
+from estimator.resident.overhead import context_bytes, exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
@@ -40,6 +40,12 @@ class Needs:
     high_bytes: Numbers
     refused: Some
     """Which setups ``need`` refuses; their bytes are 0."""
+
+    def on(self, gpu: Gpu, had: Gpu) -> Needs:
+        """The same setups on a card that differs to them in its CUDA context alone from the card that they had."""
+        changes = zip(context_bytes(gpu), context_bytes(had), strict=True)
+        low, high = (np.where(self.refused, 0, after - before) for after, before in changes)
+        return replace(self, low_bytes=self.low_bytes + low, high_bytes=self.high_bytes + high)
 
     def verdicts(self, gpu: Gpu) -> Mapping[Verdict, Some]:
         """Which setups fit, are tight or do not fit, as by ``verdict``."""
@@ -189,7 +195,9 @@ class _Reader:
         need_of: Callable[..., tuple[Any, Any]] = (
             need_bytes  # one formula, for a number and for arrays
         )
-        self._low[cells], self._high[cells] = need_of(peak, paged, exchange)
+        self._low[cells], self._high[cells] = need_of(
+            peak, paged, context_bytes(self._gpu), exchange
+        )
 
     def _walked(
         self, plan: Plan, groups: Sequence[_Group], cells: Numbers, batch: int | None

@@ -28,7 +28,7 @@ from estimator.inference.server import check_server, server_engine
 from estimator.inference.trainer_beside import at_start, between_steps, while_generating
 from estimator.objectives.batch import prompt_tokens
 from estimator.resident.model import Resident
-from estimator.resident.overhead import CONTEXT_LOW_BYTES, workspace_bytes
+from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Phase
@@ -140,7 +140,7 @@ def paged_beside(
     model: Model, gpu: Gpu, setup: TrainingSetup, between: Mapping[Component, int]
 ) -> PagedCache:
     """The paged cache of a generation beside what the trainer holds (derived, from ``paged_cache``)."""
-    free = gpu.memory_bytes - CONTEXT_LOW_BYTES - sum(between.values())
+    free = gpu.memory_bytes - context_bytes(gpu)[0] - sum(between.values())
     return paged_cache(model, free, rows_at_once(setup), row_tokens(setup))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator.resident.model import Resident
-from estimator.resident.overhead import CONTEXT_LOW_BYTES
+from estimator.resident.overhead import context_bytes
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Loss, Strategy
 
@@ -84,5 +84,5 @@ def free_on_startup(gpu: Gpu, setup: TrainingSetup, start: Mapping[Component, in
     Source: vllm 0.33, v1/worker/gpu_worker.py:541 (``init_snapshot``, behind the device's and NCCL's own start);
     derived, from ``at_start``.
     """
-    contexts = setup.processes_per_gpu * CONTEXT_LOW_BYTES
+    contexts, _ = context_bytes(gpu, setup.processes_per_gpu)
     return gpu.memory_bytes - contexts - sum(start.values())

@@ -27,7 +27,7 @@ from estimator.parallel.placement import (
     needed_bytes,
     weight_sizes,
 )
-from estimator.resident.overhead import CONTEXT_LOW_BYTES
+from estimator.resident.overhead import context_bytes
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model
@@ -198,7 +198,7 @@ def _short(name: str) -> str:
 
 
 def _free(gpu: Gpu) -> int:
-    return gpu.memory_bytes - CONTEXT_LOW_BYTES
+    return gpu.memory_bytes - context_bytes(gpu)[0]
 
 
 def _packing(adapters: Adapters) -> Packing | None:

@@ -19,7 +19,7 @@ from estimator.grid.arrays import Numbers, Some
 from estimator.grid.needs import Needs, needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
-from estimator.resident.overhead import workspace_bytes
+from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.time.rates import missing_rate
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
@@ -154,7 +154,7 @@ def candidates(
         raise InputError(_why_nothing(refused))
     table = _Table()
     for done, (model, setup, places) in enumerate(asked):
-        for group in _alike(question.offers, places, shares=setup.generation.is_colocated):
+        for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
             cells = _cells(question, [question.offers[it] for it in group], setup)
             if len(cells[0]):
                 of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
@@ -285,18 +285,26 @@ def _asked(question: Question) -> dict[str, object]:
     }
 
 
-def _alike(
-    offers: Sequence[Offer], places: Sequence[int], *, shares: bool = False
-) -> list[list[int]]:
-    """Places of some offers by equal need: cards matter to it by their workspace alone.
+def _takes_rest(setup: TrainingSetup) -> bool:
+    """Whether the run takes memory by what the card has or has left: vLLM, a paged cache."""
+    generation = setup.generation
+    return generation.is_colocated or (
+        setup.objective.generates and generation.use_transformers_continuous_batching
+    )
 
-    ``shares``: and by their memory, of which a colocated vLLM takes a share.
+
+def _alike(
+    offers: Sequence[Offer], places: Sequence[int], *, takes_rest: bool = False
+) -> list[list[int]]:
+    """Places of some offers by equal need less the CUDA context: cards matter to it by their workspace alone.
+
+    ``takes_rest``: and by their memory and what the context leaves of it.
     """
-    groups: dict[tuple[int, int, int], list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for place in places:
         offer = offers[place]
-        memory = offer.gpu.memory_bytes if shares else 0
-        key = workspace_bytes(offer.gpu), offer.gpus_per_node, memory
+        rest = (offer.gpu.memory_bytes, context_bytes(offer.gpu)) if takes_rest else None
+        key = workspace_bytes(offer.gpu), offer.gpus_per_node, rest
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
@@ -326,7 +334,7 @@ def _read(
     table: _Table,
     untimed: dict[str, str],
 ) -> None:
-    """The setups of one structure on all offers that need the same."""
+    """The setups of one structure on all offers whose needs differ by the CUDA context alone."""
     gpus, batches, accumulation, ranks = cells
     asked = {
         "per_device_train_batch_size": batches,
@@ -335,9 +343,11 @@ def _read(
     }
     if setup.uses_adapters:
         asked["lora_r"] = ranks
-    needed = _needed(model, question.offers[group[0]].gpu, setup, asked)
+    first = question.offers[group[0]].gpu
+    needed_on_first = _needed(model, first, setup, asked)
     for place in group:
         offer = question.offers[place]
+        needed = needed_on_first.on(offer.gpu, first)
         had = np.isin(gpus, offer.counts) & ~needed.refused
         if not had.any():
             continue

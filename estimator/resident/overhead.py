@@ -16,12 +16,28 @@ WORKSPACE_BYTES = 8 * MIB + 128 * 1024
 WORKSPACE_HOPPER_BYTES = 32 * MIB
 """On compute capability 9.0: 8 × 4 MiB; the same file."""
 
-CONTEXT_LOW_BYTES = 100 * MIB
-CONTEXT_HIGH_BYTES = 750 * MIB
-"""Context and loaded kernels of one process: GPU memory in use minus what torch reserved, from public out-of-memory
-messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded outwards, with extra room for newer cards
-and the kernels of bitsandbytes, flash attention and Triton. Collected, not measured here.
+STACK_BYTES = 1024
+"""A thread's stack in local memory: the default of ``cudaLimitStackSize``. A context reserves one for each thread that
+the card can hold; NVIDIA, CUDA C++ Programming Guide, "Local Memory", and CUDA Driver API, ``cuCtxSetLimit``."""
+THREADS_PER_MULTIPROCESSOR = {
+    **dict.fromkeys(("6.0", "6.1", "6.2", "7.0", "7.2", "8.0", "9.0", "10.0", "10.3"), 2048),
+    **dict.fromkeys(("8.6", "8.7", "8.9", "11.0", "12.0", "12.1"), 1536),
+    "7.5": 1024,
+}
+"""The most resident threads by compute capability; NVIDIA, CUDA C++ Programming Guide 13.0, "Compute Capabilities",
+table "Technical Specifications per Compute Capability"."""
+CONTEXT_OF_STACKS = ((7, 4), (11, 4))
+"""A context as fractions of the stacks of all threads, low and high.
+collected: data/out_of_memory.csv, the rows whose card is known.
 """
+CONTEXT_MEDIAN = (5, 2)
+"""The median of the same rows, of a context and its kernels together, as a fraction of the stacks."""
+KERNELS_HIGH_BYTES = 200 * MIB
+"""Loaded kernels of torch, cuBLAS and the libraries beside them, at most, beyond the fraction above; the same rows.
+With ``CUDA_MODULE_LOADING=LAZY`` (the default since CUDA 11.8) only those that ran are loaded."""
+CONTEXT_UNKNOWN = 100 * MIB, 750 * MIB
+"""A context, low and high, where the multiprocessors are unknown or the card is another vendor's: the messages' whole
+range, rounded outwards."""
 COMMUNICATOR_LOW_BYTES = 256 * MIB
 """NCCL's buffers of one group of GPUs: 1.06 GB per process on 8 × H100, minus a context of 750 MiB (NVIDIA/nccl
 1685)."""
@@ -61,6 +77,45 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     return HANDLES * (WORKSPACE_HOPPER_BYTES if hopper else WORKSPACE_BYTES)
 
 
+def context_bytes(gpu: Gpu | None, processes: int = 1) -> tuple[int, int]:
+    """Bytes of the CUDA context and the loaded kernels of a card's processes, low and high, outside torch's counter.
+
+    It grows with the card: the driver reserves the stack of every thread that the card can hold.
+
+    Source: ``CONTEXT_OF_STACKS``, collected, not measured here.
+
+    >>> context_bytes(Gpu(name="card", memory_bytes=2**34, compute_capability="7.5", multiprocessors=40))
+    (73400320, 325058560)
+    >>> context_bytes(None, 2)
+    (209715200, 1572864000)
+    """
+    low, high = CONTEXT_UNKNOWN
+    if (stacks := _stack_bytes(gpu)) is not None:
+        low, high = (stacks * above // below for above, below in CONTEXT_OF_STACKS)
+        high += KERNELS_HIGH_BYTES
+    return processes * low, processes * high
+
+
+def median_context_bytes(gpu: Gpu | None, processes: int = 1) -> int:
+    """Bytes of the same as most often read; half-way between low and high where the multiprocessors are unknown.
+
+    Source: ``CONTEXT_MEDIAN``, collected, not measured here.
+
+    >>> median_context_bytes(Gpu(name="card", memory_bytes=2**34, compute_capability="7.5", multiprocessors=40))
+    104857600
+    """
+    above, below = CONTEXT_MEDIAN
+    stacks = _stack_bytes(gpu)
+    return processes * (sum(CONTEXT_UNKNOWN) // 2 if stacks is None else stacks * above // below)
+
+
+def _stack_bytes(gpu: Gpu | None) -> int | None:
+    threads = THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability) if gpu else None
+    if gpu is None or gpu.multiprocessors is None or threads is None:
+        return None
+    return gpu.multiprocessors * threads * STACK_BYTES
+
+
 def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
     """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include; none in one process.
 
@@ -85,25 +140,21 @@ def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
 def need_bytes(
     peak: int,
     paged: int,
+    context: tuple[int, int],
     exchange: tuple[int, int] = (0, 0),
     engine: int = 0,
-    processes: int = 1,
 ) -> tuple[int, int]:
     """Bytes that the card must have, low and high: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
 
-    ``engine``: of the peak, what an inference engine took at its start, of which no slack is counted. ``processes``:
-    each has a context. Paged optimizer states may be evicted to the host, so they count at the high end only.
+    ``context``: ``context_bytes`` of the card. ``engine``: of the peak, what an inference engine took at its start, of
+    which no slack is counted. Paged optimizer states may be evicted to the host, so they count at the high end only.
 
     Source: context and slack as collected above; torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     numerator, denominator = SLACK_HIGH
     return (
-        peak + processes * CONTEXT_LOW_BYTES + exchange[0],
-        peak
-        + processes * CONTEXT_HIGH_BYTES
-        + exchange[1]
-        + (peak - engine) * numerator // denominator
-        + paged,
+        peak + context[0] + exchange[0],
+        peak + context[1] + exchange[1] + (peak - engine) * numerator // denominator + paged,
     )
 
 

@@ -14,7 +14,6 @@ from estimator.answer.verdict import verdict
 from estimator.families.vision_family import row_of_images, sees
 from estimator.inference.rows import longest_row
 from estimator.objectives.batch import least_batch, least_length
-from estimator.resident.overhead import workspace_bytes
 from estimator.values.keys import LARGEST
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Verdict
@@ -39,7 +38,7 @@ def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 def may_hold(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     """Whether what stays on the GPU leaves the setup a chance; False too for a setup that is refused."""
     try:
-        return least_need(model, setup) <= gpu.memory_bytes
+        return least_need(model, gpu, setup) <= gpu.memory_bytes
     except ValueError:
         return False
 
@@ -146,16 +145,7 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
         (gpu for gpu in gpus if setup.runs_on(gpu)),
         key=lambda gpu: gpu.memory_bytes,
     )
-    needs: dict[
-        int, int
-    ] = {}  # the need depends on the GPU only through its workspace, or vLLM's share of it
-    for gpu in by_size:
-        workspace = gpu.memory_bytes if setup.generation.is_colocated else workspace_bytes(gpu)
-        if workspace not in needs:
-            needs[workspace] = need(model, gpu, setup)[1]
-        if needs[workspace] <= gpu.memory_bytes:
-            return gpu
-    return None
+    return next((gpu for gpu in by_size if fits(model, gpu, setup)), None)
 
 
 def _largest_within(capacity: int, needed: Callable[[int], int], most: int) -> int:

@@ -21,9 +21,8 @@ from estimator.parallel.zero import SUB_GROUP
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import Trainable, optimizer_states
 from estimator.resident.overhead import (
-    CONTEXT_HIGH_BYTES,
-    CONTEXT_LOW_BYTES,
     exchange_bytes,
+    median_context_bytes,
     shown_bytes,
 )
 from estimator.step.allocator import Allocator, Block
@@ -175,7 +174,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     resident = resident_memory(model, same)
     limit = None
     if gpu is not None:
-        limit = gpu.memory_bytes - sum(_outside(setup))
+        limit = gpu.memory_bytes - sum(_outside(gpu, setup))
     sized, schedule = plan(model, same).step(Sizes.of(setup))
     trained = _trained(model, same)
     changed = sum(it.alike for it in trained)
@@ -249,17 +248,16 @@ def _most_alive(sized: Sized, runs: Iterable[Run]) -> int:
     return highest
 
 
-def outside_bytes(mesh: Mesh, processes: int = 1) -> tuple[int, int]:
-    """Bytes outside torch's allocator: of each process's CUDA context and of NCCL, the midpoints of their ranges.
+def outside_bytes(gpu: Gpu | None, mesh: Mesh, processes: int = 1) -> tuple[int, int]:
+    """Bytes outside torch's allocator: of each process's CUDA context, the median, and of NCCL, the midpoint.
 
     Source: ``estimator.resident.overhead``.
     """
-    contexts = processes * (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES)
-    return contexts // 2, sum(exchange_bytes(mesh)) // 2
+    return median_context_bytes(gpu, processes), sum(exchange_bytes(mesh)) // 2
 
 
-def _outside(setup: TrainingSetup) -> tuple[int, int]:
-    return outside_bytes(setup.mesh, setup.processes_per_gpu)
+def _outside(gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
+    return outside_bytes(gpu, setup.mesh, setup.processes_per_gpu)
 
 
 def reserved(answer: Estimate) -> int:
@@ -269,7 +267,7 @@ def reserved(answer: Estimate) -> int:
     """
     if answer.setup.strategy is Strategy.DEVICE_MAP:
         shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
-        return shares.middle - sum(_outside(answer.setup))
+        return shares.middle - sum(_outside(answer.gpu, answer.setup))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)
 
 
@@ -279,7 +277,7 @@ def device_bytes(answer: Estimate) -> int:
     Capped at the GPU's memory, unless the need exceeds it.
     Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
     """
-    held = max(reserved(answer), answer.decisive.bytes) + sum(_outside(answer.setup))
+    held = max(reserved(answer), answer.decisive.bytes) + sum(_outside(answer.gpu, answer.setup))
     if answer.gpu is None or answer.verdict is Verdict.DOES_NOT_FIT:
         return held
     return min(held, answer.gpu.memory_bytes)

@@ -225,10 +225,10 @@ def test_vllm_keeps_buffers_for_the_rows_it_runs_at_once() -> None:
 
 
 def test_vllm_is_a_process_of_its_own_whose_context_is_counted() -> None:
-    # the range of a context, 100 to 750 MiB, once for the trainer and once for vLLM; a server has GPUs of its own
+    # an H100's context, 462 to 926 MiB, once for the trainer and once for vLLM; a server has GPUs of its own
     both, alone = answer(), answer(vllm_mode="server")
-    assert (both.context_low_bytes, both.context_high_bytes) == (2 * 100 * 2**20, 2 * 750 * 2**20)
-    assert (alone.context_low_bytes, alone.context_high_bytes) == (100 * 2**20, 750 * 2**20)
+    assert (both.context_low_bytes, both.context_high_bytes) == (2 * 462 * 2**20, 2 * 926 * 2**20)
+    assert (alone.context_low_bytes, alone.context_high_bytes) == (462 * 2**20, 926 * 2**20)
     exchange, need = 256 * 2**20, both.decisive.bytes
     assert both.need_low_bytes == need + exchange + both.context_low_bytes
     assert "whose CUDA context is counted beside its share" in " ".join(both.assumptions)
