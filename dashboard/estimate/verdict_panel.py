@@ -101,7 +101,7 @@ def _setup_html(of: Estimate) -> str:
     return "".join(map(_piece_html, setup_sentence.pieces(of.model, of.gpu, of.setup)))
 
 
-def _piece_html(piece: setup_sentence.Piece) -> str:
+def _piece_html(piece: setup_sentence.SentencePart) -> str:
     if not piece.key:
         return escape(piece.text)
     control, expander = control_of(piece.key)

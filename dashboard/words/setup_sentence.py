@@ -21,7 +21,7 @@ from estimator import (
 )
 
 
-class Piece(NamedTuple):
+class SentencePart(NamedTuple):
     """A part of the sentence."""
 
     text: str
@@ -67,48 +67,48 @@ def text(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
     return "".join(piece.text for piece in pieces(model, gpu, setup))
 
 
-def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Piece]:
+def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[SentencePart]:
     """The sentence: method, model, objective, GPUs, batch and length, optimizer, precision, checkpointing.
 
     A default that decides memory is followed by the tool whose default it is.
     """
-    yield Piece(terms.METHOD_NOUNS[setup.method], "method")
+    yield SentencePart(terms.METHOD_NOUNS[setup.method], "method")
     if setup.method is not Method.FULL:
         yield from _led(" ", f"r={setup.lora_r}", "lora_r")
-    yield Piece(" of ")
-    yield Piece(terms.short_name(model.hub_id), "model")
+    yield SentencePart(" of ")
+    yield SentencePart(terms.short_name(model.hub_id), "model")
     yield from _led(" ", OBJECTIVES[setup.objective], "objective")
-    yield Piece(" on ")
-    yield Piece(_cards(gpu, setup.num_gpus), "gpu")
+    yield SentencePart(" on ")
+    yield SentencePart(_cards(gpu, setup.num_gpus), "gpu")
     yield from _led(" ", STRATEGIES[setup.strategy], "strategy")
     if offloads(setup.mesh):
         yield from _led(" ", "with offload", "offload_optimizer")
-    yield Piece(", ")
+    yield SentencePart(", ")
     if setup.gradient_accumulation_steps > 1:
         number = f"{setup.gradient_accumulation_steps:,} micro-batches"
-        yield from (Piece(number, "gradient_accumulation_steps"), Piece(" of "))
+        yield from (SentencePart(number, "gradient_accumulation_steps"), SentencePart(" of "))
     size = setup.per_device_train_batch_size
     of = f" pair{'s' * (size != 1)}" if setup.objective.is_paired else ""
-    yield Piece(f"{size:,}{of}", "per_device_train_batch_size")
-    yield Piece(" × ")
-    yield Piece(f"{setup.max_length:,} token{'s' * (setup.max_length != 1)}", "max_length")
+    yield SentencePart(f"{size:,}{of}", "per_device_train_batch_size")
+    yield SentencePart(" × ")
+    yield SentencePart(f"{setup.max_length:,} token{'s' * (setup.max_length != 1)}", "max_length")
     if setup.optim is not Optimizer.ADAMW_TORCH_FUSED:
         yield from _led(", ", setup.optim.value, "optim")
     if setup.optim_state_dtype is not None:
-        yield Piece(f" with {setup.optim_state_dtype} states")
+        yield SentencePart(f" with {setup.optim_state_dtype} states")
     trl = _of_trl(setup.method, setup.objective)
     as_trl_trains = setup.objective in IN_TRL and _same(DECISIVE, setup, trl)
     yield from _led(", ", terms.precision(setup), "dtype")
     if not as_trl_trains and setup.objective in IN_TRL and _same(LOADED, setup, trl):
-        yield Piece(" as TRL loads it")
+        yield SentencePart(" as TRL loads it")
     kept = "with" if setup.gradient_checkpointing else "without"
     yield from _led(", ", f"{kept} checkpointing", "gradient_checkpointing")
-    yield Piece(", as TRL trains." if as_trl_trains else ".")
+    yield SentencePart(", as TRL trains." if as_trl_trains else ".")
 
 
-def _led(by: str, words: str, key: str) -> Iterator[Piece]:
+def _led(by: str, words: str, key: str) -> Iterator[SentencePart]:
     if words:
-        yield from (Piece(by), Piece(words, key))
+        yield from (SentencePart(by), SentencePart(words, key))
 
 
 def _cards(gpu: Gpu | None, number: int) -> str:
