@@ -24,7 +24,7 @@ THREADS_PER_MULTIPROCESSOR = {
     **dict.fromkeys(("8.6", "8.7", "8.9", "11.0", "12.0", "12.1"), 1536),
     "7.5": 1024,
 }
-"""The most resident threads by compute capability; NVIDIA, CUDA C++ Programming Guide 13.0, "Compute Capabilities",
+"""The most resident threads by compute capability; NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities",
 table "Technical Specifications per Compute Capability"."""
 CONTEXT_OF_STACKS = ((7, 4), (11, 4))
 """A context as fractions of the stacks of all threads, low and high.
@@ -33,8 +33,7 @@ collected: data/out_of_memory.csv, the rows whose card is known.
 CONTEXT_MEDIAN = (5, 2)
 """The median of the same rows, of a context and its kernels together, as a fraction of the stacks."""
 KERNELS_HIGH_BYTES = 200 * MIB
-"""Loaded kernels of torch, cuBLAS and the libraries beside them, at most, beyond the fraction above; the same rows.
-With ``CUDA_MODULE_LOADING=LAZY`` (the default since CUDA 11.8) only those that ran are loaded."""
+"""Loaded kernels of torch, cuBLAS and the libraries beside them, at most, beyond the fraction above; the same rows."""
 CONTEXT_UNKNOWN = 100 * MIB, 750 * MIB
 """A context, low and high, where the multiprocessors are unknown or the card is another vendor's: the messages' whole
 range, rounded outwards."""
