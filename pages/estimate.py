@@ -85,11 +85,12 @@ def limits() -> None:
 
 @st.fragment(key=rerun.BELOW)
 def below() -> None:
-    """What to change, and one of the sections."""
+    """Memory through the run, what to change, and one of the sections."""
     lower_half.begin()
     answer = question.answer()
     if isinstance(answer, str):
         return
+    sections.draw_run(answer)
     sections.draw_what_if(answer)
     sections.draw_remedies(answer)
     sections.draw(answer)

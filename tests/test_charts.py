@@ -9,10 +9,11 @@ from itertools import combinations
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.estimate import headroom_map, time_and_money, two_steps, which_gpu
+from dashboard import theme
+from dashboard.estimate import headroom_map, through_the_run, time_and_money, which_gpu
 from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
 from estimator.search.ranking import pareto
-from estimator.values.specs import STEP_PHASES, Component, Verdict
+from estimator.values.specs import Component, Phase, Verdict
 
 GIB = 2**30
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -67,31 +68,54 @@ def test_learned_positions_bound_the_columns_of_the_map():
     assert max(grid.lengths) == 1024
 
 
+def allocated(figure):
+    """The silhouette's height in each column, without what is outside PyTorch."""
+    tensors = [t["y"] for t in figure["data"] if t["name"] != theme.RESERVE.label]
+    return [sum(sizes) for sizes in zip(*tensors, strict=True)]
+
+
+def begin(figure):
+    """The first column of each of the two steps."""
+    return [shape["x0"] for shape in figure["layout"]["shapes"] if shape["name"] == "step"]
+
+
 def test_first_step_has_no_optimizer_states_and_second_reaches_the_peak():
     answer = estimate(MISTRAL, A100, WHAT_IF)
-    figure = two_steps.through_the_step(answer)
-    moments = [m for m in answer.moments if m.phase in STEP_PHASES]
-    stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
-    assert len(stacked) == 2 * len(moments) + 1
-    states = moments[0].resident[Component.OPTIMIZER_STATES] / GIB
-    assert stacked[len(moments)] - stacked[0] == pytest.approx(states, abs=0.01)
-    assert max(stacked) == pytest.approx(answer.peak.bytes / GIB, abs=0.01)
+    figure = through_the_run.silhouette(answer)
+    height, (first, second) = allocated(figure), sorted(begin(figure))
+    states = answer.moments[0].resident[Component.OPTIMIZER_STATES] / GIB
+    assert height[second] - height[first] == pytest.approx(states, abs=0.01)
+    assert max(height) == pytest.approx(answer.peak.bytes / GIB, abs=0.01)
     peak = next(it for it in figure["layout"]["annotations"] if "Peak" in it["text"])
-    assert answer.peak.name in peak["text"].replace("<br>", " ")
-    assert "Runs out here" in figure["layout"]["annotations"][-1]["text"]
-    assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
+    assert peak["x"] > second
+    assert height[int(peak["x"])] == pytest.approx(max(height), abs=0.01)
+    stop = next(it for it in figure["layout"]["annotations"] if "Runs out here" in it["text"])
+    assert "optimizer step" in stop["text"]
+
+
+def test_the_silhouette_goes_from_loading_to_saving_in_the_runs_order():
+    saved = replace(LORA, eval_strategy="steps", save_strategy="steps")
+    answer = estimate(MISTRAL, A100, saved)
+    figure = through_the_run.silhouette(answer)
+    height, ticks = allocated(figure), figure["layout"]["xaxis"]
+    step = ["Forward", "Loss", "Backward", "Step"]
+    said = [text.replace("<br>", "") for text in ticks["ticktext"]]
+    assert said == ["Load", *step, *step, "Eval", "Save"]
+    at = dict(zip(said, map(int, ticks["tickvals"]), strict=True))
+    for name, phase in (("Load", Phase.LOAD), ("Eval", Phase.EVALUATION), ("Save", Phase.SAVE)):
+        assert height[at[name]] == pytest.approx(answer.phases[phase].bytes / GIB, abs=0.01)
 
 
 def test_accumulation_shows_the_first_and_a_later_micro_step():
     accumulated = replace(WHAT_IF, gradient_accumulation_steps=4)
-    figure = two_steps.through_the_step(estimate(MISTRAL, A100, accumulated))
-    ticks = figure["layout"]["xaxis"]["ticktext"]
-    assert ticks == ["Micro-step<br>1", "Micro-step<br>2 and on"] * 2
+    figure = through_the_run.silhouette(estimate(MISTRAL, A100, accumulated))
+    said = [text.replace("<br>", "") for text in figure["layout"]["xaxis"]["ticktext"]]
+    assert said == ["Load", *["Micro 1", "Micro 2+", "Step"] * 2, "Save"]
     gradients = next(t["y"] for t in figure["data"] if t["name"] == "Gradients")
     at = [int(x) for x in figure["layout"]["xaxis"]["tickvals"]]
-    assert gradients[0] == 0
-    # from the start of the second micro-step, gradients take 2 bytes for each of 7.24e9 parameters
-    assert gradients[at[1]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
+    assert gradients[at[0]] == 0
+    # in the second micro-step, gradients take 2 bytes for each of 7.24e9 parameters
+    assert gradients[at[2]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
 
 
 def test_cards_are_listed_from_the_smallest_that_holds_the_setup():
@@ -145,8 +169,8 @@ def test_plotly_accepts_every_figure(around, dark):
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     for figure in (
         headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
-        two_steps.through_the_step(answer, dark=dark),
-        two_steps.through_the_step(estimate(MISTRAL, None, LORA), dark=dark),
+        through_the_run.silhouette(answer, dark=dark),
+        through_the_run.silhouette(estimate(MISTRAL, None, LORA), dark=dark),
         time_and_money.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
     ):
         assert go.Figure(figure).to_plotly_json()["data"]

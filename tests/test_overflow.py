@@ -10,11 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard.estimate import two_steps
+from dashboard.estimate import through_the_run
 from dashboard.how_it_works import content
-from dashboard.words import units, verdicts
+from dashboard.words import terms, units, verdicts
 from estimator import (
-    STEP_PHASES,
     Component,
     Dtype,
     Estimate,
@@ -63,7 +62,7 @@ def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
     for text in (
         verdicts.verdict(answer).stops,
         describe(answer),
-        two_steps.step_html(answer),
+        through_the_run.run_alt(answer),
         "\n".join(chapter.text for chapter in content.chapters(answer)),
     ):
         assert (
@@ -257,18 +256,17 @@ def test_a_replayed_run_stops_where_first_overflow_says(
 
 @settings(max_examples=12)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
-def test_the_two_step_figure_crosses_capacity_where_the_run_stops(model, gpu, setup):
+def test_the_silhouette_crosses_the_capacity_where_the_run_stops(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
     over = first_overflow(answer)
-    assume(over is not None and over.moment.phase in STEP_PHASES)
-    figure = two_steps.through_the_step(answer)
+    assume(over is not None)
+    figure = through_the_run.silhouette(answer)
     stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
-    drawn = [it for it in instants(answer) if it.moment.phase in STEP_PHASES]
-    at = drawn.index(over)
-    room = units.in_gib(room_bytes(answer))
-    assert stacked[at] > room - 0.01
     (line,) = [shape for shape in figure["layout"]["shapes"] if shape.get("name") == "stop"]
-    assert line["x0"] == at + 0.5
-    assert runs_out(answer) in two_steps.step_alt(answer)
-    assert all(height <= room + 0.01 for height in stacked[:at])
+    at = int(line["x0"])
+    capacity = units.in_gib(gpu.memory_bytes)
+    assert stacked[at] > capacity - 0.01
+    assert all(height <= capacity + 0.01 for height in stacked[:at])
+    assert figure["data"][0]["text"][at] == terms.moment(over.moment)
+    assert runs_out(answer) in through_the_run.run_alt(answer)

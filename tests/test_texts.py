@@ -19,8 +19,8 @@ from dashboard.estimate import (
     ledger,
     method_cards,
     saving,
+    through_the_run,
     time_and_money,
-    two_steps,
     verdict_panel,
     which_gpu,
 )
@@ -147,7 +147,7 @@ def texts_of(it: ComparedEntry) -> Iterator[str]:
     yield slider_limits.effective_batch(of.setup)
     yield method_cards.card_html(of.setup.method, of, "")
     yield ledger.ledger_html(of) + ledger.assumptions_html(of)
-    yield two_steps.step_html(of) + two_steps.step_alt(of)
+    yield through_the_run.run_html(of) + through_the_run.run_alt(of)
     yield saving.stages_html(of, stages(of))
     yield time_and_money.time_html(of, None, None)
     yield describe(of).replace("fast  slow", "")  # two column headings

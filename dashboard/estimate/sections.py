@@ -20,8 +20,8 @@ from dashboard.estimate import (
     remedies,
     saving,
     take_away,
+    through_the_run,
     time_and_money,
-    two_steps,
     vllm_share,
     what_if,
     which_gpu,
@@ -53,6 +53,13 @@ from estimator import (
     why_left_on_the_cpu,
 )
 from estimator import best_way as best_way_on
+
+
+def draw_run(answer: Estimate) -> None:
+    """Memory through the run."""
+    st.html(through_the_run.run_html(answer))
+    figure = through_the_run.silhouette(answer, dark=drawing.is_dark())
+    drawing.plot(figure, "run", through_the_run.run_alt(answer))
 
 
 def draw_what_if(answer: Estimate) -> None:
@@ -334,12 +341,6 @@ def _forget_step() -> None:
     actions.put({"pace": None, "pace_from": None, "pace_shares": None})
 
 
-def _step(answer: Estimate) -> None:
-    st.html(two_steps.step_html(answer))
-    figure = two_steps.through_the_step(answer, dark=drawing.is_dark())
-    drawing.plot(figure, "step", two_steps.step_alt(answer))
-
-
 def _saving(answer: Estimate) -> None:
     st.html(saving.stages_html(answer, stages(answer)))
     speed = st.number_input(
@@ -462,7 +463,6 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "Where the layers sit": _where,
     "Time and money": _time,
     VLLM: _share,
-    "Through the step": _step,
     "Saving and loading": _saving,
     "Take away": _take_away,
     "How computed": _computed,

@@ -279,7 +279,7 @@ def _method() -> str:
         "Headroom runs each family's layer as the short program that transformers runs, on stand-in tensors that "
         "have a size and a lifetime but no values. It follows PyTorch's rules forward and backward (what an operator "
         "saves, when a gradient is summed in place, when a tensor is freed), so it knows what is alive at every "
-        "moment and which operator made it. The sections “Through the step” and “How computed” of the estimate "
+        "moment and which operator made it. “Memory through the run” and “How computed” of the estimate "
         "show both, for your setup, with the code that ran."
     )
 

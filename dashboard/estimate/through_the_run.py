@@ -1,0 +1,351 @@
+"""Memory through the run, moment by moment, as a silhouette under the card's ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure, scale
+from dashboard.words import terms, units
+from estimator import (
+    Component,
+    Estimate,
+    Moment,
+    Phase,
+    overflow,
+)
+
+HEIGHT = 340
+LEAST_SHARE = 1 / 18
+"""Minimum width of a phase, as a share of the figure, so that a phase of one moment is seen. Our choice."""
+OUTSIDE_STEPS = (Phase.LOAD, Phase.EVALUATION, Phase.SAVE)
+TICKS: Mapping[Phase, str] = {
+    Phase.LOAD: "Load",
+    Phase.PUSH_WEIGHTS: "Push",
+    Phase.GENERATION: "Generate",
+    Phase.SCORING: "Score",
+    Phase.FORWARD: "Forward",
+    Phase.LOSS: "Loss",
+    Phase.REFERENCE: "Reference",
+    Phase.BACKWARD: "Backward",
+    Phase.OPTIMIZER_STEP: "Step",
+    Phase.EVALUATION: "Eval",
+    Phase.SAVE: "Save",
+}
+"""Names below the axis, short enough for a phone."""
+WIDE = 1 / 8
+"""Share of the figure from which a phase has its name in the first row below the axis; others take the next two."""
+NOTE_WIDTH = 24
+"""Maximum characters per line of a note, to fit a narrow page."""
+NOTE_ROOM = 1.2
+"""Height of the axis over the peak, besides what ``scale`` leaves: three lines of text fit above it."""
+
+
+class DrawnPhase(NamedTuple):
+    """The moments of one phase in a row, and the columns that they take."""
+
+    instants: Sequence[overflow.Instant]
+    repeats: int
+    """Columns of each moment."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of all its moments."""
+        return len(self.instants) * self.repeats
+
+
+def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
+    """Stepped areas: memory at each moment from loading to saving, with the capacity, the peak and the stop marked.
+
+    The axis shows order, not time: each moment takes a column, those of short phases several. On top is the least that
+    the card needs outside PyTorch, so the silhouette crosses the capacity where the run stops.
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    stretches = _stretches(estimate)
+    columns = [it for group in stretches for it in group.instants for _ in range(group.repeats)]
+    beside = estimate.need_low_bytes - estimate.decisive.bytes
+    line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
+    largest = max(it.moment.bytes for it in columns) + beside
+    highest = max(  # the last step's, which every later step repeats
+        range(len(columns)), key=lambda at: (columns[at].moment.bytes, columns[at].step)
+    )
+    moments = [it.moment for it in columns]
+    there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
+    stop = _stop(estimate, columns)
+    starts = _starts(columns)
+    return {
+        "data": [*(_area(component, moments) for component in there), _beside(beside, columns)],
+        "layout": {
+            "height": HEIGHT,
+            "margin": {"l": 70, "r": 12, "t": 44, "b": 56},
+            "showlegend": False,
+            "hovermode": "x unified",
+            "dragmode": False,
+            "xaxis": {
+                "range": [0, len(columns)],
+                "fixedrange": True,
+                "tickangle": 0,
+                "showgrid": False,
+                "zeroline": False,
+                **_ticks(stretches),
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [0, scale(max(int(NOTE_ROOM * largest), line))],
+                "fixedrange": True,
+                "ticksuffix": " GiB",
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "nticks": 6,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "shapes": [
+                *(_upright(at, 1.06, look.ink, 1.5, "step") for at in starts.values()),
+                *_ceiling(line, look),
+                *([] if stop is None else [_upright(stop, 1, look.capacity, 2.5, "stop")]),
+            ],
+            "annotations": [
+                *_ceiling_name(line, starts[1], look),
+                *(_step_name(_named(estimate, step), at, look) for step, at in starts.items()),
+                *(
+                    []
+                    if stop is None
+                    else [_stop_note(moments[int(stop)], stop, len(columns), look)]
+                ),
+                _peak_note(moments[highest], highest, len(columns), look, stop is None),
+            ],
+        },
+    }
+
+
+def _stretches(estimate: Estimate) -> list[DrawnPhase]:
+    groups = [
+        list(group)
+        for _, group in groupby(
+            overflow.instants(estimate), key=lambda it: (it.step, it.micro_step, it.moment.phase)
+        )
+    ]
+    least = LEAST_SHARE * sum(map(len, groups))
+    return [DrawnPhase(group, max(1, round(least / len(group)))) for group in groups]
+
+
+def _starts(columns: Sequence[overflow.Instant]) -> dict[int, int]:
+    """The column at which each of the two steps begins."""
+    inside = [(at, it) for at, it in enumerate(columns) if it.moment.phase not in OUTSIDE_STEPS]
+    return {it.step: at for at, it in reversed(inside)}
+
+
+def _named(estimate: Estimate, step: int) -> str:
+    if step != 1:
+        return "Second step<br>and all others"
+    made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES)
+    is_without = made and not overflow.starts_with_states(estimate.setup)
+    return "First step:<br>no states yet" if is_without else "First step"
+
+
+def _area(component: Component, moments: Sequence[Moment]) -> Figure:
+    part = theme.COMPONENTS[component]
+    said = f"{part.label} %{{y:.1f}} GiB<extra></extra>"
+    area = {
+        **_AREA,
+        "name": part.label,
+        "y": _closed([units.in_gib(moment.resident.get(component, 0)) for moment in moments]),
+        "line": {"shape": "hv", "width": 0.5, "color": part.colour},
+        "fillcolor": part.colour,
+        "hovertemplate": said,
+    }
+    if component is not Component.WEIGHTS:
+        return area
+    texts = _closed([terms.moment(moment) for moment in moments])
+    return {**area, "text": texts, "hovertemplate": f"<b>%{{text}}</b><br>{said}"}
+
+
+def _beside(size: int, columns: Sequence[overflow.Instant]) -> Figure:
+    return {
+        **_AREA,
+        "name": theme.RESERVE.label,
+        "y": [units.in_gib(size)] * (len(columns) + 1),
+        "line": {"shape": "hv", "width": 1, "color": theme.RESERVE.colour},
+        "fillcolor": theme.RESERVE.fill,
+        "hovertemplate": f"{theme.RESERVE.label}, at least %{{y:.1f}} GiB<extra></extra>",
+    }
+
+
+_AREA = {"type": "scatter", "stackgroup": "memory", "mode": "lines"}
+
+
+def _closed(values: list[Any]) -> list[Any]:
+    """The values and the last once more, at the right end of its column."""
+    return [*values, values[-1]]
+
+
+def _ticks(stretches: Sequence[DrawnPhase]) -> dict[str, list[Any]]:
+    """A name in the middle of each phase; with accumulation, of each micro-step, whose phases are too narrow."""
+    values, texts, start, row = [], [], 0, 0
+    whole = sum(it.columns for it in stretches)
+    for text, group in groupby(stretches, key=_tick):
+        width = sum(it.columns for it in group)
+        row = 0 if width > whole * WIDE else 2 if row == 1 else 1
+        values.append(start + width / 2)
+        texts.append("<br>" * row + text)
+        start += width
+    return {"tickvals": values, "ticktext": texts}
+
+
+def _tick(of: DrawnPhase) -> str:
+    first = of.instants[0]
+    if first.micro_step:
+        return "Micro 1" if first.micro_step == 1 else "Micro 2+"
+    return TICKS[first.moment.phase]
+
+
+def _upright(at: float, height: float, colour: str, width: float, name: str) -> dict[str, Any]:
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": at,
+        "x1": at,
+        "y0": 0,
+        "y1": height,
+        "line": {"color": colour, "width": width},
+        "name": name,
+    }
+
+
+def _ceiling(capacity: int, look: theme.Look) -> Iterator[dict[str, Any]]:
+    if capacity:
+        yield {
+            "type": "line",
+            "xref": "paper",
+            "yref": "y",
+            "x0": 0,
+            "x1": 1,
+            "y0": units.in_gib(capacity),
+            "y1": units.in_gib(capacity),
+            "line": {"color": look.capacity, "width": 2.5, "dash": "dash"},
+            "name": "capacity",
+        }
+
+
+def _ceiling_name(capacity: int, at: int, look: theme.Look) -> Iterator[dict[str, Any]]:
+    """The capacity's name, from the first step on, where memory is still low."""
+    if capacity:
+        yield {
+            "x": at,
+            "xref": "x",
+            "xanchor": "left",
+            "y": units.in_gib(capacity),
+            "yref": "y",
+            "yanchor": "bottom",
+            "showarrow": False,
+            "text": f"{units.gib(capacity)} usable",
+            "font": {"size": 14, "color": look.capacity},
+        }
+
+
+def _stop(estimate: Estimate, columns: Sequence[overflow.Instant]) -> float | None:
+    """The middle of the column where the run stops; None if it does not, or on another GPU of a device map."""
+    over = overflow.first_overflow(estimate)
+    return columns.index(over) + 0.5 if over in columns else None
+
+
+def _stop_note(moment: Moment, at: float, of: int, look: theme.Look) -> dict[str, Any]:
+    return {
+        "x": at,
+        "xref": "x",
+        "xanchor": "right" if at > of / 3 else "left",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "top",
+        "showarrow": False,
+        "bgcolor": look.ground,
+        "borderpad": 3,
+        "align": "left",
+        "text": "<br>".join(("<b>Runs out here</b>", *wrap(terms.moment(moment), NOTE_WIDTH))),
+        "font": {"size": 14, "color": look.capacity},
+    }
+
+
+def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
+    return {
+        "x": at,
+        "xref": "x",
+        "xanchor": "left",
+        "y": 1.02,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "align": "left",
+        "text": f"<b>{text}</b>",
+        "font": {"size": 14, "color": look.ink},
+    }
+
+
+def _peak_note(
+    moment: Moment, at: int, of: int, look: theme.Look, is_named: bool
+) -> dict[str, Any]:
+    """The largest size; with its moment, unless another note names where the run stops."""
+    names = wrap(terms.moment(moment), NOTE_WIDTH) if is_named else []
+    is_right = at > of * (1 / 2 if is_named else 3 / 4)
+    return {
+        "x": at + 0.5,
+        "xref": "x",
+        "y": units.in_gib(moment.bytes),
+        "yref": "y",
+        "xanchor": "right" if is_right else "left",
+        "ax": -30 if is_right else 30,
+        "ay": -12,
+        "yanchor": "bottom",
+        "showarrow": True,
+        "arrowwidth": 2,
+        "arrowcolor": look.ink,
+        "bgcolor": look.ground,
+        "borderpad": 3,
+        "align": "left",
+        "text": "<br>".join((f"<b>Peak {units.gib(moment.bytes)}</b>", *names)),
+        "font": {"size": 14, "color": look.ink},
+    }
+
+
+def run_html(estimate: Estimate) -> str:
+    """Heading and caption of the silhouette."""
+    text = "In the run's order, not to the scale of time: loading, two steps"
+    after = [
+        terms.PHASES[it].lower() for it in (Phase.EVALUATION, Phase.SAVE) if it in _phases(estimate)
+    ]
+    text += f", {' and '.join(after)}." if after else "."
+    made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
+    if made and overflow.starts_with_states(estimate.setup):
+        text += f" The optimizer states ({units.gib(made)}) exist before the first."
+    elif made:
+        text += (
+            f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
+            "everything else is added to them."
+        )
+    return f'<h2 class="hr-head">Memory through the run</h2><p class="hr-text">{escape(text)}</p>'
+
+
+def run_alt(estimate: Estimate) -> str:
+    """The silhouette as text."""
+    phases = ", ".join(
+        f"{terms.PHASES[phase].lower()} {units.gib(size)}"
+        for phase, size in _phases(estimate).items()
+    )
+    return (
+        f"Memory through the run, highest in each phase: {phases}; the peak of {units.gib(estimate.decisive.bytes)} "
+        f"comes in {terms.moment(estimate.decisive)}. {overflow.runs_out(estimate)}"
+    ).rstrip()
+
+
+def _phases(estimate: Estimate) -> dict[Phase, int]:
+    """The largest size in each phase of the run, in order of time."""
+    sizes: dict[Phase, int] = {}
+    for it in overflow.instants(estimate):
+        phase = it.moment.phase
+        sizes[phase] = max(sizes.get(phase, 0), it.moment.bytes)
+    return sizes
