@@ -73,10 +73,10 @@ def test_a_card_opens_by_a_click_anywhere_and_by_keyboard(browser, address):
 def test_the_open_section_is_part_of_the_link(browser, address):
     with visitor(browser, address) as page:
         page.get_by_role("radio", name="Saving and loading").click()
-        page.get_by_label("Disk write speed, GB/s").wait_for(timeout=WAIT)
+        page.get_by_role("spinbutton", name="Disk write speed, GB/s").wait_for(timeout=WAIT)
         page.wait_for_url("**section=Saving**", timeout=WAIT)
         with visitor(browser, page.url) as other:
-            other.get_by_label("Disk write speed, GB/s").wait_for(timeout=WAIT)
+            other.get_by_role("spinbutton", name="Disk write speed, GB/s").wait_for(timeout=WAIT)
 
 
 def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, address):
