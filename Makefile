@@ -20,9 +20,11 @@ TORCH := $(VERIFY)/torch.stamp
 PARSERS := .venv-parsers
 PARSED := $(PARSERS)/parsers.stamp
 CUDA := $(GPU)/cuda.stamp
+NULL := .venv-null
+PLAYED := $(NULL)/null.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench mutate measure calibrate docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench mutate played measure calibrate docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
@@ -33,6 +35,7 @@ help:
 	@echo "make mutate   change 20 lines of each folder one by one and print which no test notices (hours; ARGS=estimator/time)"
 	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
+	@echo "make played   set up torch's CUDA build on a card that is not there and play data/played.csv (ARGS=lora: those cases)"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make calibrate  set up the same and find this GPU's pace in three minutes: pace.json narrows its estimates"
 	@echo "make docs     regenerate docs/formulas.md, the accuracy tables, docs/refusals.md and docs/rules_of_thumb.md"
@@ -80,6 +83,16 @@ $(CUDA): requirements-gpu.txt
 	@test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
 	@echo "Setting up $(GPU) with torch for CUDA (once; several gigabytes)"
 	@$(GPU)/bin/python $(PIP_INSTALL) -r requirements-gpu.txt
+	@touch $@
+
+# PyTorch's CUDA build without NVIDIA's libraries, and in their place one that does nothing (a gigabyte; needs g++).
+$(PLAYED): requirements-null.txt tests/verify/null/build.py tests/verify/null/null.cpp
+	@test -x $(NULL)/bin/python || $(PYTHON) -m venv $(NULL)
+	@echo "Setting up $(NULL) with torch's CUDA build (once; some minutes)"
+	@$(NULL)/bin/python $(PIP_INSTALL) --no-deps -r requirements-null.txt
+	@$(NULL)/bin/python $(PIP_INSTALL) --no-deps --upgrade --target $(NULL)/headers \
+	    nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
+	@$(NULL)/bin/python tests/verify/null/build.py $(NULL)
 	@touch $@
 
 setup: $(DEV)
@@ -150,6 +163,9 @@ mutate: $(DEV)
 
 # --- measurements -------------------------------------------------------------------------------
 
+played: $(PLAYED)
+	@LD_LIBRARY_PATH=$(CURDIR)/$(NULL)/cuda $(NULL)/bin/python -W ignore -m tests.verify.null.played $(ARGS)
+
 measure: $(CUDA)
 	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)
 
@@ -172,5 +188,5 @@ hooks: $(DEV)
 	@$(VENV)/bin/pre-commit install
 
 clean:
-	rm -rf $(VENV) $(VERIFY) $(PARSERS) $(GPU) $(LOCK) \
+	rm -rf $(VENV) $(VERIFY) $(PARSERS) $(GPU) $(NULL) $(LOCK) \
 	    .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -167,6 +167,19 @@ class TracedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRun:
+    """One row of ``data/played.csv``: a run on PyTorch's own allocator without a GPU (bytes)."""
+
+    id: str
+    setup: str
+    """The setup as JSON, an object of the contract including its GPU."""
+    allocated_bytes: int
+    reserved_bytes: int
+    least_bytes: int
+    """The least memory of a card on which the run goes through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """One row of ``data/out_of_memory.csv``: the figures of one of PyTorch's out-of-memory messages (bytes)."""
 
@@ -423,6 +436,26 @@ def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, 
     True
     """
     return tuple(_measurement(row) for row in _rows(table))
+
+
+def played() -> tuple[PlayedRun, ...]:
+    """Every run on PyTorch's own allocator without a GPU (bytes).
+
+    Source: data/played.csv, by row.
+
+    >>> all(row.allocated_bytes < row.least_bytes <= row.reserved_bytes for row in played())
+    True
+    """
+    return tuple(
+        PlayedRun(
+            id=row["id"],
+            setup=row["setup"],
+            allocated_bytes=int(row["allocated_bytes"]),
+            reserved_bytes=int(row["reserved_bytes"]),
+            least_bytes=int(row["least_bytes"]),
+        )
+        for row in _rows("played.csv")
+    )
 
 
 def left_out() -> list[dict[str, str]]:

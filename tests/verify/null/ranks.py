@@ -1,0 +1,64 @@
+"""Rank 0 of several, alone: collectives return at once, and what they would have brought lies there as it was."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed
+
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Strategy
+
+PORT = "29533"
+"""Nothing listens there."""
+
+
+def begin(setup: TrainingSetup) -> None:
+    """Join a group of so many GPUs as its first rank, before the trainer's arguments are made."""
+    if setup.num_gpus == 1:
+        return
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=PORT,
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(setup.num_gpus),
+        DS_SKIP_CUDA_CHECK="1",  # DeepSpeed would ask nvcc for its version
+    )
+    distributed.init_process_group(
+        "nccl",
+        store=distributed.HashStore(),
+        rank=0,
+        world_size=setup.num_gpus,
+        device_id=torch.device("cuda:0"),
+    )
+    # compares the ranks' shapes, all of which are read as zero here
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_, **__: None
+
+
+def arguments(setup: TrainingSetup) -> dict[str, Any]:
+    """Trainer's arguments of a strategy."""
+    strategy = setup.strategy
+    if strategy.is_zero:
+        automatic = (
+            "train_micro_batch_size_per_gpu",
+            "train_batch_size",
+            "gradient_accumulation_steps",
+        )
+        return {
+            "deepspeed": {
+                "zero_optimization": {"stage": int(strategy.value.removeprefix("zero"))},
+                "bf16": {"enabled": "auto"},
+                "gradient_clipping": "auto",
+                **dict.fromkeys(automatic, "auto"),
+            }
+        }
+    if strategy.is_fsdp:
+        sharing = "shard_grad_op" if strategy is Strategy.FSDP_GRAD_OP else "full_shard"
+        return {
+            "fsdp": f"{sharing} auto_wrap",
+            "fsdp_config": {"version": setup.mesh.fsdp_version},
+        }
+    return {}
