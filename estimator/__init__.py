@@ -41,6 +41,7 @@ from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
 from estimator.search import scaling
 from estimator.search.best_ways import COUNTS, BestWay, Reach, best_way, best_ways, reach, ways_on
+from estimator.search.contexts import ContextRung, context_rungs
 from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import (
     evaluation_stops,
@@ -154,6 +155,7 @@ __all__ = [
     "Changed",
     "Comparison",
     "Component",
+    "ContextRung",
     "CountedTexts",
     "Curve",
     "Dtype",
@@ -223,6 +225,7 @@ __all__ = [
     "changed_files",
     "changes_between",
     "checkpoint_bytes",
+    "context_rungs",
     "contract",
     "count_texts",
     "default_targets",

@@ -18,6 +18,7 @@ from estimator import (
     best_way,
     best_ways,
     catalog,
+    context_rungs,
     estimate,
     longest_context,
     reach,
@@ -163,3 +164,33 @@ def test_as_few_layers_as_possible_are_checkpointed() -> None:
 
 def test_without_checkpointing_there_is_nothing_to_reduce() -> None:
     assert fewer_checkpoints(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "setup"),
+    [
+        ("RTX 4090", replace(LORA, per_device_train_batch_size=8, gradient_checkpointing=True)),
+        ("A100-SXM4-80GB", TrainingSetup(dtype="float32", gradient_accumulation_steps=8)),
+    ],
+)
+def test_each_change_of_the_ruler_reaches_further_and_its_keys_reach_exactly_that(name, setup):
+    model, gpu = catalog.model(LLAMA), card(name)
+    first, *others = context_rungs(model, gpu, setup)
+    assert first == ("", (), {}, longest_context(model, gpu, setup))
+    assert len(others) > 1
+    before = first.longest_context
+    for rung in others:
+        changed = replace(setup, **rung.keys)
+        assert longest_context(model, gpu, changed) == rung.longest_context > before
+        assert changed.effective_batch_size == setup.effective_batch_size
+        before = rung.longest_context
+    assert context_rungs(model, gpu, replace(setup, max_length=4096)) == (first, *others)
+
+
+def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler() -> None:
+    # float32 weights, gradients and AdamW states take 16 bytes each: 120 GiB
+    rungs = context_rungs(
+        catalog.model(LLAMA), card("A100-SXM4-80GB"), TrainingSetup(dtype="float32")
+    )
+    assert [it.name for it in rungs][:3] == ["", "LoRA", "QLoRA"]
+    assert rungs[0].longest_context == 0

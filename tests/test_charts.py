@@ -10,8 +10,14 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboard import theme
-from dashboard.estimate import headroom_map, through_the_run, time_and_money, which_gpu
-from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
+from dashboard.estimate import (
+    context_ruler,
+    headroom_map,
+    through_the_run,
+    time_and_money,
+    which_gpu,
+)
+from estimator import ContextRung, Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
 from estimator.search.ranking import pareto
 from estimator.values.specs import Component, Phase, Verdict
 
@@ -118,6 +124,28 @@ def test_accumulation_shows_the_first_and_a_later_micro_step():
     assert gradients[at[2]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
 
 
+def test_the_ruler_has_a_bar_from_the_context_before_to_the_one_that_a_change_reaches():
+    answer = estimate(MISTRAL, A100, LORA)
+    rungs = [
+        ContextRung("", (), {}, 4_000),
+        ContextRung("Micro-batch 1", (), {"per_device_train_batch_size": 1}, 4_100),
+        ContextRung("", ("Liger's fused kernels and loss",), {"use_liger_kernel": True}, 40_000),
+        ContextRung("QLoRA", (), {"method": "qlora"}, 3_000_000),
+    ]
+    shown = context_ruler.shown(rungs)
+    assert [context_ruler.name(it) for it in shown] == ["As it is", "Liger", "QLoRA"], (
+        "a change that gains less than a tenth is left out"
+    )
+    figure = context_ruler.ruler(shown, answer)
+    _, bars, texts = figure["data"]
+    ends = [base + x for base, x in zip(bars["base"], bars["x"], strict=True)]
+    assert bars["base"] == [512, 4_000, 40_000]
+    assert ends == [4_000, 40_000, 2**20]
+    assert texts["text"] == [" 4,000", " 40,000", " 3,000,000"]
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [LORA.max_length, 32_768]
+    assert "Liger: up to 40,000 tokens" in context_ruler.ruler_alt(shown)
+
+
 def test_cards_are_listed_from_the_smallest_that_holds_the_setup():
     rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, WHAT_IF))
     fitting = [row.gpu.memory_bytes for row in rows if row.verdict is Verdict.FITS]
@@ -170,6 +198,7 @@ def test_plotly_accepts_every_figure(around, dark):
     for figure in (
         headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
         through_the_run.silhouette(answer, dark=dark),
+        context_ruler.ruler([ContextRung("", (), {}, 0)], answer, dark=dark),
         through_the_run.silhouette(estimate(MISTRAL, None, LORA), dark=dark),
         time_and_money.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
     ):

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard import theme
 from dashboard.estimate import (
     best_way,
+    context_ruler,
     explanation,
     headroom_map,
     layer_placement,
@@ -33,12 +34,14 @@ from estimator import (
     COUNTS,
     BestWay,
     Component,
+    ContextRung,
     Estimate,
     Strategy,
     TrainingSetup,
     Verdict,
     best_ways,
     catalog,
+    context_rungs,
     explain,
     fewer_checkpoints,
     kept_logits_bytes,
@@ -176,6 +179,12 @@ def _limits(answer: Estimate) -> None:
     if answer.gpu is None:
         st.info("Choose a GPU to see how far this setup can go.")
         return
+    with st.spinner("Trying each change."):
+        rungs = context_ruler.shown(context_rungs(answer.model, answer.gpu, answer.setup))
+    st.html(context_ruler.RULER_HTML)
+    drawn = context_ruler.ruler(rungs, answer, dark=drawing.is_dark())
+    take = partial(_take_rung, rungs)
+    drawing.plot(drawn, "ruler", context_ruler.ruler_alt(rungs), on_pick=take)
     around = headroom_map.around(answer)
     setup = answer.setup
     st.html(headroom_map.map_html(answer))
@@ -185,6 +194,11 @@ def _limits(answer: Estimate) -> None:
     )
     words = headroom_map.map_alt(around.batches, around.lengths, around.headroom)
     drawing.plot(figure, "map", words, on_pick=_take_cell)
+
+
+def _take_rung(rungs: Sequence[ContextRung], row: int) -> None:
+    if keys := rungs[int(row)].keys:
+        actions.take(dict(keys))
 
 
 def _take_cell(cell: tuple[int, int]) -> None:

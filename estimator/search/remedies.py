@@ -313,7 +313,7 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
             "Trains small adapters instead of all weights; learns less if the task is far from pretraining."
             + " The reference is then the base without them, no second model."
             * setup.keeps_reference,
-            ({"method": Method.LORA, **_with_adapters(model, setup)},),
+            ({"method": Method.LORA, **with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
         wide = setup.dtype is Dtype.FLOAT32
@@ -321,7 +321,7 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
         yield Change(
             f"QLoRA of rank {setup.lora_r}{_where(model, setup)}{f', the rest in {half}' * wide}",
             "Adapters over a 4-bit base; results close to LoRA's. Each weight is dequantised whenever it is used.",
-            ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
+            ({"method": Method.QLORA, "dtype": base, **with_adapters(model, setup)},),
         )
 
     if moved := tuple(offloaded(setup, gpu)):
@@ -452,11 +452,11 @@ def offloaded(setup: TrainingSetup, gpu: Gpu) -> Iterator[Keys]:
 
 
 def _where(model: Model, setup: TrainingSetup) -> str:
-    targets = _with_adapters(model, setup).get("lora_target_modules")
+    targets = with_adapters(model, setup).get("lora_target_modules")
     return f" on {', '.join(targets)}" if isinstance(targets, tuple) else ""
 
 
-def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
+def with_adapters(model: Model, setup: TrainingSetup) -> Keys:
     """Keys that change with the method: the optimizer's real states, and other targets if PEFT refuses the setup's."""
     adapted = replace(setup, method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup.optimisation))
