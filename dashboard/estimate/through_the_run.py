@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from dashboard import theme
-from dashboard.figures.memory_bars import Figure, scale
+from dashboard.figures.memory_bars import Figure, halo, scale
 from dashboard.words import terms, units
 from estimator import (
     Component,
@@ -59,7 +59,7 @@ class DrawnPhase(NamedTuple):
 
 
 def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
-    """Stepped areas: memory at each moment from loading to saving, with the capacity, the peak and the stop marked.
+    """Stepped areas: memory at each moment from loading to saving, with the capacity, and the stop or the peak, marked.
 
     The axis shows order, not time: each moment takes a column, those of short phases several. On top is the least that
     the card needs outside PyTorch, so the silhouette crosses the capacity where the run stops.
@@ -77,6 +77,10 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
     stop = _stop(estimate, columns)
     starts = _starts(columns)
+    if stop is None:
+        note = _peak_note(moments[highest], highest, len(columns), look)
+    else:
+        note = _stop_note(moments[int(stop)], stop, len(columns), look)
     return {
         "data": [*(_area(component, moments) for component in there), _beside(beside, columns)],
         "layout": {
@@ -111,12 +115,7 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
             "annotations": [
                 *_ceiling_name(line, starts[1], look),
                 *(_step_name(_named(estimate, step), at, look) for step, at in starts.items()),
-                *(
-                    []
-                    if stop is None
-                    else [_stop_note(moments[int(stop)], stop, len(columns), look)]
-                ),
-                _peak_note(moments[highest], highest, len(columns), look, stop is None),
+                note,
             ],
         },
     }
@@ -244,7 +243,7 @@ def _ceiling_name(capacity: int, at: int, look: theme.Look) -> Iterator[dict[str
             "yanchor": "bottom",
             "showarrow": False,
             "text": f"{units.gib(capacity)} usable",
-            "font": {"size": 14, "color": look.capacity},
+            "font": {"size": 14, "color": look.capacity, "shadow": halo(look)},
         }
 
 
@@ -262,12 +261,11 @@ def _stop_note(moment: Moment, at: float, of: int, look: theme.Look) -> dict[str
         "y": 1,
         "yref": "paper",
         "yanchor": "top",
+        "xshift": -4 if at > of / 3 else 4,
         "showarrow": False,
-        "bgcolor": look.ground,
-        "borderpad": 3,
         "align": "left",
         "text": "<br>".join(("<b>Runs out here</b>", *wrap(terms.moment(moment), NOTE_WIDTH))),
-        "font": {"size": 14, "color": look.capacity},
+        "font": {"size": 14, "color": look.capacity, "shadow": halo(look)},
     }
 
 
@@ -286,12 +284,8 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
     }
 
 
-def _peak_note(
-    moment: Moment, at: int, of: int, look: theme.Look, is_named: bool
-) -> dict[str, Any]:
-    """The largest size; with its moment, unless another note names where the run stops."""
-    names = wrap(terms.moment(moment), NOTE_WIDTH) if is_named else []
-    is_right = at > of * (1 / 2 if is_named else 3 / 4)
+def _peak_note(moment: Moment, at: int, of: int, look: theme.Look) -> dict[str, Any]:
+    is_right = at > of / 2
     return {
         "x": at + 0.5,
         "xref": "x",
@@ -304,11 +298,11 @@ def _peak_note(
         "showarrow": True,
         "arrowwidth": 2,
         "arrowcolor": look.ink,
-        "bgcolor": look.ground,
-        "borderpad": 3,
         "align": "left",
-        "text": "<br>".join((f"<b>Peak {units.gib(moment.bytes)}</b>", *names)),
-        "font": {"size": 14, "color": look.ink},
+        "text": "<br>".join(
+            (f"<b>Peak {units.gib(moment.bytes)}</b>", *wrap(terms.moment(moment), NOTE_WIDTH))
+        ),
+        "font": {"size": 14, "color": look.ink, "shadow": halo(look)},
     }
 
 
