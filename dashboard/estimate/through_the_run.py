@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from dashboard import theme
-from dashboard.figures.memory_bars import Figure, halo, scale
+from dashboard.figures.memory_bars import Figure, scale
 from dashboard.words import terms, units
 from estimator import (
     Component,
@@ -243,7 +243,7 @@ def _ceiling_name(capacity: int, at: int, look: theme.Look) -> Iterator[dict[str
             "yanchor": "bottom",
             "showarrow": False,
             "text": f"{units.gib(capacity)} usable",
-            "font": {"size": 14, "color": look.capacity, "shadow": halo(look)},
+            "font": {"size": 14, "color": look.capacity},
         }
 
 
@@ -263,9 +263,11 @@ def _stop_note(moment: Moment, at: float, of: int, look: theme.Look) -> dict[str
         "yanchor": "top",
         "xshift": -4 if at > of / 3 else 4,
         "showarrow": False,
+        "bgcolor": look.ground,
+        "borderpad": 2,
         "align": "left",
         "text": "<br>".join(("<b>Runs out here</b>", *wrap(terms.moment(moment), NOTE_WIDTH))),
-        "font": {"size": 14, "color": look.capacity, "shadow": halo(look)},
+        "font": {"size": 14, "color": look.capacity},
     }
 
 
@@ -298,11 +300,13 @@ def _peak_note(moment: Moment, at: int, of: int, look: theme.Look) -> dict[str, 
         "showarrow": True,
         "arrowwidth": 2,
         "arrowcolor": look.ink,
+        "bgcolor": look.ground,
+        "borderpad": 2,
         "align": "left",
         "text": "<br>".join(
             (f"<b>Peak {units.gib(moment.bytes)}</b>", *wrap(terms.moment(moment), NOTE_WIDTH))
         ),
-        "font": {"size": 14, "color": look.ink, "shadow": halo(look)},
+        "font": {"size": 14, "color": look.ink},
     }
 
 

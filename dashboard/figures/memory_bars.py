@@ -186,13 +186,13 @@ def _totals(
         "x": places,
         "text": [f" {text} " for text in texts],
         "textposition": sides,
-        "textfont": {"size": 15, "color": look.ink, "shadow": halo(look)},
+        "textfont": {"size": 15, "color": look.ink, "shadow": _halo(look)},
         "cliponaxis": False,
         "hoverinfo": "skip",
     }
 
 
-def halo(look: theme.Look) -> str:
+def _halo(look: theme.Look) -> str:
     """An outline around letters that keeps them legible on any colour."""
     return ", ".join(f"{x}px {y}px 2px {look.ground}" for x in (-1, 0, 1) for y in (-1, 0, 1))
 
