@@ -33,7 +33,7 @@ PACKAGES = (
     "estimator.parallel.sharding",
     "estimator.parallel.zero",
     "estimator.parallel.zero3_coordinator",
-    "estimator.step.allocator",
+    "estimator.step.blocks",
     "estimator.step.reserved",
     "estimator.time.flops",
     "estimator.time.lengths",

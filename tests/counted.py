@@ -8,13 +8,14 @@ from typing import Any
 from unittest.mock import patch
 
 from estimator.parallel.zero3_coordinator import Coordinator
-from estimator.step.allocator import Allocator
+from estimator.step import reserved
+from estimator.step.blocks import Log
 from estimator.tape.program import Program
 
 A_SECOND = 100_000
 """Units of work that take a second of a processor, at 10 microseconds each (measured: 5 to 15)."""
-REQUESTS = 4
-"""Requests to the simulated allocator that take as long as a unit (measured: 2.4 microseconds each)."""
+REQUESTS = 40
+"""Requests to the simulated allocator that take as long as a unit (measured: 0.1 to 0.25 microseconds each)."""
 
 
 class Work:
@@ -38,7 +39,7 @@ class Work:
 def counted() -> Iterator[Work]:
     """The work inside the block; what is remembered from before costs none."""
     work = Work()
-    play, trace, take = Program.__init__, Coordinator._stretch, Allocator.take
+    play, trace, ask = Program.__init__, Coordinator._stretch, reserved.play
 
     def played(self: Program, tape: Any, recording: Any) -> None:
         work.events += len(tape.events)
@@ -48,13 +49,13 @@ def counted() -> Iterator[Work]:
         work.calls += len(module_calls)
         return trace(self, module_calls)
 
-    def took(self: Allocator, size: int, stream: int = 0) -> Any:
-        work.requests += 1
-        return take(self, size, stream)
+    def asked(log: Log, *limit: int) -> Any:
+        work.requests += log.length
+        return ask(log, *limit)
 
     with (
         patch.object(Program, "__init__", played),
         patch.object(Coordinator, "_stretch", traced),
-        patch.object(Allocator, "take", took),
+        patch.object(reserved, "play", asked),
     ):
         yield work

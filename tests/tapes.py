@@ -17,6 +17,6 @@ def played(tape: Tape) -> list[Segment]:
 def alive(tape: Tape) -> list[int]:
     """Live bytes of a tape, by component."""
     sizes = [0] * len(COMPONENTS)
-    for sign, size, component, _, _ in tape.events:
+    for sign, size, component, *_ in tape.events:
         sizes[component] += sign * size
     return sizes

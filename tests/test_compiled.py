@@ -150,6 +150,8 @@ TRAIN = f'from trl import SFTConfig, SFTTrainer\nSFTTrainer("{GPT2}", args=SFTCo
                 "a.yaml": "recipe: full_finetune_single_device\nbatch_size: 2\n"
                 "model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n"
                 "compile: {model: true, loss: false}\n"
+                "optimizer: {_component_: torch.optim.AdamW}\n"
+                "loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}\n"
             },
             None,
         ),

@@ -707,6 +707,7 @@ def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
 
 ANSWER_KEYS = """
 peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes need_phase
+allocated_bytes least_bytes
 device_bytes device_low_bytes device_high_bytes
 capacity_bytes verdict fits first_overflow
 per_gpu stored_bytes host_bytes nvme_bytes disk_bytes run_disk_bytes paged_bytes total_parameters
@@ -765,8 +766,8 @@ def test_fits_is_null_without_a_gpu_or_when_tight() -> None:
     assert 2**28 < low < high  # a card has at least 256 MiB
     for memory, verdict, fits in [
         (high, "fits", True),
-        (high - 1, "tight", None),
-        (low - 1, "does_not_fit", False),
+        (low, "tight", None),
+        (low - 2**22, "does_not_fit", False),  # the least memory is found to 1 in 512
     ]:
         said = write_estimate(estimate(model, Gpu(name="own GPU", memory_bytes=memory), setup))
         assert (said["verdict"], said["fits"]) == (verdict, fits)

@@ -81,13 +81,14 @@ def test_each_card_is_judged_by_its_own_context() -> None:
         of = estimate(MODEL, gpu, keys)
         ends[gpu.name] = of.need_low_bytes, of.need_high_bytes
         assert (of.context_low_bytes, of.context_high_bytes) == context_bytes(gpu)
-        assert need(MODEL, gpu, keys) == ends[gpu.name]
+        rough = need(MODEL, gpu, keys)
         in_arrays = needs(MODEL, gpu, keys, per_device_train_batch_size=[1])
-        assert (in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == ends[gpu.name]
+        assert (in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == rough
         as_another = needs(MODEL, h200, keys, per_device_train_batch_size=[1]).on(gpu, h200)
-        assert (as_another.low_bytes.item(), as_another.high_bytes.item()) == ends[gpu.name]
-    # (132 - 78) x 2 MiB of stacks
-    assert ends[h200.name][0] - ends[h20.name][0] == 7 * 54 * 2 * MIB // 4
+        assert (as_another.low_bytes.item(), as_another.high_bytes.item()) == rough
+    # (132 - 78) x 2 MiB of stacks; kernels that run on more multiprocessors take temporaries of a few MiB more
+    stacks = 7 * 54 * 2 * MIB // 4
+    assert ends[h200.name][0] - ends[h20.name][0] == pytest.approx(stacks, abs=8 * MIB)
     # what fits a card with few multiprocessors does not fit one with as much memory and more of them
     few = replace(h20, memory_bytes=ends[h20.name][1])
     many = replace(h200, memory_bytes=few.memory_bytes)
@@ -109,10 +110,15 @@ def test_paged_optimizer_states_count_only_in_the_worst_case(optim: Optimizer, g
     size = trained + 3 * embedding if "8bit" in optim else 4 * trained
     assert of.paged_bytes == pytest.approx(states * size, rel=0.01)
     buffers = exchange_bytes(setup)
+    assert of.needs.replay is not None
+    least = of.needs.replay.least
+    assert of.need_low_bytes == least + 100 * MIB + buffers[0]
+    assert of.need_high_bytes == least + 750 * MIB + buffers[1] + of.paged_bytes
     peak = of.decisive.bytes
-    assert of.need_low_bytes == peak + 100 * MIB + buffers[0]
-    assert of.need_high_bytes == peak + 750 * MIB + buffers[1] + 3 * peak // 100 + of.paged_bytes
-    assert need(MODEL, None, setup) == (of.need_low_bytes, of.need_high_bytes)
+    assert need(MODEL, None, setup) == (
+        peak + 100 * MIB + buffers[0],
+        peak + 750 * MIB + buffers[1] + 3 * peak // 100 + of.paged_bytes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from estimator import (
     estimate,
     middle_dollars,
     middle_hours,
+    need,
     question_object,
     question_of,
     question_of_text,
@@ -78,11 +79,11 @@ def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
 
 def test_each_candidate_matches_its_estimate() -> None:
     for place in range(0, len(FOUND), 7):
-        one = estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
-        assert (one.need_low_bytes, one.need_high_bytes) == (
-            FOUND.low_bytes[place],
-            FOUND.high_bytes[place],
-        )
+        run = FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place)
+        one = estimate(*run)
+        exact = one.need_low_bytes, one.need_high_bytes
+        expected = exact if place in FOUND.settled else need(*run)
+        assert (FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
         if FOUND.may_fit[place] and one.time and one.cost:
             assert FOUND.hours_low[place] == pytest.approx(one.time.total_hours_low, rel=1e-12)
             assert FOUND.hours_high[place] == pytest.approx(one.time.total_hours_high, rel=1e-12)
@@ -96,9 +97,12 @@ def test_the_front_matches_brute_force() -> None:
         place: estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
         for place in range(len(FOUND))
     }
-    expected = _by_brute_force(estimates)
+    front = sorted(advise(FOUND).front.tolist())
+    assert all(estimates[place].verdict is Verdict.FITS for place in front)
+    # the arrays have the slack of published runs, 3 %, where a replay may need less
+    expected = _by_brute_force({it: one for it, one in estimates.items() if FOUND.fits[it]})
     assert len(expected) > 3
-    assert sorted(advise(FOUND).front.tolist()) == expected
+    assert front == expected
 
 
 @given(
@@ -260,8 +264,8 @@ def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide()
     place = answer.recommended
     assert place is not None
     found = answer.candidates
-    need = estimate(found.of(place).model, found.gpu(place), found.setup(place)).host_bytes
-    assert f"{need / 2**30:.2f} GiB of memory in each machine" in answer.sentence
+    host = estimate(found.of(place).model, found.gpu(place), found.setup(place)).host_bytes
+    assert f"{host / 2**30:.2f} GiB of memory in each machine" in answer.sentence
     # the cheapest is made 0.3 GiB short at the high end of its need
     high = found.high_bytes.copy()
     high[place] = found.capacity_bytes[place] + 3 * 2**30 // 10

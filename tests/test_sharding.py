@@ -284,7 +284,12 @@ def test_more_ranks_never_need_more() -> None:
 def test_need_matches_the_estimate(strategy: Strategy, gpus: int) -> None:
     setup = TrainingSetup(strategy=strategy, num_gpus=gpus, gradient_accumulation_steps=2)
     of = estimate(MISTRAL, A100, setup)
-    assert need(MISTRAL, A100, setup) == (of.need_low_bytes, of.need_high_bytes)
+    low, high = need(MISTRAL, A100, setup)
+    if of.needs.replay is None:
+        assert (low, high) == (of.need_low_bytes, of.need_high_bytes)
+    else:  # PyTorch's allocator needs more than the tensors
+        assert low < of.need_low_bytes
+        assert of.need_high_bytes - of.need_low_bytes < high - low
     assert of.peak.bytes == max(moment.bytes for moment in of.moments)
     assert sum(of.peak.resident.values()) == of.peak.bytes
 
@@ -404,7 +409,12 @@ def test_each_zero_stage_needs_no_more_than_the_one_before(
 ) -> None:
     setup = TrainingSetup(strategy=strategy, num_gpus=8, gradient_checkpointing=True, **keys)
     of = estimate(MISTRAL, A100, setup)
-    assert need(MISTRAL, A100, setup) == (of.need_low_bytes, of.need_high_bytes)
+    low, high = need(MISTRAL, A100, setup)
+    if of.needs.replay is None:
+        assert (low, high) == (of.need_low_bytes, of.need_high_bytes)
+    else:  # PyTorch's allocator needs more than the tensors
+        assert low < of.need_low_bytes
+        assert of.need_high_bytes - of.need_low_bytes < high - low
     assert of.peak.bytes == max(moment.bytes for moment in of.moments)
     if strategy is not Strategy.ZERO1:
         before = {Strategy.ZERO2: Strategy.ZERO1, Strategy.ZERO3: Strategy.ZERO2}[strategy]
@@ -414,9 +424,10 @@ def test_each_zero_stage_needs_no_more_than_the_one_before(
 def test_nccl_buffers_are_needed_beside_torchs_memory() -> None:
     two = TrainingSetup(strategy=Strategy.DDP, num_gpus=2)
     of = estimate(MISTRAL, A100, two)
-    assert of.need_low_bytes - of.peak.bytes - of.context_low_bytes == 256 * 2**20
-    slack = of.peak.bytes * 3 // 100
-    assert of.need_high_bytes - of.peak.bytes - of.context_high_bytes - slack == 544 * 2**20
+    replay = of.needs.replay
+    assert replay is not None
+    assert of.need_low_bytes - replay.least - of.context_low_bytes == 256 * 2**20
+    assert of.need_high_bytes - replay.least - of.context_high_bytes == 544 * 2**20
 
 
 REFUSED = [

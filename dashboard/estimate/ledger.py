@@ -8,6 +8,7 @@ from html import escape
 from dashboard import theme
 from dashboard.estimate.computed_once import computed_once
 from dashboard.words import markup, rule_of_thumb, terms, units
+from dashboard.words.verdicts import allocator_adds
 from estimator import (
     Component,
     Estimate,
@@ -37,10 +38,8 @@ MEANINGS: Mapping[Component, str] = {
 
 def reserve_meaning(estimate: Estimate) -> str:
     """Explains the difference between the allocated peak and the need."""
-    return (
-        f"The CUDA context ({units.between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
-        "the allocator may waste, at the high end."
-    )
+    context = units.between(estimate.context_low_bytes, estimate.context_high_bytes)
+    return f"The CUDA context ({context}) at its high end, and {allocator_adds(estimate)}."
 
 
 def shown_meaning(on_card: Shown) -> str:

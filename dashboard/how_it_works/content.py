@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dashboard.words import one_line, rule_of_thumb, terms, units
+from dashboard.words.verdicts import allocator_adds
 from estimator import (
     Component,
     Estimate,
@@ -286,9 +287,9 @@ def _method() -> str:
 
 def _bracket(of: Estimate) -> str:
     return (
-        f"The peak is what `torch.cuda.max_memory_allocated()` would report. The GPU must hold more: the CUDA context "
-        f"({units.between(of.context_low_bytes, of.context_high_bytes)}) and whatever the allocator cannot reuse, "
-        f"up to 3 % of the peak. So the need is {units.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
+        f"The peak is the sum of all tensors. The GPU must hold more: {allocator_adds(of)} and the CUDA context "
+        f"({units.between(of.context_low_bytes, of.context_high_bytes)}). "
+        f"So the need is {units.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
         "that even the high end does; *tight* that only the low end does."
     )
 

@@ -34,6 +34,20 @@ def capacity_note(gpu: Gpu) -> str:
     )
 
 
+def allocator_adds(of: Estimate) -> str:
+    """What PyTorch's allocator takes beyond the tensors, as the end of a sentence."""
+    replay = of.needs.replay
+    if replay is None:
+        return "up to 3 % of the peak that the allocator cannot reuse"
+    tensors = of.decisive.bytes
+    if units.number(replay.least) == units.number(tensors):
+        return "less than 0.1 GiB that PyTorch’s allocator adds"
+    return (
+        f"{units.gib(replay.least - tensors)} that PyTorch’s allocator adds, whose blocks do not fit together: it "
+        f"needs {units.gib(replay.least)} for {units.gib(tensors)} of tensors"
+    )
+
+
 def verdict(estimate: Estimate) -> Saying:
     """Whether it fits, its need, the GPU's memory, and the amount free or short."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from estimator.answer.images import check_images
-from estimator.answer.verdict import verdict
+from estimator.answer.needs import NeedInTheAllocator, outside
 from estimator.families.adapters import default_targets, is_adapted, unmatched_targets
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.kernels import attention_of, fallback_of
@@ -65,6 +65,7 @@ from estimator.run.prequantized import as_loaded, loading_sentence
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
+from estimator.step.reserved import goes_through, is_replayed
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.lengths import expected_longest
@@ -128,8 +129,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     counted = dict(phases)
     phases[Phase.SAVE] = share.save
     context = context_bytes(gpu, setup.processes_per_gpu)
-    low, high = _need_of(counted, resident.states.paged_bytes, context, setup.mesh)
-    fits = verdict(low, high, gpu)
+    paged = resident.states.paged_bytes
+    stated = _need_of(counted, paged, context, setup.mesh)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
@@ -145,10 +146,10 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         decisive=decisive,
         context_low_bytes=context[0],
         context_high_bytes=context[1],
-        need_low_bytes=low,
-        need_high_bytes=high,
-        verdict=fits,
-        paged_bytes=resident.states.paged_bytes,
+        needs=NeedInTheAllocator(
+            model, gpu, setup, stated, decisive.bytes, outside(setup, context, paged)
+        ),
+        paged_bytes=paged,
         host_bytes=_host_bytes(
             fixed,
             setup.run,
@@ -306,8 +307,41 @@ per_structure = lru_cache(maxsize=2048)(PerStructure)
 """The same, remembered."""
 
 
+def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """Whether the verdict of ``estimate`` is that the setup fits, without computing its moments.
+
+    Raises ``ValueError`` as ``estimate`` does.
+    """
+    if bound(model, gpu, setup) > gpu.memory_bytes:
+        return False
+    if not is_replayed(model, setup):
+        return True
+    model, setup = as_trained(model, setup)
+    setup = as_loaded(model, setup)
+    highest, paged = _sizes(model, workspace_bytes(gpu), setup)
+    beside = outside(setup, context_bytes(gpu), paged)[1]
+    return goes_through(model, gpu, setup, gpu.memory_bytes - beside, highest)
+
+
+def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
+    """Bytes without which a setup does not fit, whatever PyTorch's allocator makes of its tensors.
+
+    ``need``'s high end, without the slack of published runs where the run is replayed. Raises ``ValueError`` as
+    ``estimate`` does.
+    """
+    if not is_replayed(model, setup):
+        return need(model, gpu, setup)[1]
+    model, setup = as_trained(model, setup)
+    setup = as_loaded(model, setup)
+    check_float8_card(gpu, setup)
+    highest, paged = _sizes(model, workspace_bytes(gpu), setup)
+    return highest + outside(setup, context_bytes(gpu), paged)[1]
+
+
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes needed per GPU, low and high: as in ``estimate``, without computing its moments.
+    """Bytes needed per GPU, low and high, with the allocator's slack of published runs, without computing moments.
+
+    Of a run that is replayed, ``estimate`` has the allocator's own least memory instead.
 
     Raises ``ValueError`` as ``estimate`` does, but not where vLLM does not start on this GPU: it needs more than that.
     """

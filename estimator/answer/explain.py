@@ -325,13 +325,16 @@ def _outside(of: Estimate) -> Explanation:
     exchange = exchange_bytes(of.setup.mesh)[1]
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
     processes = of.setup.processes_per_gpu
+    blocks = f"at most 3 % of the peak of {peak:,} bytes"
+    if of.needs.replay is not None:
+        blocks = f"least memory of {peak + slack:,} bytes for {peak:,} bytes of tensors"
     read = "the highest reading"
     if of.gpu is not None and context_bytes(of.gpu) != CONTEXT_UNKNOWN:
         read += f" for {of.gpu.multiprocessors} multiprocessors"
     read += f", for each of {processes} processes" * (processes > 1)
     terms = [
         Term("CUDA context and kernels", read, of.context_high_bytes),
-        Term("allocator's slack", f"at most 3 % of the peak of {peak:,} bytes", slack),
+        Term("PyTorch's allocator", blocks, slack),
     ]
     if exchange:
         terms.append(Term("NCCL's buffers", "the highest reading", exchange))

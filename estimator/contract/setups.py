@@ -741,11 +741,13 @@ def _run(estimate: Estimate) -> dict[str, object]:
 
 
 def _need(estimate: Estimate) -> dict[str, object]:
-    verdict, on_card = estimate.verdict, shown(estimate)
+    verdict, on_card, replay = estimate.verdict, shown(estimate), estimate.needs.replay
     return {
         "need_low_bytes": estimate.need_low_bytes,
         "need_high_bytes": estimate.need_high_bytes,
         "need_phase": estimate.decisive.phase.value,
+        "allocated_bytes": replay.allocated if replay else None,
+        "least_bytes": replay.least if replay else None,
         "device_bytes": on_card.middle if on_card else None,
         "device_low_bytes": on_card.low if on_card else None,
         "device_high_bytes": on_card.high if on_card else None,

@@ -578,6 +578,17 @@ class Block:
             **overrides,
         )
 
+    def by_heads(self, x: Tensor) -> Tensor:
+        """Queries or keys as they are rotated, head by head. So lie their gradients, which no view makes rows again.
+
+        Source: torch 2.13, autograd of ``view`` (``reshape`` of the gradient); transformers 5.23,
+        models/llama/modeling_llama.py, ``q_proj(hidden_states).view(hidden_shape).transpose(1, 2)``.
+        """
+        is_rotated = self.rotary_tables is not None and self.rotary is Rotary.HALVES
+        if not is_rotated or self.kernels.rotary or self.tape.autocast_active:
+            return x
+        return op.viewed(self.tape, x, copies_gradient=True)
+
     def rotate(
         self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
     """The norm of queries or keys, if the family has one: over each head, or (OLMo 2) over all heads."""
     name = f"self_attn.{name}"
     if name not in b.norms:
-        return x
+        return b.by_heads(x)
     over_all = b.norms[name][0].elements > b.model.head_dim
     return b.norm(name, x, groups=1 if over_all else heads)
 

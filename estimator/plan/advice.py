@@ -92,19 +92,18 @@ def advise(
     """
     asked = found.question if question is None else question
     kept = np.ones(len(found), np.bool_) if where is None else where
+    front = _front(found, kept)
     fits = found.fits & kept
     deadline = np.inf if asked.deadline_hours is None else asked.deadline_hours
     budget = np.inf if asked.budget_usd is None else asked.budget_usd
     with np.errstate(invalid="ignore"):
         meets = fits & (found.hours_high <= deadline) & (found.dollars_high <= budget)
         may_meet = fits & (found.hours_low <= deadline) & (found.dollars_low <= budget)
-    dollars, hours = np.where(fits, found.dollars, np.nan), found.hours
-    front = front_of(dollars, hours, found.headroom)
-    is_sure = bool((meets & ~np.isnan(dollars)).any())
+    hours = found.hours
+    is_sure = bool((meets & ~np.isnan(found.dollars)).any())
     among = meets if is_sure else may_meet
-    best = front
-    if (among != fits).any():
-        best = front_of(np.where(among, dollars, np.nan), hours, found.headroom)
+    best = _front(found, among) if (among != fits).any() else front
+    fits, meets, may_meet = (found.fits & those for those in (kept, meets, may_meet))
     recommended = _cheapest(found, best)
     stairs = _stairs(found, front, hours)
     return Advice(
@@ -122,6 +121,18 @@ def advise(
         misses=_misses(found, asked, kept, meets),
         notes=words.notes(found, asked, kept),
     )
+
+
+def _front(found: Candidates, kept: Some) -> Numbers:
+    """The front of those that fit, each of which PyTorch's allocator brings through."""
+    while True:
+        fits = found.fits & kept
+        front = front_of(np.where(fits, found.dollars, np.nan), found.hours, found.headroom)
+        new = [place for place in front.tolist() if place not in found.settled]
+        if not new:
+            return front
+        for place in new:
+            found.settle(place)
 
 
 def _cheapest(found: Candidates, front: Numbers) -> int | None:

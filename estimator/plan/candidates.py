@@ -6,14 +6,14 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.answer.estimate import need
+from estimator.answer.estimate import estimate, need
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
 from estimator.grid.needs import Needs, needs
@@ -64,6 +64,14 @@ class Candidates:
     """Sentences about combinations that no one can train, and how many there are of each."""
     untimed: Mapping[str, str]
     """Why an offer has no time, by the name of its card."""
+    settled: set[int] = field(default_factory=set)
+    """Places whose need is that of their estimate, which replays them; that of others has published runs' slack."""
+
+    def settle(self, place: int) -> None:
+        """Give a setup the need of its estimate."""
+        one = estimate(self.of(place).model, self.gpu(place), self.setup(place))
+        self.low_bytes[place], self.high_bytes[place] = one.need_low_bytes, one.need_high_bytes
+        self.settled.add(place)
 
     def __len__(self) -> int:
         return len(self.recipe)

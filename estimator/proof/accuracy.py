@@ -56,6 +56,11 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         "selective checkpointing": "only some layers or operators were checkpointed, for which there is no key yet; "
         "the "
         "estimate keeps all activations",
+        # NVIDIA/Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py: _ParamAndGradBuffer
+        "Megatron": "Megatron's own model keeps its gradients in one buffer, which leaves no gaps between blocks; "
+        "transformers' modules are estimated",
+        "fused kernels": "fms-acceleration's own kernels for norms, rotary embeddings and the loss, which leave fewer "
+        "temporaries; Liger's are estimated",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
     }

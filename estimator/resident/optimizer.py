@@ -270,6 +270,37 @@ def optimizer_states(
     return States(resident, paged)
 
 
+def state_tensors(tensor: Trainable, optim: Optimizer, state_dtype: Dtype | None) -> list[int]:
+    """Bytes of each state of one trained tensor, in the order in which the optimizer makes them.
+
+    Fused AdamW's counter comes first, Adafactor keeps rows before columns, bitsandbytes its codes before their scales.
+    The tensors of other optimizers count as two equal ones.
+
+    Source: torch 2.13, optim/adam.py, ``_init_group``; bitsandbytes 0.50, optim/optimizer.py, ``init_state``;
+    transformers 5.23, optimization.py, ``Adafactor.step``.
+
+    >>> state_tensors(Trainable((1024, 1024), 2, 1), Optimizer.ADAMW_TORCH_FUSED, None)
+    [512, 2097152, 2097152]
+    """
+    one = tensor._replace(alike=1)
+    whole = optimizer_states([one], optim, state_dtype).resident_bytes
+    if optim is Optimizer.ADAFACTOR and len(tensor.shape) > 1:
+        stack = elements(tensor.shape[:-2])
+        rows = allocated(4 * stack * tensor.shape[-2])
+        return [rows, whole - rows]
+    if optim is Optimizer.ADAFACTOR or optim is Optimizer.SGD_MOMENTUM:
+        return [whole]
+    if optim is Optimizer.ADAMW_TORCH_FUSED:
+        each = (whole - _ONE_COUNTER) // 2
+        return [_ONE_COUNTER, each, each]
+    codes = allocated(elements(tensor.shape))
+    if optim is Optimizer.ADAMW_BNB_8BIT and whole > 2 * codes:
+        is_packed = elements(tensor.shape) >= EIGHT_BIT_MINIMUM and not tensor.is_embedding
+        scales = (whole - 2 * codes) // 2
+        return [codes, scales, codes, scales] if is_packed else [whole // 2] * 2
+    return [whole // 2] * 2 if whole else []
+
+
 def step_transient(
     tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
 ) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import estimate, is_refused, need
+from estimator.answer.estimate import bound, estimate, is_refused
 from estimator.families.adapters import default_targets
 from estimator.parallel.combinations import refusal
 from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
@@ -210,9 +210,9 @@ _NAMES = {Strategy.DDP: "DDP", Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
 
 
 def _high(model: Model, gpu: Gpu, setup: TrainingSetup) -> int | None:
-    """The high end of the need in bytes; None for a setup that is refused."""
+    """The bound of the need in bytes; None for a setup that is refused."""
     try:
-        return need(model, gpu, setup)[1]
+        return bound(model, gpu, setup)
     except ValueError:
         return None
 

@@ -9,19 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.answer.estimate import least_need, need
-from estimator.answer.verdict import verdict
+from estimator.answer.estimate import bound, fits, least_need
 from estimator.families.vision_family import row_of_images, sees
 from estimator.inference.rows import longest_row
 from estimator.objectives.batch import least_batch, least_length
 from estimator.values.keys import LARGEST
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Verdict
-
-
-def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
-    """Whether the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
-    return verdict(*need(model, gpu, setup), gpu) is Verdict.FITS
+from estimator.values.specs import Gpu, Model
 
 
 def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
@@ -55,12 +49,10 @@ def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     step = least_batch(setup) if setup.objective.generates else 1
     least = least_batch(setup) // step
 
-    def needed(steps: int) -> int:
-        size = step * max(steps, least)
-        return need(model, gpu, replace(setup, per_device_train_batch_size=size))[1]
+    def of(steps: int) -> TrainingSetup:
+        return replace(setup, per_device_train_batch_size=step * max(steps, least))
 
-    most = LARGEST["per_device_train_batch_size"] // step
-    return step * _largest_within(gpu.memory_bytes, needed, most)
+    return step * _largest(model, gpu, of, LARGEST["per_device_train_batch_size"] // step)
 
 
 def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
@@ -76,11 +68,28 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     """Cached by everything but the context: while that moves, this stays."""
     least = shortest_row(model, setup)
-    return _largest_within(
-        gpu.memory_bytes,
-        lambda length: need(model, gpu, replace(setup, max_length=max(length, least)))[1],
+    return _largest(
+        model,
+        gpu,
+        lambda length: replace(setup, max_length=max(length, least)),
         min(model.position_limit or LARGEST["max_length"], _most_generated(model, setup)),
     )
+
+
+def _largest(model: Model, gpu: Gpu, of: Callable[[int], TrainingSetup], most: int) -> int:
+    """The largest number up to ``most`` whose setup fits, so that one more does not; 0 if none does.
+
+    No number beyond what the tensors leave can fit; below it PyTorch's allocator decides, near it.
+    """
+    high = _largest_within(gpu.memory_bytes, lambda number: bound(model, gpu, of(number)), most) + 1
+    low, below = 0, 1
+    while low < high - 1:
+        middle = max(low + 1, high - below) if low == 0 else (low + high) // 2
+        if fits(model, gpu, of(middle)):
+            low = middle
+        else:
+            high, below = middle, max(1, high // 32, 2 * below)
+    return low
 
 
 def shortest_row(model: Model, setup: TrainingSetup) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import combinations, islice, product
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import is_refused, need
+from estimator.answer.estimate import estimate, is_refused
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
@@ -224,7 +224,7 @@ class _Search(NamedTuple):
     def made(self, picked: Picked) -> Remedy:
         """What fits, in words and keys."""
         keys = _keys_of(picked)
-        high = need(self.of.model, self.gpu, replace(self.of.setup, **keys))[1]
+        high = _needed(self.of.model, self.gpu, replace(self.of.setup, **keys))
         return Remedy(
             " + ".join(change.title.format(**option) for change, option in picked),
             " ".join(change.price for change, _ in picked),
@@ -239,7 +239,7 @@ def _keys_of(picked: Picked) -> dict[str, Any]:
 
 
 def _on(gpu: Gpu, of: Estimate) -> Remedy:
-    high = need(of.model, gpu, of.setup)[1]
+    high = _needed(of.model, gpu, of.setup)
     price = "The setup stays as it is."
     number = of.setup.num_gpus
     title = "A larger GPU" if number == 1 else f"{number} larger GPUs"
@@ -270,8 +270,12 @@ def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     if first:
         title = f"Gradient checkpointing + {title}"
         price = f"Each layer's forward runs a second time in backward. {price}"
-    high = need(of.model, found.gpu, setup)[1]
+    high = _needed(of.model, found.gpu, setup)
     return Remedy(title, price, {**first, **found.keys}, of.need_high_bytes - high, high)
+
+
+def _needed(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    return estimate(model, gpu, setup).need_high_bytes
 
 
 def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:

@@ -579,7 +579,7 @@ def gpu(name: str) -> Gpu:
     if found:
         shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
         raise InputError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
-    raise _unknown("GPU", name, gpus(), gpus_near(name))
+    raise InputError(_unknown("GPU", name, gpus(), gpus_near(name)))
 
 
 def _of_a_cloud(card: Gpu, machine: _Instance | None) -> Gpu:
@@ -902,15 +902,15 @@ def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
     by_case = {key.casefold(): key for key in known}
     if name.casefold() in by_case:
         return by_case[name.casefold()]
-    raise _unknown(kind, name, known, _spelled_like(name.casefold(), known))
+    raise InputError(_unknown(kind, name, known, _spelled_like(name.casefold(), known)))
 
 
-def _unknown(kind: str, name: str, known: Mapping[str, object], near: Sequence[str]) -> InputError:
+def _unknown(kind: str, name: str, known: Mapping[str, object], near: Sequence[str]) -> str:
     if not near:
         hint = f"the catalogue has {len(known)}"
     else:
         hint = f"similar names: {', '.join(near[:MOST_NAMED])}" + ", …" * (len(near) > MOST_NAMED)
-    return InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+    return f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those."
 
 
 def _spelled_like(name: str, known: Iterable[str], most: int = 4) -> list[str]:

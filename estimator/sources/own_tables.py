@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from estimator.values.kinds import near, one_of, show
+from estimator.values.refusals import InputError
 
 FOLDER = "HEADROOM_DATA"
 """The environment variable that names the folder."""
@@ -40,7 +41,7 @@ def _read(path: Path) -> tuple[tuple[str, ...], tuple[Row, ...]]:
         rows: list[Row] = []
         for row in reader:
             if None in row:  # cells beyond the first line's
-                raise csv.Error(f"line {reader.line_num} has more cells than the first line")
+                raise InputError(f"line {reader.line_num} has more cells than the first line")
             rows.append({name: cell or "" for name, cell in row.items()})
         return tuple(reader.fieldnames or ()), tuple(rows)
 
@@ -83,7 +84,7 @@ def wrong_files(columns: Mapping[str, Iterable[str]]) -> Iterator[str]:
     for table in found:
         try:
             header, rows = _read(where / table)
-        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        except (OSError, UnicodeDecodeError, csv.Error, InputError) as problem:
             yield f"{table} cannot be read ({problem}); save it as CSV in UTF-8."
             continue
         known = list(columns[table])

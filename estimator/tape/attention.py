@@ -30,6 +30,7 @@ from estimator.tape.operators import (
     scaled_matmul,
     softmax,
 )
+from estimator.tape.scratch import flash_backward, flash_forward
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import AttnImplementation
@@ -232,10 +233,23 @@ def _fused(
         for x in (q, k, v)
     ]
     padded = sizes[0][1]
+    is_flash = not (mask is not None or q.width == 4 or not is_narrow)
+    same_heads = q.elements == k.elements
+    heads_wide = ceil_div(shape.head_dim, FLASH_ALIGNMENT) * FLASH_ALIGNMENT
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         around = t.new(padded, sizes[0][2]) if pads else None
         whole = [t.new(n, w) if needed or pads else None for _, n, w, needed in sizes]
+        if is_flash:
+            t.scratch(
+                flash_backward,
+                shape.batch,
+                shape.length,
+                shape.heads,
+                shape.heads if same_heads else shape.key_value_heads,
+                heads_wide,
+                2,
+            )
         del around
         if not pads:
             return list(whole)
@@ -254,6 +268,8 @@ def _fused(
             *[(1, RNG_STATE_BYTES // 2)] * 2,
         ]
     )
+    if is_flash and not shape.dropout:
+        tape.scratch(flash_forward, shape.batch, shape.length, shape.heads, heads_wide)
     kept = [permuted(out), *others, *saved_mask, *inside]
     return tape.finish(node, tape.view(out, own) if pads else out, kept)
 

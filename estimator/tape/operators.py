@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from estimator.tape.scratch import embedding_backward, rows_summed
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 
@@ -36,11 +37,17 @@ def permuted(x: Tensor) -> Tensor:
     return other
 
 
-def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
-    """Reduce a gradient to its input's shape, then cast it to its dtype, as ``validate_outputs`` does."""
+def _match(tape: Tape, gradient: Tensor, x: Tensor, *, sums_rows: bool = False) -> Tensor:
+    """Reduce a gradient to its input's shape, then cast it to its dtype, as ``validate_outputs`` does.
+
+    ``sums_rows``: the input is one row, which all others share.
+    """
     tape.unpacked.clear()
     if gradient.elements != x.elements:
+        rows = gradient.elements // x.elements
         gradient = tape.new(x.elements, gradient.width)
+        if sums_rows:
+            tape.scratch(rows_summed, rows, x.elements)
     if gradient.width != x.width:
         gradient = tape.new(x.elements, x.width)
     return gradient
@@ -129,8 +136,12 @@ def _shape(x: Tensor) -> Tensor:
     return Tensor(x.elements, x.width, None)
 
 
-def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
+def multiply(
+    tape: Tape, a: Tensor, b: Tensor, name: str = "product", *, by_row: bool = False
+) -> Tensor:
     """Product of two tensors (broadcast): saves each factor that the other's gradient needs.
+
+    ``by_row``: the smaller is one row, by which every row of the other is multiplied.
 
     Backward: both gradients exist together at the width and size of the product, then each is reduced to its factor's
     shape.
@@ -140,11 +151,15 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
     shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        full: Gradients = [t.new(elements, width) if needed else None for _, needed in shapes]
+        # autograd computes the gradient of ``other`` before that of ``self``
+        full: Gradients = [
+            t.new(elements, width) if needed else None for _, needed in reversed(shapes)
+        ]
+        full.reverse()
         for position, (shape, _) in enumerate(shapes):
             gradient = full[position]
             if gradient is not None:
-                full[position] = _match(t, gradient, shape)
+                full[position] = _match(t, gradient, shape, sums_rows=by_row)
             del gradient
         return full
 
@@ -196,7 +211,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
     own, variance = _variance(tape, x, rows)
     unit = normalized(tape, own, rows, variance)
     del own
-    out = multiply(tape, weight, cast(tape, unit, x.width), "norm")
+    out = multiply(tape, weight, cast(tape, unit, x.width), "norm", by_row=True)
     del variance
     return out
 
@@ -208,12 +223,13 @@ def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_pl
     """
     if one_plus:  # Gemma rebinds `output`, so the normalised x is freed after the product
         unit = normalized(tape, cast(tape, x, 4), rows)
-        unit = multiply(tape, unit, add_number(tape, cast(tape, weight, 4)), "norm")
+        raised = add_number(tape, cast(tape, weight, 4))
+        unit = multiply(tape, unit, raised, "norm", by_row=True)
         return cast(tape, unit, x.width)
     own, variance = _variance(tape, x, rows)
     unit = normalized(tape, own, rows, variance)
     del own
-    out = cast(tape, multiply(tape, unit, weight, "norm"), x.width)
+    out = cast(tape, multiply(tape, unit, weight, "norm", by_row=True), x.width)
     del variance
     return out
 
@@ -233,7 +249,7 @@ def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int
     width = x.width
     unit = normalized(tape, cast(tape, x, 4), rows, by_power=True)
     if weight is not None:
-        unit = multiply(tape, unit, cast(tape, weight, 4), "norm")
+        unit = multiply(tape, unit, cast(tape, weight, 4), "norm", by_row=True)
     return cast(tape, unit, width)
 
 
@@ -274,7 +290,7 @@ def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> 
     del shifted
     x = multiply(tape, centred, inverse, "norm")
     del centred, inverse
-    x = multiply(tape, cast(tape, weight, 4), x, "norm")
+    x = multiply(tape, cast(tape, weight, 4), x, "norm", by_row=True)
     return cast(tape, x, width)
 
 
@@ -336,6 +352,7 @@ def embedding(tape: Tape, ids: Tensor, weight: Tensor, hidden_size: int, tokens:
     elements, width = weight.elements, weight.width
 
     def backward(t: Tape, g: Gradients) -> Gradients:
+        t.scratch(embedding_backward, tokens, elements // hidden_size, hidden_size)
         summed = t.new(elements, 4) if t.is_compiled else None
         return [summed if summed is not None and width == 4 else t.new(elements, width)]
 
@@ -407,16 +424,19 @@ def linear(
     size = w.elements
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        gradients: Gradients = []
-        gradients.append(t.new(elements, width) if needs_x else None)
-        if needs_w:
-            gradient = t.new(size, width)
+        of_x = t.new(elements, width) if needs_x and needs_b else None
+        gradient = t.new(size, width) if needs_w else None
+        t.multiplied()
+        if gradient is not None:
             gradient.is_view = not t.is_deepspeeds
-            gradients.append(gradient)
-        else:
-            gradients.append(None)
-        gradients.append(t.new(out_features, width) if needs_b else None)
-        return gradients
+        if needs_x and not needs_b:
+            of_x = t.new(elements, width)
+        if of_x is not None:
+            of_x.is_view = True
+        of_b = t.new(out_features, width) if needs_b else None
+        if needs_b:
+            t.scratch(rows_summed, rows, out_features)
+        return [of_x, gradient, of_b]
 
     inputs = [x, w] if b is None else [x, w, b]
     if tape.is_deepspeeds:
@@ -424,7 +444,9 @@ def linear(
         return tape.finish(node, tape.new(rows * out_features, width), [x, w])
     save = [x if needs_w else None, permuted(w) if needs_x else None]
     node = tape.begin(f"{name} backward", inputs, backward, save, is_kernel=True)
-    return tape.finish(node, tape.new(rows * out_features, width))
+    out = tape.new(rows * out_features, width)
+    tape.multiplied()
+    return tape.finish(node, out)
 
 
 def product(
@@ -679,8 +701,8 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
             mask = tape.new(elements, 4 if tape.is_replaying else 1)
         node = tape.begin("dropout backward", [x], lambda t, g: [t.new(elements, width)], [mask])
         return tape.finish(node, tape.new(elements, width))
-    out = tape.new(elements, width)
     mask = tape.new(elements, 1)
+    out = tape.new(elements, width)
     return tape.record("dropout backward", out, [x], lambda t, g: [t.new(elements, width)], [mask])
 
 
@@ -1014,7 +1036,7 @@ def matmul(
     shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        return [t.new(n, w) if needed else None for n, w, needed in shapes]
+        return [t.new(n, w) if needed else None for n, w, needed in reversed(shapes)][::-1]
 
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
     node = tape.begin(f"{name} backward", [a, b], backward, save, is_kernel=True)

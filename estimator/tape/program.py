@@ -7,14 +7,16 @@ At another batch, length or rank a step runs the same operators on other sizes. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.tape.scratch import Card
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, CallMark, Event, HostCopy, Mark, Tape
+from estimator.tape.tape import COMPONENTS, CallMark, Event, HostCopy, Mark, Scratch, Tape
 
 Bytes = list[int]
 """Bytes per component, in the order of ``COMPONENTS``."""
@@ -40,6 +42,8 @@ class Written(NamedTuple):
     calls: Sequence[CallMark] = ()
     host_copies: Sequence[HostCopy] = ()
     left_over: int = 0
+    scratches: Sequence[Scratch] = ()
+    first_products: Mapping[bool, int] = MappingProxyType({})
 
 
 def written_by(tape: Tape, device: int) -> Written:
@@ -55,6 +59,10 @@ def written_by(tape: Tape, device: int) -> Written:
             _own(mark, before, after.start if after is not None else len(own))
             for mark, after in zip_longest(tape.marks, tape.marks[1:])
         ],
+        scratches=[
+            it._replace(start=before[it.start]) for it in tape.scratches if it.device == device
+        ],
+        first_products={key: before[at] for key, at in tape.first_products.items()},
     )
 
 
@@ -94,6 +102,7 @@ class Program:
         self.operations = [event.operation for event in tape.events]
         self.components = [event.component for event in tape.events]
         self.signs = [event.sign for event in tape.events]
+        self.storages = [event.storage for event in tape.events]
         places = [recording.position(event.size) for event in tape.events]
         self.places = sorted(set(places))
         """Where each distinct size is found in the recording's table, slot by slot."""
@@ -111,6 +120,13 @@ class Program:
         ]
         """Segment of each tensor that is copied to the host, and where its bytes are found."""
         self.left_over = recording.position(tape.left_over)
+        self.scratches: dict[int, list[tuple[Callable[..., tuple[int, ...]], list[int]]]] = {}
+        """What kernels allocate for themselves before an event: the rule, and where its numbers are found."""
+        self.first_products = list(tape.first_products.values())
+        """Number of events before cuBLAS gets each of its workspaces."""
+        for scratch in tape.scratches:
+            numbers = [recording.position(number) for number in scratch.numbers]
+            self.scratches.setdefault(scratch.start, []).append((scratch.rule, numbers))
         self.wholes = {
             whole.key: recording.position(whole.elements)
             for call in tape.calls
@@ -156,6 +172,7 @@ class Program:
             wholes,
             copies,
             table[self.left_over],
+            table,
         )
 
     def is_renamed(self, event: int) -> bool:
@@ -165,6 +182,15 @@ class Program:
             and self.signs[event - 1] < 0
             and self.operations[event - 1] == self.operations[event]
             and self.components[event - 1] != self.components[event]
+        )
+
+    def is_kept(self, event: int, end: int) -> bool:
+        """Whether a release and the allocation after it count one tensor under another component, or as several."""
+        return (
+            self.signs[event] < 0
+            and event + 1 < end
+            and self.signs[event + 1] > 0
+            and self.storages[event] == self.storages[event + 1]
         )
 
     def change(self, start: int, stop: int) -> Changes:
@@ -211,9 +237,11 @@ class Sized:
         wholes: Mapping[str, int],
         host_copies: Sequence[tuple[int, int]],
         left_over: int,
+        table: Sequence[int],
     ) -> None:
         self._program = program
         self._sizes = sizes
+        self._table = table
         self.heights = heights
         self.wholes = wholes
         """Elements of each weight that module calls need unsharded."""
@@ -253,6 +281,11 @@ class Sized:
             slot = program.slots[event]
             key = program.operations[event], slot, program.components[event]
             yield program.signs[event], key, self._sizes[slot]
+
+    def scratch_before(self, event: int, card: Card) -> Iterator[tuple[int, ...]]:
+        """Bytes of what each kernel allocates for itself before an event."""
+        for rule, places in self._program.scratches.get(event, ()):
+            yield rule(*(self._table[place] for place in places), card)
 
     def size_of(self, slot: int) -> int:
         """Bytes of the tensors of one slot."""

@@ -58,6 +58,8 @@ class Event(NamedTuple):
     """The operator that allocated them."""
     device: int
     """Index of the GPU that holds them; always 0 on a single GPU."""
+    storage: int = 0
+    """Number of the storage that they are; 0 for what was allocated before the step."""
 
 
 class Place(NamedTuple):
@@ -113,11 +115,30 @@ class CallMark(NamedTuple):
         return self._replace(segment=0, start=0, weights=weights)
 
 
+class Scratch(NamedTuple):
+    """What a kernel allocates for itself, at a place on the tape."""
+
+    start: int
+    """Number of events before it."""
+    rule: Callable[..., tuple[int, ...]]
+    """Bytes of its temporaries, from these numbers and the card (``estimator.tape.scratch``)."""
+    numbers: tuple[int, ...]
+    device: int
+
+
 class Storage:
     """Bytes on the GPU, allocated while this object lives."""
 
     __slots__ = (
-        *("__weakref__", "bytes", "component", "device", "narrow", "operation", "sources", "tape"),
+        "__weakref__",
+        "bytes",
+        "component",
+        "device",
+        "narrow",
+        "number",
+        "operation",
+        "sources",
+        "tape",
     )
 
     def __init__(
@@ -132,6 +153,8 @@ class Storage:
         self.narrow: Storage | None = None
         """The same values in a narrower dtype, if these are a cast of them."""
         self.operation = tape.operation
+        tape.storages += 1
+        self.number = tape.storages
         if sources is None:
             self._write(1)
 
@@ -141,7 +164,7 @@ class Storage:
         storage = cls.__new__(cls)
         storage.sources, storage.narrow = None, None
         storage.tape, storage.bytes, storage.component = tape, size, component
-        storage.operation, storage.device = "", tape.device
+        storage.operation, storage.device, storage.number = "", tape.device, 0
         return storage
 
     def __del__(self) -> None:
@@ -161,7 +184,7 @@ class Storage:
 
     def _write(self, sign: int) -> None:
         self.tape.events.append(
-            Event(sign, self.bytes, self.component, self.operation, self.device)
+            Event(sign, self.bytes, self.component, self.operation, self.device, self.number)
         )
 
     def keep(self, times: int | None) -> None:
@@ -439,6 +462,13 @@ class Tape:
         """Tensors kept as node attributes, by place; freed with the graph, after the whole backward pass."""
         self._replayed: list[Storage] | None = None
         """The same for a reentrant checkpoint's replay, whose graph is freed once it has run."""
+        self.first_products: dict[bool, int] = {}
+        """Number of events before the first matrix product returns, in the forward pass and in autograd's thread: the
+        moments at which cuBLAS gets its workspaces."""
+        self.scratches: list[Scratch] = []
+        """What kernels allocate for themselves, which is on no component's account."""
+        self.storages = 0
+        """Storages made so far."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.calls: list[CallMark] = []
@@ -542,6 +572,15 @@ class Tape:
             sources = list(self._reads)
         size = allocated(elements * width)
         return Tensor(elements, width, Storage(self, size, component, sources))
+
+    def scratch(self, rule: Callable[..., tuple[int, ...]], *numbers: int) -> None:
+        """A kernel runs now that allocates temporaries by this rule of ``estimator.tape.scratch``."""
+        self.scratches.append(Scratch(len(self.events), rule, numbers, self.device))
+
+    def multiplied(self) -> None:
+        """A matrix product runs now, whose output has been allocated."""
+        in_backward = self.marks[-1].phase is Phase.BACKWARD
+        self.first_products.setdefault(in_backward, len(self.events))
 
     @contextmanager
     def kernels(self) -> Iterator[None]:

@@ -202,6 +202,38 @@ class RunCost:
     cost_usd_high: float
 
 
+class NeedOfARun(Protocol):
+    """Both ends of a run's need in bytes per GPU, computed when they are asked for."""
+
+    @property
+    def low(self) -> int:
+        """What the card must have at least."""
+
+    @property
+    def high(self) -> int:
+        """What is enough."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None without a GPU."""
+
+    @property
+    def replay(self) -> Replay | None:
+        """What PyTorch's allocator makes of the run; None where it is not replayed."""
+
+
+class Replay(Protocol):
+    """A run in PyTorch's allocator, in bytes."""
+
+    @property
+    def allocated(self) -> int:
+        """Most bytes of blocks in use."""
+
+    @property
+    def least(self) -> int:
+        """The least memory on which the run goes through."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The estimate of one setup. All memory in bytes, on the fullest GPU."""
@@ -219,10 +251,7 @@ class Estimate:
     context_low_bytes: int
     """CUDA context and loaded kernels, outside torch's counter."""
     context_high_bytes: int
-    need_low_bytes: int
-    need_high_bytes: int
-    verdict: Verdict | None
-    """None without a GPU."""
+    needs: NeedOfARun = field(compare=False, repr=False)
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     host_bytes: int
@@ -247,6 +276,21 @@ class Estimate:
     """Under a device map: each GPU that holds anything, in order."""
     device_runs: tuple[DeviceRun, ...] = field(default=(), compare=False, repr=False)
     """Each of these GPUs' part of the run, in the same order."""
+
+    @property
+    def need_low_bytes(self) -> int:
+        """What the card must have at least."""
+        return self.needs.low
+
+    @property
+    def need_high_bytes(self) -> int:
+        """What is enough."""
+        return self.needs.high
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None without a GPU."""
+        return self.needs.verdict
 
     @property
     def moments(self) -> tuple[Moment, ...]:

@@ -1,0 +1,84 @@
+"""What a run needs of a card, and whether it fits: the allocator's least memory, the CUDA context, NCCL's buffers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from estimator.answer.verdict import verdict
+from estimator.resident.overhead import exchange_bytes
+from estimator.step.allocations import hardware_of
+from estimator.step.reserved import Replayed, goes_through, is_replayed, replayed
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Verdict
+
+
+class NeedInTheAllocator:
+    """Both ends of a run's need and its verdict, in bytes per GPU.
+
+    A run that is replayed needs what PyTorch's allocator makes of its tensors; of any other the allocator's slack is
+    that of published runs. A replay takes tens of milliseconds, so it waits until it is asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        gpu: Gpu | None,
+        setup: TrainingSetup,
+        stated: tuple[int, int],
+        highest: int,
+        outside: tuple[int, int],
+    ) -> None:
+        self._run = model, gpu, setup
+        self._stated = stated
+        """Both ends with the slack of published runs."""
+        self._highest = highest
+        """The highest moment of the run."""
+        self._outside = outside
+        """What is outside PyTorch's allocator: low and high."""
+
+    @cached_property
+    def replay(self) -> Replayed | None:
+        """What the allocator makes of the run; None where it is not replayed."""
+        model, gpu, setup = self._run
+        if not is_replayed(model, setup):
+            return None
+        found = replayed(model, hardware_of(gpu), setup, self._rooms)
+        return Replayed(*(max(size, self._highest) for size in found))
+
+    @property
+    def _rooms(self) -> tuple[int, ...]:
+        """What the card leaves to PyTorch, by both ends of what is outside."""
+        gpu = self._run[1]
+        return () if gpu is None else tuple(gpu.memory_bytes - size for size in self._outside)
+
+    @property
+    def low(self) -> int:
+        """The low end."""
+        return self._stated[0] if self.replay is None else self.replay.least + self._outside[0]
+
+    @property
+    def high(self) -> int:
+        """The high end."""
+        return self._stated[1] if self.replay is None else self.replay.least + self._outside[1]
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Fits if the run goes through beside the largest context, tight if only beside the smallest."""
+        model, gpu, setup = self._run
+        if gpu is None or not is_replayed(model, setup):
+            return verdict(*self._stated, gpu)
+        most, least = self._rooms
+        if goes_through(model, gpu, setup, least, self._highest):
+            return Verdict.FITS
+        if goes_through(model, gpu, setup, most, self._highest):
+            return Verdict.TIGHT
+        return Verdict.DOES_NOT_FIT
+
+
+def outside(setup: TrainingSetup, context: tuple[int, int], paged: int) -> tuple[int, int]:
+    """Bytes outside PyTorch's allocator, low and high; paged states may be evicted to the host.
+
+    Source: as ``estimator.resident.overhead.need_bytes``.
+    """
+    low, high = exchange_bytes(setup.mesh)
+    return context[0] + low, context[1] + high + paged

@@ -1,0 +1,630 @@
+"""What a run asks PyTorch's allocator for, in order: loading, its first steps with their optimizer, an evaluation.
+
+The tape gives a step's tensors and their order. Loading and the optimizer's step follow the parameters in the order of
+the model's classes. A release frees the block that was taken for its tensor: tensors of equal layers share a key, and
+backward frees the newest of a key first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.counts import tied_head
+from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.towers import made_modules
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    NESTED_BLOCK,
+    QUANTIZATION_BLOCK,
+    AdapterTensor,
+    adapter_tensors,
+    elements,
+    module_bytes,
+    packed_bytes,
+    weight_width,
+)
+from estimator.parallel.fsdp1 import flat_tensors
+from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.sharding import sharded_tensors
+from estimator.parallel.strategies import resident_memory
+from estimator.parallel.zero import SUB_GROUP
+from estimator.resident.model import Resident, gradient_bytes, trainable_tensors, trained_of
+from estimator.resident.optimizer import RULES, Trainable, state_tensors
+from estimator.resident.overhead import HANDLES, workspace_bytes
+from estimator.step.blocks import (
+    GIVE,
+    GIVE_ALL,
+    GIVE_BEFORE,
+    GIVE_LATE,
+    TAKE,
+    TAKE_ONCE,
+    Log,
+    Request,
+    log_of,
+)
+from estimator.step.evaluation import evaluation_plan
+from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
+from estimator.tape.program import Program, Sized
+from estimator.tape.scratch import Card, rows_summed
+from estimator.tape.tape import WEIGHTS
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.mesh import Mesh
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Optimizer, Strategy
+
+STEPS = 3
+"""Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
+request finds the same block again, unless the card is nearly full."""
+STATES = 2
+"""Flat states of DeepSpeed's optimizer."""
+NORM_CHUNK = 65_536
+"""Elements whose norm one block of threads adds up: torch 2.13, aten/src/ATen/native/cuda/MultiTensorApply.cuh,
+``kChunkSize``."""
+BUCKET = 25 * 2**20
+"""Bytes of DDP's buckets: torch 2.13, nn/parallel/distributed.py, ``bucket_cap_mb``."""
+
+COMPUTE, GATHER, CAST, REDUCE = range(4)
+"""Streams."""
+HELD, SCRATCH, WORKSPACES, STEPPED, HEAD, FREE_KEYS = 0, 1, 2, 4, 5, 6
+"""Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
+tied; and the first of all others."""
+
+
+MOVED, MADE = False, True
+"""How the weights come to the GPU: the model is moved there, or made there. Made, a tied head is allocated, too, and
+freed once it is tied."""
+
+
+class Hardware(NamedTuple):
+    """What a run's requests depend on of a card."""
+
+    workspace: int
+    """Bytes of one cuBLAS workspace."""
+    card: Card
+
+
+def hardware_of(gpu: Gpu | None) -> Hardware:
+    """That of a card; an A100's where it is unknown."""
+    card = Card()
+    if gpu is not None and gpu.multiprocessors is not None:
+        card = Card(gpu.multiprocessors)
+    return Hardware(workspace_bytes(gpu) // HANDLES, card)
+
+
+class _Writer:
+    """Collects stretches of requests and their order."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+        """The first key that is not in use."""
+        self._stretches: list[list[Request]] = []
+        self._order: list[tuple[int, int]] = []
+
+    def stretch(self, requests: Iterable[Request]) -> int:
+        """A stretch that may run several times."""
+        self._stretches.append(list(requests))
+        return len(self._stretches) - 1
+
+    def run(self, stretch: int, times: int = 1) -> None:
+        """Run a stretch next."""
+        if self._stretches[stretch]:
+            self._order.append((stretch, times))
+
+    def once(self, requests: Iterable[Request]) -> None:
+        """Run requests next."""
+        self.run(self.stretch(requests))
+
+    def new_keys(self, count: int) -> int:
+        """The first of so many keys that nothing else uses."""
+        self.keys += count
+        return self.keys - count
+
+    def log(self) -> Log:
+        """The requests as ``play`` reads them."""
+        return log_of(self._stretches, self._order)
+
+
+@lru_cache(maxsize=32)
+def allocations(
+    model: Model,
+    hardware: Hardware,
+    setup: TrainingSetup,
+    made: bool = MOVED,
+) -> Log:
+    """The requests of a run: loading, three steps, and an evaluation before the third where one is planned.
+
+    Exact for one process a model without shards; ZeRO's flat states, FSDP's shards and what an objective keeps beside
+    the model are taken in as many equal pieces as there are tensors.
+
+    Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
+    ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
+    """
+    same, (workspace, card) = structure(setup), hardware
+    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made)
+    writer = _Writer(fixed.keys)
+    writer.once(fixed.load)
+    optimizer = writer.stretch(fixed.optimizer)
+    step, keys = [], writer.keys
+    for micro_step in _micro_steps(model, setup):
+        step += _pass(writer, micro_step, setup, Sizes.of(setup), card, workspace)
+    released = writer.stretch(Request(GIVE_ALL, key) for key in range(keys, writer.keys))
+    evaluation: list[tuple[int, int]] = []
+    if setup.run.eval_strategy != "no":
+        sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
+        evaluation = _pass(writer, evaluation_plan(model, same), setup, sizes, card, workspace)
+    for number in range(STEPS):
+        for stretch, times in step:
+            writer.run(stretch, times)
+        writer.run(optimizer)
+        writer.run(released)
+        if number == STEPS - 2:
+            for stretch, times in evaluation:
+                writer.run(stretch, times)
+    return writer.log()
+
+
+class _Fixed(NamedTuple):
+    """What batch and length do not change: loading, the optimizer's step, and the first key that is not in use."""
+
+    load: list[Request]
+    optimizer: list[Request]
+    keys: int
+
+
+@lru_cache(maxsize=64)
+def _fixed(model: Model, card: Card, same: TrainingSetup, clips: bool, made: bool) -> _Fixed:
+    resident, keys = resident_memory(model, same), _Keys(FREE_KEYS)
+    load: list[Request] = []
+    trained = _load(load, keys, model, same, resident, made)
+    if same.strategy.is_zero:
+        optimizer = [*_flat_step(resident)]
+    else:
+        optimizer = [*_norms(trained)] if clips and trained else []
+        optimizer += _optimizer_step(keys, trained, same, resident, card)
+    return _Fixed(load, optimizer, keys.first)
+
+
+class _Keys:
+    """Gives keys that nothing else uses."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        """The first that is not in use."""
+
+    def new(self, count: int) -> int:
+        """The first of so many new ones."""
+        self.first += count
+        return self.first - count
+
+
+def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
+    """The step; before it one whose gradients are the first, where gradients are accumulated."""
+    same = structure(setup)
+    if setup.gradient_accumulation_steps > 1 and not (same.strategy.is_zero or same.uses_fsdp1):
+        yield plan(model, replace(same, gradient_accumulation_steps=1))
+    yield plan(model, same)
+
+
+def _pass(
+    writer: _Writer, steps: Plan, setup: TrainingSetup, sizes: Sizes, card: Card, workspace: int
+) -> list[tuple[int, int]]:
+    """The stretches of one played pass, in order."""
+    sized, schedule = steps.step(sizes)
+    keys = _keys(schedule.program)
+    first = writer.new_keys(max(it.key for it in keys) + 1)
+    gathered = _most_gathered(sized, schedule, setup.mesh)
+    if gathered:
+        writer.once([Request(TAKE, HELD, allocated(gathered), GATHER)])
+    known: dict[int, int] = {}
+    for run in schedule.runs:
+        if run.segment not in known:
+            requests = _segment(sized, schedule.program, run.segment, keys, first, card, workspace)
+            if setup.mesh.uses_fsdp1:
+                requests = _on_streams(requests, schedule.program, run.segment)
+            known[run.segment] = writer.stretch(it for it, _ in requests)
+    return [(known[run.segment], run.length) for run in schedule.runs]
+
+
+class _Key(NamedTuple):
+    """What a storage is known by."""
+
+    key: int
+    """-1: it was allocated before the step."""
+    slot: int
+    """Where its size is found, before it stands for several."""
+
+
+def _keys(played: Program) -> list[_Key]:
+    """The key of each storage of a played step, by its number: equal for equal tensors of repeated layers.
+
+    The n-th tensor that an operator makes of one size in a layer corresponds to the n-th in any other.
+    """
+    known: dict[tuple[str, int, int], int] = {}
+    found = [_Key(-1, 0)] * (1 + max(played.storages))
+    for start, end in played.spans:
+        seen: Counter[tuple[str, int]] = Counter()
+        for at in range(start, end):
+            number = played.storages[at]
+            if played.signs[at] > 0 and found[number].key < 0:
+                kind = played.operations[at], played.slots[at]
+                key = known.setdefault((*kind, seen[kind]), len(known))
+                found[number] = _Key(key, played.slots[at])
+                seen[kind] += 1
+    return found
+
+
+def _segment(
+    sized: Sized,
+    played: Program,
+    segment: int,
+    keys: Sequence[_Key],
+    first: int,
+    card: Card,
+    workspace: int,
+) -> Iterator[tuple[Request, int]]:
+    """The requests of one segment, each with its event; storages have keys from ``first`` on.
+
+    A tensor that only changes its component stays where it is; one that comes to stand for several equal ones is joined
+    by these.
+    """
+    at, end = played.spans[segment]
+    made: dict[int, set[int]] = {}
+    while at < end:
+        if at in played.first_products:
+            handle = played.first_products.index(at)
+            yield Request(TAKE_ONCE, WORKSPACES + handle, workspace), at
+        for sizes in sized.scratch_before(at, card):
+            yield from ((it, at) for it in _scratch(sizes))
+        sign, size, number = played.signs[at], sized.size_of(played.slots[at]), played.storages[at]
+        if not size or (key := keys[number].key) < 0:
+            at += 1
+            continue
+        key, one = first + key, sized.size_of(keys[number].slot)
+        here = made.setdefault(key, set())
+        if played.is_kept(at, end):
+            for _ in range(sized.size_of(played.slots[at + 1]) // one - size // one):
+                yield Request(TAKE, key, one), at
+            at += 2
+            continue
+        if sign > 0:
+            here.add(number)
+            yield Request(TAKE, key, size), at
+        else:
+            what = GIVE_BEFORE if here - {number} and number not in here else GIVE
+            here.discard(number)
+            for _ in range(size // one):
+                yield Request(what, key), at
+        at += 1
+
+
+def _scratch(sizes: Iterable[int]) -> Iterator[Request]:
+    yield from (Request(TAKE, SCRATCH, allocated(size)) for size in sizes if size)
+    yield Request(GIVE_ALL, SCRATCH)
+
+
+def _on_streams(
+    requests: Iterable[tuple[Request, int]], played: Program, segment: int
+) -> Iterator[tuple[Request, int]]:
+    """The same with FSDP1's streams: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
+    for request, at in requests:
+        stream = COMPUTE
+        if played.operations[at] == "all-gather":
+            stream = GATHER if played.components[at] == WEIGHTS else CAST
+        elif played.operations[at] == "reduce-scatter":
+            stream = REDUCE
+        late = stream == GATHER and request.what == GIVE
+        yield request._replace(stream=stream, what=GIVE_LATE if late else request.what), at
+
+
+def _most_gathered(sized: Sized, schedule: Schedule, mesh: Mesh) -> int:
+    """Most bytes of weights that ZeRO-3 holds gathered, in blocks of a separate stream.
+
+    Each layer reuses the blocks of the layer before, so they are allocated once.
+    Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
+    """
+    gathered = schedule.gathered(sized, mesh.shard_ranks)
+    if gathered is None:
+        return 0
+    return max(level for run in gathered.alike for _, _, level in run)
+
+
+# -- loading ---------------------------------------------------------------------------------------------------
+
+
+def _load(
+    load: list[Request],
+    keys: _Keys,
+    model: Model,
+    same: TrainingSetup,
+    resident: Resident,
+    made: bool,
+) -> list[Trainable]:
+    """Weights, adapters and what stays beside them; returns the trained tensors in the order of their modules."""
+    modules = [it.module for it in modules_in_order(model)]
+    tied = tied_head(model)
+    own = [module for module in modules if module not in tied]
+    of_modules = sum(module_bytes(module, same) for module in own)
+    is_whole = not (same.strategy.is_fsdp or same.strategy.is_zero)
+    is_known = (
+        is_whole
+        and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
+        == of_modules
+    )
+    if not is_known:
+        pieces = sum(
+            count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
+        )
+        if same.uses_fsdp1:
+            pieces = model.num_hidden_layers + 1
+        load.extend(_pieces(resident.weights + resident.adapters, pieces))
+        trained = _trained(model, same)
+    else:
+        for module in own:
+            load.extend(_weights(keys, module, same, packs=model.quantization is None))
+        load.extend(_pieces(resident.weights - of_modules, 1))
+        if made is MADE:
+            load.extend(
+                [
+                    *(
+                        Request(TAKE, HEAD, size)
+                        for module in tied
+                        for size in _sizes(module, same)
+                    ),
+                    Request(GIVE_ALL, HEAD),
+                ]
+            )
+        trained = [
+            it
+            for module in modules
+            if same.uses_adapters or module not in tied
+            for it in trained_of([(module, 1)], [], same)
+        ]
+        if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
+            trained = _trained(model, same)
+        adapters = [tensors for it in modules if (tensors := adapter_tensors(it, same))]
+        load.extend(_adapters(keys, adapters, same))
+        beside = resident.adapters - sum(it.bytes for tensors in adapters for it in tensors)
+        load.extend(_pieces(beside, 1))
+    load.extend(_pieces(resident.reference, len(modules)))
+    load.extend(_pieces(resident.engine, 1))
+    load.extend(_pieces(resident.communication, ceil_div(resident.communication, BUCKET)))
+    if same.strategy.is_zero:
+        load.extend(_flat_states(keys, resident, same.mesh))
+    return trained
+
+
+def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
+    """The trained tensors of a rank, in the order of their kinds."""
+    if same.uses_fsdp1:
+        tensors = flat_tensors(model, same)
+    elif same.strategy.is_fsdp:
+        tensors = sharded_tensors(model, same)
+    else:
+        tensors = trainable_tensors(model, same)
+    return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
+
+
+def _pieces(total: int, count: int) -> Iterator[Request]:
+    """Bytes that stay, in ``count`` equal tensors."""
+    if total > 0:
+        yield from (Request(TAKE, HELD, allocated(ceil_div(total, count))) for _ in range(count))
+
+
+def _sizes(module: Module, same: TrainingSetup) -> list[int]:
+    width = weight_width(module, same)
+    return [allocated(elements(shape) * width) for shape in weight_shapes(module)]
+
+
+def _weights(keys: _Keys, module: Module, same: TrainingSetup, *, packs: bool) -> Iterator[Request]:
+    """One module's weights arrive, and are packed or upcast one by one; ``packs``: they are not packed in the files.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``; peft 0.21,
+    utils/other.py, ``prepare_model_for_kbit_training``.
+    """
+    if not is_quantized(module, same.adapters):
+        loaded = weight_width(module, same)
+        if same.has_packed_base and same.prepare_model_for_kbit_training:
+            loaded = same.dtype.bytes
+        for shape, size in zip(weight_shapes(module), _sizes(module, same), strict=True):
+            arrived = allocated(elements(shape) * loaded)
+            if arrived == size:
+                yield Request(TAKE, HELD, size)
+            else:
+                yield from _replaced(keys, arrived, [size])
+        return
+    weight, *rest = weight_shapes(module)
+    count = elements(weight)
+    packed = module_bytes(module, same) - sum(_sizes(module, same)[1:])
+    if same.has_8bit_base:
+        pieces = [allocated(count), packed - allocated(count)]
+        scales = 0
+    else:
+        blocks = ceil_div(count, QUANTIZATION_BLOCK)
+        codes, scales = allocated(packed_bytes(count)), allocated(FLOAT32_BYTES * blocks)
+        if same.bnb_4bit_use_double_quant:
+            nested = allocated(FLOAT32_BYTES * ceil_div(blocks, NESTED_BLOCK))
+            pieces = [codes, allocated(blocks), nested, packed - codes - allocated(blocks) - nested]
+        else:
+            pieces, scales = [codes, scales, packed - codes - scales], 0
+    if packs:
+        yield from _replaced(keys, allocated(count * same.dtype.bytes), pieces, scales)
+    else:
+        yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
+    yield from (Request(TAKE, HELD, size) for size in _sizes(module, same)[1 : 1 + len(rest)])
+
+
+def _replaced(
+    keys: _Keys, arrived: int, pieces: Sequence[int], beside: int = 0
+) -> Iterator[Request]:
+    """A tensor from which others are made before it is freed."""
+    key = keys.new(1)
+    yield Request(TAKE, key, arrived)
+    if beside:
+        yield Request(TAKE, key, beside)
+    yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
+    yield Request(GIVE_ALL, key)
+
+
+def _adapters(
+    keys: _Keys, adapters: Iterable[tuple[AdapterTensor, ...]], same: TrainingSetup
+) -> Iterator[Request]:
+    """PEFT makes a module's adapters in float32, casts them to its weight's dtype, and in the end all to float32.
+
+    Source: peft 0.21, tuners/lora/layer.py, ``update_layer``; tuners/tuners_utils.py,
+    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``.
+    """
+    is_cast = same.dtype.bytes < FLOAT32_BYTES and not same.has_packed_base
+    narrow: list[tuple[int, int]] = []
+    for tensors in adapters:
+        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
+        if not is_cast:
+            yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+            continue
+        key = keys.new(len(tensors))
+        yield from (Request(TAKE, key + at, size) for at, size in enumerate(whole))
+        for at, it in enumerate(tensors):
+            stays = it.width == same.dtype.bytes
+            own = HELD if stays else keys.new(1)
+            yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+            yield Request(GIVE, key + at)
+            if not stays:
+                narrow.append((own, whole[at]))
+    for own, size in narrow:
+        yield Request(TAKE, HELD, size)
+        yield Request(GIVE, own)
+
+
+def _flat_states(keys: _Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:
+    """DeepSpeed's flat states and float32 master weights, before the first step.
+
+    DeepSpeed steps its optimizer once with zero gradients. Stage 3 splits the states into sub-groups. A float32
+    gradient of the largest group is allocated meanwhile.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
+    """
+    part, groups = ceil_div(resident.trainable_parameters, mesh.num_gpus), 1
+    if mesh.strategy is Strategy.ZERO3:
+        groups = ceil_div(part, SUB_GROUP)
+    yield from _pieces(resident.states.resident_bytes // (1 + STATES), groups)
+    yield from _pieces(resident.accumulated, 1)
+    key = keys.new(1)
+    yield Request(TAKE, key, allocated(FLOAT32_BYTES * ceil_div(part, groups)))
+    yield from _pieces(resident.states.resident_bytes * STATES // (1 + STATES), STATES * groups)
+    yield Request(GIVE, key)
+
+
+# -- the optimizer's step --------------------------------------------------------------------------------------
+
+
+def _flat_step(resident: Resident) -> Iterator[Request]:
+    """DeepSpeed's flat gradient in 16 bits and in float32."""
+    part = resident.transient // 3
+    yield from (
+        Request(TAKE, STEPPED, allocated(size))
+        for size in (part, resident.transient - part)
+        if size
+    )
+    yield Request(GIVE_ALL, STEPPED)
+
+
+def _optimizer_step(
+    keys: _Keys,
+    trained: Sequence[Trainable],
+    setup: TrainingSetup,
+    resident: Resident,
+    card: Card,
+) -> Iterator[Request]:
+    """The optimizer's own loop over the trained tensors; states are made in the first step."""
+    optim, width = setup.optim, setup.optim_state_dtype
+    if optim is Optimizer.ADAFACTOR:
+        yield from _adafactor(keys, trained, card)
+        return
+    for it in trained:
+        sizes = state_tensors(it, optim, width)
+        key = keys.new(len(sizes))
+        yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
+    if copies := RULES[optim].step_copies:
+        each = width.bytes if width else None
+        for it in trained:
+            size = allocated(elements(it.shape) * (each or it.width))
+            yield from (Request(TAKE, STEPPED, size) for _ in range(copies))
+    elif resident.transient:
+        yield Request(TAKE, STEPPED, allocated(resident.transient))
+    yield Request(GIVE_ALL, STEPPED)
+
+
+def _norms(trained: Sequence[Trainable]) -> Iterator[Request]:
+    """Partial sums of every tensor's norm, as many as the largest has, and one number for each tensor.
+
+    Source: torch 2.13, aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``.
+    """
+    most = max(ceil_div(elements(it.shape), NORM_CHUNK) for it in trained)
+    yield Request(TAKE, STEPPED, allocated(FLOAT32_BYTES * most * len(trained)))
+    yield from (Request(TAKE, STEPPED, allocated(FLOAT32_BYTES)) for _ in trained)
+    yield Request(GIVE_ALL, STEPPED)
+
+
+def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterator[Request]:
+    """transformers' loop. Its names hold a tensor's gradient, weight and update until the next tensor's replace them.
+
+    Source: transformers 5.23, optimization.py, ``Adafactor.step``.
+    """
+    names = [_Name(keys) for _ in range(3)]
+    gradient, weight, update = names
+    inner = keys.new(1)
+    for it in trained:
+        whole = allocated(FLOAT32_BYTES * elements(it.shape))
+        is_narrow = it.width < FLOAT32_BYTES
+        if is_narrow:
+            yield from gradient.bound(whole)
+        states = state_tensors(it, Optimizer.ADAFACTOR, None)
+        key = keys.new(len(states))
+        yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states))
+        if is_narrow:
+            yield from weight.bound(whole)
+        yield Request(TAKE, inner, whole)  # the square
+        new = update.taken(whole)
+        yield new
+        yield Request(GIVE, inner)
+        yield update.dropped()
+        if len(states) > 1:
+            rows, columns = states
+            yield Request(TAKE, inner, rows)
+            yield Request(GIVE, inner)
+            yield Request(TAKE, inner, columns)
+            yield from _scratch(rows_summed(it.shape[-2], it.shape[-1], card))
+            yield Request(GIVE, inner)
+            yield Request(TAKE, inner, rows)
+            yield Request(TAKE, inner, columns)
+        yield update.taken(whole)
+        yield Request(GIVE_ALL, inner)
+        yield update.dropped()
+        yield Request(TAKE, inner, whole)  # its negative
+        yield Request(GIVE, inner)
+    for name in names:
+        yield name.dropped(last=True)
+
+
+class _Name:
+    """A Python name: what it held before is freed once it is bound anew."""
+
+    def __init__(self, keys: _Keys) -> None:
+        self._keys = keys.new(2)
+        self._turn = 0
+
+    def taken(self, size: int) -> Request:
+        """The new tensor, while the name still holds the old one."""
+        self._turn = 1 - self._turn
+        return Request(TAKE, self._keys + self._turn, size)
+
+    def dropped(self, *, last: bool = False) -> Request:
+        """The old tensor, or the last one."""
+        return Request(GIVE, self._keys + (self._turn if last else 1 - self._turn))
+
+    def bound(self, size: int) -> Iterator[Request]:
+        """Both."""
+        yield self.taken(size)
+        yield self.dropped()
