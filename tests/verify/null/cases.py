@@ -94,7 +94,15 @@ MISTRAL = {
     "tie_word_embeddings": False,
 }
 """Layers of Mistral-7B-v0.3."""
-GPT2 = {"model_type": "gpt2", "n_layer": 6}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 6,
+    "n_head": 12,
+    "n_positions": 1024,
+}
+"""Layers of GPT-2."""
 GEMMA = {
     "model_type": "gemma3_text",
     "vocab_size": 262144,

@@ -36,25 +36,35 @@ def begin(setup: TrainingSetup) -> None:
     )
     # compares the ranks' shapes, all of which are read as zero here
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_, **__: None
+    if setup.strategy.is_zero:
+        _no_step_overflows()
+
+
+def _no_step_overflows() -> None:
+    """DeepSpeed reads a flag and a norm from blocks that may hold what lay there before, and would skip the step."""
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    stage3.is_invalid_grad_norm = lambda _: False
+    for optimizer in (
+        stage_1_and_2.DeepSpeedZeroOptimizer,
+        stage3.DeepSpeedZeroOptimizer_Stage3,
+    ):
+        optimizer.has_overflow = _never(optimizer.has_overflow)
+
+
+def _never(asked: Any) -> Any:
+    def answer(*told: Any, **named: Any) -> bool:
+        asked(*told, **named)
+        return False
+
+    return answer
 
 
 def arguments(setup: TrainingSetup) -> dict[str, Any]:
     """Trainer's arguments of a strategy."""
     strategy = setup.strategy
     if strategy.is_zero:
-        automatic = (
-            "train_micro_batch_size_per_gpu",
-            "train_batch_size",
-            "gradient_accumulation_steps",
-        )
-        return {
-            "deepspeed": {
-                "zero_optimization": {"stage": int(strategy.value.removeprefix("zero"))},
-                "bf16": {"enabled": "auto"},
-                "gradient_clipping": "auto",
-                **dict.fromkeys(automatic, "auto"),
-            }
-        }
+        return {"deepspeed": _deepspeed(int(strategy.value.removeprefix("zero")))}
     if strategy.is_fsdp:
         sharing = "shard_grad_op" if strategy is Strategy.FSDP_GRAD_OP else "full_shard"
         return {
@@ -62,3 +72,18 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
             "fsdp_config": {"version": setup.mesh.fsdp_version},
         }
     return {}
+
+
+def _deepspeed(stage: int) -> dict[str, Any]:
+    """DeepSpeed's config with Trainer's sizes, as transformers' documentation writes it."""
+    sizes = ["reduce_bucket_size"]
+    if stage == 3:
+        sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
+    return {
+        "zero_optimization": {"stage": stage, **dict.fromkeys(sizes, "auto")},
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
