@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from statistics import median
 
-import pytest
-
 from estimator.contract.setups import parse
 from estimator.sources.catalog import PlayedRun, played
+from tests.verify.null.compare import compared
 
 ROWS = played()
 CHEAPEST = 20
@@ -50,9 +49,6 @@ def cheapest() -> list[PlayedRun]:
 
 
 def test_our_allocator_needs_what_pytorchs_does() -> None:
-    pytest.importorskip("estimator.step.allocations")
-    from tests.verify.null.compare import compared
-
     found = [compared(row) for row in cheapest()]
     assert len(found) == CHEAPEST
     worst = {
