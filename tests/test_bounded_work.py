@@ -39,7 +39,7 @@ def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys) -
     reserved_bytes.cache_clear()
     with counted() as work:
         found = reserved_bytes(model, None, setup)
-    assert 0 < work.units < A_SECOND
+    assert 0 < work.units < 2 * A_SECOND
     assert found >= estimate(model, None, setup).decisive.bytes * 0.98
 
 

@@ -293,6 +293,9 @@ def state_tensors(tensor: Trainable, optim: Optimizer, state_dtype: Dtype | None
     if optim is Optimizer.ADAMW_TORCH_FUSED:
         each = (whole - _ONE_COUNTER) // 2
         return [_ONE_COUNTER, each, each]
+    alone = {allocated(elements(tensor.shape) * width) for width in (4, tensor.width)}
+    if whole in alone:  # Lion, RMSprop, Adagrad, schedule-free SGD: one state
+        return [whole]
     codes = allocated(elements(tensor.shape))
     if optim is Optimizer.ADAMW_BNB_8BIT and whole > 2 * codes:
         is_packed = elements(tensor.shape) >= EIGHT_BIT_MINIMUM and not tensor.is_embedding

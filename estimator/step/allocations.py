@@ -28,7 +28,7 @@ from estimator.families.weights import (
     weight_width,
 )
 from estimator.parallel.fsdp1 import flat_tensors
-from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.parameter_order import modules_in_order, trained_in_order
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
@@ -363,6 +363,8 @@ def _load(
         load.extend(_pieces(resident.weights + resident.adapters, pieces))
         trained = _trained(model, same)
     else:
+        if same.has_packed_base:
+            load.extend(_warmed_up(keys, own, same))
         for module in own:
             load.extend(_weights(keys, module, same, packs=model.quantization is None))
         load.extend(_pieces(resident.weights - of_modules, 1))
@@ -383,6 +385,8 @@ def _load(
             if same.uses_adapters or module not in tied
             for it in trained_of([(module, 1)], [], same)
         ]
+        if same.optim is Optimizer.ADAFACTOR:
+            trained = _by_group(trained, model, same)
         if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
             trained = _trained(model, same)
         adapters = [tensors for it in modules if (tensors := adapter_tensors(it, same))]
@@ -395,6 +399,15 @@ def _load(
     if same.strategy.is_zero:
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
+
+
+def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> list[Trainable]:
+    """Trainer's groups: the tensors with weight decay before those without."""
+    order = trained_in_order(model, same)
+    if len(order) != len(trained):
+        return trained
+    with_it = [one for one, it in zip(trained, order, strict=True) if it.decays]
+    return [*with_it, *(one for one, it in zip(trained, order, strict=True) if not it.decays)]
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
@@ -412,6 +425,27 @@ def _pieces(total: int, count: int) -> Iterator[Request]:
     """Bytes that stay, in ``count`` equal tensors."""
     if total > 0:
         yield from (Request(TAKE, HELD, allocated(ceil_div(total, count))) for _ in range(count))
+
+
+def _warmed_up(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
+    """One block of all weights as they stay, without scales, freed before the first one arrives.
+
+    Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU.
+
+    Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
+    quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
+    """
+    total = 0
+    for module in modules:
+        weight, *rest = map(elements, weight_shapes(module)) if weight_shapes(module) else (0,)
+        if is_quantized(module, same.adapters):
+            total += weight if same.has_8bit_base else packed_bytes(weight)
+        else:
+            total += weight * same.dtype.bytes
+        total += sum(rest) * same.dtype.bytes
+    key = keys.new(1)
+    yield Request(TAKE, key, allocated(total))
+    yield Request(GIVE, key)
 
 
 def _sizes(module: Module, same: TrainingSetup) -> list[int]:
