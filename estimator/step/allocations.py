@@ -64,6 +64,8 @@ STATES = 2
 NORM_CHUNK = 65_536
 """Elements whose norm one block of threads adds up: torch 2.13, aten/src/ATen/native/cuda/MultiTensorApply.cuh,
 ``kChunkSize``."""
+MOST_ALIKE = 512
+"""Equal tensors of a loop that are requested one by one; more count as one, for the cost of a replay."""
 BUCKET = 25 * 2**20
 """Bytes of DDP's buckets: torch 2.13, nn/parallel/distributed.py, ``bucket_cap_mb``."""
 
@@ -286,8 +288,13 @@ def _segment(
         key, one = first + key, sized.size_of(keys[number].slot)
         here = made.setdefault(key, set())
         if played.is_kept(at, end):
-            for _ in range(sized.size_of(played.slots[at + 1]) // one - size // one):
-                yield Request(TAKE, key, one), at
+            joined = sized.size_of(played.slots[at + 1])
+            if joined // one > MOST_ALIKE:
+                yield Request(GIVE, key), at
+                yield Request(TAKE, key, joined), at
+            else:
+                for _ in range(joined // one - size // one):
+                    yield Request(TAKE, key, one), at
             at += 2
             continue
         if sign > 0:
@@ -296,7 +303,7 @@ def _segment(
         else:
             what = GIVE_BEFORE if here - {number} and number not in here else GIVE
             here.discard(number)
-            for _ in range(size // one):
+            for _ in range(1 if size // one > MOST_ALIKE else size // one):
                 yield Request(what, key), at
         at += 1
 

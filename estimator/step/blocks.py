@@ -38,6 +38,8 @@ STREAMS = 4
 IN_FLIGHT = 2
 """Gathers by which FSDP1's CPU may run ahead: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
 NO_LIMIT = 2**62
+NO_ROOM = -2
+"""What ``_play`` says where a run has more blocks than it was given numbers for."""
 
 TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL = range(6)
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
@@ -143,6 +145,15 @@ def _counted(stretch: Sequence[Request]) -> tuple[int, int]:
 def play(log: Log, limit: int = NO_LIMIT) -> Played:
     """Play a log on a card that gives the allocator at most ``limit`` bytes."""
     blocks = 2 * log.most + 1024
+    while True:
+        result = _played(log, limit, blocks)
+        allocated, reserved, died, repetition, request = result
+        if died != NO_ROOM:
+            return Played(allocated, reserved, None if died < 0 else died, repetition, request)
+        blocks *= 2
+
+
+def _played(log: Log, limit: int, blocks: int) -> array[int]:
     result = array("q", [0] * 5)
     work = [_numbers(blocks) for _ in range(6)]
     _player()(
@@ -154,11 +165,10 @@ def play(log: Log, limit: int = NO_LIMIT) -> Played:
         _numbers(2 * STREAMS * blocks),
         _numbers(2 * STREAMS),
         _numbers(log.keys),
-        _numbers(IN_FLIGHT + 1),
+        _numbers(blocks),
         result,
     )
-    allocated, reserved, died, repetition, request = result
-    return Played(allocated, reserved, None if died < 0 else died, repetition, request)
+    return result
 
 
 def _numbers(count: int) -> array[int]:
@@ -241,6 +251,9 @@ def _play(
                     else:
                         newest[key] = below[give]
                     if what == GIVE_LATE:
+                        if waiting >= width:
+                            result[2] = NO_ROOM
+                            return
                         late[waiting] = give
                         waiting += 1
                         continue
@@ -339,6 +352,9 @@ def _play(
                         block = unused
                         unused = below[block]
                     else:
+                        if fresh >= width:
+                            result[2] = NO_ROOM
+                            return
                         block = fresh
                         fresh += 1
                     reserved += asked
@@ -352,6 +368,9 @@ def _play(
                         other = unused
                         unused = below[other]
                     else:
+                        if fresh >= width:
+                            result[2] = NO_ROOM
+                            return
                         other = fresh
                         fresh += 1
                     held[block], held[other] = size, rest
