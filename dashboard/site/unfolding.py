@@ -81,7 +81,7 @@ def comparison_of(query: str) -> Preview | None:
     """Title and description of a comparison; None if its URL names no scenario.
 
     >>> comparison_of("s=small~m.Qwen/Qwen3-0.6B~g.L4")[:2]
-    ('1 setup compared', 'small: needs up to 8.0 GiB, fits.')
+    ('1 setup compared', 'small: needs up to 7.5 GiB, fits.')
     """
     if len(query) > LONGEST:
         return None

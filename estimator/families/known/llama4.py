@@ -294,7 +294,7 @@ FAMILIES = (
         unread={
             Why.NUMBERS: "attn_scale floor_scale",
             Why.OFF: "no_rope_layer_interval interleave_moe_layer_step",
-            Why.UNREAD: "for_llm_compressor",
+            Why.UNREAD: "for_llm_compressor router_jitter_noise",
         },
         liger_is_later=True,
         finds_final_norm=False,

@@ -228,6 +228,7 @@ FAMILIES = (
             n_routed_experts norm_topk_prob num_experts_per_tok num_hidden_layers output_router_logits
             mamba_hidden_act""",
             Why.UNREAD: f"""
+            tie_word_embeddings
             attention_bias expand hidden_dropout mamba_proj_bias moe_shared_expert_overlap n_shared_experts
             residual_in_fp32 sliding_window {NEXT_TOKENS} mtp_hybrid_override_pattern""",
         },
