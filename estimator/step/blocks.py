@@ -37,6 +37,8 @@ STREAMS = 4
 """Streams at most; a cached block is reused only on the stream that allocated it."""
 IN_FLIGHT = 2
 """Gathers by which FSDP1's CPU may run ahead: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
+MOST_LATE = 64
+"""Gathered tensors that wait at most; the oldest of more is free."""
 NO_LIMIT = 2**62
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
@@ -165,7 +167,7 @@ def _played(log: Log, limit: int, blocks: int) -> array[int]:
         _numbers(2 * STREAMS * blocks),
         _numbers(2 * STREAMS),
         _numbers(log.keys),
-        _numbers(blocks),
+        _numbers(MOST_LATE),
         result,
     )
     return result
@@ -251,12 +253,15 @@ def _play(
                     else:
                         newest[key] = below[give]
                     if what == GIVE_LATE:
-                        if waiting >= width:
-                            result[2] = NO_ROOM
-                            return
-                        late[waiting] = give
-                        waiting += 1
-                        continue
+                        if waiting < MOST_LATE:
+                            late[waiting] = give
+                            waiting += 1
+                            continue
+                        oldest = late[0]
+                        for index in range(1, waiting):
+                            late[index - 1] = late[index]
+                        late[waiting - 1] = give
+                        give = oldest
                 while give:
                     # free a block: merge it with its free neighbours and cache it
                     block = give
