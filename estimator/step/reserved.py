@@ -187,5 +187,5 @@ def shown(answer: Estimate) -> Shown | None:
         return None
     held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.replicas, answer.gpu)
     low, _, high = shown_bytes(*held)
-    middle = device_bytes(answer)
+    middle = max(device_bytes(answer), answer.need_low_bytes)
     return Shown(min(low, middle), middle, max(high, middle))
