@@ -188,4 +188,6 @@ def shown(answer: Estimate) -> Shown | None:
     held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.replicas, answer.gpu)
     low, _, high = shown_bytes(*held)
     middle = max(device_bytes(answer), answer.need_low_bytes)
+    if answer.gpu is not None:
+        middle = min(middle, answer.gpu.memory_bytes)
     return Shown(min(low, middle), middle, max(high, middle))
