@@ -29,7 +29,6 @@ from estimator.step.blocks import (
     Request,
     log_of,
     play,
-    segment_bytes,
 )
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
@@ -76,11 +75,12 @@ def test_small_tensors_share_segments_of_2_mib() -> None:
 
 def test_a_tensor_of_1_mib_is_still_small() -> None:
     # torch 2.13, CUDACachingAllocator.cpp, get_allocation_size: size <= kSmallSize, 1,048,576
-    assert [segment_bytes(size) for size in (MIB, MIB + 512)] == [2 * MIB, 20 * MIB]
-    for size in (512, MIB, MIB + 512, 10 * MIB - 512, 10 * MIB, 11 * MIB + 512):
+    # and of kMinLargeAlloc, 10 MiB, and more a segment of its own, in whole 2 MiB
+    sizes = {512: 2, MIB: 2, MIB + 512: 20, 10 * MIB - 512: 20, 10 * MIB: 10, 11 * MIB + 512: 12}
+    for size, segment in sizes.items():
         card = Card()
         card.take(size)
-        assert card.reserved == segment_bytes(size)
+        assert card.reserved == segment * MIB
 
 
 def test_blocks_below_10_mib_are_cut_from_segments_of_20() -> None:
@@ -234,6 +234,9 @@ def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup: Training
 def test_page_and_json_show_the_same_range_and_no_more_than_the_card(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
+    low, high = answer.need_low_bytes, answer.need_high_bytes
+    assert (answer.verdict is Verdict.FITS) is (high <= gpu.memory_bytes)
+    assert (answer.verdict is Verdict.DOES_NOT_FIT) is (low > gpu.memory_bytes)
     on_card, written = shown(answer), write_estimate(answer)
     assert (on_card is None) is (answer.verdict is Verdict.DOES_NOT_FIT)
     if on_card is not None:

@@ -47,9 +47,10 @@ class NeedInTheAllocator:
 
     @property
     def _rooms(self) -> tuple[int, ...]:
-        """What the card leaves to PyTorch, by both ends of what is outside."""
+        """What the card leaves to PyTorch beside the most and beside the least that is outside."""
         gpu = self._run[1]
-        return () if gpu is None else tuple(gpu.memory_bytes - size for size in self._outside)
+        low, high = self._outside
+        return () if gpu is None else (gpu.memory_bytes - high, gpu.memory_bytes - low)
 
     @property
     def low(self) -> int:
@@ -67,11 +68,9 @@ class NeedInTheAllocator:
         model, gpu, setup = self._run
         if gpu is None or not is_replayed(model, setup):
             return verdict(*self._stated, gpu)
-        most, least = self._rooms
-        if goes_through(model, gpu, setup, least, self._highest):
-            return Verdict.FITS
-        if goes_through(model, gpu, setup, most, self._highest):
-            return Verdict.TIGHT
+        for room, said in zip(self._rooms, (Verdict.FITS, Verdict.TIGHT), strict=True):
+            if goes_through(model, gpu, setup, room, self._highest):
+                return said
         return Verdict.DOES_NOT_FIT
 
 

@@ -34,7 +34,7 @@ from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
 from estimator.resident.model import Resident, gradient_bytes, trainable_tensors, trained_of
 from estimator.resident.optimizer import RULES, Trainable, state_tensors
-from estimator.resident.overhead import HANDLES, workspace_bytes
+from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
     GIVE,
     GIVE_ALL,
@@ -92,17 +92,16 @@ class Hardware(NamedTuple):
 def hardware_of(gpu: Gpu | None) -> Hardware:
     """That of a card; an A100's where it is unknown."""
     card = Card()
-    if gpu is not None and gpu.multiprocessors is not None:
-        card = Card(gpu.multiprocessors)
+    threads = THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability) if gpu else None
+    if gpu is not None and gpu.multiprocessors is not None and threads is not None:
+        card = Card(gpu.multiprocessors, threads)
     return Hardware(workspace_bytes(gpu) // HANDLES, card)
 
 
 class _Writer:
     """Collects stretches of requests and their order."""
 
-    def __init__(self, keys: int) -> None:
-        self.keys = keys
-        """The first key that is not in use."""
+    def __init__(self) -> None:
         self._stretches: list[list[Request]] = []
         self._order: list[tuple[int, int]] = []
 
@@ -119,11 +118,6 @@ class _Writer:
     def once(self, requests: Iterable[Request]) -> None:
         """Run requests next."""
         self.run(self.stretch(requests))
-
-    def new_keys(self, count: int) -> int:
-        """The first of so many keys that nothing else uses."""
-        self.keys += count
-        return self.keys - count
 
     def log(self) -> Log:
         """The requests as ``play`` reads them."""
@@ -147,17 +141,18 @@ def allocations(
     """
     same, (workspace, card) = structure(setup), hardware
     fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made)
-    writer = _Writer(fixed.keys)
+    writer, keys = _Writer(), _Keys(fixed.keys)
     writer.once(fixed.load)
     optimizer = writer.stretch(fixed.optimizer)
-    step, keys = [], writer.keys
+    step = []
     for micro_step in _micro_steps(model, setup):
-        step += _pass(writer, micro_step, setup, Sizes.of(setup), card, workspace)
-    released = writer.stretch(Request(GIVE_ALL, key) for key in range(keys, writer.keys))
+        step += _pass(writer, keys, micro_step, setup, Sizes.of(setup), card, workspace)
+    released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     evaluation: list[tuple[int, int]] = []
     if setup.run.eval_strategy != "no":
         sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
-        evaluation = _pass(writer, evaluation_plan(model, same), setup, sizes, card, workspace)
+        evaluated_plan = evaluation_plan(model, same)
+        evaluation = _pass(writer, keys, evaluated_plan, setup, sizes, card, workspace)
     for number in range(STEPS):
         for stretch, times in step:
             writer.run(stretch, times)
@@ -212,19 +207,25 @@ def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
 
 
 def _pass(
-    writer: _Writer, steps: Plan, setup: TrainingSetup, sizes: Sizes, card: Card, workspace: int
+    writer: _Writer,
+    keys: _Keys,
+    steps: Plan,
+    setup: TrainingSetup,
+    sizes: Sizes,
+    card: Card,
+    workspace: int,
 ) -> list[tuple[int, int]]:
     """The stretches of one played pass, in order."""
     sized, schedule = steps.step(sizes)
-    keys = _keys(schedule.program)
-    first = writer.new_keys(max(it.key for it in keys) + 1)
+    own = _keys(schedule.program)
+    first = keys.new(max(it.key for it in own) + 1)
     gathered = _most_gathered(sized, schedule, setup.mesh)
     if gathered:
         writer.once([Request(TAKE, HELD, allocated(gathered), GATHER)])
     known: dict[int, int] = {}
     for run in schedule.runs:
         if run.segment not in known:
-            requests = _segment(sized, schedule.program, run.segment, keys, first, card, workspace)
+            requests = _segment(sized, schedule.program, run.segment, own, first, card, workspace)
             if setup.mesh.uses_fsdp1:
                 requests = _on_streams(requests, schedule.program, run.segment)
             known[run.segment] = writer.stretch(it for it, _ in requests)

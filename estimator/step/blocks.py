@@ -20,8 +20,6 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from estimator.values.arithmetic import ceil_div
-
 MIB = 2**20
 SMALL = MIB
 """Bytes up to which a tensor comes from the small pool (``kSmallSize``)."""
@@ -93,21 +91,6 @@ class Played(NamedTuple):
     """How many times the stretch ran before in a row."""
     request: int = 0
     """The request that is refused."""
-
-
-def segment_bytes(size: int) -> int:
-    """Bytes requested from the driver for an allocation of ``size`` bytes that no cached block fits.
-
-    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``.
-
-    >>> [segment_bytes(size) // MIB for size in (512, 3 * MIB, 11 * MIB)]
-    [2, 20, 12]
-    """
-    if size <= SMALL:
-        return SMALL_SEGMENT
-    if size < WHOLE:
-        return LARGE_SEGMENT
-    return ceil_div(size, SMALL_SEGMENT) * SMALL_SEGMENT
 
 
 def log_of(stretches: Sequence[Sequence[Request]], order: Sequence[tuple[int, int]]) -> Log:
@@ -335,7 +318,7 @@ def _play(
                     else:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     if reserved + asked > limit:
-                        # a gather that still waits is waited for, and every wholly free segment goes back
+                        # every wholly free segment goes back
                         for one_pool in range(2 * STREAMS):
                             kept = 0
                             at = one_pool * width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.test_in_chromium import WAIT, addressed, visitor
 
@@ -33,6 +34,5 @@ def test_dropped_files_set_the_page_and_its_link(browser, address):
         page.keyboard.press("Escape")
         lists.click()
         page.get_by_text(re.compile("keys that the tool sets without being asked")).click()
-        page.get_by_text(
-            re.compile(r"trl 1\.\d+\.\d+, trl/trainer/base_config\.py:\d+")
-        ).first.wait_for(timeout=WAIT)
+        source = page.get_by_text(re.compile(r"trl 1\.\d+\.\d+, trl/trainer/base_config\.py:\d+"))
+        expect(source.first).to_be_visible(timeout=WAIT)
