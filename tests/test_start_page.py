@@ -581,6 +581,34 @@ def test_gpus_and_strategy_are_set_and_reset_together(key, value, becomes):
     assert tuple(setting(page, it) for it in keys) == (1, "none", 1)
 
 
+@pytest.mark.parametrize(
+    ("start", "first", "then", "becomes"),
+    [
+        ((1, "none"), ("num_gpus", 2), ("num_gpus", 1024), (1024, "fsdp")),
+        ((2, "fsdp"), ("strategy", "hsdp"), ("strategy", "ddp"), (4, "ddp")),
+    ],
+)
+def test_a_change_that_overtakes_the_last_answer_brings_the_other_box_as_it_was(
+    start, first, then, becomes
+):
+    """A browser sends every box with each change, and may not have heard yet what the last one set.
+
+    Here ``then`` is sent with the other box's value from before ``first``.
+    """
+    page = open_page(num_gpus=str(start[0]), strategy=start[1], **MISTRAL)
+    page.session_state["Several GPUs open"] = True
+    page.run()
+    key, value = first
+    other = "strategy" if key == "num_gpus" else "num_gpus"
+    heard = setting(page, other)
+    move(page, f"{key} box", value)
+    assert setting(page, other) != heard
+    widget(page, f"{other} box").set_value(heard)
+    key, value = then
+    move(page, f"{key} box", value)
+    assert (setting(page, "num_gpus"), setting(page, "strategy")) == becomes
+
+
 def test_offload_targets_follow_the_strategy():
     page = open_page(num_gpus="8", strategy="fsdp", gradient_checkpointing="true", **MISTRAL)
     page.session_state["Several GPUs open"] = True

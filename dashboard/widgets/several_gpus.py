@@ -99,21 +99,30 @@ def _uses_host_link(setup: TrainingSetup) -> bool:
     return away or saved or (joined and setup.num_gpus > 1)
 
 
-def _take_number() -> None:
-    """Sets the number of GPUs. One GPU has no strategy; several use FSDP by default."""
-    number, strategy = st.session_state["num_gpus box"], session.value("strategy")
-    if number == 1:
-        _share(1, Strategy.NONE)
-    else:
-        _share(number, Strategy.FSDP if strategy == Strategy.NONE else Strategy(str(strategy)))
+def _take_sharing() -> None:
+    """Takes the number of GPUs or the strategy, whichever changed, and sets the other to go with it.
 
-
-def _take_strategy() -> None:
-    """Sets the strategy. None needs one GPU, hsdp at least four, and any other at least two."""
-    strategy = Strategy(st.session_state["strategy box"])
-    least = {Strategy.NONE: 1, Strategy.HSDP: 4}.get(strategy, 2)
-    number = cast("int", session.value("num_gpus"))
-    _share(1 if strategy is Strategy.NONE else max(least, number), strategy)
+    One GPU has no strategy; several use FSDP by default. hsdp needs at least four GPUs, any other strategy two. A
+    change may leave the browser before the last one's answer arrives. Then both boxes differ, and the one that holds
+    its value of before is no choice.
+    """
+    state = st.session_state
+    had = session.value("num_gpus"), session.value("strategy")
+    number, strategy = state["num_gpus box"], state["strategy box"]
+    if number != had[0] and strategy != had[1]:
+        is_old = strategy == state.get("shared before", had)[1]
+        number, strategy = (number, had[1]) if is_old else (had[0], strategy)
+    if strategy != had[1]:
+        least = {Strategy.NONE: 1, Strategy.HSDP: 4}.get(Strategy(strategy), 2)
+        number = 1 if strategy == Strategy.NONE else max(least, number)
+    elif number == 1:
+        strategy = Strategy.NONE
+    elif strategy == Strategy.NONE:
+        strategy = Strategy.FSDP
+    state["num_gpus box"], state["strategy box"] = number, str(strategy)
+    if (number, strategy) != had:
+        state["shared before"] = had
+        _share(number, Strategy(strategy))
 
 
 def _share(number: int, strategy: Strategy) -> None:
@@ -135,8 +144,8 @@ def _shared_now() -> TrainingSetup:
 
 
 UNUSUAL = {
-    "num_gpus": boxes.Unusual(take=_take_number),
-    "strategy": boxes.Unusual(take=_take_strategy),
+    "num_gpus": boxes.Unusual(take=_take_sharing),
+    "strategy": boxes.Unusual(take=_take_sharing),
     "gpus_per_node": boxes.Unusual(then=_network),
     "fsdp_version": boxes.Unusual(
         take=_take_fsdp_version, where=lambda setup: setup.strategy.is_fsdp
