@@ -119,7 +119,9 @@ def _take_sharing() -> None:
         strategy = Strategy.NONE
     elif strategy == Strategy.NONE:
         strategy = Strategy.FSDP
-    state["num_gpus box"], state["strategy box"] = number, str(strategy)
+    for name, now in (("num_gpus box", number), ("strategy box", str(strategy))):
+        if state[name] != now:  # setting a slider, even to its own value, drops the press that it has not sent yet
+            state[name] = now
     if (number, strategy) != had:
         state["shared before"] = had
         _share(number, Strategy(strategy))
