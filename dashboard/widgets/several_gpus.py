@@ -120,11 +120,12 @@ def _take_sharing() -> None:
     elif strategy == Strategy.NONE:
         strategy = Strategy.FSDP
     for name, now in (("num_gpus box", number), ("strategy box", str(strategy))):
-        if state[name] != now:  # setting a slider, even to its own value, drops the press that it has not sent yet
+        if state[name] != now:  # a slider that is set drops the press that it has not sent yet
             state[name] = now
     if (number, strategy) != had:
         state["shared before"] = had
         _share(number, Strategy(strategy))
+    rerun.redraw(rerun.EXPANDERS)  # without it, a box that brings nothing new reruns the page
 
 
 def _share(number: int, strategy: Strategy) -> None:
@@ -135,7 +136,6 @@ def _share(number: int, strategy: Strategy) -> None:
     elif groups in (1, number) or number % groups:
         groups = 2
     session.put(sharing(_shared_now(), strategy, number, groups))
-    rerun.redraw(rerun.EXPANDERS)
 
 
 def _shared_now() -> TrainingSetup:
