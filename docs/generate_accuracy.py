@@ -1,5 +1,5 @@
 """Write how near the estimates come into docs/accuracy.md, which readings were left out into data/README.md, and what
-the estimates of all runs come to into data/estimated.csv.
+the estimates of all runs come to into data/estimated.csv and data/replayed.csv.
 
 Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` fails while a page is behind.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,9 +17,9 @@ sys.path.insert(0, str(ROOT))
 
 from dashboard.accuracy import evidence  # noqa: E402  run as a script, the packages are beside its folder
 from estimator import accuracy, catalog  # noqa: E402
-from estimator.proof import outcomes  # noqa: E402
+from estimator.proof import outcomes, replays  # noqa: E402
 
-ESTIMATED = ROOT / "data" / "estimated.csv"
+ESTIMATED, REPLAYED = ROOT / "data" / "estimated.csv", ROOT / "data" / "replayed.csv"
 ACCURACY, DATA_README = ROOT / "docs" / "accuracy.md", ROOT / "data" / "README.md"
 
 
@@ -36,6 +36,12 @@ def accuracy_table() -> str:
     )
 
 
+def played_table() -> str:
+    """How near our allocator comes to PyTorch's, as Markdown."""
+    head, *rows = evidence.played_rows(replays.spreads(replays.stored()))
+    return _markdown(head, rows)
+
+
 def left_out_table() -> str:
     """Why published readings are no rows of data/measurements.csv, with counts."""
     counts = Counter(row["reason"] for row in catalog.left_out())
@@ -50,6 +56,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 PLACES: tuple[tuple[Path, str, Callable[[], str]], ...] = (
     (ACCURACY, "accuracy", accuracy_table),
+    (ACCURACY, "played", played_table),
     (DATA_README, "left out", left_out_table),
 )
 """A page, what stands there between two comments, and what writes it."""
@@ -63,12 +70,18 @@ def render(page: str, name: str, write: Callable[[], str]) -> str:
     return f"{before}{begin}{write()}{end}{after}"
 
 
-if __name__ == "__main__":
-    with ESTIMATED.open("w", encoding="utf-8", newline="") as lines:
+def write_table(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV table."""
+    with path.open("w", encoding="utf-8", newline="") as lines:
         table = csv.writer(lines, lineterminator="\n")
-        table.writerow(outcomes.COLUMNS)
-        table.writerows(outcomes.rows_of(accuracy.computed()))
-    print(f"wrote {ESTIMATED.relative_to(ROOT)}")
+        table.writerow(head)
+        table.writerows(rows)
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    write_table(ESTIMATED, outcomes.COLUMNS, outcomes.rows_of(accuracy.computed()))
+    write_table(REPLAYED, replays.COLUMNS, ((it.row.id, *it.ours) for it in replays.computed()))
     for path, name, write in PLACES:
         path.write_text(render(path.read_text(encoding="utf-8"), name, write), encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")

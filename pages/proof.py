@@ -9,6 +9,7 @@ from dashboard.site import router
 from dashboard.widgets import drawing
 from dashboard.widgets.drawing import is_dark
 from estimator import Comparison, accuracy, calibration, calibration_in_fp8, catalog
+from estimator.proof import replays
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")
 SOURCE = st.column_config.LinkColumn(display_text="source")
@@ -16,6 +17,8 @@ COLUMNS = {
     "Measured": GIB,
     "Estimated": GIB,
     "Estimated need": GIB,
+    evidence.PLAYED["allocated"]: GIB,
+    evidence.PLAYED["least"]: GIB,
     "Holds": GIB,
     "Open": st.column_config.LinkColumn(display_text="open the setup"),
     "Source": SOURCE,
@@ -71,10 +74,11 @@ with left:
 with right:
     st.header(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
     chart(traced_shown, "traced", by_method=True)
-of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
+of_measured, of_traced, of_played, of_refused, of_left_out, of_ran = st.tabs(
     [
         "Measured, worst first",
         "Traced, worst first",
+        "Played on PyTorch's allocator, worst first",
         f"Refused: {len(refused)}",
         "Left out",
         "Ran, though estimated not to fit",
@@ -82,6 +86,15 @@ of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
 )
 with of_measured:
     table(measured_shown, "Measured readings")
+with of_played:
+    played = replays.stored()
+    st.html(evidence.played_html(replays.spreads(played), len(played)))
+    st.dataframe(
+        [evidence.played_row(run) for run in sorted(played, key=lambda run: -run.worst)],
+        hide_index=True,
+        column_config=COLUMNS,
+        alt="Runs played on PyTorch's own allocator, with the errors of ours, worst first",
+    )
 with of_refused:
     st.dataframe(
         [evidence.refused_row(it) for it in refused],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from statistics import median
 
 from estimator.contract.setups import parse
+from estimator.proof import replays
 from estimator.sources.catalog import PlayedRun, played
-from tests.verify.null.compare import compared
 
 ROWS = played()
 CHEAPEST = 20
@@ -49,13 +48,10 @@ def cheapest() -> list[PlayedRun]:
 
 
 def test_our_allocator_needs_what_pytorchs_does() -> None:
-    found = [compared(row) for row in cheapest()]
+    found = [replays.replay(row) for row in cheapest()]
     assert len(found) == CHEAPEST
-    worst = {
-        name: max(abs(getattr(it, name)) for it in found)
-        for name in ("allocated", "reserved", "least")
-    }
-    assert worst["allocated"] < 0.002, worst
-    assert worst["reserved"] < 0.02, worst
-    assert worst["least"] < 0.01, worst
-    assert median(abs(it.least) for it in found) < 0.001
+    errors = replays.spreads(found)
+    assert errors["allocated"].worst < 0.002, errors
+    assert errors["reserved"].worst < 0.02, errors
+    assert errors["least"].worst < 0.01, errors
+    assert errors["least"].median < 0.001

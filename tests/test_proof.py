@@ -27,7 +27,7 @@ from estimator import (
     similar_runs,
 )
 from estimator.contract.setups import parse, read_link
-from estimator.proof import outcomes
+from estimator.proof import outcomes, replays
 from estimator.proof.accuracy import BEYOND, Facet, Metric
 from estimator.proof.calibration import calibrate
 from estimator.resident import overhead
@@ -142,6 +142,20 @@ def test_the_readmes_state_the_current_figures(place):
 def test_every_stored_outcome_is_what_the_code_computes():
     # the page Accuracy reads data/estimated.csv instead of estimating all runs, which takes half a minute
     assert dict(accuracy.computed()) == dict(outcomes.stored()), "run `make docs`"
+
+
+def test_every_stored_replay_is_what_the_code_computes():
+    assert tuple(replays.computed()) == replays.stored(), "run `make docs`"
+
+
+def test_an_error_of_a_replay_is_ours_over_pytorchs():
+    row = catalog.played()[0]
+    it = replays.Replay(row, replays.Blocks(1000, 2000, 1600), replays.Blocks(1010, 1900, 1600))
+    assert it.errors == pytest.approx({"allocated": 0.01, "reserved": -0.05, "least": 0})
+    assert it.worst == pytest.approx(0.05)
+    none = replays.Replay(row, it.played, it.played)
+    assert replays.spreads([it, none, none])["reserved"] == pytest.approx((0, 0.05, 0.05))
+    assert evidence.played_row(it)["Reserved, %"] == -5
 
 
 def test_the_page_shows_stored_runs_as_it_would_show_computed_ones():
@@ -404,8 +418,12 @@ def test_the_page_renders_and_its_filters_narrow_it():
     page = open_page()
     page.switch_page("pages/proof.py").run(timeout=120)
     assert not page.exception
-    assert len(page.dataframe) == 4
+    assert len(page.dataframe) == 5
     assert len(page.dataframe[0].value) == len(evidence.worst_first(MEASURED))
+    played = page.dataframe[2].value
+    assert len(played) == len(catalog.played())
+    errors = played.filter(like=", %").abs().max(axis=1)
+    assert list(errors) == sorted(errors, reverse=True)
     box = next(it for it in page.multiselect if it.label == "What was read")
     box.set_value(["Allocated by PyTorch"]).run(timeout=60)
     assert not page.exception

@@ -13,6 +13,7 @@ from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import markup, one_line, terms, units
 from estimator import Calibration, Comparison, Method, accuracy
+from estimator.proof import replays
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
@@ -39,6 +40,9 @@ MARKS: Mapping[accuracy.Metric, tuple[str, str]] = MappingProxyType(
         accuracy.Metric.DEVICE: ("#D55E00", "square-open"),
         accuracy.Metric.TRACED: ("#7F8A94", "circle-open"),
     }
+)
+PLAYED: Mapping[str, str] = MappingProxyType(
+    {"allocated": "Allocated", "reserved": "Reserved", "least": "Least memory"}
 )
 CAPACITIES = tuple(size * units.GIB for size in range(15, 142))
 """Card sizes in bytes: every whole GiB from 15 (a T4) to 141 (an H200)."""
@@ -139,10 +143,47 @@ def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
         '<p class="hr-text">Memory that real runs used, next to our estimate of the same setup. Both are computed from '
         "the tables in data/, and no run is left out because of its error. We estimate what PyTorch allocates. What it "
         "reserves, and what nvidia-smi shows, also includes freed blocks that it keeps while there is room; we "
-        "estimate "
-        "those by replaying the tensors of two steps through PyTorch's caching allocator.</p>"
+        "estimate those by replaying the tensors of three steps through PyTorch's caching allocator.</p>"
         f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
     )
+
+
+def played_rows(spreads: Mapping[str, replays.Spread]) -> list[tuple[str, ...]]:
+    """How near our allocator comes to PyTorch's, as a table: a header, and one row per quantity."""
+    return [
+        ("What PyTorch's allocator did", "Median error", "95 % within", "Largest"),
+        *((PLAYED[name], *map(percent, it)) for name, it in spreads.items()),
+    ]
+
+
+def played_html(spreads: Mapping[str, replays.Spread], runs: int) -> str:
+    """What was played, and how near our allocator comes."""
+    head, *rows = played_rows(spreads)
+    cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
+    body = "".join(
+        f"<tr><td>{name}</td>" + "".join(f'<td class="hr-n">{it}</td>' for it in rest) + "</tr>"
+        for name, *rest in rows
+    )
+    return (
+        f'<p class="hr-text">{runs} runs of real trainers on PyTorch\'s CUDA build and its own caching allocator, '
+        "without a GPU: loading and three steps, on one GPU or as rank 0 of eight. Our copy of the allocator replays "
+        "what the estimate says of the same setups. The least memory decides whether a run fits.</p>"
+        f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
+    )
+
+
+def played_row(of: replays.Replay) -> dict[str, object]:
+    """One played run as a row of the table."""
+    model, gpu, setup = of.written
+    title = one_line.setup_words(model, setup)
+    errors = {f"{PLAYED[name]}, %": round(100 * it, 2) for name, it in of.errors.items()}
+    return {
+        **errors,
+        PLAYED["allocated"]: units.in_gib(of.played.allocated),
+        PLAYED["least"]: units.in_gib(of.played.least),
+        "Run": title,
+        "Open": f"/?{links.query_of(model, gpu, setup)}",
+    }
 
 
 def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.Spread]) -> str:
@@ -158,8 +199,8 @@ def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.
         f"measurement ({100 * found.share:.1f} %). In another {found.tight:,} the GPU's memory is within the range of "
         f"the need, and the verdict is “tight”. The range is {100 * found.width:.1f} % wide in the median.</p>"
         f'<p class="hr-text hr-next">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps '
-        "freed blocks while there is room and returns them before a request would fail, so they do not affect the "
-        "verdict.</p>"
+        "freed blocks while there is room, and returns before a request would fail those whose segment is free as a "
+        "whole. What then still does not fit together is part of the need.</p>"
     )
 
 

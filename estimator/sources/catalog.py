@@ -480,6 +480,17 @@ def estimated() -> list[dict[str, str]]:
     return _rows("estimated.csv")
 
 
+def replayed() -> list[dict[str, str]]:
+    """What the runs of ``played`` come to on our own allocator, one mapping per row (bytes).
+
+    Source: data/replayed.csv, which ``make docs`` computes.
+
+    >>> {row["id"] for row in replayed()} == {row.id for row in played()}
+    True
+    """
+    return _rows("replayed.csv")
+
+
 def has_own_rows() -> bool:
     """Whether ``HEADROOM_DATA`` names tables with rows of one's own (source: that folder)."""
     return any(map(own_rows, NAMED_BY))

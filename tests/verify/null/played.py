@@ -9,11 +9,13 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from estimator.proof.replays import least_memory
 
 TABLE = Path(__file__).parents[3] / "data" / "played.csv"
 COLUMNS = (
@@ -26,21 +28,6 @@ COLUMNS = (
     "retrieved",
 )
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed")
-RESOLUTION = 2048
-"""The least memory is found to this share of itself."""
-FINEST = 2**20
-"""And to no less than a MiB: half of what the allocator takes at once."""
-
-
-def least_memory(dies: Callable[[int], bool], low: int, high: int) -> int:
-    """The least memory on which a run goes through, in bytes: it dies on ``low`` and not on ``high``."""
-    while high - low > max(FINEST, high // RESOLUTION):
-        middle = (low + high) // 2
-        if dies(middle):
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def played(name: str, setup: dict[str, Any]) -> dict[str, Any]:
