@@ -5,8 +5,12 @@ the rest; free neighbours are merged. Where the card has no room for a new segme
 the driver first, and the run dies if that is not enough. What a request over 1 MiB leaves of its block is kept with it
 if it is at most 1 MiB, so blocks are larger than tensors.
 
+With ``expandable_segments`` each stream has two segments that grow by pages where they end, blocks are split to 512 bytes,
+and what goes back are wholly free pages.
+
 Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc``, ``get_allocation_size``, ``get_free_block``,
-``should_split``, ``free_block``, ``try_merge_blocks``, ``release_cached_blocks``; its defaults.
+``should_split``, ``free_block``, ``try_merge_blocks``, ``release_cached_blocks``; its defaults. Segments that grow:
+``find_expandable_block``, ``map_block``, ``unmap_block``.
 
 The lines of ``_play`` are compiled where numba is installed (decision 7); without it the same lines are interpreted.
 """
@@ -18,7 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
 MIB = 2**20
 SMALL = MIB
@@ -38,6 +43,10 @@ IN_FLIGHT = 2
 MOST_LATE = 64
 """Gathered tensors that wait at most; the oldest of more is free."""
 NO_LIMIT = 2**62
+SPAN = LARGE_SEGMENT << 30
+"""Bytes of address space of a segment that grows: more than any card has (torch takes 9/8 of the card)."""
+UNMAPPED = -2
+"""State of addresses without memory."""
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
@@ -127,30 +136,34 @@ def _counted(stretch: Sequence[Request]) -> tuple[int, int]:
     return most, alive
 
 
-def play(log: Log, limit: int = NO_LIMIT) -> Played:
-    """Play a log on a card that gives the allocator at most ``limit`` bytes."""
+def play(log: Log, limit: int = NO_LIMIT, expandable: bool = False) -> Played:
+    """Play a log on a card that gives the allocator at most ``limit`` bytes.
+
+    ``expandable``: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+    """
     blocks = 2 * log.most + 1024
     while True:
-        result = _played(log, limit, blocks)
+        result = _played(log, limit, expandable, blocks)
         allocated, reserved, died, repetition, request = result
         if died != NO_ROOM:
             return Played(allocated, reserved, None if died < 0 else died, repetition, request)
         blocks *= 2
 
 
-def _played(log: Log, limit: int, blocks: int) -> array[int]:
+def _played(log: Log, limit: int, expandable: bool, blocks: int) -> array[int]:
     result = array("q", [0] * 5)
-    work = [_numbers(blocks) for _ in range(6)]
     _player()(
         *log.requests,
         *log.spans,
         *log.order,
         limit,
-        *work,
+        expandable,
+        *(_numbers(blocks) for _ in range(6)),
         _numbers(2 * STREAMS * blocks),
-        _numbers(2 * STREAMS),
+        *(_numbers(2 * STREAMS) for _ in range(4)),
         _numbers(log.keys),
         _numbers(MOST_LATE),
+        _numbers(2),
         result,
     )
     return result
@@ -167,10 +180,288 @@ def _player() -> Callable[..., None]:
         from numba import njit  # noqa: PLC0415 - half a second, and not needed for a refusal
     except ImportError:
         return _play
-    try:
-        return njit(cache=True, nogil=True)(_play)
-    except RuntimeError:  # no folder for its cache
-        return njit(nogil=True)(_play)
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no folder for its cache
+            return njit(nogil=True)(function)
+
+    known = dict(globals())
+    for function in (_index, _add, _drop, _new, _join, _reach, _start, _pages, _map, _unmap):
+        known[function.__name__] = compiled(FunctionType(function.__code__, known))
+    played: Callable[..., None] = compiled(FunctionType(_play.__code__, known))
+    return played
+
+
+# Blocks are numbered from 1, so that 0 is none. held, address, before, after: each block's bytes, and its place among its
+# segment's blocks. state: its pool, and 1 if free; or UNMAPPED. pools: free blocks by pool, sorted by bytes and address.
+# below: the block of the same key that is next to be freed; of an unused number, the next unused one. free: the first
+# unused number, and the first that never was used. heads, tails, holes: the first block of a pool's expandable segment,
+# its last, which is unmapped and endless, and how many other blocks are unmapped.
+
+
+def _index(
+    pools: array[int],
+    base: int,
+    count: int,
+    held: array[int],
+    address: array[int],
+    size: int,
+    place: int,
+) -> int:
+    """How many of a pool's blocks are smaller, or as large and lower."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        one = pools[base + middle]
+        if held[one] < size or (held[one] == size and address[one] < place):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _add(
+    block: int,
+    pool: int,
+    pools: array[int],
+    lengths: array[int],
+    held: array[int],
+    address: array[int],
+    state: array[int],
+) -> None:
+    """Cache a free block."""
+    base = pool * len(held)
+    at = _index(pools, base, lengths[pool], held, address, held[block], address[block])
+    for index in range(lengths[pool], at, -1):
+        pools[base + index] = pools[base + index - 1]
+    pools[base + at] = block
+    lengths[pool] += 1
+    state[block] = 2 * pool + 1
+
+
+def _drop(at: int, pool: int, pools: array[int], lengths: array[int], held: array[int]) -> int:
+    """Take a block out of the cache."""
+    base = pool * len(held)
+    block = pools[base + at]
+    lengths[pool] -= 1
+    for index in range(at, lengths[pool]):
+        pools[base + index] = pools[base + index + 1]
+    return block
+
+
+def _new(below: array[int], free: array[int]) -> int:
+    """An unused number; 0 where there is none."""
+    block = free[0]
+    if block:
+        free[0] = below[block]
+    elif free[1] < len(below):
+        block = free[1]
+        free[1] += 1
+    return block
+
+
+def _join(
+    first: int,
+    second: int,
+    held: array[int],
+    before: array[int],
+    after: array[int],
+    below: array[int],
+    free: array[int],
+) -> None:
+    """Make two neighbours one, under the first one's number."""
+    held[first] += held[second]
+    after[first] = after[second]
+    if after[second]:
+        before[after[second]] = first
+    below[second] = free[0]
+    free[0] = second
+
+
+def _reach(block: int, held: array[int], after: array[int], state: array[int]) -> int:
+    """Bytes that a free block has or can have where its segment grows."""
+    other = after[block]
+    return held[block] + (held[other] if other and state[other] == UNMAPPED else 0)
+
+
+def _start(
+    pool: int,
+    size: int,
+    held: array[int],
+    before: array[int],
+    after: array[int],
+    state: array[int],
+    heads: array[int],
+    tails: array[int],
+    holes: array[int],
+) -> int:
+    """The block of a pool's segment at whose lowest address there is room for a request, mapped or not."""
+    block = heads[pool] if holes[pool] else tails[pool]
+    while True:
+        if state[block] == UNMAPPED:
+            lower = before[block]
+            start = lower if lower and state[lower] % 2 == 1 else block
+            room, one = 0, start
+            while room < size and one and (state[one] == UNMAPPED or state[one] % 2 == 1):
+                room += held[one]
+                one = after[one]
+            if room >= size:
+                return start
+        block = after[block]
+
+
+def _pages(
+    block: int, size: int, page: int, held: array[int], after: array[int], state: array[int]
+) -> int:
+    """Bytes that must be mapped from a block on to hold a request."""
+    asked = 0
+    while size > 0:
+        if state[block] == UNMAPPED:
+            part = (min(held[block], size) + page - 1) // page * page
+            asked += part
+            size -= part
+        else:
+            size -= held[block]
+        block = after[block]
+    return asked
+
+
+def _map(
+    block: int,
+    pool: int,
+    size: int,
+    page: int,
+    pools: array[int],
+    lengths: array[int],
+    held: array[int],
+    address: array[int],
+    before: array[int],
+    after: array[int],
+    state: array[int],
+    below: array[int],
+    free: array[int],
+    tails: array[int],
+    holes: array[int],
+) -> bool:
+    """Map pages from a block on until it holds a request; it is in no pool then. False where numbers run out."""
+    if state[block] != UNMAPPED:
+        at = _index(
+            pools,
+            pool * len(held),
+            lengths[pool],
+            held,
+            address,
+            held[block],
+            address[block],
+        )
+        _drop(at, pool, pools, lengths, held)
+    while state[block] == UNMAPPED or held[block] < size:
+        grown = block if state[block] == UNMAPPED else after[block]
+        wanted = size if grown == block else size - held[block]
+        part = (min(held[grown], wanted) + page - 1) // page * page
+        if part < held[grown]:
+            rest = _new(below, free)
+            if rest == 0:
+                return False
+            held[rest], address[rest], state[rest] = (
+                held[grown] - part,
+                address[grown] + part,
+                UNMAPPED,
+            )
+            before[rest], after[rest] = grown, after[grown]
+            if after[grown]:
+                before[after[grown]] = rest
+            held[grown], after[grown] = part, rest
+            if tails[pool] == grown:
+                tails[pool] = rest
+        else:
+            holes[pool] -= 1
+        state[grown] = 2 * pool
+        if grown != block:
+            _join(block, grown, held, before, after, below, free)
+        other = after[block]
+        if other and state[other] % 2 == 1:
+            at = _index(
+                pools,
+                pool * len(held),
+                lengths[pool],
+                held,
+                address,
+                held[other],
+                address[other],
+            )
+            _drop(at, pool, pools, lengths, held)
+            _join(block, other, held, before, after, below, free)
+    return True
+
+
+def _unmap(
+    pool: int,
+    page: int,
+    pools: array[int],
+    lengths: array[int],
+    held: array[int],
+    address: array[int],
+    before: array[int],
+    after: array[int],
+    state: array[int],
+    below: array[int],
+    free: array[int],
+    tails: array[int],
+    holes: array[int],
+) -> int:
+    """Give a pool's wholly free pages back. Returns their bytes; -1 where numbers run out."""
+    given, at = 0, 0
+    while at < lengths[pool]:
+        block = pools[pool * len(held) + at]
+        begin = (address[block] + page - 1) // page * page
+        end = (address[block] + held[block]) // page * page
+        if begin >= end:
+            at += 1
+            continue
+        _drop(at, pool, pools, lengths, held)
+        given += end - begin
+        upper = address[block] + held[block] - end
+        if upper:
+            rest = _new(below, free)
+            if rest == 0:
+                return -1
+            held[rest], address[rest] = upper, end
+            before[rest], after[rest] = block, after[block]
+            if after[block]:
+                before[after[block]] = rest
+            held[block], after[block] = held[block] - upper, rest
+            _add(rest, pool, pools, lengths, held, address, state)
+        lower = begin - address[block]
+        if lower:
+            rest = _new(below, free)
+            if rest == 0:
+                return -1
+            held[rest], address[rest] = held[block] - lower, begin
+            before[rest], after[rest] = block, after[block]
+            if after[block]:
+                before[after[block]] = rest
+            held[block], after[block] = lower, rest
+            _add(block, pool, pools, lengths, held, address, state)
+            block = rest
+        state[block] = UNMAPPED
+        holes[pool] += 1
+        other = after[block]
+        if other and state[other] == UNMAPPED:
+            if tails[pool] == other:
+                tails[pool] = block
+            holes[pool] -= 1
+            _join(block, other, held, before, after, below, free)
+        other = before[block]
+        if other and state[other] == UNMAPPED:
+            if tails[pool] == block:
+                tails[pool] = other
+            holes[pool] -= 1
+            _join(other, block, held, before, after, below, free)
+        at = 0  # what is left of it may stand anywhere in the pool
+    return given
 
 
 def _play(
@@ -183,6 +474,7 @@ def _play(
     stretches: array[int],
     times: array[int],
     limit: int,
+    expandable: bool,
     held: array[int],
     address: array[int],
     before: array[int],
@@ -191,20 +483,20 @@ def _play(
     below: array[int],
     pools: array[int],
     lengths: array[int],
+    heads: array[int],
+    tails: array[int],
+    holes: array[int],
     newest: array[int],
     late: array[int],
+    free: array[int],
     result: array[int],
 ) -> None:
-    """Play requests. Blocks and keys are numbered from 1, so that 0 is none.
-
-    held, address, before, after: each block's bytes, and its place among its segment's blocks. state: pool, and 1 if
-    free. below: the block of the same key that is next to be freed; of an unused number, the next unused one. pools:
-    free blocks by pool, sorted by bytes and address.
-    """
+    """Play requests. ``newest``: the block of each key that is freed first. ``late``: blocks that wait to be freed."""
     width = len(held)
-    unused, fresh, next_address = 0, 1, 0
+    next_address = 0
     in_use, most_in_use, reserved, most_reserved = 0, 0, 0, 0
     waiting = 0
+    free[1] = 1
     result[2] = -1
     for place in range(len(stretches)):
         stretch = stretches[place]
@@ -249,47 +541,24 @@ def _play(
                     # free a block: merge it with its free neighbours and cache it
                     block = give
                     its_pool = state[block] // 2
-                    base = its_pool * width
                     in_use -= held[block]
                     for side in range(2):
                         other = after[block] if side == 0 else before[block]
                         if other and state[other] % 2 == 1:
-                            low, high = 0, lengths[its_pool]
-                            while low < high:
-                                middle = (low + high) // 2
-                                one = pools[base + middle]
-                                if held[one] < held[other] or (
-                                    held[one] == held[other] and address[one] < address[other]
-                                ):
-                                    low = middle + 1
-                                else:
-                                    high = middle
-                            lengths[its_pool] -= 1
-                            for index in range(low, lengths[its_pool]):
-                                pools[base + index] = pools[base + index + 1]
+                            at = _index(
+                                pools,
+                                its_pool * width,
+                                lengths[its_pool],
+                                held,
+                                address,
+                                held[other],
+                                address[other],
+                            )
+                            _drop(at, its_pool, pools, lengths, held)
                             first, second = (block, other) if side == 0 else (other, block)
-                            held[first] += held[second]
-                            after[first] = after[second]
-                            if after[second]:
-                                before[after[second]] = first
-                            below[second] = unused
-                            unused = second
+                            _join(first, second, held, before, after, below, free)
                             block = first
-                    state[block] = 2 * its_pool + 1
-                    low, high = 0, lengths[its_pool]
-                    while low < high:
-                        middle = (low + high) // 2
-                        one = pools[base + middle]
-                        if held[one] < held[block] or (
-                            held[one] == held[block] and address[one] < address[block]
-                        ):
-                            low = middle + 1
-                        else:
-                            high = middle
-                    for index in range(lengths[its_pool], low, -1):
-                        pools[base + index] = pools[base + index - 1]
-                    pools[base + low] = block
-                    lengths[its_pool] += 1
+                    _add(block, its_pool, pools, lengths, held, address, state)
                     give = 0
                     if what == GIVE_ALL:
                         give = newest[key]
@@ -297,91 +566,121 @@ def _play(
                             newest[key] = below[give]
                 if what > TAKE_ONCE:
                     continue
-                base = pool * width
-                low, high = 0, lengths[pool]
-                while low < high:
-                    middle = (low + high) // 2
-                    if held[pools[base + middle]] < size:
-                        low = middle + 1
-                    else:
-                        high = middle
-                if low < lengths[pool]:
-                    block = pools[base + low]
-                    lengths[pool] -= 1
-                    for index in range(low, lengths[pool]):
-                        pools[base + index] = pools[base + index + 1]
+                base, page = pool * width, SMALL_SEGMENT if is_small else LARGE_SEGMENT
+                at = _index(pools, base, lengths[pool], held, address, size, 0)
+                if at < lengths[pool]:
+                    while (
+                        expandable
+                        and at + 1 < lengths[pool]
+                        and _reach(pools[base + at + 1], held, after, state)
+                        < _reach(pools[base + at], held, after, state)
+                    ):
+                        at += 1
+                    block = _drop(at, pool, pools, lengths, held)
                 else:
-                    if is_small:
-                        asked = SMALL_SEGMENT
+                    if expandable:
+                        if tails[pool] == 0:
+                            block = _new(below, free)
+                            if block == 0:
+                                result[2] = NO_ROOM
+                                return
+                            held[block], address[block], state[block] = SPAN, pool * SPAN, UNMAPPED
+                            before[block], after[block] = 0, 0
+                            heads[pool], tails[pool] = block, block
+                        block = _start(pool, size, held, before, after, state, heads, tails, holes)
+                        asked = _pages(block, size, page, held, after, state)
                     elif size < WHOLE:
-                        asked = LARGE_SEGMENT
+                        asked = page
                     else:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     if reserved + asked > limit:
-                        # every wholly free segment goes back
+                        # what is wholly free goes back: segments, or pages of those that grow
                         for one_pool in range(2 * STREAMS):
+                            if expandable:
+                                given = _unmap(
+                                    one_pool,
+                                    LARGE_SEGMENT if one_pool % 2 else SMALL_SEGMENT,
+                                    pools,
+                                    lengths,
+                                    held,
+                                    address,
+                                    before,
+                                    after,
+                                    state,
+                                    below,
+                                    free,
+                                    tails,
+                                    holes,
+                                )
+                                if given < 0:
+                                    result[2] = NO_ROOM
+                                    return
+                                reserved -= given
+                                continue
                             kept = 0
-                            at = one_pool * width
+                            start = one_pool * width
                             for index in range(lengths[one_pool]):
-                                one = pools[at + index]
+                                one = pools[start + index]
                                 if before[one] == 0 and after[one] == 0:
                                     reserved -= held[one]
-                                    below[one] = unused
-                                    unused = one
+                                    below[one] = free[0]
+                                    free[0] = one
                                 else:
-                                    pools[at + kept] = one
+                                    pools[start + kept] = one
                                     kept += 1
                             lengths[one_pool] = kept
+                        if expandable:
+                            block = _start(
+                                pool, size, held, before, after, state, heads, tails, holes
+                            )
+                            asked = _pages(block, size, page, held, after, state)
                         if reserved + asked > limit:
                             result[0], result[1] = most_in_use, most_reserved
                             result[2], result[3], result[4] = place, repetition, request
                             return
-                    if unused:
-                        block = unused
-                        unused = below[block]
-                    else:
-                        if fresh >= width:
-                            result[2] = NO_ROOM
-                            return
-                        block = fresh
-                        fresh += 1
                     reserved += asked
                     most_reserved = max(most_reserved, reserved)
-                    held[block], address[block] = asked, next_address
-                    before[block], after[block] = 0, 0
-                    next_address += asked
-                rest = held[block] - size
-                if (is_small and rest >= LEAST) or rest > SMALL:
-                    if unused:
-                        other = unused
-                        unused = below[other]
-                    else:
-                        if fresh >= width:
+                    if expandable:
+                        if not _map(
+                            block,
+                            pool,
+                            size,
+                            page,
+                            pools,
+                            lengths,
+                            held,
+                            address,
+                            before,
+                            after,
+                            state,
+                            below,
+                            free,
+                            tails,
+                            holes,
+                        ):
                             result[2] = NO_ROOM
                             return
-                        other = fresh
-                        fresh += 1
+                    else:
+                        block = _new(below, free)
+                        if block == 0:
+                            result[2] = NO_ROOM
+                            return
+                        held[block], address[block] = asked, next_address
+                        before[block], after[block] = 0, 0
+                        next_address += asked
+                rest = held[block] - size
+                if ((is_small or expandable) and rest >= LEAST) or rest > SMALL:
+                    other = _new(below, free)
+                    if other == 0:
+                        result[2] = NO_ROOM
+                        return
                     held[block], held[other] = size, rest
                     address[other] = address[block] + size
                     before[other], after[other] = block, after[block]
                     if after[block]:
                         before[after[block]] = other
                     after[block] = other
-                    state[other] = 2 * pool + 1
-                    low, high = 0, lengths[pool]
-                    while low < high:
-                        middle = (low + high) // 2
-                        one = pools[base + middle]
-                        if held[one] < rest or (
-                            held[one] == rest and address[one] < address[other]
-                        ):
-                            low = middle + 1
-                        else:
-                            high = middle
-                    for index in range(lengths[pool], low, -1):
-                        pools[base + index] = pools[base + index - 1]
-                    pools[base + low] = other
-                    lengths[pool] += 1
+                    _add(other, pool, pools, lengths, held, address, state)
                 state[block] = 2 * pool
                 below[block] = newest[key]
                 newest[key] = block
