@@ -5,8 +5,8 @@ the rest; free neighbours are merged. Where the card has no room for a new segme
 the driver first, and the run dies if that is not enough. What a request over 1 MiB leaves of its block is kept with it
 if it is at most 1 MiB, so blocks are larger than tensors.
 
-With ``expandable_segments`` each stream has two segments that grow by pages where they end, blocks are split to 512 bytes,
-and what goes back are wholly free pages.
+With ``expandable_segments`` each stream has two segments that grow by pages where they end, blocks are split to 512
+bytes, and what goes back are wholly free pages.
 
 Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc``, ``get_allocation_size``, ``get_free_block``,
 ``should_split``, ``free_block``, ``try_merge_blocks``, ``release_cached_blocks``; its defaults. Segments that grow:
@@ -136,6 +136,30 @@ def _counted(stretch: Sequence[Request]) -> tuple[int, int]:
     return most, alive
 
 
+def rounded(log: Log, divisions: int) -> Log:
+    """The same requests, each rounded up to the next of ``divisions`` steps between two powers of two.
+
+    >>> log = log_of([[Request(TAKE, 0, 1_300_992)]], [(0, 1)])
+    >>> [*rounded(log, 4).requests[2]], [*rounded(log, 1).requests[2]]
+    ([1310720], [1300992])
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``roundup_power2_next_division``.
+    """
+    if divisions == 1:
+        return log
+    whats, keys, sizes, streams = log.requests
+    return log._replace(
+        requests=[whats, keys, array("q", (_rounded(size, divisions) for size in sizes)), streams]
+    )
+
+
+def _rounded(size: int, divisions: int) -> int:
+    if size <= LEAST * divisions:
+        return size
+    step = (1 << (size.bit_length() - 1)) // divisions
+    return (size + step - 1) // step * step
+
+
 def play(log: Log, limit: int = NO_LIMIT, expandable: bool = False) -> Played:
     """Play a log on a card that gives the allocator at most ``limit`` bytes.
 
@@ -194,10 +218,10 @@ def _player() -> Callable[..., None]:
     return played
 
 
-# Blocks are numbered from 1, so that 0 is none. held, address, before, after: each block's bytes, and its place among its
-# segment's blocks. state: its pool, and 1 if free; or UNMAPPED. pools: free blocks by pool, sorted by bytes and address.
+# Blocks are numbered from 1, so that 0 is none. held, address, before, after: each block's bytes, and its place among
+# its segment's blocks. state: its pool, and 1 if free; or UNMAPPED. pools: free blocks by pool, by bytes and address.
 # below: the block of the same key that is next to be freed; of an unused number, the next unused one. free: the first
-# unused number, and the first that never was used. heads, tails, holes: the first block of a pool's expandable segment,
+# unused number, and the first that never was used. heads, tails, holes: the first block of a pool's segment that grows,
 # its last, which is unmapped and endless, and how many other blocks are unmapped.
 
 

@@ -18,7 +18,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocations import MADE, MOVED, Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, play
+from estimator.step.blocks import NO_LIMIT, Log, play, rounded
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, Shown
 from estimator.values.setup import TrainingSetup
@@ -70,12 +70,17 @@ def goes_through(
 @lru_cache(maxsize=4096)
 def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -> bool:
     return all(
-        play(allocations(model, hardware, setup, made), room).died is None for made in _ways(model)
+        play(log, room, setup.expandable_segments).died is None
+        for log in _logs(model, hardware, setup)
     )
 
 
-def _ways(model: Model) -> Sequence[bool]:
-    return (MOVED, MADE) if tied_head(model) else (MOVED,)
+@lru_cache(maxsize=16)
+def _logs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[Log]:
+    """A run's requests, once for each way in which it may be loaded."""
+    ways = (MOVED, MADE) if tied_head(model) else (MOVED,)
+    divisions = setup.roundup_power2_divisions
+    return [rounded(allocations(model, hardware, setup, made), divisions) for made in ways]
 
 
 class Replayed(NamedTuple):
@@ -100,21 +105,20 @@ def replayed(
     Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.01 % in the median and 0.8 % at p95.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
-    found = [_replayed(model, hardware, setup, made, rooms) for made in _ways(model)]
+    found = [
+        _replayed(log, setup.expandable_segments, rooms) for log in _logs(model, hardware, setup)
+    ]
     return Replayed(*map(max, zip(*found, strict=True)))
 
 
-def _replayed(
-    model: Model, hardware: Hardware, setup: TrainingSetup, made: bool, rooms: tuple[int, ...]
-) -> Replayed:
-    log = allocations(model, hardware, setup, made)
-    spare = play(log)
+def _replayed(log: Log, expandable: bool, rooms: tuple[int, ...]) -> Replayed:
+    spare = play(log, NO_LIMIT, expandable)
     low, high = spare.allocated - 1, spare.reserved
 
     def cut(room: int) -> None:
         nonlocal low, high
         if low < room < high:
-            if play(log, room).died is None:
+            if play(log, room, expandable).died is None:
                 high = room
             else:
                 low = room
@@ -137,7 +141,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     room = NO_LIMIT if gpu is None else gpu.memory_bytes - sum(_outside(gpu, setup))
     hardware = hardware_of(gpu)
     return max(
-        play(allocations(model, hardware, setup, made), room).reserved for made in _ways(model)
+        play(log, room, setup.expandable_segments).reserved for log in _logs(model, hardware, setup)
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.tools.known import trl
+from estimator.tools.known import allocator, trl
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
 from estimator.tools.reading.shell import TRAINS, VARIABLE, WHOLE_VARIABLE
@@ -506,3 +506,12 @@ def _environment(command: Command, file: str, pool: Pool) -> None:
                 else value
             )
             pool.add(Entry(f"launch.{ENVIRONMENT[name]}", plain, file, command.line, name))
+        elif name in allocator.VARIABLES:
+            is_known = not VARIABLE.search(value)
+            said = (
+                allocator.settings(value)
+                if is_known
+                else dict.fromkeys(allocator.KEYS, Unresolved(value))
+            )
+            for setting, plain in said.items():
+                pool.add(Entry(f"allocator.{setting}", plain, file, command.line, name))

@@ -26,6 +26,7 @@ class DefaultSource(StrEnum):
     ACCELERATE = "Accelerate's"
     DEEPSPEED = "DeepSpeed's"
     PEFT = "PEFT's"
+    PYTORCH = "PyTorch's"
     TRAINER = "Trainer's"
     TRANSFORMERS = "Transformers'"
     TRL = "TRL's"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Key, attribute_owners, rows
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.allocator import Allocator
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.generation import Generation
@@ -37,6 +38,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "task": (Task, "the objective and its loss"),
         "generation": (Generation, "where the completions of grpo and rloo come from"),
         "mesh": (Mesh, "several GPUs"),
+        "allocator": (Allocator, "PyTorch's allocator"),
         "run": (TrainingRun, "the run"),
     }
 )
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
         Task,
         Generation,
         Mesh,
+        Allocator,
         TrainingRun,
     ):
         """Every key of every facet, for type checkers."""
@@ -148,6 +151,7 @@ class TrainingSetup(_Keys):
     task: Task = field(default=Task())
     generation: Generation = field(default=Generation())
     mesh: Mesh = field(default=Mesh())
+    allocator: Allocator = field(default=Allocator())
     run: TrainingRun = field(default=TrainingRun())
 
     if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import images, parallel, transformers
+from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
@@ -28,6 +28,7 @@ from estimator.tools.rules import (
     same,
 )
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.allocator import Allocator
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "axolotl 0.19.0"
@@ -367,6 +368,11 @@ RULES: tuple[Rule, ...] = (
         write=_write_method,
     ),
     *parallel.RULES,
+    allocator.rule(
+        Allocator(expandable_segments=True, roundup_power2_divisions=16),
+        "axolotl sets PYTORCH_CUDA_ALLOC_CONF where it is not set",
+        f"{VERSION}, axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf",
+    ),
     Rule(
         theirs=("args.bf16", "args.fp16", "args.fp8", "args.bfloat16", "args.float16"),
         ours=("dtype", "mixed_precision", "fp8_pad_inner_dim"),
@@ -541,6 +547,7 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *parallel.LATER,
+    *allocator.LATER,
     later("cut_cross_entropy", "The logits are never held whole (Cut Cross Entropy)", LESS),
     later("chunked_cross_entropy", "The loss is computed in chunks", LESS),
     later("chunked_cross_entropy_num_chunks", "The loss is computed in so many chunks", LESS),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import images, parallel, transformers
+from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import modules_to_save_from, names
 from estimator.tools.known.transformers import checkpoint_dtype
@@ -226,6 +226,7 @@ RULES: tuple[Rule, ...] = (
         write=_write_method,
     ),
     *parallel.RULES,
+    allocator.RULE,
     Rule(
         theirs=("args.bf16", "args.fp16", "args.pure_bf16", "accelerate.mixed_precision"),
         ours=("mixed_precision", "dtype", "strategy"),

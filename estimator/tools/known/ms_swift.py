@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import images, parallel, transformers
+from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.llamafactory import LATER as ALIKE
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
@@ -227,6 +227,7 @@ RULES: tuple[Rule, ...] = (
         write=_write_method,
     ),
     *parallel.RULES,
+    allocator.RULE,
     Rule(
         theirs=("args.torch_dtype", "args.bf16", "args.fp16"),
         ours=("dtype", "mixed_precision"),
@@ -376,6 +377,7 @@ RULES: tuple[Rule, ...] = (
 
 
 LATER: tuple[Later, ...] = (
+    *allocator.LATER,
     *ALIKE,
     later("move_model_batches", "Weights go to vLLM in parts", LESS),
     later("vllm_max_lora_rank", "The engine keeps adapters", MORE),

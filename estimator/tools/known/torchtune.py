@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from estimator.tools.known import parallel, peft
+from estimator.tools.known import allocator, parallel, peft
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
@@ -267,6 +267,7 @@ RULES: tuple[Rule, ...] = (
         read=_method,
     ),
     *parallel.RULES[:2],
+    allocator.RULE,
     Rule(
         theirs=("args.fsdp_cpu_offload", "args.fsdp_reshard_after_forward"),
         ours=("strategy", "fsdp_version", "offload_optimizer", "offload_param"),
@@ -409,6 +410,7 @@ RULES: tuple[Rule, ...] = (
 
 
 LATER: tuple[Later, ...] = (
+    *allocator.LATER,
     later(
         "loss._component_",
         "The head and the loss are one; CEWithChunkedOutputLoss is estimated",

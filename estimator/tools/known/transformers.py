@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import images, parallel, peft
+from estimator.tools.known import allocator, images, parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
@@ -371,6 +371,7 @@ RULES: tuple[Rule, ...] = (
     MODEL,
     METHOD,
     *parallel.RULES,
+    allocator.RULE,
     DTYPE,
     PRECISION,
     *BATCH,
@@ -392,6 +393,7 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *parallel.LATER,
+    *allocator.LATER,
     *peft.LATER,
     *peft.BNB_LATER,
     *(

@@ -20,6 +20,7 @@ from estimator.sources import catalog
 from estimator.tools.defaults import tool_named
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, read_files
+from estimator.tools.known.allocator import assignment
 from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
 from estimator.tools.sayable import sayable
@@ -78,6 +79,7 @@ def changed_files(
     given = {key: it.value for key, it in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
     parts = {key.partition(".")[0] for key in given}
+    parts |= {"allocator"} if any(text.commands for text in run.texts) else set()
     meant = {*changes, *(["optim_args"] if "optim" in changes else [])} & {
         *sayable(wanted, tool.name)
     }
@@ -157,6 +159,8 @@ def _edit(
     """The file that a key of theirs stands in, or should, and the edit that sets it."""
     part, _, name = key.partition(".")
     entry = pool.entries.get(key)
+    if part == "allocator":
+        return _before_a_command(name, value, entry, read, texts)
     text = _file(part, entry, pool, read)
     whole = texts[text.name]
     path = name.split(".")
@@ -172,6 +176,21 @@ def _edit(
             raise InputError(f"{text.name} is a notebook: set {name} to {value} in it by hand.")
         case _:
             return text.name, python_edit(whole, _call(part, path[0], entry, text), path, value)
+
+
+def _before_a_command(
+    name: str, value: Value, entry: Entry | None, read: tuple[Text, ...], texts: Mapping[str, str]
+) -> tuple[str, Edit]:
+    """The edit that sets the allocator's variable where a shell starts the run."""
+    if entry is not None:
+        raise InputError(f"set {name}:{value} in {entry.shown} by hand.")
+    name_of, line = next(
+        (text.name, command.line) for text in read for command in reversed(text.commands)
+    )
+    lines = texts[name_of].splitlines(keepends=True)
+    own = lines[line - 1]
+    at = sum(map(len, lines[: line - 1])) + len(own) - len(own.lstrip())
+    return name_of, Edit(at, at, assignment({name: value}))
 
 
 def _written(entry: Entry | None, path: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from estimator.tools.known.allocator import assignment
 from estimator.tools.rules import Value
 from estimator.tools.writing.texts import nested
 
@@ -35,6 +36,7 @@ def script(
         said = {key.upper(): str(it) for key, it in launch.items()}
         said |= OTHERS if "NNODES" in said else {}
         command = " ".join([*(f"{key}={it}" for key, it in said.items()), command])
+    command = f"{assignment(nested(theirs, 'allocator'))}{command}"
     flags = [f"--{key} {flag_value(value)}" for key, value in {**own, **rest}.items()]
     lines = " \\\n  ".join([command, *flags])
     comment = f"# {about}\n" if about else ""

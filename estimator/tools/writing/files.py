@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
+from estimator.tools.known.allocator import assignment
 from estimator.tools.rules import Tool, Value
 from estimator.tools.sayable import sayable
 from estimator.tools.writing import commands, overrides, scripts
@@ -55,13 +56,24 @@ DATASETS: Mapping[str, Mapping[str, str]] = {
 """What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
 ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
 WRITABLE: Mapping[str, frozenset[str]] = {
-    "trl": frozenset({"args", "trainer", "processor", "accelerate", "deepspeed"}),
+    "trl": frozenset({"args", "trainer", "processor", "accelerate", "deepspeed", "allocator"}),
     "trainer": frozenset(
-        ["args", "trainer", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
+        [
+            "args",
+            "trainer",
+            "model",
+            "peft",
+            "bnb",
+            "call",
+            "data",
+            "accelerate",
+            "deepspeed",
+            "allocator",
+        ]
     ),
-    "axolotl": frozenset({"args", "accelerate", "deepspeed"}),
-    "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed"}),
-    "ms_swift": frozenset({"args", "launch", "accelerate", "deepspeed"}),
+    "axolotl": frozenset({"args", "accelerate", "deepspeed", "allocator"}),
+    "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed", "allocator"}),
+    "ms_swift": frozenset({"args", "launch", "accelerate", "deepspeed", "allocator"}),
     "verl": frozenset({"args"}),
 }
 """The parts of a config that a tool's files can hold, by tool; those that are not named here have no writer."""
@@ -139,7 +151,10 @@ def files_of(
     if deepspeed := nested(theirs, "deepspeed"):
         files[DEEPSPEED_FILE] = json_text(deepspeed)
     files[REQUIREMENTS] = requirements(tool, keys)
-    return TakeAway(files=files, command=_command(tool, theirs, objective))
+    own = _command(tool, theirs, objective)
+    is_inside = tool.name == "ms_swift"  # whose file is the command
+    before = "" if is_inside else assignment(nested(theirs, "allocator"))
+    return TakeAway(files=files, command=f"{before}{own}")
 
 
 def _command(tool: Tool, theirs: Mapping[str, Value], objective: str) -> str:
