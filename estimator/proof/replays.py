@@ -80,9 +80,14 @@ def replay(row: catalog.PlayedRun) -> Replay:
     model, gpu, setup = parse(json.loads(row.setup))
     model, setup = as_trained(model, setup)
     log = allocations.allocations(model, allocations.hardware_of(gpu), setup, allocations.MOVED)
-    spare = blocks.play(log)
+    log = blocks.rounded(log, setup.roundup_power2_divisions)
+
+    def played(room: int) -> blocks.Played:
+        return blocks.play(log, room, setup.expandable_segments)
+
+    spare = played(blocks.NO_LIMIT)
     least = least_memory(
-        lambda room: blocks.play(log, room).died is not None, spare.allocated - 1, spare.reserved
+        lambda room: played(room).died is not None, spare.allocated - 1, spare.reserved
     )
     return Replay(row, _played(row), Blocks(spare.allocated, spare.reserved, least))
 

@@ -120,6 +120,7 @@ GEMMA = {
 
 CHECKPOINTED = {"gradient_checkpointing": True}
 FLOAT32 = {"dtype": "float32"}
+GROWING = {"expandable_segments": True}
 NO_AUTOCAST = {"mixed_precision": "no"}
 NOT_PLAYED = (Optimizer.GALORE_ADAMW,)
 """Its SVD has a workspace whose size only cuSOLVER knows."""
@@ -170,6 +171,10 @@ def one_gpu() -> Iterator[Given]:
     yield _run(MISTRAL, "qlora", 1, 2048, prepare_model_for_kbit_training=True, **CHECKPOINTED)
     yield _run(QWEN, "qlora", 2, 1024, bnb_4bit_use_double_quant=False, bnb_4bit_quant_type="fp4")
     yield _run(TINY_LLAMA, "lora", 2, 1024, load_in_8bit=True)
+    yield _run(LLAMA, "full", 1, 2048, **GROWING, **CHECKPOINTED)
+    yield _run(QWEN, "full", 2, 1024, **GROWING, **FLOAT32)
+    yield _run(LLAMA_8B, "lora", 2, 1024, **GROWING, roundup_power2_divisions=16)
+    yield _run(TINY_LLAMA, "full", 1, 1024, roundup_power2_divisions=4)
 
 
 CHUNKED = {"loss": "chunked_trl"}

@@ -59,6 +59,10 @@ def _play(pipe: Connection, given: Mapping[str, Any], memory: int) -> None:
     try:
         one_gpu.null.null_limit(memory)
         _, _, setup = parse(given)
+        torch.cuda.memory._set_allocator_settings(
+            f"expandable_segments:{setup.expandable_segments},"
+            f"roundup_power2_divisions:{setup.roundup_power2_divisions}"
+        )
         one_gpu.play(given["model"], setup)
     except torch.OutOfMemoryError as error:
         died = str(error).split(" If reserved but")[0]
