@@ -211,6 +211,7 @@ def _script(text: Text, pool: Pool) -> None:
     policy = _policy(text.calls)
     pool.options |= text.options
     pool.guesses += text.guesses
+    _allocator(text.environment, text.name, 0, pool)
     objectives: dict[str, Call] = {}
     for call in text.calls:
         for part, found, name in _call_keys(call, unsloth=unsloth, is_policy=call is policy):
@@ -506,12 +507,14 @@ def _environment(command: Command, file: str, pool: Pool) -> None:
                 else value
             )
             pool.add(Entry(f"launch.{ENVIRONMENT[name]}", plain, file, command.line, name))
-        elif name in allocator.VARIABLES:
-            is_known = not VARIABLE.search(value)
-            said = (
-                allocator.settings(value)
-                if is_known
-                else dict.fromkeys(allocator.KEYS, Unresolved(value))
-            )
-            for setting, plain in said.items():
-                pool.add(Entry(f"allocator.{setting}", plain, file, command.line, name))
+    _allocator(command.environment, file, command.line, pool)
+
+
+def _allocator(environment: Mapping[str, str], file: str, line: int, pool: Pool) -> None:
+    for name in allocator.VARIABLES:
+        if (text := environment.get(name)) is None:
+            continue
+        unknown = dict.fromkeys(allocator.KEYS, Unresolved(text))
+        said = unknown if VARIABLE.search(text) else allocator.settings(text)
+        for setting, value in said.items():
+            pool.add(Entry(f"allocator.{setting}", value, file, line, name))

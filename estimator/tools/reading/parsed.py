@@ -95,6 +95,8 @@ class Text:
     """Of Python: what is taken of the card that it asks about."""
     options: frozenset[str] = frozenset()
     """Of Python: the flags that it reads itself."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of Python: what it sets in ``os.environ``."""
     called: frozenset[str] = frozenset()
     """Of Python: the last names of all that it calls."""
     whole: Mapping[str, Any] | None = None

@@ -275,6 +275,9 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
         calls=tuple(reader.calls()),
         options=frozenset(reader.options),
         guesses=tuple(reader.assumed),
+        environment={
+            key: value for key, value in reader.environment.items() if isinstance(value, str)
+        },
         called=frozenset(it for node in ast.walk(tree) if (it := _last_name(node))),
     )
 
@@ -307,6 +310,9 @@ def read_notebook(text: str, name: str) -> Text:
     return read_python("\n".join(kept), name)
 
 
+ENVIRON = frozenset({"os.environ", "environ"})
+
+
 class _Reader:
     """Walks statements in order; every name has the last value that was given to it."""
 
@@ -320,6 +326,8 @@ class _Reader:
         """Each assignment: where, what, and the value before."""
         self.sites: dict[str, list[ast.Call]] = {}
         """Where each name is called."""
+        self.environment: dict[str, Any] = {}
+        """What the script sets in ``os.environ``."""
         self.assumed: dict[str, None] = {}
         """What is taken of the card, one sentence each."""
 
@@ -534,7 +542,7 @@ class _Reader:
                     self.set(of.values, part, value)
                     of.lines[part] = target.lineno
             case ast.Subscript(value=owner, slice=ast.Constant(value=str(part))):
-                of = self.value(owner)
+                of = self.environment if ast.unparse(owner) in ENVIRON else self.value(owner)
                 if isinstance(of, dict):
                     self.set(of, part, value)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
@@ -820,6 +828,14 @@ class _Reader:
             return None
         if name in {"list", "tuple", "set"} and isinstance(first, list):
             return first
+        if owner in ENVIRON and name == "setdefault" and isinstance(first, str):
+            if first not in self.environment and len(positional) > 1:
+                self.set(self.environment, first, positional[1])
+            return self.environment.get(first, unknown)
+        if owner in ENVIRON and name == "update":
+            for key, value in {**(first if isinstance(first, dict) else {}), **keywords}.items():
+                self.set(self.environment, str(key), value)
+            return None
         if text in {"os.environ.get", "os.getenv", "environ.get", "getenv"}:
             return positional[1] if len(positional) > 1 else keywords.get("default", unknown)
         if name == "get" and len(positional) == 2:
