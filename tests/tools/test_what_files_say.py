@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from estimator import Imported, read_files
+from estimator import Fate, Imported, read_files
 from estimator.check.command import run as check
 from estimator.tools.writing.changes import changed_files
 
@@ -212,3 +212,47 @@ def test_a_flag_with_its_value_takes_no_more() -> None:
     """argparse: ``--flag=value`` is whole."""
     command = "trl sft --model_name_or_path gpt2 --max_length=64 128"
     assert setup(command, names=("run.sh",))["max_length"] == 64
+
+
+CONF = "expandable_segments:True,roundup_power2_divisions:[256:1,>:4],max_split_size_mb:128"
+SFT = "trl sft --model_name_or_path a/b --max_length 64"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {SFT}", "run.sh"),
+        (f"export PYTORCH_ALLOC_CONF='expandable_segments:True'\n{SFT}", "run.sh"),
+        ('os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n', "train.py"),
+        (
+            'os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")\n',
+            "train.py",
+        ),
+        ('os.environ.update(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")\n', "train.py"),
+    ],
+)
+def test_what_a_run_sets_of_the_allocator_is_read(text: str, name: str) -> None:
+    if name == "train.py":
+        text += f"{TRAINED}SFTConfig(max_length=64)"
+    found = run(text, names=(name,))
+    assert found.setup["expandable_segments"] is True
+    assert "roundup_power2_divisions" not in found.setup
+
+
+def test_an_allocators_setting_that_is_not_modelled_is_said() -> None:
+    found = run(f"PYTORCH_CUDA_ALLOC_CONF={CONF} {SFT}", names=("run.sh",))
+    assert found.setup["expandable_segments"] is True
+    said = " ".join(it.says for it in found.of(Fate.NOT_MODELLED))
+    assert "not split" in said
+    assert "roundup_power2_divisions" in found.refused
+
+
+def test_axolotl_sets_the_allocator_unless_the_environment_does() -> None:
+    """axolotl 0.19, axolotl/utils/__init__.py, ``set_pytorch_cuda_alloc_conf``."""
+    text = f"{AXOLOTL}sequence_len: 512\n"
+    keys = ("expandable_segments", "roundup_power2_divisions")
+    found = run(text, names=("a.yaml",)).setup
+    assert [found.get(key) for key in keys] == [True, 16]
+    started = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:4 axolotl train a.yaml"
+    found = run(started, text, names=("run.sh", "a.yaml")).setup
+    assert [found.get(key, False) for key in keys] == [False, 4]
