@@ -213,3 +213,26 @@ def test_a_batch_of_negatives_is_not_split_and_what_is_generated_at_once_stays()
     )
     for it in splits(grpo):
         assert it["per_device_train_batch_size"] * it["steps_per_generation"] == 16
+
+
+def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -> None:
+    setup = TrainingSetup(
+        method=Method.FULL,
+        max_length=2048,
+        gradient_checkpointing=True,
+        optim=Optimizer.ADAMW_TORCH,
+    )
+    model, card = catalog.model("Qwen/Qwen2.5-1.5B"), catalog.gpu("A100-SXM4-80GB")
+    need = estimate(model, card, setup).need_high_bytes
+    grown = estimate(model, card, replace(setup, expandable_segments=True)).need_high_bytes
+    assert need - grown > 2**29
+    small = replace(card, memory_bytes=(need + grown) // 2)
+    found = {tuple(it.keys): it for it in remedies(estimate(model, small, setup), [])}
+    assert found[("expandable_segments",)].need_high_bytes == grown
+    assert (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in found[("expandable_segments",)].price
+    )
+    others = replace(small, vendor="AMD")
+    assert not any(
+        "expandable_segments" in it.keys for it in remedies(estimate(model, others, setup), [])
+    )

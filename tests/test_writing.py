@@ -18,6 +18,7 @@ from estimator.tools.imported import Fate, read_files
 from estimator.tools.sayable import sayable
 from estimator.tools.writing.files import SCRIPTED, files_of
 from estimator.tools.writing.theirs import said, theirs_of
+from estimator.values.keys import DEFAULT
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
 TRL = {"model": LLAMA.hub_id, "loss": "chunked_trl", "gradient_checkpointing": True}
@@ -402,3 +403,19 @@ def test_a_config_that_evaluates_names_an_evaluation_set(tool: str, line: str) -
     for strategy in ("steps", "no"):
         away = files_of(tool, {**keys, "eval_strategy": strategy}, LLAMA)
         assert (line in away.files[away.main]) == (strategy == "steps")
+
+
+@pytest.mark.parametrize("tool", ["trl", "trainer", "axolotl", "llamafactory", "ms_swift"])
+@pytest.mark.parametrize("settings", [(True, 1), (False, 1), (True, 16), (False, 4)])
+def test_a_command_sets_the_allocator_as_the_setup_has_it(
+    tool: str, settings: tuple[bool, int]
+) -> None:
+    keys = dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))
+    names = ("expandable_segments", "roundup_power2_divisions")
+    keys |= dict(zip(names, settings, strict=True))
+    away = files_of(tool, keys, LLAMA)
+    files = {name: text for name, text in away.files.items() if name != "requirements.txt"}
+    if tool != "ms_swift":  # whose script is the command
+        files["run.sh"] = away.command
+    again = read_files(files).setup
+    assert tuple(again.get(name, getattr(DEFAULT, name)) for name in names) == settings
