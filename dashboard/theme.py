@@ -54,8 +54,8 @@ COMPONENTS: dict[Component, DrawnPart] = {
     Component.COMMUNICATION: DrawnPart("Communication", "#7F5DA8", WHITE),
     Component.WORKSPACE: DrawnPart("Workspace", "#7F8A94", BLACK),
 }
-RESERVE = DrawnPart("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
-"""The CUDA context and the allocator's possible overhead: part of the need, but not allocated."""
+RESERVE = DrawnPart("Context, allocator", "#9AA4AE", BLACK, hollow=True)
+"""The CUDA context and what the allocator adds: part of the need, but no tensors."""
 VERDICTS: dict[Verdict, DrawnPart] = {
     Verdict.FITS: DrawnPart("Fits", "#00785A", WHITE),
     Verdict.TIGHT: DrawnPart("Tight", "#8A5800", WHITE),

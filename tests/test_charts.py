@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from html import unescape
 from itertools import combinations
 
 import plotly.graph_objects as go
@@ -17,6 +19,7 @@ from dashboard.estimate import (
     time_and_money,
     which_gpu,
 )
+from dashboard.words import terms, units
 from estimator import (
     ContextRung,
     Dtype,
@@ -26,6 +29,7 @@ from estimator import (
     catalog,
     estimate,
     need,
+    overflow,
 )
 from estimator.search.ranking import pareto
 from estimator.values.specs import Component, Phase, Verdict
@@ -214,3 +218,21 @@ def test_plotly_accepts_every_figure(around, dark):
         time_and_money.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
     ):
         assert go.Figure(figure).to_plotly_json()["data"]
+
+
+def test_a_click_on_a_moment_of_the_silhouette_lists_what_is_alive_in_it() -> None:
+    answer = estimate(MISTRAL, A100, LORA)
+    figure = through_the_run.silhouette(answer)
+    instants = [*overflow.instants(answer)]
+    for trace in figure["data"]:
+        assert len(trace["customdata"]) == len(trace["y"])
+        assert sorted({*trace["customdata"]}) == [*range(len(instants))]
+    weights = figure["data"][0]
+    at = weights["text"].index(terms.moment(answer.peak))
+    shown = through_the_run.picked_html(answer, weights["customdata"][at])
+    assert f"In {terms.moment(answer.peak)}" in unescape(shown)
+    assert re.findall(r">([\d.]+)</td>", shown)[-1] == units.number(
+        instants[weights["customdata"][at]].moment.bytes
+    )
+    assert through_the_run.picked_html(answer, len(instants)) == ""
+    assert through_the_run.picked_html(answer, "peak") == ""

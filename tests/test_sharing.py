@@ -41,7 +41,7 @@ def test_the_picture_is_self_contained(of) -> None:
         units.between(of.need_low_bytes, of.need_high_bytes),
         "79.1 GiB usable",
         "Weights",
-        "Outside PyTorch",
+        "Context, allocator",
         one_line.setup_line(of),
         DAY,
         LINK,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from dashboard import theme
@@ -14,6 +14,7 @@ from estimator import (
     Estimate,
     Gpu,
     Model,
+    Moment,
     Shown,
     TrainingSetup,
     beyond_the_step,
@@ -42,6 +43,13 @@ def reserve_meaning(estimate: Estimate) -> str:
     return f"The CUDA context ({context}) at its high end, and {allocator_adds(estimate)}."
 
 
+def tensors_meaning(estimate: Estimate) -> str:
+    """What PyTorch reports instead of the sum of tensors."""
+    replay = estimate.needs.replay
+    said = "this, or a little more" if replay is None else units.gib(replay.allocated)
+    return f"Their sum. torch.cuda.max_memory_allocated() reports {said}: it counts blocks."
+
+
 def shown_meaning(on_card: Shown) -> str:
     """The range that nvidia-smi may show, and why it does not affect the verdict."""
     return (
@@ -65,24 +73,14 @@ def ledger_html(estimate: Estimate) -> str:
     """The peak as a table: each component, its GiB, its share of the peak, and a description."""
     whole = estimate.peak.bytes
     need = estimate.need_high_bytes
-    rows = [
-        markup.row(
-            part.colour,
-            part.label,
-            units.number(size),
-            units.share(size, whole),
-            MEANINGS[component],
-        )
-        for component, part in theme.COMPONENTS.items()
-        if (size := estimate.peak.resident.get(component, 0))
-    ]
+    rows = component_rows(estimate.peak)
     rows.append(
         markup.row(
             None,
-            "Allocated by PyTorch",
+            "All tensors",
             units.number(whole),
             "100 %",
-            "What torch.cuda.max_memory_allocated() reports.",
+            tensors_meaning(estimate),
             "hr-sum",
         )
     )
@@ -106,8 +104,33 @@ def ledger_html(estimate: Estimate) -> str:
     if (on_card := shown(estimate)) is not None:
         monitor = "nvidia-smi" if estimate.gpu is None else estimate.gpu.monitor
         rows.append(markup.row(None, monitor, "", "", shown_meaning(on_card)))
+    return _table("At the peak", rows)
+
+
+def component_rows(moment: Moment) -> list[str]:
+    """What is alive at a moment: each component, its GiB, its share, and a description."""
+    return [
+        markup.row(
+            part.colour,
+            part.label,
+            units.number(size),
+            units.share(size, moment.bytes),
+            MEANINGS[component],
+        )
+        for component, part in theme.COMPONENTS.items()
+        if (size := moment.resident.get(component, 0))
+    ]
+
+
+def moment_html(moment: Moment, title: str) -> str:
+    """What is alive at one moment of the run, as a table."""
+    whole = markup.row(None, "All tensors", units.number(moment.bytes), "100 %", "", "hr-sum")
+    return _table(title, [*component_rows(moment), whole])
+
+
+def _table(title: str, rows: Sequence[str]) -> str:
     head = (
-        '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
+        f'<tr><th scope="col">{escape(title)}</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'
     )
     return f'<table class="hr-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'

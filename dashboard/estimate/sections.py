@@ -62,7 +62,16 @@ def draw_run(answer: Estimate) -> None:
     """Memory through the run."""
     st.html(through_the_run.run_html(answer))
     figure = through_the_run.silhouette(answer, dark=drawing.is_dark())
-    drawing.plot(figure, "run", through_the_run.run_alt(answer))
+    state, of = st.session_state, (answer.model, answer.gpu, answer.setup)
+    drawing.plot(
+        figure,
+        "run",
+        through_the_run.run_alt(answer),
+        on_pick=lambda number: state.update({"run picked": (of, number)}),
+    )
+    shown, number = state.get("run picked", (None, None))
+    if shown == of:
+        st.html(through_the_run.picked_html(answer, number))
 
 
 def draw_what_if(answer: Estimate) -> None:

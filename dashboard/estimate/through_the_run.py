@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from dashboard import theme
+from dashboard.estimate import ledger
 from dashboard.figures.memory_bars import Figure, scale
 from dashboard.words import terms, units
 from estimator import (
@@ -74,7 +75,9 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
         range(len(columns)), key=lambda at: (columns[at].moment.bytes, columns[at].step)
     )
     moments = [it.moment for it in columns]
+    numbers = _closed([at for at, of in enumerate(_numbered(stretches)) for _ in range(of)])
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
+    areas = [*(_area(component, moments) for component in there), _beside(beside, columns)]
     stop = _stop(estimate, columns)
     starts = _starts(columns)
     if stop is None:
@@ -82,7 +85,7 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
     else:
         note = _stop_note(moments[int(stop)], stop, len(columns), look)
     return {
-        "data": [*(_area(component, moments) for component in there), _beside(beside, columns)],
+        "data": [{**area, "customdata": numbers} for area in areas],
         "layout": {
             "height": HEIGHT,
             "margin": {"l": 70, "r": 12, "t": 44, "b": 56},
@@ -130,6 +133,21 @@ def _stretches(estimate: Estimate) -> list[DrawnPhase]:
     ]
     least = LEAST_SHARE * sum(map(len, groups))
     return [DrawnPhase(group, max(1, round(least / len(group)))) for group in groups]
+
+
+def _numbered(stretches: Sequence[DrawnPhase]) -> Iterator[int]:
+    """Columns of each moment, in order."""
+    for group in stretches:
+        yield from (group.repeats for _ in group.instants)
+
+
+def picked_html(estimate: Estimate, number: object) -> str:
+    """The ledger of the moment with this number, counted from the first; empty if there is none."""
+    instants = [*overflow.instants(estimate)]
+    if not isinstance(number, int) or not 0 <= number < len(instants):
+        return ""
+    moment = instants[number].moment
+    return ledger.moment_html(moment, f"In {terms.moment(moment)}")
 
 
 def _starts(columns: Sequence[overflow.Instant]) -> dict[int, int]:
@@ -325,6 +343,7 @@ def run_html(estimate: Estimate) -> str:
             f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
             "everything else is added to them."
         )
+    text += " A click on a moment lists what is alive in it."
     return f'<h2 class="hr-head">Memory through the run</h2><p class="hr-text">{escape(text)}</p>'
 
 
