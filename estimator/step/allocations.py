@@ -29,7 +29,6 @@ from estimator.families.weights import (
 )
 from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.parameter_order import modules_in_order, trained_in_order
-from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
 from estimator.resident.model import Resident, gradient_bytes, trainable_tensors, trained_of
@@ -48,6 +47,7 @@ from estimator.step.blocks import (
 )
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
+from estimator.step.wrapping import stepped_shards, wrapped, wraps_in_groups
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
 from estimator.tape.tape import WEIGHTS
@@ -71,6 +71,8 @@ BUCKET = 25 * 2**20
 
 COMPUTE, GATHER, CAST, REDUCE = range(4)
 """Streams."""
+AVERAGE = CAST
+"""FSDP 2's for the average between replicas; FSDP 1 casts on it."""
 HELD, SCRATCH, WORKSPACES, STEPPED, HEAD, FREE_KEYS = 0, 1, 2, 4, 5, 6
 """Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
 tied; and the first of all others."""
@@ -227,7 +229,9 @@ def _pass(
         if run.segment not in known:
             requests = _segment(sized, schedule.program, run.segment, own, first, card, workspace)
             if setup.mesh.uses_fsdp1:
-                requests = _on_streams(requests, schedule.program, run.segment)
+                requests = _on_streams(requests, schedule.program)
+            elif setup.strategy.is_fsdp:
+                requests = _on_streams2(requests, schedule.program)
             known[run.segment] = writer.stretch(it for it, _ in requests)
     return [(known[run.segment], run.length) for run in schedule.runs]
 
@@ -315,7 +319,7 @@ def _scratch(sizes: Iterable[int]) -> Iterator[Request]:
 
 
 def _on_streams(
-    requests: Iterable[tuple[Request, int]], played: Program, segment: int
+    requests: Iterable[tuple[Request, int]], played: Program
 ) -> Iterator[tuple[Request, int]]:
     """The same with FSDP1's streams: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
     for request, at in requests:
@@ -326,6 +330,23 @@ def _on_streams(
             stream = REDUCE
         late = stream == GATHER and request.what == GIVE
         yield request._replace(stream=stream, what=GIVE_LATE if late else request.what), at
+
+
+STREAMS_OF_FSDP2 = {"all-gather": GATHER, "reduce-scatter": REDUCE, "all-reduce": AVERAGE}
+"""Streams on which FSDP 2 allocates, by operator: weights and gradients themselves are on the computing one.
+
+Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_all_gather``, ``foreach_reduce``;
+_fsdp_param_group.py, ``get_all_gather_streams``.
+"""
+
+
+def _on_streams2(
+    requests: Iterable[tuple[Request, int]], played: Program
+) -> Iterator[tuple[Request, int]]:
+    """The same with FSDP 2's streams."""
+    for request, at in requests:
+        stream = STREAMS_OF_FSDP2.get(played.operations[at], COMPUTE)
+        yield request._replace(stream=stream), at
 
 
 def _most_gathered(sized: Sized, schedule: Schedule, mesh: Mesh) -> int:
@@ -362,7 +383,12 @@ def _load(
         and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
         == of_modules
     )
-    if not is_known:
+    if wraps_in_groups(model, same):
+        load.extend(wrapped(model, same, HELD, keys.new))
+        shards = sum(it.size for it in load if it.key == HELD)
+        load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
+        trained = _trained(model, same)
+    elif not is_known:
         pieces = sum(
             count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
         )
@@ -423,7 +449,7 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     if same.uses_fsdp1:
         tensors = flat_tensors(model, same)
     elif same.strategy.is_fsdp:
-        tensors = sharded_tensors(model, same)
+        return stepped_shards(model, same)
     else:
         tensors = trainable_tensors(model, same)
     return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
