@@ -50,7 +50,7 @@ from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
 from estimator.step.wrapping import stepped_shards, wrapped, wraps_in_groups
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
-from estimator.tape.tape import WEIGHTS
+from estimator.tape.tape import GRADIENTS, WEIGHTS, Mark
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -147,8 +147,10 @@ def allocations(
     writer.once(fixed.load)
     optimizer = writer.stretch(fixed.optimizer)
     step = []
+    waiting = _Waiting()
     for micro_step in _micro_steps(model, setup):
-        step += _pass(writer, keys, micro_step, setup, Sizes.of(setup), card, workspace)
+        step += _pass(writer, keys, micro_step, setup, Sizes.of(setup), card, workspace, waiting)
+        waiting.collects = False
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     evaluation: list[tuple[int, int]] = []
     if setup.run.eval_strategy != "no":
@@ -216,6 +218,7 @@ def _pass(
     sizes: Sizes,
     card: Card,
     workspace: int,
+    waiting: _Waiting | None = None,
 ) -> list[tuple[int, int]]:
     """The stretches of one played pass, in order."""
     sized, schedule = steps.step(sizes)
@@ -227,11 +230,16 @@ def _pass(
     known: dict[int, int] = {}
     for run in schedule.runs:
         if run.segment not in known:
-            requests = _segment(sized, schedule.program, run.segment, own, first, card, workspace)
+            left = waiting.of(schedule.program.marks[run.segment]) if waiting else []
+            requests = _segment(
+                sized, schedule.program, run.segment, own, first, card, workspace, left
+            )
             if setup.mesh.uses_fsdp1:
                 requests = _on_streams(requests, schedule.program)
             elif setup.strategy.is_fsdp:
                 requests = _on_streams2(requests, schedule.program)
+                if waits_whole(setup) and waiting is not None and waiting.collects:
+                    requests = _unreduced(requests, schedule.program, left)
             known[run.segment] = writer.stretch(it for it, _ in requests)
     return [(known[run.segment], run.length) for run in schedule.runs]
 
@@ -272,10 +280,11 @@ def _segment(
     first: int,
     card: Card,
     workspace: int,
+    left: list[int],
 ) -> Iterator[tuple[Request, int]]:
     """The requests of one segment, each with its event; storages have keys from ``first`` on.
 
-    A tensor that only changes its component stays where it is; one that comes to stand for several equal ones is joined
+    ``left``: keys of an earlier micro-step's gradients that are freed here, in order. A tensor that only changes its component stays where it is; one that comes to stand for several equal ones is joined
     by these.
     """
     at, end = played.spans[segment]
@@ -288,6 +297,8 @@ def _segment(
             yield from ((it, at) for it in _scratch(sizes))
         sign, size, number = played.signs[at], sized.size_of(played.slots[at]), played.storages[at]
         if not size or (key := keys[number].key) < 0:
+            if left and not number and sign < 0 and played.components[at] == GRADIENTS:
+                yield Request(GIVE, left.pop(0)), at
             at += 1
             continue
         key, one = first + key, sized.size_of(keys[number].slot)
@@ -340,6 +351,10 @@ _fsdp_param_group.py, ``get_all_gather_streams``.
 """
 
 
+REDUCING = ("copy gradients into the reduce-scatter", "reduce-scatter", "all-reduce")
+"""Operators with which FSDP 2 reduces gradients."""
+
+
 def _on_streams2(
     requests: Iterable[tuple[Request, int]], played: Program
 ) -> Iterator[tuple[Request, int]]:
@@ -347,6 +362,51 @@ def _on_streams2(
     for request, at in requests:
         stream = STREAMS_OF_FSDP2.get(played.operations[at], COMPUTE)
         yield request._replace(stream=stream), at
+
+
+class _Waiting:
+    """Keys of gradients that wait whole for the last micro-step, by the part of backward that frees them."""
+
+    def __init__(self) -> None:
+        self.collects = True
+        """Whether it is the first micro-step that is played."""
+        self._keys: dict[Mark, list[int]] = {}
+
+    def of(self, mark: Mark) -> list[int]:
+        """Those of this part of the step."""
+        return self._keys.setdefault(mark._replace(start=0, operation=""), [])
+
+
+def waits_whole(setup: TrainingSetup) -> bool:
+    """Whether gradients wait whole for the last micro-step: FSDP 2's under Trainer.
+
+    Source: accelerate 1.15, accelerator.py, ``no_sync`` (``set_requires_gradient_sync``).
+    """
+    return (
+        setup.strategy.is_fsdp
+        and not setup.uses_fsdp1
+        and setup.gradient_accumulation_steps > 1
+        and not setup.reduces_every_micro_step
+    )
+
+
+def _unreduced(
+    requests: Iterable[tuple[Request, int]], played: Program, left: list[int]
+) -> Iterator[tuple[Request, int]]:
+    """The requests of a micro-step whose gradients are not reduced; ``left`` gets their keys.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``post_backward`` (``reduce_grads``).
+    """
+    is_reducing = False
+    for request, at in requests:
+        if played.operations[at] in REDUCING:
+            is_reducing = is_reducing or request.what == TAKE
+            continue
+        is_reducing = is_reducing and request.what != TAKE
+        if is_reducing and played.components[at] == GRADIENTS:
+            left.append(request.key)
+        else:
+            yield request, at
 
 
 def _most_gathered(sized: Sized, schedule: Schedule, mesh: Mesh) -> int:

@@ -68,10 +68,24 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
     if strategy.is_fsdp:
         sharing = "shard_grad_op" if strategy is Strategy.FSDP_GRAD_OP else "full_shard"
         return {
+            **_replicas(setup),
             "fsdp": f"{sharing} auto_wrap",
             "fsdp_config": {"version": setup.mesh.fsdp_version},
         }
     return {}
+
+
+def _replicas(setup: TrainingSetup) -> dict[str, Any]:
+    """How many replicas there are, and over how many GPUs each is divided."""
+    if setup.strategy is not Strategy.HSDP:
+        return {}
+    from accelerate.parallelism_config import ParallelismConfig
+
+    return {
+        "parallelism_config": ParallelismConfig(
+            dp_replicate_size=setup.mesh.dp_replicate_size, dp_shard_size=setup.mesh.shard_ranks
+        )
+    }
 
 
 def _deepspeed(stage: int) -> dict[str, Any]:
