@@ -26,6 +26,10 @@ FINEST = 2**20
 """And to no less than a MiB: half of what the allocator takes at once."""
 
 
+NEVER_AHEAD = 0
+"""Gathers by which FSDP1's CPU ran ahead where the rows were played: that card finishes everything at once."""
+
+
 class Blocks(NamedTuple):
     """What an allocator makes of a run, in bytes."""
 
@@ -83,7 +87,7 @@ def replay(row: catalog.PlayedRun) -> Replay:
     log = blocks.rounded(log, setup.roundup_power2_divisions)
 
     def played(room: int) -> blocks.Played:
-        return blocks.play(log, room, setup.expandable_segments)
+        return blocks.play(log, room, setup.expandable_segments, NEVER_AHEAD)
 
     spare = played(blocks.NO_LIMIT)
     least = least_memory(

@@ -27,7 +27,6 @@ from estimator.families.weights import (
     packed_bytes,
     weight_width,
 )
-from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.parameter_order import modules_in_order, trained_in_order
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
@@ -41,13 +40,20 @@ from estimator.step.blocks import (
     GIVE_LATE,
     TAKE,
     TAKE_ONCE,
+    WAIT,
     Log,
     Request,
     log_of,
 )
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
-from estimator.step.wrapping import stepped_shards, wrapped, wraps_in_groups
+from estimator.step.wrapping import (
+    flattened,
+    stepped_pieces,
+    stepped_shards,
+    wrapped,
+    wraps_in_groups,
+)
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Mark
@@ -151,6 +157,7 @@ def allocations(
     for micro_step in _micro_steps(model, setup):
         step += _pass(writer, keys, micro_step, setup, Sizes.of(setup), card, workspace, waiting)
         waiting.collects = False
+        step.append((writer.stretch(_waited(setup)), 1))
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     evaluation: list[tuple[int, int]] = []
     if setup.run.eval_strategy != "no":
@@ -166,6 +173,15 @@ def allocations(
             for stretch, times in evaluation:
                 writer.run(stretch, times)
     return writer.log()
+
+
+def _waited(setup: TrainingSetup) -> Iterator[Request]:
+    """The CPU reads the loss of each micro-step, so that what FSDP 1 frees late is free by then.
+
+    Source: transformers 5.23, trainer.py, ``_run_epoch`` (``torch.isnan(tr_loss_step)``).
+    """
+    if setup.uses_fsdp1:
+        yield Request(WAIT, HELD)
 
 
 class _Fixed(NamedTuple):
@@ -284,8 +300,8 @@ def _segment(
 ) -> Iterator[tuple[Request, int]]:
     """The requests of one segment, each with its event; storages have keys from ``first`` on.
 
-    ``left``: keys of an earlier micro-step's gradients that are freed here, in order. A tensor that only changes its component stays where it is; one that comes to stand for several equal ones is joined
-    by these.
+    ``left``: keys of an earlier micro-step's gradients that are freed here, in order. A tensor that only changes its
+    component stays where it is; one that comes to stand for several equal ones is joined by these.
     """
     at, end = played.spans[segment]
     made: dict[int, set[int]] = {}
@@ -337,6 +353,8 @@ def _on_streams(
         stream = COMPUTE
         if played.operations[at] == "all-gather":
             stream = GATHER if played.components[at] == WEIGHTS else CAST
+        elif played.operations[at] == "flatten gradients":
+            stream = GATHER  # autograd splits the flat weights on the stream that gathered them
         elif played.operations[at] == "reduce-scatter":
             stream = REDUCE
         late = stream == GATHER and request.what == GIVE
@@ -444,7 +462,8 @@ def _load(
         == of_modules
     )
     if wraps_in_groups(model, same):
-        load.extend(wrapped(model, same, HELD, keys.new))
+        wrap = flattened if same.uses_fsdp1 else wrapped
+        load.extend(wrap(model, same, HELD, keys.new))
         shards = sum(it.size for it in load if it.key == HELD)
         load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
         trained = _trained(model, same)
@@ -506,12 +525,9 @@ def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> li
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     """The trained tensors of a rank, in the order of their kinds."""
-    if same.uses_fsdp1:
-        tensors = flat_tensors(model, same)
-    elif same.strategy.is_fsdp:
-        return stepped_shards(model, same)
-    else:
-        tensors = trainable_tensors(model, same)
+    if same.strategy.is_fsdp:
+        return (stepped_pieces if same.uses_fsdp1 else stepped_shards)(model, same)
+    tensors = trainable_tensors(model, same)
     return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
 
 
