@@ -50,9 +50,10 @@ UNMAPPED = -2
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
-TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL, WAIT = range(7)
+TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL, WAIT, EMPTY = range(8)
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
-the one before it; free the newest two gathers later; free all tensors of a key; wait for the card."""
+the one before it; free the newest two gathers later; free all tensors of a key; wait for the card; give all wholly free
+segments back to the driver (``torch.cuda.empty_cache``)."""
 
 
 class Request(NamedTuple):
@@ -577,7 +578,10 @@ def _play(
         for repetition in range(times[place]):
             for request in range(starts[stretch], ends[stretch]):
                 what, key = whats[request], keys[request]
-                if what <= TAKE_ONCE:
+                if what == EMPTY:
+                    # as a request that no card can grant
+                    size, is_small, pool, give = NO_LIMIT + 1, False, 1, 0
+                elif what <= TAKE_ONCE:
                     if what == TAKE_ONCE and newest[key]:
                         continue
                     size, stream = sizes[request], streams[request]
@@ -656,7 +660,7 @@ def _play(
                         give = newest[key]
                         if give:
                             newest[key] = below[give]
-                if what > TAKE_ONCE:
+                if TAKE_ONCE < what < EMPTY:
                     continue
                 base, page = pool * width, SMALL_SEGMENT if is_small else LARGE_SEGMENT
                 at = _index(pools, base, lengths[pool], held, address, size, 0)
@@ -670,7 +674,9 @@ def _play(
                         at += 1
                     block = _drop(at, pool, pools, lengths, held)
                 else:
-                    if expandable:
+                    if what == EMPTY:
+                        asked = size
+                    elif expandable:
                         if tails[pool] == 0:
                             block = _new(below, free)
                             if block == 0:
@@ -736,6 +742,8 @@ def _play(
                                     pools[start + kept] = one
                                     kept += 1
                             lengths[one_pool] = kept
+                        if what == EMPTY:
+                            continue
                         if expandable:
                             block = _start(
                                 pool, size, held, before, after, state, heads, tails, holes
