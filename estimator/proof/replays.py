@@ -17,6 +17,7 @@ from estimator.contract.setups import parse
 from estimator.objectives.registry import as_trained
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
+from estimator.step.zero_requests import ranks_played
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -80,12 +81,22 @@ def least_memory(dies: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def replay(row: catalog.PlayedRun) -> Replay:
-    """Plays a run on our allocator. Raises ``ValueError`` for a setup that cannot be estimated."""
+    """Plays a run on our allocator: the most of any rank.
+
+    Raises ``ValueError`` for a setup that cannot be estimated.
+    """
     model, gpu, setup = parse(json.loads(row.setup))
     model, setup = as_trained(model, setup)
-    log = allocations.allocations(model, allocations.hardware_of(gpu), setup, allocations.MOVED)
-    log = blocks.rounded(log, setup.roundup_power2_divisions)
+    hardware = allocations.hardware_of(gpu)
+    logs = [
+        allocations.allocations(model, hardware, setup, allocations.MOVED, rank)
+        for rank in ranks_played(model, setup)
+    ]
+    found = [_blocks(blocks.rounded(it, setup.roundup_power2_divisions), setup) for it in logs]
+    return Replay(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
+
+def _blocks(log: blocks.Log, setup: TrainingSetup) -> Blocks:
     def played(room: int) -> blocks.Played:
         return blocks.play(log, room, setup.expandable_segments, NEVER_AHEAD)
 
@@ -93,7 +104,7 @@ def replay(row: catalog.PlayedRun) -> Replay:
     least = least_memory(
         lambda room: played(room).died is not None, spare.allocated - 1, spare.reserved
     )
-    return Replay(row, _played(row), Blocks(spare.allocated, spare.reserved, least))
+    return Blocks(spare.allocated, spare.reserved, least)
 
 
 def _played(row: catalog.PlayedRun) -> Blocks:

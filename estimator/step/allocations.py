@@ -67,6 +67,8 @@ from estimator.step.wrapping import (
 from estimator.step.zero_requests import (
     by_size,
     flat_weights,
+    has_partitions,
+    has_shards,
     kept_bytes,
     reached,
     reduced,
@@ -80,7 +82,7 @@ from estimator.tape.tape import GRADIENTS, WEIGHTS, Mark
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Offload, Optimizer, Phase, Strategy
+from estimator.values.specs import Gpu, Model, Optimizer, Phase, Strategy
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -236,9 +238,9 @@ def _fixed(
     resident, keys = resident_memory(model, same), _Keys(FREE_KEYS)
     load: list[Request] = []
     trained = _load(load, keys, model, same, resident, made)
-    if _partitions(same.mesh):
+    if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
-    elif _shards(same.mesh):
+    elif has_shards(same.mesh):
         optimizer = [*stepped_in_groups(model, same, STEPPED, keys.new)]
     elif same.strategy.is_zero:
         optimizer = [*_flat_step(resident)]
@@ -537,7 +539,7 @@ class _Others(NamedTuple):
 
 def _reduces_after_backward(mesh: Mesh) -> bool:
     """Whether gradients are reduced after backward, on the GPU: ``reduced`` has the requests."""
-    return mesh.strategy is Strategy.ZERO1 and _partitions(mesh)
+    return mesh.strategy is Strategy.ZERO1 and has_partitions(mesh)
 
 
 def _without_reduction(
@@ -557,7 +559,7 @@ def _without_reduction(
 
 def _keeps_parts(mesh: Mesh) -> bool:
     """Whether gradients are reduced during backward, and each rank keeps its own on the GPU."""
-    return mesh.strategy is Strategy.ZERO2 and _partitions(mesh)
+    return mesh.strategy is Strategy.ZERO2 and has_partitions(mesh)
 
 
 KEEPS, SHARES = 1, 2
@@ -671,9 +673,9 @@ def _load(
         == of_modules
     )
     trained: list[Trainable] = []
-    if _partitions(same.mesh):
+    if has_partitions(same.mesh):
         load.extend(_partitioned(keys, own, model, same, resident))
-    elif _shards(same.mesh):
+    elif has_shards(same.mesh):
         load.extend(_sharded(keys, own, model, same, resident))
     elif wraps_in_groups(model, same):
         wrap = flattened if same.uses_fsdp1 else wrapped
@@ -726,27 +728,11 @@ def _load(
         load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
         reduced_ = [*trained, *_one_by_one(idle_tensors(model, same))]
         load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in buckets(reduced_, same)[0])
-    elif not _shards(same.mesh):
+    elif not has_shards(same.mesh):
         load.extend(_pieces(resident.communication, 1))
-    if same.strategy.is_zero and not _partitions(same.mesh) and not _shards(same.mesh):
+    if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
-
-
-def _partitions(mesh: Mesh) -> bool:
-    """Whether ZeRO divides flat gradients and states, but no weights, and all are on the GPU."""
-    return (
-        mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) and mesh.offload_optimizer is Offload.NONE
-    )
-
-
-def _shards(mesh: Mesh) -> bool:
-    """Whether ZeRO-3 keeps everything on the GPU."""
-    return (
-        mesh.strategy is Strategy.ZERO3
-        and mesh.offload_optimizer is Offload.NONE
-        and mesh.offload_param is Offload.NONE
-    )
 
 
 def _sharded(

@@ -18,7 +18,8 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocations import MADE, MOVED, Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, Log, play, rounded
+from estimator.step.blocks import NO_LIMIT, Log, Played, play, rounded
+from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, Shown
 from estimator.values.setup import TrainingSetup
@@ -36,14 +37,16 @@ FINEST = 2**20
 
 
 def is_replayed(model: Model, setup: TrainingSetup) -> bool:
-    """Whether a run's requests are known well enough to decide its need: one whole model in one process, not compiled.
+    """Whether a run's requests are known well enough to decide its need: one whole model in one process, or DeepSpeed's
+    partitions on the GPU, not compiled.
 
-    Shards, device maps and generation are taken in equal pieces, which is near enough for what nvidia-smi shows.
+    FSDP, offloading, device maps and generation are taken in pieces that are near enough for what nvidia-smi shows.
 
     Source: derived, as ``estimator.step.allocations``.
     """
+    is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
     return (
-        setup.strategy in (Strategy.NONE, Strategy.DDP)
+        (is_whole or has_partitions(setup.mesh) or has_shards(setup.mesh))
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED
@@ -77,10 +80,14 @@ def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -
 
 @lru_cache(maxsize=16)
 def _logs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[Log]:
-    """A run's requests, once for each way in which it may be loaded."""
-    ways = (MOVED, MADE) if tied_head(model) else (MOVED,)
+    """A run's requests, once for each way in which it may be loaded and each rank that may need most."""
+    ways = (MOVED, MADE) if tied_head(model) and not setup.strategy.is_zero else (MOVED,)
     divisions = setup.roundup_power2_divisions
-    return [rounded(allocations(model, hardware, setup, made), divisions) for made in ways]
+    return [
+        rounded(allocations(model, hardware, setup, made, rank), divisions)
+        for made in ways
+        for rank in ranks_played(model, setup)
+    ]
 
 
 class Replayed(NamedTuple):
@@ -105,14 +112,17 @@ def replayed(
     Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.01 % in the median and 0.8 % at p95.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
-    found = [
-        _replayed(log, setup.expandable_segments, rooms) for log in _logs(model, hardware, setup)
-    ]
-    return Replayed(*map(max, zip(*found, strict=True)))
+    expandable = setup.expandable_segments
+    spares = [(play(log, NO_LIMIT, expandable), log) for log in _logs(model, hardware, setup)]
+    spares.sort(key=lambda it: -it[0].allocated)
+    least = 0
+    for spare, log in spares:
+        if not least or play(log, least, expandable).died is not None:
+            least = max(least, _least(log, spare, expandable, rooms))
+    return Replayed(spares[0][0].allocated, least)
 
 
-def _replayed(log: Log, expandable: bool, rooms: tuple[int, ...]) -> Replayed:
-    spare = play(log, NO_LIMIT, expandable)
+def _least(log: Log, spare: Played, expandable: bool, rooms: tuple[int, ...]) -> int:
     low, high = spare.allocated - 1, spare.reserved
 
     def cut(room: int) -> None:
@@ -127,7 +137,7 @@ def _replayed(log: Log, expandable: bool, rooms: tuple[int, ...]) -> Replayed:
         cut(room)
     while high - low > max(FINEST, high // RESOLUTION):
         cut((low + high) // 2)
-    return Replayed(spare.allocated, high)
+    return high
 
 
 @lru_cache(maxsize=256)

@@ -21,8 +21,9 @@ from estimator.resident.optimizer import Trainable, state_tensors, step_transien
 from estimator.step.blocks import EMPTY, GIVE, GIVE_ALL, TAKE, TAKE_ONCE, Request
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Strategy
+from estimator.values.specs import Model, Offload, Strategy
 
 NewKeys = Callable[[int], int]
 """The first of so many keys that nothing else uses."""
@@ -60,17 +61,40 @@ def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[Group, ...]:
     )
 
 
-def ranks_played(model: Model, setup: TrainingSetup) -> tuple[int, ...]:
-    """The ranks that need most: those that keep most gradients, at stage 2 the first two and both ends.
+def has_partitions(mesh: Mesh) -> bool:
+    """Whether ZeRO divides flat gradients and states, but no weights, and all are on the GPU.
 
-    Of eight ranks of a small model, the least memory of one is up to 7 % above another's.
+    Source: derived, from the strategy.
+    """
+    return (
+        mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) and mesh.offload_optimizer is Offload.NONE
+    )
+
+
+def has_shards(mesh: Mesh) -> bool:
+    """Whether ZeRO-3 keeps everything on the GPU.
+
+    Source: derived, from the strategy.
+    """
+    return (
+        mesh.strategy is Strategy.ZERO3
+        and mesh.offload_optimizer is Offload.NONE
+        and mesh.offload_param is Offload.NONE
+    )
+
+
+def ranks_played(model: Model, setup: TrainingSetup) -> tuple[int, ...]:
+    """The ranks whose runs differ, and which need most: under ZeRO 1 and 2 the two that keep most gradients, and both
+    ends; else the first.
+
+    Of eight ranks of a small model, the least memory of one is up to 8 % above another's.
 
     Source: ``kept_gradients``; traces of PyTorch's allocator (``tests/verify``).
     """
+    if not has_partitions(setup.mesh):
+        return (0,)
     kept = kept_gradients(model, setup.adapters, setup.num_gpus)
     fullest = sorted(range(setup.num_gpus), key=lambda rank: -kept[rank])
-    if setup.strategy is Strategy.ZERO1:
-        return (fullest[0],)
     return tuple(dict.fromkeys([*fullest[:2], 0, setup.num_gpus - 1]))
 
 
