@@ -177,8 +177,8 @@ def allocations(
 
     def passes(*, records: bool = False) -> list[tuple[int, int]]:
         waiting, found = _Waiting(), list[tuple[int, int]]()
-        for micro_step in _micro_steps(model, setup):
-            others = _Others(waiting, left, records, rank)
+        for number, micro_step in enumerate(_micro_steps(model, setup)):
+            others = _Others(waiting, left, records and number == 0, rank)
             found += _pass(writer, keys, model, micro_step, setup, here, card, workspace, others)
             waiting.collects = False
             found.append((writer.stretch(_waited(setup)), 1))
@@ -272,9 +272,10 @@ class _Keys:
 def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
     """The step; before it one whose gradients are the first, where gradients are accumulated."""
     same = structure(setup)
-    is_flat = same.strategy is Strategy.ZERO3 or same.uses_fsdp1
-    if setup.gradient_accumulation_steps > 1 and not is_flat:
-        yield plan(model, replace(same, gradient_accumulation_steps=1))
+    if setup.gradient_accumulation_steps > 1 and not same.uses_fsdp1:
+        # ZeRO-3 has a place for gradients from the start
+        has_place = same.strategy is Strategy.ZERO3
+        yield plan(model, same if has_place else replace(same, gradient_accumulation_steps=1))
     yield plan(model, same)
 
 
