@@ -159,17 +159,20 @@ def allocations(
     setup: TrainingSetup,
     made: bool = MOVED,
     rank: int = 0,
+    *,
+    on_host: bool = False,
 ) -> Log:
     """The requests of a run: loading, three steps, and an evaluation before the third where one is planned.
 
-    ``rank``: under ZeRO 1 and 2, where each keeps other gradients; see ``ranks_played``. What an objective keeps beside
-    the model is taken in as many equal pieces as there are tensors, and so is everything under offloading.
+    ``rank``: under ZeRO 1 and 2, where each keeps other gradients; see ``ranks_played``. ``on_host``: their weights
+    become flat on the host. What an objective keeps beside the model is taken in as many equal pieces as there are
+    tensors, and so is everything under offloading.
 
     Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
     ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
     """
     same, (workspace, card) = structure(setup), hardware
-    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank)
+    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
     writer, keys = _Writer(), _Keys(fixed.keys)
     writer.once(fixed.load)
     left = _Left([], [])
@@ -233,11 +236,18 @@ class _Fixed(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _fixed(
-    model: Model, card: Card, same: TrainingSetup, clips: bool, made: bool, rank: int
+    model: Model,
+    card: Card,
+    same: TrainingSetup,
+    clips: bool,
+    made: bool,
+    rank: int,
+    *,
+    on_host: bool,
 ) -> _Fixed:
     resident, keys = resident_memory(model, same), _Keys(FREE_KEYS)
     load: list[Request] = []
-    trained = _load(load, keys, model, same, resident, made)
+    trained = _load(load, keys, model, same, resident, made, on_host=on_host)
     if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
     elif has_shards(same.mesh):
@@ -661,6 +671,8 @@ def _load(
     same: TrainingSetup,
     resident: Resident,
     made: bool,
+    *,
+    on_host: bool,
 ) -> list[Trainable]:
     """Weights, adapters and what stays beside them; returns the trained tensors in the order of their modules."""
     modules = [it.module for it in modules_in_order(model)]
@@ -675,7 +687,7 @@ def _load(
     )
     trained: list[Trainable] = []
     if has_partitions(same.mesh):
-        load.extend(_partitioned(keys, own, model, same, resident))
+        load.extend(_partitioned(keys, own, model, same, resident, on_host=on_host))
     elif has_shards(same.mesh):
         load.extend(_sharded(keys, own, model, same, resident))
     elif wraps_in_groups(model, same):
@@ -769,7 +781,13 @@ def _sharded(
 
 
 def _partitioned(
-    keys: _Keys, modules: Iterable[Module], model: Model, same: TrainingSetup, resident: Resident
+    keys: _Keys,
+    modules: Iterable[Module],
+    model: Model,
+    same: TrainingSetup,
+    resident: Resident,
+    *,
+    on_host: bool,
 ) -> Iterator[Request]:
     """Weights of stages 1 and 2: those that are not trained arrive one by one and stay, the others become flat."""
     size = zero_width(same.precision)
@@ -783,7 +801,7 @@ def _partitioned(
                 for shape in weight_shapes(module)
             )
     yield from stays
-    flat = [*flat_weights(model, same, HELD, keys.new)]
+    flat = [*flat_weights(model, same, HELD, keys.new, on_host=on_host)]
     yield from flat
     weights = sum(it.size for it in stays if it.key == HELD) + sum(
         it.size for it in flat if it.key == HELD

@@ -36,6 +36,10 @@ FINEST = 2**20
 """And to no less than a MiB."""
 
 
+LOADING = 0
+"""Place of the loading among a run's stretches."""
+
+
 def is_replayed(model: Model, setup: TrainingSetup) -> bool:
     """Whether a run's requests are known well enough to decide its need: one whole model in one process, or DeepSpeed's
     partitions on the GPU, not compiled.
@@ -73,21 +77,46 @@ def goes_through(
 @lru_cache(maxsize=4096)
 def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -> bool:
     return all(
-        play(log, room, setup.expandable_segments).died is None
-        for log in _logs(model, hardware, setup)
+        run.play(room, setup.expandable_segments).died is None
+        for run in _runs(model, hardware, setup)
     )
 
 
+class _Run(NamedTuple):
+    """The requests of one rank, loaded in one way."""
+
+    log: Log
+    narrow: Log | None = None
+    """Those on a card that has no room to load it so: DeepSpeed's weights become flat on the host."""
+
+    def play(self, room: int, expandable: bool) -> Played:
+        """The run on a card with so many bytes."""
+        return self._loaded(room, expandable)[1]
+
+    def spare(self, room: int, expandable: bool) -> Played:
+        """The requests of a card with so many bytes, with memory to spare."""
+        return play(self._loaded(room, expandable)[0], NO_LIMIT, expandable)
+
+    def _loaded(self, room: int, expandable: bool) -> tuple[Log, Played]:
+        found = play(self.log, room, expandable)
+        if found.died == LOADING and self.narrow is not None:
+            return self.narrow, play(self.narrow, room, expandable)
+        return self.log, found
+
+
 @lru_cache(maxsize=16)
-def _logs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[Log]:
-    """A run's requests, once for each way in which it may be loaded and each rank that may need most."""
+def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_Run]:
+    """A run, once for each way in which it may be loaded and each rank that may need most."""
+
+    def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
+        requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
+        return rounded(requests, setup.roundup_power2_divisions)
+
+    ranks = ranks_played(model, setup)
+    if has_partitions(setup.mesh):
+        return [_Run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
     ways = (MOVED, MADE) if tied_head(model) and not setup.strategy.is_zero else (MOVED,)
-    divisions = setup.roundup_power2_divisions
-    return [
-        rounded(allocations(model, hardware, setup, made, rank), divisions)
-        for made in ways
-        for rank in ranks_played(model, setup)
-    ]
+    return [_Run(log(made, rank)) for made in ways for rank in ranks]
 
 
 class Replayed(NamedTuple):
@@ -113,22 +142,26 @@ def replayed(
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     expandable = setup.expandable_segments
-    spares = [(play(log, NO_LIMIT, expandable), log) for log in _logs(model, hardware, setup)]
+    largest = max(rooms, default=NO_LIMIT)
+    runs = _runs(model, hardware, setup)
+    spares = [(run.spare(largest, expandable), run) for run in runs]
     spares.sort(key=lambda it: -it[0].allocated)
     least = 0
-    for spare, log in spares:
-        if not least or play(log, least, expandable).died is not None:
-            least = max(least, _least(log, spare, expandable, rooms))
+    for spare, run in spares:
+        if not least or run.play(least, expandable).died is not None:
+            least = max(least, _least(run, spare, expandable, rooms))
     return Replayed(spares[0][0].allocated, least)
 
 
-def _least(log: Log, spare: Played, expandable: bool, rooms: tuple[int, ...]) -> int:
+def _least(run: _Run, spare: Played, expandable: bool, rooms: tuple[int, ...]) -> int:
     low, high = spare.allocated - 1, spare.reserved
+    if run.narrow is not None:
+        low = min(low, play(run.narrow, NO_LIMIT, expandable).allocated - 1)
 
     def cut(room: int) -> None:
         nonlocal low, high
         if low < room < high:
-            if play(log, room, expandable).died is None:
+            if run.play(room, expandable).died is None:
                 high = room
             else:
                 low = room
@@ -151,7 +184,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     room = NO_LIMIT if gpu is None else gpu.memory_bytes - sum(_outside(gpu, setup))
     hardware = hardware_of(gpu)
     return max(
-        play(log, room, setup.expandable_segments).reserved for log in _logs(model, hardware, setup)
+        run.play(room, setup.expandable_segments).reserved for run in _runs(model, hardware, setup)
     )
 
 

@@ -142,11 +142,12 @@ def _decaying(trained: Iterable[Trained]) -> list[bool]:
 
 
 def flat_weights(
-    model: Model, setup: TrainingSetup, held: int, new_keys: NewKeys
+    model: Model, setup: TrainingSetup, held: int, new_keys: NewKeys, *, on_host: bool
 ) -> Iterator[Request]:
     """The trained weights arrive one by one, each group is copied into a flat tensor, and a float32 part is made of it.
 
-    DeepSpeed empties the cache before each group. Both float32 gradients of the parts exist once, to be freed.
+    ``on_host``: the group goes to the host and becomes flat there, as where the card has no room for both. DeepSpeed
+    empties the cache before each group. Both float32 gradients of the parts exist once, to be freed.
 
     Source: ``__init__`` (``flatten_on_accelerator``), ``initialize_optimizer_states``.
     """
@@ -159,11 +160,16 @@ def flat_weights(
     for group, decays in zip(
         found, sorted({it.decays for it in trained}, reverse=True), strict=True
     ):
-        yield Request(EMPTY, 0)
-        yield Request(TAKE, held, allocated(size * group.part * setup.num_gpus))
+        flat = Request(TAKE, held, allocated(size * group.part * setup.num_gpus))
+        if not on_host:
+            yield Request(EMPTY, 0)
+            yield flat
         for at, it in enumerate(trained):
             if it.decays == decays:
                 yield Request(GIVE, first + at)
+        if on_host:
+            yield Request(EMPTY, 0)
+            yield flat
         master = Request(TAKE, held, allocated(FLOAT32_BYTES * group.part))
         if size == FLOAT32_BYTES:
             yield master
