@@ -86,7 +86,9 @@ def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None
 def played(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What ZeRO-3's coordinators traced."""
     traced: list[object] = []
-    monkeypatch.setattr(timeline, "Coordinator", lambda *of: traced.append(of) or Coordinator(*of))
+    monkeypatch.setattr(
+        timeline, "Coordinator", lambda *of, **how: traced.append(of) or Coordinator(*of, **how)
+    )
     timeline._coordinated.cache_clear()
     return traced
 

@@ -148,8 +148,24 @@ def check_units(model: Model, setup: TrainingSetup) -> None:
 
 
 def _shard(unit: FlatParameter, setup: TrainingSetup) -> int:
-    width = gathered_width(setup, is_adapter=unit.is_adapter)
-    return shard_elements(unit.sizes, width, setup.shard_ranks)
+    return flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+
+
+def flat_shard(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) -> int:
+    """Elements of each rank's shard of a unit with tensors of so many elements.
+
+    Source: as ``shard_elements``.
+    """
+    width = gathered_width(setup, is_adapter=is_adapter)
+    return shard_elements(sizes, width, setup.shard_ranks)
+
+
+def flat_ends(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) -> list[int]:
+    """Where each tensor of a unit ends, in elements.
+
+    Source: as ``shard_elements``.
+    """
+    return _starts(sizes, gathered_width(setup, is_adapter=is_adapter))
 
 
 def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:

@@ -181,7 +181,7 @@ class Fsdp2Group:
             if member.leaf is not None:
                 member.leaf.grad = None
         self.free()
-        tape.operation = "reduce-scatter"
+        tape.operation = "copy gradients into the reduce-scatter"
         if traffic.reduced:
             del traffic.reduced[0]
         if not with_grad:
@@ -192,9 +192,11 @@ class Fsdp2Group:
         # foreach_reduce's loop variable refers to the last gradient until the function returns
         while len(gradients) > 1:
             del gradients[0]
+        tape.operation = "reduce-scatter"
         scattered = traffic.new(shards)
         if traffic.replicated:
             traffic.averaged.append(scattered)
+            tape.operation = "all-reduce"
         stored = sum(m.shard_elements * m.stored_width for m in with_grad)
         if stored == shards:
             scattered.become(GRADIENTS)

@@ -7,7 +7,8 @@ everything else and stays gathered too.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import is_copied
@@ -19,6 +20,7 @@ from estimator.families.rotary import Rotary, Tables
 from estimator.families.weights import buffer_bytes, elements, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks
+from estimator.parallel.parameter_order import modules_in_order
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import (
     EMBEDDING,
@@ -114,9 +116,10 @@ class Fsdp2Hooks(Hooks):
         )
         self._tied = model.is_tied
         names = {
-            group.name: {module.name for module in group.modules}
+            group.name: [module.name for module in group.modules]
             for group in fsdp_groups(model, setup.adapters)
         }
+        self._order = _order(model)
         self._joins_norm = joins_norm(model, setup.adapters)
         self._calls_head = loss_of(model, setup).calls_head
         self._reads_head = not (self._calls_head or self._joins_norm or self._tied)
@@ -154,21 +157,20 @@ class Fsdp2Hooks(Hooks):
         return Fsdp2Layer(self, block, group if group.members else None)
 
     def _group(
-        self, block: Block, names: Container[str] | None = None, *, reshards: bool
+        self, block: Block, names: Sequence[str] | None = None, *, reshards: bool
     ) -> Fsdp2Group:
         setup, members = self._setup, self._members_of(block, names)
         was_reduced = setup.reduces_every_micro_step and setup.gradient_accumulation_steps > 1
         return Fsdp2Group(self._traffic, members, reshards=reshards, was_reduced=was_reduced)
 
     def _members_of(
-        self, block: Block, names: Container[str] | None = None
+        self, block: Block, names: Sequence[str] | None = None
     ) -> list[ShardedParameter]:
-        return [
-            member
-            for owned in block.owned
-            if names is None or owned.module.name in names
-            for member in self._members(owned)
-        ]
+        """The parameters of these modules in their order, or of all in the order of the model's class."""
+        own = [it for it in block.owned if names is None or it.module.name in names]
+        places = self._order if names is None else {name: at for at, name in enumerate(names)}
+        own.sort(key=lambda it: places.get(it.module.name, len(places)))
+        return [member for owned in own for member in self._members(owned)]
 
     def _members(self, owned: Owned) -> list[ShardedParameter]:
         """The parameter itself, and the frozen original if PEFT trains a copy."""
@@ -291,6 +293,15 @@ class Fsdp2Layer(NamedTuple):
         """Frees its weights, then casts its output."""
         x = self.hooks.cast(x)
         return x if self.group is None else self.group.leave(x)
+
+
+@lru_cache(maxsize=64)
+def _order(model: Model) -> Mapping[str, int]:
+    """Where a layer's class defines each module."""
+    found: dict[str, int] = {}
+    for it in modules_in_order(model):
+        found.setdefault(it.module.name, len(found))
+    return found
 
 
 def is_packed(owned: Owned, adapters: Adapters) -> bool:

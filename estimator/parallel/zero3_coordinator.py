@@ -228,16 +228,31 @@ class Amount(NamedTuple):
 
     def of(self, ranks: int) -> int:
         """Bytes with this number of ranks."""
+        return sum(self.pieces(ranks))
+
+    def pieces(self, ranks: int) -> list[int]:
+        """Bytes of each tensor with this number of ranks."""
         if self.part:
-            return sum(allocated(width * ceil_div(count, ranks)) for count, width in self.weights)
+            return [allocated(width * ceil_div(count, ranks)) for count, width in self.weights]
         alike: defaultdict[int, int] = defaultdict(int)
         for count, width in self.weights:
             alike[width] += width * (ceil_div(count, ranks) * ranks if self.padded else count)
-        return sum(map(allocated, alike.values()))
+        # in the order of the dtypes' names, bfloat16 before float32 before uint8: ``sort_dtypes``
+        return [allocated(alike[it]) for it in sorted(alike, key=lambda it: (it == 1, it))]
 
 
 Pattern = tuple[tuple[int, ...], ...]
 """What comes and goes at each call of a stretch: numbers of amounts, negative where they are freed."""
+
+
+class Gathers(NamedTuple):
+    """What comes and goes at the calls of a step."""
+
+    sizes: list[list[int]]
+    """Bytes of each amount's tensors; the first amount has the number 1."""
+    patterns: list[Pattern]
+    runs: list[list[int]]
+    """For every run, the pattern of each repetition."""
 
 
 def _levels(pattern: Pattern, signed: Sequence[int]) -> list[int]:
@@ -266,9 +281,10 @@ class Mode(Enum):
 class Coordinator:
     """Gathers and lets go as DeepSpeed does, and writes down what comes and goes.
 
-    A step with one forward pass is traced whole. Each further pass of the same model ends the recording at what came
-    before it; that trace is found too short, or another, and is dropped: from there on nothing is gathered ahead, and
-    weights go as soon as a module has returned. So it goes in every step.
+    A step with one forward pass is traced whole; ``records``: in the first one, which gathers nothing ahead. Each
+    further pass of the same model ends the recording at what came before it; that trace is found too short, or another,
+    and is dropped: from there on nothing is gathered ahead, and weights go as soon as a module has returned. So it goes
+    in every step.
 
     A module counts the inputs whose gradients are still to come, and every forward call begins the count anew. So in
     the backward of any pass but the last, a module's weights stay until the step, unless a checkpoint replays it.
@@ -278,7 +294,7 @@ class Coordinator:
     ``_post_backward_module_hook`` (``ds_grads_remaining``) and ``release_backward_leftovers``.
     """
 
-    def __init__(self, call_trace: CallTrace, rules: Rules) -> None:
+    def __init__(self, call_trace: CallTrace, rules: Rules, *, records: bool = False) -> None:
         self.call_trace = call_trace
         self.rules = rules
         self._numbers: dict[Amount, int] = {}
@@ -313,6 +329,8 @@ class Coordinator:
         micro_steps = 1
         if call_trace.forwards > 1:
             self._mode, micro_steps = Mode.INVALID, STEPS_TO_REPEAT
+        elif records:
+            self._mode = Mode.RECORD
         else:
             self._follow(call_trace.trace)
         self.runs: list[list[int]] = []
@@ -404,6 +422,14 @@ class Coordinator:
                 stretches.append([level + it for it in patterns[pattern]])
                 level = stretches[-1][-1]
             yield stretches
+
+    def gathers(self, ranks: int, *, is_offloaded: bool = False) -> Gathers:
+        """What comes and goes at every call, in bytes, as ``levels``."""
+        sizes = [
+            [] if amount.part and not is_offloaded else amount.pieces(ranks)
+            for amount in self._numbers
+        ]
+        return Gathers(sizes, list(self._patterns), self.runs)
 
     def _amount(self, weights: Sequence[int], *, part: bool = False, padded: bool = False) -> int:
         key = tuple(weights), part, padded

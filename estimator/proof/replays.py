@@ -17,6 +17,7 @@ from estimator.contract.setups import parse
 from estimator.objectives.registry import as_trained
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
+from estimator.step.zero_requests import ranks_played
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -24,6 +25,10 @@ RESOLUTION = 2048
 """The least memory is found to this share of itself, as that of the played runs."""
 FINEST = 2**20
 """And to no less than a MiB: half of what the allocator takes at once."""
+
+
+NEVER_AHEAD = 0
+"""Gathers by which FSDP1's CPU ran ahead where the rows were played: that card finishes everything at once."""
 
 
 class Blocks(NamedTuple):
@@ -76,20 +81,30 @@ def least_memory(dies: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def replay(row: catalog.PlayedRun) -> Replay:
-    """Plays a run on our allocator. Raises ``ValueError`` for a setup that cannot be estimated."""
+    """Plays a run on our allocator: the most of any rank.
+
+    Raises ``ValueError`` for a setup that cannot be estimated.
+    """
     model, gpu, setup = parse(json.loads(row.setup))
     model, setup = as_trained(model, setup)
-    log = allocations.allocations(model, allocations.hardware_of(gpu), setup, allocations.MOVED)
-    log = blocks.rounded(log, setup.roundup_power2_divisions)
+    hardware = allocations.hardware_of(gpu)
+    logs = [
+        allocations.allocations(model, hardware, setup, allocations.MOVED, rank)
+        for rank in ranks_played(model, setup)
+    ]
+    found = [_blocks(blocks.rounded(it, setup.roundup_power2_divisions), setup) for it in logs]
+    return Replay(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
+
+def _blocks(log: blocks.Log, setup: TrainingSetup) -> Blocks:
     def played(room: int) -> blocks.Played:
-        return blocks.play(log, room, setup.expandable_segments)
+        return blocks.play(log, room, setup.expandable_segments, NEVER_AHEAD)
 
     spare = played(blocks.NO_LIMIT)
     least = least_memory(
         lambda room: played(room).died is not None, spare.allocated - 1, spare.reserved
     )
-    return Replay(row, _played(row), Blocks(spare.allocated, spare.reserved, least))
+    return Blocks(spare.allocated, spare.reserved, least)
 
 
 def _played(row: catalog.PlayedRun) -> Blocks:

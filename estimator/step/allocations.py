@@ -7,12 +7,14 @@ backward frees the newest of a key first.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
+from estimator.families.adapters import is_trained_whole
 from estimator.families.counts import tied_head
 from estimator.families.modules import Module, is_quantized, weight_shapes
 from estimator.families.towers import made_modules
@@ -27,12 +29,17 @@ from estimator.families.weights import (
     packed_bytes,
     weight_width,
 )
-from estimator.parallel.fsdp1 import flat_tensors
-from estimator.parallel.parameter_order import modules_in_order, trained_in_order
-from estimator.parallel.sharding import sharded_tensors
+from estimator.parallel.parameter_order import At, modules_in_order, trained_in_order
 from estimator.parallel.strategies import resident_memory
-from estimator.parallel.zero import SUB_GROUP
-from estimator.resident.model import Resident, gradient_bytes, trainable_tensors, trained_of
+from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
+from estimator.parallel.zero import width as zero_width
+from estimator.resident.model import (
+    Resident,
+    gradient_bytes,
+    idle_tensors,
+    trainable_tensors,
+    trained_of,
+)
 from estimator.resident.optimizer import RULES, Trainable, state_tensors
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
@@ -42,19 +49,40 @@ from estimator.step.blocks import (
     GIVE_LATE,
     TAKE,
     TAKE_ONCE,
+    WAIT,
     Log,
     Request,
     log_of,
 )
+from estimator.step.ddp_requests import IN_FLIGHT, buckets, made_equal
 from estimator.step.evaluation import evaluation_plan
-from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
+from estimator.step.timeline import Plan, Run, Sizes, plan, structure
+from estimator.step.wrapping import (
+    flattened,
+    stepped_pieces,
+    stepped_shards,
+    wrapped,
+    wraps_in_groups,
+)
+from estimator.step.zero_requests import (
+    by_size,
+    flat_weights,
+    has_partitions,
+    has_shards,
+    kept_bytes,
+    reached,
+    reduced,
+    sharded,
+    stepped,
+    stepped_in_groups,
+)
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
-from estimator.tape.tape import WEIGHTS
+from estimator.tape.tape import GRADIENTS, WEIGHTS, Mark
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Optimizer, Strategy
+from estimator.values.specs import Gpu, Model, Optimizer, Phase, Strategy
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -66,14 +94,14 @@ NORM_CHUNK = 65_536
 ``kChunkSize``."""
 MOST_ALIKE = 512
 """Equal tensors of a loop that are requested one by one; more count as one, for the cost of a replay."""
-BUCKET = 25 * 2**20
-"""Bytes of DDP's buckets: torch 2.13, nn/parallel/distributed.py, ``bucket_cap_mb``."""
 
 COMPUTE, GATHER, CAST, REDUCE = range(4)
 """Streams."""
-HELD, SCRATCH, WORKSPACES, STEPPED, HEAD, FREE_KEYS = 0, 1, 2, 4, 5, 6
+AVERAGE = CAST
+"""FSDP 2's for the average between replicas; FSDP 1 casts on it."""
+HELD, SCRATCH, WORKSPACES, STEPPED, HEAD, KEPT, BUCKETS, FREE_KEYS = 0, 1, 2, 4, 5, 6, 7, 8
 """Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
-tied; and the first of all others."""
+tied, gradients that ZeRO-1 keeps of a step, DDP's buckets; and the first of all others."""
 
 
 MOVED, MADE = False, True
@@ -130,31 +158,54 @@ def allocations(
     hardware: Hardware,
     setup: TrainingSetup,
     made: bool = MOVED,
+    rank: int = 0,
+    *,
+    on_host: bool = False,
 ) -> Log:
     """The requests of a run: loading, three steps, and an evaluation before the third where one is planned.
 
-    Exact for one process a model without shards; ZeRO's flat states, FSDP's shards and what an objective keeps beside
-    the model are taken in as many equal pieces as there are tensors.
+    ``rank``: under ZeRO 1 and 2, where each keeps other gradients; see ``ranks_played``. ``on_host``: their weights
+    become flat on the host. What an objective keeps beside the model is taken in as many equal pieces as there are
+    tensors, and so is everything under offloading.
 
     Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
     ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
     """
     same, (workspace, card) = structure(setup), hardware
-    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made)
+    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
     writer, keys = _Writer(), _Keys(fixed.keys)
     writer.once(fixed.load)
-    optimizer = writer.stretch(fixed.optimizer)
-    step = []
-    for micro_step in _micro_steps(model, setup):
-        step += _pass(writer, keys, micro_step, setup, Sizes.of(setup), card, workspace)
+    left = _Left([], [])
+    here = Sizes.of(setup)
+
+    def passes(*, records: bool = False) -> list[tuple[int, int]]:
+        waiting, found = _Waiting(), list[tuple[int, int]]()
+        for number, micro_step in enumerate(_micro_steps(model, setup)):
+            others = _Others(waiting, left, records and number == 0, rank)
+            found += _pass(writer, keys, model, micro_step, setup, here, card, workspace, others)
+            waiting.collects = False
+            found.append((writer.stretch(_waited(setup)), 1))
+        return found
+
+    step = passes()
+    first_step = passes(records=True) if setup.strategy is Strategy.ZERO3 else step
+    after: list[Request] = []
+    if _reduces_after_backward(setup.mesh):
+        after += reduced(model, setup, rank, by_size(left.gradients), KEPT, STEPPED)
+        after += (Request(GIVE_ALL, key) for key in left.buckets)
+    elif setup.gradient_accumulation_steps > 1 and _keeps_parts(setup.mesh):
+        after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
+    optimizer = writer.stretch([*after, *fixed.optimizer, Request(GIVE_ALL, KEPT)])
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     evaluation: list[tuple[int, int]] = []
     if setup.run.eval_strategy != "no":
         sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
         evaluated_plan = evaluation_plan(model, same)
-        evaluation = _pass(writer, keys, evaluated_plan, setup, sizes, card, workspace)
+        evaluation = _pass(writer, keys, model, evaluated_plan, setup, sizes, card, workspace)
     for number in range(STEPS):
-        for stretch, times in step:
+        if number == 1:
+            writer.once(fixed.before_second)
+        for stretch, times in step if number else first_step:
             writer.run(stretch, times)
         writer.run(optimizer)
         writer.run(released)
@@ -164,25 +215,55 @@ def allocations(
     return writer.log()
 
 
+def _waited(setup: TrainingSetup) -> Iterator[Request]:
+    """The CPU reads the loss of each micro-step, so that what FSDP 1 frees late is free by then.
+
+    Source: transformers 5.23, trainer.py, ``_run_epoch`` (``torch.isnan(tr_loss_step)``).
+    """
+    if setup.uses_fsdp1:
+        yield Request(WAIT, HELD)
+
+
 class _Fixed(NamedTuple):
     """What batch and length do not change: loading, the optimizer's step, and the first key that is not in use."""
 
     load: list[Request]
     optimizer: list[Request]
     keys: int
+    before_second: list[Request]
+    """Requests before the second step."""
 
 
 @lru_cache(maxsize=64)
-def _fixed(model: Model, card: Card, same: TrainingSetup, clips: bool, made: bool) -> _Fixed:
+def _fixed(
+    model: Model,
+    card: Card,
+    same: TrainingSetup,
+    clips: bool,
+    made: bool,
+    rank: int,
+    *,
+    on_host: bool,
+) -> _Fixed:
     resident, keys = resident_memory(model, same), _Keys(FREE_KEYS)
     load: list[Request] = []
-    trained = _load(load, keys, model, same, resident, made)
-    if same.strategy.is_zero:
+    trained = _load(load, keys, model, same, resident, made, on_host=on_host)
+    if has_partitions(same.mesh):
+        optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
+    elif has_shards(same.mesh):
+        optimizer = [*stepped_in_groups(model, same, STEPPED, keys.new)]
+    elif same.strategy.is_zero:
         optimizer = [*_flat_step(resident)]
     else:
         optimizer = [*_norms(trained)] if clips and trained else []
         optimizer += _optimizer_step(keys, trained, same, resident, card)
-    return _Fixed(load, optimizer, keys.first)
+    again: list[Request] = []
+    if same.strategy is Strategy.DDP:
+        _, rebuilt = buckets([*trained, *_one_by_one(idle_tensors(model, same))], same)
+        if rebuilt is not None:
+            again = [Request(GIVE_ALL, BUCKETS)]
+            again += (Request(TAKE, BUCKETS, allocated(it)) for it in rebuilt)
+    return _Fixed(load, optimizer, keys.first, again)
 
 
 class _Keys:
@@ -201,35 +282,73 @@ class _Keys:
 def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
     """The step; before it one whose gradients are the first, where gradients are accumulated."""
     same = structure(setup)
-    if setup.gradient_accumulation_steps > 1 and not (same.strategy.is_zero or same.uses_fsdp1):
-        yield plan(model, replace(same, gradient_accumulation_steps=1))
+    if setup.gradient_accumulation_steps > 1 and not same.uses_fsdp1:
+        # ZeRO-3 has a place for gradients from the start
+        has_place = same.strategy is Strategy.ZERO3
+        yield plan(model, same if has_place else replace(same, gradient_accumulation_steps=1))
     yield plan(model, same)
 
 
 def _pass(
     writer: _Writer,
     keys: _Keys,
+    model: Model,
     steps: Plan,
     setup: TrainingSetup,
     sizes: Sizes,
     card: Card,
     workspace: int,
+    others: _Others | None = None,
 ) -> list[tuple[int, int]]:
     """The stretches of one played pass, in order."""
     sized, schedule = steps.step(sizes)
     own = _keys(schedule.program)
     first = keys.new(max(it.key for it in own) + 1)
-    gathered = _most_gathered(sized, schedule, setup.mesh)
-    if gathered:
-        writer.once([Request(TAKE, HELD, allocated(gathered), GATHER)])
-    known: dict[int, int] = {}
-    for run in schedule.runs:
-        if run.segment not in known:
-            requests = _segment(sized, schedule.program, run.segment, own, first, card, workspace)
-            if setup.mesh.uses_fsdp1:
-                requests = _on_streams(requests, schedule.program, run.segment)
-            known[run.segment] = writer.stretch(it for it, _ in requests)
-    return [(known[run.segment], run.length) for run in schedule.runs]
+    gathers = schedule.gathers(
+        sized, setup.mesh.shard_ranks, records=others is not None and others.records
+    )
+    amounts = {model: keys.new(len(it.sizes)) for model, it in gathers.items()}
+    own_bytes = 0
+    if others is not None and _keeps_parts(setup.mesh):
+        own_bytes = kept_bytes(model, setup, others.rank)
+    known: dict[tuple[int, int], int] = {}
+    order: list[tuple[int, int]] = []
+    for index, run in enumerate(schedule.runs):
+        gathered = gathers.get(run.model)
+        patterns = gathered.runs[index] if gathered else [0] * run.length
+        if others is not None and _keeps_parts(setup.mesh):
+            patterns = [*_places(model, setup, others.rank, schedule.runs, index)]
+        for pattern, alike in groupby(patterns):
+            if (run.segment, pattern) not in known:
+                played = schedule.program
+                waits = others.waiting.of(played.marks[run.segment]) if others else []
+                requests = _segment(sized, played, run.segment, own, first, card, workspace, waits)
+                if setup.mesh.uses_fsdp1:
+                    requests = _on_streams(requests, played)
+                elif setup.strategy.is_fsdp:
+                    requests = _on_streams2(requests, played)
+                    if waits_whole(setup) and others is not None and others.waiting.collects:
+                        requests = _unreduced(requests, played, waits)
+                elif _reduces_after_backward(setup.mesh):
+                    requests = _without_reduction(requests, played)
+                elif others is not None and _keeps_parts(setup.mesh):
+                    requests = _of_rank(requests, played, pattern, own_bytes)
+                elif gathered:
+                    changes = zip(
+                        (it.start for it in played.calls[run.segment]),
+                        gathered.patterns[pattern],
+                        strict=True,
+                    )
+                    requests = _gathering(requests, changes, gathered.sizes, amounts[run.model])
+                    requests = _reducing(requests, played)
+                known[run.segment, pattern] = writer.stretch(it for it, _ in requests)
+            order.append((known[run.segment, pattern], len(list(alike))))
+    if gathers:  # nothing stays gathered between two passes
+        left_over = range(min(amounts.values()), keys.first)
+        order.append((writer.stretch(Request(GIVE_ALL, key) for key in left_over), 1))
+    if others is not None:
+        others.left.add(sized, schedule.program, own, first)
+    return order
 
 
 class _Key(NamedTuple):
@@ -268,11 +387,12 @@ def _segment(
     first: int,
     card: Card,
     workspace: int,
+    left: list[int],
 ) -> Iterator[tuple[Request, int]]:
     """The requests of one segment, each with its event; storages have keys from ``first`` on.
 
-    A tensor that only changes its component stays where it is; one that comes to stand for several equal ones is joined
-    by these.
+    ``left``: keys of an earlier micro-step's gradients that are freed here, in order. A tensor that only changes its
+    component stays where it is; one that comes to stand for several equal ones is joined by these.
     """
     at, end = played.spans[segment]
     made: dict[int, set[int]] = {}
@@ -284,6 +404,8 @@ def _segment(
             yield from ((it, at) for it in _scratch(sizes))
         sign, size, number = played.signs[at], sized.size_of(played.slots[at]), played.storages[at]
         if not size or (key := keys[number].key) < 0:
+            if left and not number and sign < 0 and played.components[at] == GRADIENTS:
+                yield Request(GIVE, left.pop(0)), at
             at += 1
             continue
         key, one = first + key, sized.size_of(keys[number].slot)
@@ -315,29 +437,228 @@ def _scratch(sizes: Iterable[int]) -> Iterator[Request]:
 
 
 def _on_streams(
-    requests: Iterable[tuple[Request, int]], played: Program, segment: int
+    requests: Iterable[tuple[Request, int]], played: Program
 ) -> Iterator[tuple[Request, int]]:
     """The same with FSDP1's streams: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
     for request, at in requests:
         stream = COMPUTE
         if played.operations[at] == "all-gather":
             stream = GATHER if played.components[at] == WEIGHTS else CAST
+        elif played.operations[at] == "flatten gradients":
+            stream = GATHER  # autograd splits the flat weights on the stream that gathered them
         elif played.operations[at] == "reduce-scatter":
             stream = REDUCE
         late = stream == GATHER and request.what == GIVE
         yield request._replace(stream=stream, what=GIVE_LATE if late else request.what), at
 
 
-def _most_gathered(sized: Sized, schedule: Schedule, mesh: Mesh) -> int:
-    """Most bytes of weights that ZeRO-3 holds gathered, in blocks of a separate stream.
+STREAMS_OF_FSDP2 = {"all-gather": GATHER, "reduce-scatter": REDUCE, "all-reduce": AVERAGE}
+"""Streams on which FSDP 2 allocates, by operator: weights and gradients themselves are on the computing one.
 
-    Each layer reuses the blocks of the layer before, so they are allocated once.
-    Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
+Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_all_gather``, ``foreach_reduce``;
+_fsdp_param_group.py, ``get_all_gather_streams``.
+"""
+
+
+REDUCING = ("copy gradients into the reduce-scatter", "reduce-scatter", "all-reduce")
+"""Operators with which FSDP 2 reduces gradients."""
+
+
+def _on_streams2(
+    requests: Iterable[tuple[Request, int]], played: Program
+) -> Iterator[tuple[Request, int]]:
+    """The same with FSDP 2's streams."""
+    for request, at in requests:
+        stream = STREAMS_OF_FSDP2.get(played.operations[at], COMPUTE)
+        yield request._replace(stream=stream), at
+
+
+class _Waiting:
+    """Keys of gradients that wait whole for the last micro-step, by the part of backward that frees them."""
+
+    def __init__(self) -> None:
+        self.collects = True
+        """Whether it is the first micro-step that is played."""
+        self._keys: dict[Mark, list[int]] = {}
+
+    def of(self, mark: Mark) -> list[int]:
+        """Those of this part of the step."""
+        return self._keys.setdefault(mark._replace(start=0, operation=""), [])
+
+
+def waits_whole(setup: TrainingSetup) -> bool:
+    """Whether gradients wait whole for the last micro-step: FSDP 2's under Trainer.
+
+    Source: accelerate 1.15, accelerator.py, ``no_sync`` (``set_requires_gradient_sync``).
     """
-    gathered = schedule.gathered(sized, mesh.shard_ranks)
-    if gathered is None:
-        return 0
-    return max(level for run in gathered.alike for _, _, level in run)
+    return (
+        setup.strategy.is_fsdp
+        and not setup.uses_fsdp1
+        and setup.gradient_accumulation_steps > 1
+        and not setup.reduces_every_micro_step
+    )
+
+
+def _unreduced(
+    requests: Iterable[tuple[Request, int]], played: Program, left: list[int]
+) -> Iterator[tuple[Request, int]]:
+    """The requests of a micro-step whose gradients are not reduced; ``left`` gets their keys.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``post_backward`` (``reduce_grads``).
+    """
+    is_reducing = False
+    for request, at in requests:
+        if played.operations[at] in REDUCING:
+            is_reducing = is_reducing or request.what == TAKE
+            continue
+        is_reducing = is_reducing and request.what != TAKE
+        if is_reducing and played.components[at] == GRADIENTS:
+            left.append(request.key)
+        else:
+            yield request, at
+
+
+class _Left(NamedTuple):
+    """Keys of what is alive after backward."""
+
+    gradients: list[tuple[int, int]]
+    """Of weights' gradients in the order of backward, each with the bytes of one."""
+    buckets: list[int]
+    """Of DeepSpeed's bucket."""
+
+    def add(self, sized: Sized, played: Program, keys: Sequence[_Key], first: int) -> None:
+        """Add those of a pass, whose keys begin at ``first``."""
+        for at, number in enumerate(played.storages):
+            if played.signs[at] > 0 and keys[number].key >= 0:
+                key = first + keys[number].key
+                if played.components[at] == GRADIENTS:
+                    self.gradients.append((key, sized.size_of(keys[number].slot)))
+                elif played.operations[at] == "bucket":
+                    self.buckets.append(key)
+
+
+class _Others(NamedTuple):
+    """What a training pass has to do with others."""
+
+    waiting: _Waiting
+    left: _Left
+    """Where what it leaves is added."""
+    records: bool
+    """Whether it comes before ZeRO-3 knows the order of modules."""
+    rank: int
+
+
+def _reduces_after_backward(mesh: Mesh) -> bool:
+    """Whether gradients are reduced after backward, on the GPU: ``reduced`` has the requests."""
+    return mesh.strategy is Strategy.ZERO1 and has_partitions(mesh)
+
+
+def _without_reduction(
+    requests: Iterable[tuple[Request, int]], played: Program
+) -> Iterator[tuple[Request, int]]:
+    """The same without the copy of a rank's own gradients after backward, and without the end of the bucket."""
+    buckets = {
+        number
+        for operation, number in zip(played.operations, played.storages, strict=True)
+        if operation == "bucket"
+    }
+    for request, at in requests:
+        is_end = played.signs[at] < 0 and played.storages[at] in buckets
+        if not is_end and played.operations[at] != "reduction of gradients":
+            yield request, at
+
+
+def _keeps_parts(mesh: Mesh) -> bool:
+    """Whether gradients are reduced during backward, and each rank keeps its own on the GPU."""
+    return mesh.strategy is Strategy.ZERO2 and has_partitions(mesh)
+
+
+KEEPS, SHARES = 1, 2
+"""Bits of what a layer's reductions bring: this rank's gradients are allocated, several ranks' are concatenated."""
+
+
+def _places(
+    model: Model, setup: TrainingSetup, rank: int, runs: Sequence[Run], index: int
+) -> Iterator[int]:
+    """For each repetition of a run, what its reductions bring."""
+    run = runs[index]
+    where = reached(model, setup.adapters, setup.num_gpus, rank)
+    backward = [at for at, it in enumerate(runs) if it.phase is Phase.BACKWARD]
+    if index not in backward:
+        yield from [0] * run.length
+    elif run.layers:
+        for layer in run.layers:
+            at = At(layer, run.in_tower)
+            yield KEEPS * (at == where.first) + SHARES * (at in where.shared)
+    else:
+        layered = [at for at in backward if runs[at].layers]
+        ends = {min(layered, default=1) - 1: model.num_hidden_layers, len(runs) - 1: -1}
+        is_first = where.first == At(ends[index]) if index in ends else False
+        yield KEEPS * is_first + SHARES
+
+
+def _of_rank(
+    requests: Iterable[tuple[Request, int]], played: Program, brings: int, kept: int
+) -> Iterator[tuple[Request, int]]:
+    """The requests with the gradients of one rank, ``kept`` bytes, instead of the fullest's of several layers.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
+    """
+    comes = bool(brings & KEEPS)
+    for request, at in requests:
+        operation = played.operations[at]
+        if operation == "reduction of gradients" and played.components[at] == GRADIENTS:
+            if comes:
+                yield Request(TAKE, KEPT, kept), at
+                comes = False
+            continue
+        if operation == "concatenate slices of several ranks" and not brings & SHARES:
+            continue
+        yield request, at
+    if comes:
+        yield Request(TAKE, KEPT, kept), 0
+
+
+def _gathering(
+    requests: Iterable[tuple[Request, int]],
+    calls: Iterable[tuple[int, Sequence[int]]],
+    sizes: Sequence[Sequence[int]],
+    first: int,
+) -> Iterator[tuple[Request, int]]:
+    """The same with what ZeRO-3 gathers and lets go at each call: its event, and numbers of ``sizes`` in bytes.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
+    """
+    calls = deque(calls)
+
+    def until(at: int) -> Iterator[tuple[Request, int]]:
+        while calls and calls[0][0] <= at:
+            place, changes = calls.popleft()
+            for change in changes:
+                number = abs(change) - 1
+                for size in sizes[number]:
+                    if change > 0:
+                        yield Request(TAKE, first + number, size, GATHER), place
+                    else:
+                        yield Request(GIVE, first + number), place
+
+    for request, at in requests:
+        yield from until(at)
+        yield request, at
+    while calls:
+        yield from until(calls[0][0])
+
+
+def _reducing(
+    requests: Iterable[tuple[Request, int]], played: Program
+) -> Iterator[tuple[Request, int]]:
+    """The same with the copies that ZeRO-3 reduces on a stream of their own.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/stage3.py, ``reduce_and_partition_stream``.
+    """
+    for request, at in requests:
+        is_copy = played.operations[at] == "reduction of gradients"
+        yield request._replace(stream=REDUCE) if is_copy else request, at
 
 
 # -- loading ---------------------------------------------------------------------------------------------------
@@ -350,6 +671,8 @@ def _load(
     same: TrainingSetup,
     resident: Resident,
     made: bool,
+    *,
+    on_host: bool,
 ) -> list[Trainable]:
     """Weights, adapters and what stays beside them; returns the trained tensors in the order of their modules."""
     modules = [it.module for it in modules_in_order(model)]
@@ -362,7 +685,18 @@ def _load(
         and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
         == of_modules
     )
-    if not is_known:
+    trained: list[Trainable] = []
+    if has_partitions(same.mesh):
+        load.extend(_partitioned(keys, own, model, same, resident, on_host=on_host))
+    elif has_shards(same.mesh):
+        load.extend(_sharded(keys, own, model, same, resident))
+    elif wraps_in_groups(model, same):
+        wrap = flattened if same.uses_fsdp1 else wrapped
+        load.extend(wrap(model, same, HELD, keys.new))
+        shards = sum(it.size for it in load if it.key == HELD)
+        load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
+        trained = _trained(model, same)
+    elif not is_known:
         pieces = sum(
             count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
         )
@@ -403,10 +737,78 @@ def _load(
         load.extend(_pieces(beside, 1))
     load.extend(_pieces(resident.reference, len(modules)))
     load.extend(_pieces(resident.engine, 1))
-    load.extend(_pieces(resident.communication, ceil_div(resident.communication, BUCKET)))
-    if same.strategy.is_zero:
+    if same.strategy is Strategy.DDP:
+        load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
+        reduced_ = [*trained, *_one_by_one(idle_tensors(model, same))]
+        load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in buckets(reduced_, same)[0])
+    elif not has_shards(same.mesh):
+        load.extend(_pieces(resident.communication, 1))
+    if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
+
+
+def _sharded(
+    keys: _Keys, modules: Iterable[Module], model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """Weights of stage 3: each is made whole and cut. Those that stay whole, and what else there is, come last."""
+    size, key = zero_width(same.precision), keys.new(1)
+    frozen: list[Request] = []
+    again: list[Request] = []
+    for module in modules:
+        if is_quantized(module, same.adapters):
+            packed = [*_weights(keys, module, same, packs=model.quantization is None)]
+            frozen += (it._replace(key=key) if it.key == HELD else it for it in packed)
+            part = packed_part(module, same, 0)
+            frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
+        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+            for shape in weight_shapes(module):
+                whole, part = elements(shape), ceil_div(elements(shape), same.num_gpus)
+                arrives = [Request(TAKE, key, allocated(size * whole)), Request(GIVE, key)]
+                frozen += (arrives[0], Request(TAKE, HELD, allocated(size * part)), arrives[1])
+                again += arrives
+    wholes = [
+        allocated(trained_width(same) * elements(it.shape)) for it in trained_in_order(model, same)
+    ]
+    sharded_ = [*sharded(model, same, [*frozen, *again], wholes, HELD, keys.new)]
+    yield from sharded_
+    expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
+    expected += resident.accumulated + resident.communication
+    small = sum(
+        count for it, count in whole_tensors(model, same) if it.elements <= 10 * model.hidden_size
+    )
+    yield from _pieces(expected - sum(it.size for it in sharded_ if it.key == HELD), max(1, small))
+
+
+def _partitioned(
+    keys: _Keys,
+    modules: Iterable[Module],
+    model: Model,
+    same: TrainingSetup,
+    resident: Resident,
+    *,
+    on_host: bool,
+) -> Iterator[Request]:
+    """Weights of stages 1 and 2: those that are not trained arrive one by one and stay, the others become flat."""
+    size = zero_width(same.precision)
+    stays: list[Request] = []
+    for module in modules:
+        if is_quantized(module, same.adapters):
+            stays += _weights(keys, module, same, packs=model.quantization is None)
+        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+            stays += (
+                Request(TAKE, HELD, allocated(size * elements(shape)))
+                for shape in weight_shapes(module)
+            )
+    yield from stays
+    flat = [*flat_weights(model, same, HELD, keys.new, on_host=on_host)]
+    yield from flat
+    weights = sum(it.size for it in stays if it.key == HELD) + sum(
+        it.size for it in flat if it.key == HELD
+    )
+    yield from _pieces(
+        resident.weights + resident.states.resident_bytes // (1 + STATES) - weights, 1
+    )
 
 
 def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> list[Trainable]:
@@ -420,12 +822,12 @@ def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> li
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     """The trained tensors of a rank, in the order of their kinds."""
-    if same.uses_fsdp1:
-        tensors = flat_tensors(model, same)
-    elif same.strategy.is_fsdp:
-        tensors = sharded_tensors(model, same)
-    else:
-        tensors = trainable_tensors(model, same)
+    if same.strategy.is_fsdp:
+        return (stepped_pieces if same.uses_fsdp1 else stepped_shards)(model, same)
+    return _one_by_one(trainable_tensors(model, same))
+
+
+def _one_by_one(tensors: Iterable[Trainable]) -> list[Trainable]:
     return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
 
 

@@ -50,9 +50,10 @@ UNMAPPED = -2
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
-TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL = range(6)
+TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL, WAIT, EMPTY = range(8)
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
-the one before it; free the newest two gathers later; free all tensors of a key."""
+the one before it; free the newest two gathers later; free all tensors of a key; wait for the card; give all wholly free
+segments back to the driver (``torch.cuda.empty_cache``)."""
 
 
 class Request(NamedTuple):
@@ -160,21 +161,24 @@ def _rounded(size: int, divisions: int) -> int:
     return (size + step - 1) // step * step
 
 
-def play(log: Log, limit: int = NO_LIMIT, expandable: bool = False) -> Played:
+def play(
+    log: Log, limit: int = NO_LIMIT, expandable: bool = False, ahead: int = IN_FLIGHT
+) -> Played:
     """Play a log on a card that gives the allocator at most ``limit`` bytes.
 
-    ``expandable``: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+    ``expandable``: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``. ``ahead``: gathers by which the CPU runs
+    ahead of the card; none where a card finishes everything at once.
     """
     blocks = 2 * log.most + 1024
     while True:
-        result = _played(log, limit, expandable, blocks)
+        result = _played(log, limit, expandable, ahead, blocks)
         allocated, reserved, died, repetition, request = result
         if died != NO_ROOM:
             return Played(allocated, reserved, None if died < 0 else died, repetition, request)
         blocks *= 2
 
 
-def _played(log: Log, limit: int, expandable: bool, blocks: int) -> array[int]:
+def _played(log: Log, limit: int, expandable: bool, ahead: int, blocks: int) -> array[int]:
     result = array("q", [0] * 5)
     _player()(
         *log.requests,
@@ -182,6 +186,7 @@ def _played(log: Log, limit: int, expandable: bool, blocks: int) -> array[int]:
         *log.order,
         limit,
         expandable,
+        ahead,
         *(_numbers(blocks) for _ in range(6)),
         _numbers(2 * STREAMS * blocks),
         *(_numbers(2 * STREAMS) for _ in range(4)),
@@ -212,7 +217,19 @@ def _player() -> Callable[..., None]:
             return njit(nogil=True)(function)
 
     known = dict(globals())
-    for function in (_index, _add, _drop, _new, _join, _reach, _start, _pages, _map, _unmap):
+    for function in (
+        _index,
+        _add,
+        _drop,
+        _new,
+        _join,
+        _release,
+        _reach,
+        _start,
+        _pages,
+        _map,
+        _unmap,
+    ):
         known[function.__name__] = compiled(FunctionType(function.__code__, known))
     played: Callable[..., None] = compiled(FunctionType(_play.__code__, known))
     return played
@@ -302,6 +319,39 @@ def _join(
         before[after[second]] = first
     below[second] = free[0]
     free[0] = second
+
+
+def _release(
+    block: int,
+    pools: array[int],
+    lengths: array[int],
+    held: array[int],
+    address: array[int],
+    before: array[int],
+    after: array[int],
+    state: array[int],
+    below: array[int],
+    free: array[int],
+) -> None:
+    """Merge a block with its free neighbours and cache it."""
+    pool = state[block] // 2
+    for side in range(2):
+        other = after[block] if side == 0 else before[block]
+        if other and state[other] % 2 == 1:
+            at = _index(
+                pools,
+                pool * len(held),
+                lengths[pool],
+                held,
+                address,
+                held[other],
+                address[other],
+            )
+            _drop(at, pool, pools, lengths, held)
+            first, second = (block, other) if side == 0 else (other, block)
+            _join(first, second, held, before, after, below, free)
+            block = first
+    _add(block, pool, pools, lengths, held, address, state)
 
 
 def _reach(block: int, held: array[int], after: array[int], state: array[int]) -> int:
@@ -499,6 +549,7 @@ def _play(
     times: array[int],
     limit: int,
     expandable: bool,
+    ahead: int,
     held: array[int],
     address: array[int],
     before: array[int],
@@ -527,19 +578,48 @@ def _play(
         for repetition in range(times[place]):
             for request in range(starts[stretch], ends[stretch]):
                 what, key = whats[request], keys[request]
-                if what <= TAKE_ONCE:
+                if what == EMPTY:
+                    # as a request that no card can grant
+                    size, is_small, pool, give = NO_LIMIT + 1, False, 1, 0
+                elif what <= TAKE_ONCE:
                     if what == TAKE_ONCE and newest[key]:
                         continue
                     size, stream = sizes[request], streams[request]
                     is_small = size <= SMALL
                     pool = 2 * stream + (0 if is_small else 1)
-                    if stream == 1 and waiting >= IN_FLIGHT:
-                        give = late[0]
-                        for index in range(1, waiting):
-                            late[index - 1] = late[index]
+                    give = 0
+                    if stream == 1 and waiting and waiting >= ahead:
+                        _release(
+                            late[0],
+                            pools,
+                            lengths,
+                            held,
+                            address,
+                            before,
+                            after,
+                            state,
+                            below,
+                            free,
+                        )
                         waiting -= 1
-                    else:
-                        give = 0
+                        for index in range(waiting):
+                            late[index] = late[index + 1]
+                elif what == WAIT:
+                    while waiting:
+                        waiting -= 1
+                        _release(
+                            late[waiting],
+                            pools,
+                            lengths,
+                            held,
+                            address,
+                            before,
+                            after,
+                            state,
+                            below,
+                            free,
+                        )
+                    continue
                 else:
                     give = newest[key]
                     if give == 0:
@@ -551,44 +631,36 @@ def _play(
                         below[above] = below[give]
                     else:
                         newest[key] = below[give]
-                    if what == GIVE_LATE:
-                        if waiting < MOST_LATE:
-                            late[waiting] = give
-                            waiting += 1
-                            continue
-                        oldest = late[0]
-                        for index in range(1, waiting):
-                            late[index - 1] = late[index]
-                        late[waiting - 1] = give
-                        give = oldest
-                while give:
-                    # free a block: merge it with its free neighbours and cache it
-                    block = give
-                    its_pool = state[block] // 2
-                    in_use -= held[block]
-                    for side in range(2):
-                        other = after[block] if side == 0 else before[block]
-                        if other and state[other] % 2 == 1:
-                            at = _index(
+                    if what == GIVE_LATE and ahead:
+                        in_use -= held[give]
+                        if waiting == MOST_LATE:
+                            _release(
+                                late[0],
                                 pools,
-                                its_pool * width,
-                                lengths[its_pool],
+                                lengths,
                                 held,
                                 address,
-                                held[other],
-                                address[other],
+                                before,
+                                after,
+                                state,
+                                below,
+                                free,
                             )
-                            _drop(at, its_pool, pools, lengths, held)
-                            first, second = (block, other) if side == 0 else (other, block)
-                            _join(first, second, held, before, after, below, free)
-                            block = first
-                    _add(block, its_pool, pools, lengths, held, address, state)
+                            waiting -= 1
+                            for index in range(waiting):
+                                late[index] = late[index + 1]
+                        late[waiting] = give
+                        waiting += 1
+                        continue
+                while give:
+                    in_use -= held[give]
+                    _release(give, pools, lengths, held, address, before, after, state, below, free)
                     give = 0
                     if what == GIVE_ALL:
                         give = newest[key]
                         if give:
                             newest[key] = below[give]
-                if what > TAKE_ONCE:
+                if TAKE_ONCE < what < EMPTY:
                     continue
                 base, page = pool * width, SMALL_SEGMENT if is_small else LARGE_SEGMENT
                 at = _index(pools, base, lengths[pool], held, address, size, 0)
@@ -602,7 +674,9 @@ def _play(
                         at += 1
                     block = _drop(at, pool, pools, lengths, held)
                 else:
-                    if expandable:
+                    if what == EMPTY:
+                        asked = size
+                    elif expandable:
                         if tails[pool] == 0:
                             block = _new(below, free)
                             if block == 0:
@@ -618,6 +692,21 @@ def _play(
                     else:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     if reserved + asked > limit:
+                        # what waits is waited for
+                        while waiting:
+                            waiting -= 1
+                            _release(
+                                late[waiting],
+                                pools,
+                                lengths,
+                                held,
+                                address,
+                                before,
+                                after,
+                                state,
+                                below,
+                                free,
+                            )
                         # what is wholly free goes back: segments, or pages of those that grow
                         for one_pool in range(2 * STREAMS):
                             if expandable:
@@ -653,6 +742,8 @@ def _play(
                                     pools[start + kept] = one
                                     kept += 1
                             lengths[one_pool] = kept
+                        if what == EMPTY:
+                            continue
                         if expandable:
                             block = _start(
                                 pool, size, held, before, after, state, heads, tails, holes

@@ -18,7 +18,8 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocations import MADE, MOVED, Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, Log, play, rounded
+from estimator.step.blocks import NO_LIMIT, Log, Played, play, rounded
+from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, Shown
 from estimator.values.setup import TrainingSetup
@@ -35,15 +36,21 @@ FINEST = 2**20
 """And to no less than a MiB."""
 
 
-def is_replayed(model: Model, setup: TrainingSetup) -> bool:
-    """Whether a run's requests are known well enough to decide its need: one whole model in one process, not compiled.
+LOADING = 0
+"""Place of the loading among a run's stretches."""
 
-    Shards, device maps and generation are taken in equal pieces, which is near enough for what nvidia-smi shows.
+
+def is_replayed(model: Model, setup: TrainingSetup) -> bool:
+    """Whether a run's requests are known well enough to decide its need: one whole model in one process, or DeepSpeed's
+    partitions on the GPU, not compiled.
+
+    FSDP, offloading, device maps and generation are taken in pieces that are near enough for what nvidia-smi shows.
 
     Source: derived, as ``estimator.step.allocations``.
     """
+    is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
     return (
-        setup.strategy in (Strategy.NONE, Strategy.DDP)
+        (is_whole or has_partitions(setup.mesh) or has_shards(setup.mesh))
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED
@@ -70,17 +77,46 @@ def goes_through(
 @lru_cache(maxsize=4096)
 def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -> bool:
     return all(
-        play(log, room, setup.expandable_segments).died is None
-        for log in _logs(model, hardware, setup)
+        run.play(room, setup.expandable_segments).died is None
+        for run in _runs(model, hardware, setup)
     )
 
 
+class _Run(NamedTuple):
+    """The requests of one rank, loaded in one way."""
+
+    log: Log
+    narrow: Log | None = None
+    """Those on a card that has no room to load it so: DeepSpeed's weights become flat on the host."""
+
+    def play(self, room: int, expandable: bool) -> Played:
+        """The run on a card with so many bytes."""
+        return self._loaded(room, expandable)[1]
+
+    def spare(self, room: int, expandable: bool) -> Played:
+        """The requests of a card with so many bytes, with memory to spare."""
+        return play(self._loaded(room, expandable)[0], NO_LIMIT, expandable)
+
+    def _loaded(self, room: int, expandable: bool) -> tuple[Log, Played]:
+        found = play(self.log, room, expandable)
+        if found.died == LOADING and self.narrow is not None:
+            return self.narrow, play(self.narrow, room, expandable)
+        return self.log, found
+
+
 @lru_cache(maxsize=16)
-def _logs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[Log]:
-    """A run's requests, once for each way in which it may be loaded."""
-    ways = (MOVED, MADE) if tied_head(model) else (MOVED,)
-    divisions = setup.roundup_power2_divisions
-    return [rounded(allocations(model, hardware, setup, made), divisions) for made in ways]
+def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_Run]:
+    """A run, once for each way in which it may be loaded and each rank that may need most."""
+
+    def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
+        requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
+        return rounded(requests, setup.roundup_power2_divisions)
+
+    ranks = ranks_played(model, setup)
+    if has_partitions(setup.mesh):
+        return [_Run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
+    ways = (MOVED, MADE) if tied_head(model) and not setup.strategy.is_zero else (MOVED,)
+    return [_Run(log(made, rank)) for made in ways for rank in ranks]
 
 
 class Replayed(NamedTuple):
@@ -105,20 +141,27 @@ def replayed(
     Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.01 % in the median and 0.8 % at p95.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
-    found = [
-        _replayed(log, setup.expandable_segments, rooms) for log in _logs(model, hardware, setup)
-    ]
-    return Replayed(*map(max, zip(*found, strict=True)))
+    expandable = setup.expandable_segments
+    largest = max(rooms, default=NO_LIMIT)
+    runs = _runs(model, hardware, setup)
+    spares = [(run.spare(largest, expandable), run) for run in runs]
+    spares.sort(key=lambda it: -it[0].allocated)
+    least = 0
+    for spare, run in spares:
+        if not least or run.play(least, expandable).died is not None:
+            least = max(least, _least(run, spare, expandable, rooms))
+    return Replayed(spares[0][0].allocated, least)
 
 
-def _replayed(log: Log, expandable: bool, rooms: tuple[int, ...]) -> Replayed:
-    spare = play(log, NO_LIMIT, expandable)
+def _least(run: _Run, spare: Played, expandable: bool, rooms: tuple[int, ...]) -> int:
     low, high = spare.allocated - 1, spare.reserved
+    if run.narrow is not None:
+        low = min(low, play(run.narrow, NO_LIMIT, expandable).allocated - 1)
 
     def cut(room: int) -> None:
         nonlocal low, high
         if low < room < high:
-            if play(log, room, expandable).died is None:
+            if run.play(room, expandable).died is None:
                 high = room
             else:
                 low = room
@@ -127,7 +170,7 @@ def _replayed(log: Log, expandable: bool, rooms: tuple[int, ...]) -> Replayed:
         cut(room)
     while high - low > max(FINEST, high // RESOLUTION):
         cut((low + high) // 2)
-    return Replayed(spare.allocated, high)
+    return high
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +184,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     room = NO_LIMIT if gpu is None else gpu.memory_bytes - sum(_outside(gpu, setup))
     hardware = hardware_of(gpu)
     return max(
-        play(log, room, setup.expandable_segments).reserved for log in _logs(model, hardware, setup)
+        run.play(room, setup.expandable_segments).reserved for run in _runs(model, hardware, setup)
     )
 
 

@@ -25,6 +25,7 @@ from estimator.parallel.zero3_coordinator import (
     OUTSIDE,
     CallTrace,
     Coordinator,
+    Gathers,
     Repeated,
     Rules,
     Stretch,
@@ -134,6 +135,20 @@ class Schedule:
             return None
         return _gathered(self, tuple(sized.wholes.items()), ranks)
 
+    def gathers(self, sized: Sized, ranks: int, *, records: bool = False) -> dict[int, Gathers]:
+        """What ZeRO-3 gathers and lets go at every module call, by the number of the model; empty without ZeRO-3.
+
+        ``records``: in the first step.
+        """
+        wholes = tuple(sized.wholes.items())
+        return {
+            model: _coordinator(self, model, wholes, records=records).gathers(
+                ranks, is_offloaded=rules.is_offloaded
+            )
+            for model, rules in enumerate(self.rules)
+            if rules is not None
+        }
+
     def repeated(self, run: Run, model: int = 0) -> Repeated:
         """The module calls of this model in a run; none where the run is another model's."""
         calls = self.program.calls[run.segment] if run.model == model else ()
@@ -189,13 +204,13 @@ def _together(of_models: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
 
 
 def _coordinator(
-    schedule: Schedule, model: int, wholes: tuple[tuple[str, int], ...]
+    schedule: Schedule, model: int, wholes: tuple[tuple[str, int], ...], *, records: bool = False
 ) -> Coordinator:
     """That of equal calls, of whichever schedule, offloaded or not; the weights' elements depend on the rank too."""
     rules = schedule.rules[model]
     assert rules is not None
     calls = tuple(schedule.repeated(run, model) for run in schedule.runs)
-    return _coordinated(calls, wholes, rules._replace(is_offloaded=False))
+    return _coordinated(calls, wholes, rules._replace(is_offloaded=False), records)
 
 
 def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
@@ -205,9 +220,10 @@ def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
 
 @remembered(64, MOST_GATHERED_BYTES, _bytes_of_calls)
 def _coordinated(
-    calls: tuple[Repeated, ...], wholes: tuple[tuple[str, int], ...], rules: Rules
+    calls: tuple[Repeated, ...], wholes: tuple[tuple[str, int], ...], rules: Rules, records: bool
 ) -> Coordinator:
-    return Coordinator(CallTrace([it.stretches for it in calls], dict(wholes), rules), rules)
+    call_trace = CallTrace([it.stretches for it in calls], dict(wholes), rules)
+    return Coordinator(call_trace, rules, records=records)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:

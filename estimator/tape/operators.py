@@ -404,8 +404,8 @@ def linear(
     Backward: the gradients of x and W exist together with the output's; W's is a transposed view.
     Under autocast a float32 input is copied to 16 bits in every call, a weight once.
 
-    DeepSpeed's function always saves both, after its output is allocated, and W's gradient is no view:
-    DeepSpeed 0.19.6, runtime/zero/linear.py, ``LinearFunctionForZeroStage3``.
+    DeepSpeed's function always saves both, after its output is allocated. It makes the gradient of x first, and neither
+    is a view: DeepSpeed 0.19.8, runtime/zero/linear.py, ``LinearFunctionForZeroStage3``.
     """
     source = x  # the caller holds the uncast input until this returns
     w = weight
@@ -424,15 +424,17 @@ def linear(
     size = w.elements
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        of_x = t.new(elements, width) if needs_x and needs_b else None
+        of_x = t.new(elements, width) if needs_x and (needs_b or t.is_deepspeeds) else None
+        if of_x is not None and t.is_deepspeeds:
+            t.multiplied()
         gradient = t.new(size, width) if needs_w else None
         t.multiplied()
         if gradient is not None:
             gradient.is_view = not t.is_deepspeeds
-        if needs_x and not needs_b:
+        if needs_x and of_x is None:
             of_x = t.new(elements, width)
         if of_x is not None:
-            of_x.is_view = True
+            of_x.is_view = not t.is_deepspeeds
         of_b = t.new(out_features, width) if needs_b else None
         if needs_b:
             t.scratch(rows_summed, rows, out_features)
@@ -441,7 +443,9 @@ def linear(
     inputs = [x, w] if b is None else [x, w, b]
     if tape.is_deepspeeds:
         node = tape.begin(f"{name} backward", inputs, backward)
-        return tape.finish(node, tape.new(rows * out_features, width), [x, w])
+        out = tape.new(rows * out_features, width)
+        tape.multiplied()
+        return tape.finish(node, out, [x, w])
     save = [x if needs_w else None, permuted(w) if needs_x else None]
     node = tape.begin(f"{name} backward", inputs, backward, save, is_kernel=True)
     out = tape.new(rows * out_features, width)

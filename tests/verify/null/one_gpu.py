@@ -205,15 +205,15 @@ def rows(setup: TrainingSetup) -> int:
     return STEPS * each * setup.num_gpus
 
 
-def play(config: Mapping[str, Any], setup: TrainingSetup) -> None:
-    """Load the model and train."""
+def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None:
+    """Load the model and train; ``rank``: which of several GPUs this is."""
     answers = answer_for_values(setup)
     if setup.task.objective is not Objective.SFT or setup.task.loss is Loss.CHUNKED_TRL:
         from tests.verify.null import objectives
 
         objectives.trainer_of(config, setup, answers).train()
         return
-    ranks.begin(setup)
+    ranks.begin(setup, rank)
     with tempfile.TemporaryDirectory() as folder:
         told = transformers.TrainingArguments(**arguments(setup, folder))
         model = model_of(config, setup)  # after the arguments, which tell it of DeepSpeed
@@ -227,4 +227,6 @@ def play(config: Mapping[str, Any], setup: TrainingSetup) -> None:
             data_collator=transformers.default_data_collator,
         )
         trainer.remove_callback(transformers.PrinterCallback)
+        if setup.num_gpus > 1:
+            trainer.add_callback(ranks.Pause())
         trainer.train()

@@ -31,18 +31,26 @@ PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes"
 
 
 def played(name: str, setup: dict[str, Any]) -> dict[str, Any]:
-    """The row of a setup."""
+    """The row of a setup: the most of any rank."""
+    from estimator.contract.setups import parse
+    from tests.verify.null.ranks import differing
     from tests.verify.null.trial import trial
 
-    spare = trial(setup)
-    least = least_memory(
-        lambda memory: bool(trial(setup, memory).died), spare.allocated - 1, spare.reserved
-    )
+    spare = {rank: trial(setup, rank=rank) for rank in differing(parse(setup)[2])}
+    least = 0
+    for rank in sorted(spare, key=lambda rank: -spare[rank].allocated):
+        if least and not trial(setup, least, rank).died:
+            continue
+        least = least_memory(
+            lambda memory, rank=rank: bool(trial(setup, memory, rank).died),
+            max(least, spare[rank].allocated - 1),
+            spare[rank].reserved,
+        )
     return {
         "id": name,
         "setup": json.dumps(setup, separators=(",", ":")),
-        "allocated_bytes": spare.allocated,
-        "reserved_bytes": spare.reserved,
+        "allocated_bytes": max(it.allocated for it in spare.values()),
+        "reserved_bytes": max(it.reserved for it in spare.values()),
         "least_bytes": least,
         "versions": ", ".join(f"{it} {version(it)}" for it in PACKAGES if _is_here(it)),
         "retrieved": date.today().isoformat(),

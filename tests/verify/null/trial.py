@@ -30,11 +30,11 @@ class Trial(NamedTuple):
     """PyTorch's out-of-memory message; empty where the run went through."""
 
 
-def trial(setup: Mapping[str, Any], memory: int = AMPLE) -> Trial:
-    """Play a setup, an object of the contract with a config as its model, on so many bytes."""
+def trial(setup: Mapping[str, Any], memory: int = AMPLE, rank: int = 0) -> Trial:
+    """Play one rank of a setup, an object of the contract with a config as its model, on so many bytes."""
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_play, args=(there, setup, memory))
+    process = context.Process(target=_play, args=(there, setup, memory, rank))
     process.start()
     there.close()
     try:
@@ -48,7 +48,7 @@ def trial(setup: Mapping[str, Any], memory: int = AMPLE) -> Trial:
     return answer
 
 
-def _play(pipe: Connection, given: Mapping[str, Any], memory: int) -> None:
+def _play(pipe: Connection, given: Mapping[str, Any], memory: int, rank: int) -> None:
     _quiet()
     import torch
 
@@ -63,7 +63,7 @@ def _play(pipe: Connection, given: Mapping[str, Any], memory: int) -> None:
             f"expandable_segments:{setup.expandable_segments},"
             f"roundup_power2_divisions:{setup.roundup_power2_divisions}"
         )
-        one_gpu.play(given["model"], setup)
+        one_gpu.play(given["model"], setup, rank)
     except torch.OutOfMemoryError as error:
         died = str(error).split(" If reserved but")[0]
     except Exception:

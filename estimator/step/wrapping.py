@@ -1,0 +1,242 @@
+"""How a model comes to the GPU under FSDP: each group arrives whole, its shards are copied out, and it is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from estimator.families.counts import tied_head
+from estimator.families.modules import Embedding, Module, weight_shapes
+from estimator.families.vision_family import sees
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    adapter_width,
+    buffer_bytes,
+    elements,
+    unquantized_width,
+)
+from estimator.parallel.fsdp1 import (
+    flat_ends,
+    flat_shard,
+    gathered_width,
+    module_sizes,
+    stored_width,
+)
+from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.sharding import (
+    EMBEDDING,
+    ROOT,
+    TAIL,
+    TrainedTensor,
+    adapter_shapes,
+    fsdp_groups,
+    member_width,
+    shard_shape,
+    sharded_tensors,
+    trained_parts,
+)
+from estimator.resident.optimizer import Trainable
+from estimator.step.blocks import GIVE, GIVE_ALL, TAKE, Request
+from estimator.values.arithmetic import allocated
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model, Offload
+
+BROADCAST_BUCKET = 250 * 2**20
+"""Bytes of a bucket: torch 2.13, distributed/fsdp/_init_utils.py, ``PARAM_BROADCAST_BUCKET_SIZE``."""
+BROADCASTS = 2
+"""Buckets in flight: torch 2.13, csrc/distributed/c10d/comm.cpp, ``broadcast_coalesced``."""
+
+
+def wraps_in_groups(model: Model, setup: TrainingSetup) -> bool:
+    """Whether the order in which FSDP shards a model is known: not with packed weights, a tower, or under verl.
+
+    Source: derived, as ``wrapped``.
+    """
+    return (
+        setup.strategy.is_fsdp
+        and not setup.has_packed_base
+        and not setup.reduces_every_micro_step
+        and not sees(model, setup.adapters)
+    )
+
+
+def wrapped(
+    model: Model, setup: TrainingSetup, held: int, new_keys: Callable[[int], int]
+) -> Iterator[Request]:
+    """Requests of loading, in bytes per GPU; shards have the key ``held``.
+
+    The tensors of a group arrive in the dtype of their shards, then each is cut. The old tensors of a layer are freed
+    before the next layer arrives. Those of the embedding and the head live until the whole model is wrapped.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_init.py, ``_move_states_to_device``, and _fsdp_param.py,
+    ``_init_sharded_param``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (without
+    ``cpu_ram_efficient_loading``, Trainer's default).
+    """
+    stays = setup.offload_param is Offload.NONE
+
+    def group(key: int, modules: Iterable[Module]) -> Iterator[Request]:
+        tensors = [it for module in modules for it in _tensors(module, setup)]
+        for it in tensors:
+            yield Request(TAKE, key, allocated(elements(it.shape) * it.width))
+        for it in tensors:
+            shard = allocated(elements(shard_shape(it.shape, setup.shard_ranks)) * it.width)
+            if stays:
+                yield Request(TAKE, held, shard)
+            else:
+                yield Request(TAKE, key, shard)
+                yield Request(GIVE, key)
+
+    whole = new_keys(1)
+    layers = [it for it in modules_in_order(model) if it.at is not None]
+    for _, of_layer in groupby(layers, key=lambda it: it.at):
+        yield from group(whole, [it.module for it in of_layer])
+        yield Request(GIVE_ALL, whole)
+    for modules in _outside(model, setup):
+        yield from group(whole, modules)
+    yield Request(GIVE_ALL, whole)
+
+
+class _Unit(NamedTuple):
+    """What FSDP 1 flattens together."""
+
+    sizes: tuple[int, ...]
+    """Elements of its tensors, in the order of the model's classes."""
+    is_adapter: bool
+
+
+def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
+    """A layer or the root, and the adapters in it; the layers in order, the root last."""
+    located = [it for it in modules_in_order(model) if it.module not in tied_head(model)]
+    outside = [it for it in located if it.at is None]
+    layers = groupby((it for it in located if it.at is not None), key=lambda it: it.at)
+    for group in (*(list(of_layer) for _, of_layer in layers), outside):
+        modules = [it.module for it in group]
+        sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
+        yield [
+            _Unit(tuple(sizes), is_adapter=False),
+            *(
+                _Unit((elements(shape),), is_adapter=True)
+                for module in (modules if setup.uses_adapters else ())
+                for shape in adapter_shapes(module, setup)
+            ),
+        ]
+
+
+def flattened(
+    model: Model, setup: TrainingSetup, held: int, new_keys: Callable[[int], int]
+) -> Iterator[Request]:
+    """Requests of loading under FSDP 1, in bytes per GPU; shards have the key ``held``.
+
+    A unit's tensors arrive, are broadcast in buckets and copied into one flat tensor, of which the shard is cut. The
+    first forward takes and frees every buffer once: for the cast shard, and for the whole unit in both dtypes.
+
+    Source: torch 2.13, distributed/fsdp/_init_utils.py, ``_init_param_handle_from_module``, and _flat_param.py,
+    ``flatten_tensors``, ``shard``, ``init_flat_param_attributes``; csrc/distributed/c10d/comm.cpp,
+    ``broadcast_coalesced``; accelerate 1.15, accelerator.py, ``prepare_model``.
+    """
+    groups = [*_units(model, setup)]
+    root, beside = groups[-1][0], buffer_bytes(model)
+    whole = new_keys(2)
+    flat = whole + 1
+    for group in groups:
+        for unit in reversed(group):
+            loaded = adapter_width(setup) if unit.is_adapter else unquantized_width(setup)
+            for size in unit.sizes:
+                yield Request(TAKE, whole, allocated(size * loaded))
+            buffers = [beside] if unit is root and loaded == FLOAT32_BYTES else []
+            yield from _broadcast([*buffers, *(size * loaded for size in unit.sizes)], flat)
+            shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+            yield Request(TAKE, flat, allocated(shard * setup.shard_ranks * loaded))
+            yield Request(TAKE, held, allocated(shard * loaded))
+            yield Request(GIVE_ALL, flat)
+            yield Request(GIVE_ALL, whole)
+    for group in (groups[-1], *groups[:-1]):
+        for unit in group:
+            shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+            stored = stored_width(setup, is_adapter=unit.is_adapter)
+            gathered = gathered_width(setup, is_adapter=unit.is_adapter)
+            buffers = [shard * setup.shard_ranks * gathered]
+            if gathered != stored:
+                buffers = [shard * gathered, *buffers, shard * setup.shard_ranks * stored]
+            for size in buffers:
+                yield Request(TAKE, flat, allocated(size))
+                yield Request(GIVE, flat)
+
+
+def _broadcast(sizes: Iterable[int], key: int) -> Iterator[Request]:
+    """A unit's tensors are sent in buckets of which two are in flight; one tensor alone needs none."""
+    buckets: list[list[int]] = [[]]
+    for size in sizes:
+        buckets[-1].append(size)
+        if sum(buckets[-1]) >= BROADCAST_BUCKET:
+            buckets.append([])
+    in_flight = 0
+    for bucket in buckets:
+        if len(bucket) > 1:
+            if in_flight == BROADCASTS:
+                yield Request(GIVE, key)
+                in_flight -= 1
+            yield Request(TAKE, key, allocated(sum(bucket)))
+            in_flight += 1
+    yield Request(GIVE_ALL, key)
+
+
+def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """The pieces of tensors that FSDP 1's optimizer steps on the first rank; elements and bytes per element.
+
+    Source: as ``flat_tensors``, layer by layer.
+    """
+    found = []
+    groups = [*_units(model, setup)]
+    for unit in (unit for group in (groups[-1], *groups[:-1]) for unit in group):
+        if unit.is_adapter != setup.uses_adapters:
+            continue
+        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+        width = stored_width(setup, is_adapter=unit.is_adapter)
+        ends = flat_ends(unit.sizes, setup, is_adapter=unit.is_adapter)
+        for size, end in zip(unit.sizes, ends, strict=True):
+            if (inside := min(end, shard) - (end - size)) > 0:
+                found.append(Trainable((inside,), width, 1))
+    return found
+
+
+def _outside(model: Model, setup: TrainingSetup) -> list[Sequence[Module]]:
+    groups = {it.name: it.modules for it in fsdp_groups(model, setup.adapters)}
+    return [groups[name] for name in (EMBEDDING, TAIL, ROOT)]
+
+
+def _tensors(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
+    """A module's weights, then its adapters and its copy."""
+    width = member_width(setup, is_adapter=False, part=module.part)
+    own = [TrainedTensor(shape, width) for shape in weight_shapes(module)]
+    return [*own, *trained_parts(module, setup)] if setup.uses_adapters else own
+
+
+def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """The shards that the optimizer steps, in the order of the model's classes; elements and bytes per element.
+
+    In the order of their groups where that is not known.
+
+    Source: as ``sharded_tensors`` and ``modules_in_order``.
+    """
+    grouped = [
+        it._replace(alike=1) for it in sharded_tensors(model, setup) for _ in range(it.alike)
+    ]
+    outside = {module for modules in _outside(model, setup) for module in modules}
+    ordered = [
+        Trainable(
+            shard_shape(part.shape, setup.shard_ranks),
+            part.width,
+            1,
+            isinstance(it.module, Embedding),
+        )
+        for it in modules_in_order(model)
+        if it.at is not None or it.module in outside
+        for part in trained_parts(it.module, setup)
+    ]
+    return ordered if _sizes(ordered) == _sizes(grouped) else grouped
+
+
+def _sizes(tensors: Iterable[Trainable]) -> list[tuple[tuple[int, ...], int]]:
+    return sorted((it.shape, it.width) for it in tensors)
