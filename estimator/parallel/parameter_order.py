@@ -97,6 +97,33 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
     >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
     ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
     """
+    named = (located for _, located in _named(model))
+    return (*named, *(Located(None, head) for head in tied_head(model)))
+
+
+@lru_cache(maxsize=64)
+def modules_as_loaded(model: Model) -> tuple[Located, ...]:
+    """Modules with weights of their own, in the order in which transformers loads them: by name, layers by number.
+
+    Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [it.module.name for it in modules_as_loaded(TINY_LLAMA)][:4]
+    ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
+    """
+    tied = tied_head(model)
+    named = sorted(_named(model), key=lambda it: [_natural(word) for word in it[0].split(".")])
+    return tuple(located for _, located in named if located.module not in tied)
+
+
+def _natural(word: str) -> tuple[int, str, int]:
+    """Sorts numbers before words, and a word's last digits as a number."""
+    text = word.rstrip("0123456789")
+    return int(text != ""), text, int(word[len(text) :] or -1)
+
+
+def _named(model: Model) -> list[tuple[str, Located]]:
+    """Modules with their full names, in the order of definition."""
     outer = {module.name: module for module in outer_modules(model)}
     layers = [
         {module.name: module for module in layer_modules(model, index)}
@@ -111,8 +138,9 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
             for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
                 if candidate in known:
                     at = None if layer is None else At(layer)
-                    found.append(Located(at, known.pop(candidate)))
-    return (*found, *(Located(None, head) for head in tied_head(model)))
+                    full = node.name if candidate == name else f"{node.name}.{tensor.name}"
+                    found.append((full, Located(at, known.pop(candidate))))
+    return found
 
 
 def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:

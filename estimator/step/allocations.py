@@ -28,7 +28,12 @@ from estimator.families.weights import (
     weight_width,
 )
 from estimator.parallel.fsdp1 import flat_tensors
-from estimator.parallel.parameter_order import modules_in_order, trained_in_order
+from estimator.parallel.parameter_order import (
+    Located,
+    modules_as_loaded,
+    modules_in_order,
+    trained_in_order,
+)
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
@@ -36,6 +41,7 @@ from estimator.resident.model import Resident, gradient_bytes, trainable_tensors
 from estimator.resident.optimizer import RULES, Trainable, state_tensors
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
+    EMPTY,
     GIVE,
     GIVE_ALL,
     GIVE_BEFORE,
@@ -77,8 +83,8 @@ tied; and the first of all others."""
 
 
 MOVED, MADE = False, True
-"""How the weights come to the GPU: the model is moved there, or made there. Made, a tied head is allocated, too, and
-freed once it is tied."""
+"""How the weights come to the GPU: the model is moved there with its adapters, or made there and given its adapters
+there. Made, a tied head is allocated, too, and freed once it is tied."""
 
 
 class Hardware(NamedTuple):
@@ -373,8 +379,12 @@ def _load(
     else:
         if same.has_packed_base:
             load.extend(_warmed_up(keys, own, same))
-        for module in own:
-            load.extend(_weights(keys, module, same, packs=model.quantization is None))
+            load.extend(_packed(keys, model, same))
+        else:
+            for module in own:
+                load.extend(Request(TAKE, HELD, size) for size in _sizes(module, same))
+                if made is MOVED:  # with the adapters that it has got on the CPU
+                    load.extend(_held(adapter_tensors(module, same)))
         load.extend(_pieces(resident.weights - of_modules, 1))
         if made is MADE:
             load.extend(
@@ -397,11 +407,15 @@ def _load(
             trained = _by_group(trained, model, same)
         if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
             trained = _trained(model, same)
-        adapters = [tensors for it in modules if (tensors := adapter_tensors(it, same))]
-        load.extend(_adapters(keys, adapters, same))
-        beside = resident.adapters - sum(it.bytes for tensors in adapters for it in tensors)
+        if made is MADE or same.has_packed_base:
+            load.extend(_adapters(keys, modules, same))
+        beside = resident.adapters - sum(
+            it.bytes for module in modules for it in adapter_tensors(module, same)
+        )
         load.extend(_pieces(beside, 1))
     load.extend(_pieces(resident.reference, len(modules)))
+    if made is MOVED:  # Trainer empties the cache before it trains
+        load.append(Request(EMPTY, HELD))
     load.extend(_pieces(resident.engine, 1))
     load.extend(_pieces(resident.communication, ceil_div(resident.communication, BUCKET)))
     if same.strategy.is_zero:
@@ -461,80 +475,102 @@ def _sizes(module: Module, same: TrainingSetup) -> list[int]:
     return [allocated(elements(shape) * width) for shape in weight_shapes(module)]
 
 
-def _weights(keys: _Keys, module: Module, same: TrainingSetup, *, packs: bool) -> Iterator[Request]:
-    """One module's weights arrive, and are packed or upcast one by one; ``packs``: they are not packed in the files.
+def _packed(keys: _Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
+    """Weights arrive by name, each packed at once where it is to be; then what PEFT prepares is upcast.
 
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``; peft 0.21,
+    A bias comes before its weight. The cache is emptied after the upcasts.
+
+    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; peft 0.21,
     utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    if not is_quantized(module, same.adapters):
-        loaded = weight_width(module, same)
-        if same.has_packed_base and same.prepare_model_for_kbit_training:
-            loaded = same.dtype.bytes
-        for shape, size in zip(weight_shapes(module), _sizes(module, same), strict=True):
-            arrived = allocated(elements(shape) * loaded)
-            if arrived == size:
+    upcasts = same.prepare_model_for_kbit_training
+    narrow: dict[Located, list[tuple[int, int]]] = {}
+    for located in modules_as_loaded(model):
+        module = located.module
+        sizes = _sizes(module, same)
+        if is_quantized(module, same.adapters):
+            yield from (Request(TAKE, HELD, size) for size in sizes[1:])
+            yield from _quantized(keys, module, same, packs=model.quantization is None)
+            continue
+        loaded = same.dtype.bytes if upcasts else weight_width(module, same)
+        shapes = weight_shapes(module)
+        for shape, size in zip(shapes[::-1], sizes[::-1], strict=True):
+            if (arrived := allocated(elements(shape) * loaded)) == size:
                 yield Request(TAKE, HELD, size)
             else:
-                yield from _replaced(keys, arrived, [size])
-        return
-    weight, *rest = weight_shapes(module)
-    count = elements(weight)
+                key = keys.new(1)
+                yield Request(TAKE, key, arrived)
+                narrow.setdefault(located, []).insert(0, (key, size))
+    if upcasts:
+        for located in modules_in_order(model):
+            for key, size in narrow.get(located, ()):
+                yield Request(TAKE, HELD, size)
+                yield Request(GIVE, key)
+        yield Request(EMPTY, HELD)
+
+
+def _quantized(
+    keys: _Keys, module: Module, same: TrainingSetup, *, packs: bool
+) -> Iterator[Request]:
+    """A weight that stays packed; ``packs``: it arrives in 16 bits, and what it is packed from is freed.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``.
+    """
+    count = elements(weight_shapes(module)[0])
     packed = module_bytes(module, same) - sum(_sizes(module, same)[1:])
+    arrived, key = allocated(count * same.dtype.bytes), keys.new(1)
     if same.has_8bit_base:
-        pieces = [allocated(count), packed - allocated(count)]
-        scales = 0
+        made = [arrived]  # contiguous, in float16
+        stays = [packed - allocated(count), allocated(count)]
     else:
         blocks = ceil_div(count, QUANTIZATION_BLOCK)
         codes, scales = allocated(packed_bytes(count)), allocated(FLOAT32_BYTES * blocks)
+        made = []
+        stays = [scales, codes, packed - codes - scales]
         if same.bnb_4bit_use_double_quant:
             nested = allocated(FLOAT32_BYTES * ceil_div(blocks, NESTED_BLOCK))
-            pieces = [codes, allocated(blocks), nested, packed - codes - allocated(blocks) - nested]
-        else:
-            pieces, scales = [codes, scales, packed - codes - scales], 0
+            rest = packed - codes - allocated(blocks) - nested
+            made, stays = [scales, scales], [codes, nested, allocated(blocks), rest]
     if packs:
-        yield from _replaced(keys, allocated(count * same.dtype.bytes), pieces, scales)
-    else:
-        yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
-    yield from (Request(TAKE, HELD, size) for size in _sizes(module, same)[1 : 1 + len(rest)])
-
-
-def _replaced(
-    keys: _Keys, arrived: int, pieces: Sequence[int], beside: int = 0
-) -> Iterator[Request]:
-    """A tensor from which others are made before it is freed."""
-    key = keys.new(1)
-    yield Request(TAKE, key, arrived)
-    if beside:
-        yield Request(TAKE, key, beside)
-    yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
+        yield from (Request(TAKE, key, size) for size in [arrived, *made[:1]])
+    yield from (Request(TAKE, HELD, size) for size in stays[:1])
+    if packs:
+        yield from (Request(TAKE, key, size) for size in made[1:])  # the scales less their mean
+    yield from (Request(TAKE, HELD, size) for size in stays[1:] if size > 0)
     yield Request(GIVE_ALL, key)
 
 
-def _adapters(
-    keys: _Keys, adapters: Iterable[tuple[AdapterTensor, ...]], same: TrainingSetup
-) -> Iterator[Request]:
+def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
+    yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+
+
+def _adapters(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
     """PEFT makes a module's adapters in float32, casts them to its weight's dtype, and in the end all to float32.
+
+    They are made where the model was made; on the CPU beside a packed base, whose 4-bit weights count as 16 bits, and
+    whose 8-bit weights do not count.
 
     Source: peft 0.21, tuners/lora/layer.py, ``update_layer``; tuners/tuners_utils.py,
     ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``.
     """
-    is_cast = same.dtype.bytes < FLOAT32_BYTES and not same.has_packed_base
     narrow: list[tuple[int, int]] = []
-    for tensors in adapters:
-        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
-        if not is_cast:
-            yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+    for module in modules:
+        tensors = adapter_tensors(module, same)
+        is_8bit = same.has_8bit_base and is_quantized(module, same.adapters)
+        if is_8bit or same.dtype.bytes >= FLOAT32_BYTES:
+            yield from _held(tensors)
             continue
         key = keys.new(len(tensors))
-        yield from (Request(TAKE, key + at, size) for at, size in enumerate(whole))
+        for at, it in enumerate(tensors):
+            if not same.has_packed_base:
+                yield Request(TAKE, key + at, allocated(FLOAT32_BYTES * elements(it.shape)))
         for at, it in enumerate(tensors):
             stays = it.width == same.dtype.bytes
             own = HELD if stays else keys.new(1)
             yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
             yield Request(GIVE, key + at)
             if not stays:
-                narrow.append((own, whole[at]))
+                narrow.append((own, it.bytes))
     for own, size in narrow:
         yield Request(TAKE, HELD, size)
         yield Request(GIVE, own)

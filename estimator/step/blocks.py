@@ -41,9 +41,9 @@ NO_LIMIT = 2**62
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
-TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL = range(6)
+TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL, EMPTY = range(7)
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
-the one before it; free the newest two gathers later; free all tensors of a key."""
+the one before it; free the newest two gathers later; free all tensors of a key; ``torch.cuda.empty_cache``."""
 
 
 class Request(NamedTuple):
@@ -224,6 +224,8 @@ def _play(
                         waiting -= 1
                     else:
                         give = 0
+                elif what == EMPTY:
+                    give = 0
                 else:
                     give = newest[key]
                     if give == 0:
@@ -295,47 +297,51 @@ def _play(
                         give = newest[key]
                         if give:
                             newest[key] = below[give]
-                if what > TAKE_ONCE:
+                if TAKE_ONCE < what < EMPTY:
                     continue
-                base = pool * width
-                low, high = 0, lengths[pool]
-                while low < high:
-                    middle = (low + high) // 2
-                    if held[pools[base + middle]] < size:
-                        low = middle + 1
-                    else:
-                        high = middle
-                if low < lengths[pool]:
-                    block = pools[base + low]
-                    lengths[pool] -= 1
-                    for index in range(low, lengths[pool]):
-                        pools[base + index] = pools[base + index + 1]
-                else:
-                    if is_small:
+                block, asked = 0, 0
+                if what != EMPTY:
+                    base = pool * width
+                    low, high = 0, lengths[pool]
+                    while low < high:
+                        middle = (low + high) // 2
+                        if held[pools[base + middle]] < size:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    if low < lengths[pool]:
+                        block = pools[base + low]
+                        lengths[pool] -= 1
+                        for index in range(low, lengths[pool]):
+                            pools[base + index] = pools[base + index + 1]
+                    elif is_small:
                         asked = SMALL_SEGMENT
                     elif size < WHOLE:
                         asked = LARGE_SEGMENT
                     else:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
+                if what == EMPTY or reserved + asked > limit:
+                    # every wholly free segment goes back
+                    for one_pool in range(2 * STREAMS):
+                        kept = 0
+                        at = one_pool * width
+                        for index in range(lengths[one_pool]):
+                            one = pools[at + index]
+                            if before[one] == 0 and after[one] == 0:
+                                reserved -= held[one]
+                                below[one] = unused
+                                unused = one
+                            else:
+                                pools[at + kept] = one
+                                kept += 1
+                        lengths[one_pool] = kept
                     if reserved + asked > limit:
-                        # every wholly free segment goes back
-                        for one_pool in range(2 * STREAMS):
-                            kept = 0
-                            at = one_pool * width
-                            for index in range(lengths[one_pool]):
-                                one = pools[at + index]
-                                if before[one] == 0 and after[one] == 0:
-                                    reserved -= held[one]
-                                    below[one] = unused
-                                    unused = one
-                                else:
-                                    pools[at + kept] = one
-                                    kept += 1
-                            lengths[one_pool] = kept
-                        if reserved + asked > limit:
-                            result[0], result[1] = most_in_use, most_reserved
-                            result[2], result[3], result[4] = place, repetition, request
-                            return
+                        result[0], result[1] = most_in_use, most_reserved
+                        result[2], result[3], result[4] = place, repetition, request
+                        return
+                if what == EMPTY:
+                    continue
+                if block == 0:
                     if unused:
                         block = unused
                         unused = below[block]
