@@ -703,6 +703,6 @@ class _Name:
         return Request(GIVE, self._keys + (self._turn if last else 1 - self._turn))
 
     def bound(self, size: int) -> Iterator[Request]:
-        """Both."""
+        """The new tensor, after the name has let go of the old one: ``grad = p.grad`` comes before ``grad.float()``."""
+        yield self.dropped(last=True)
         yield self.taken(size)
-        yield self.dropped()
