@@ -585,7 +585,7 @@ class Block:
         models/llama/modeling_llama.py, ``q_proj(hidden_states).view(hidden_shape).transpose(1, 2)``.
         """
         is_rotated = self.rotary_tables is not None and self.rotary is Rotary.HALVES
-        if not is_rotated or self.kernels.rotary or self.tape.autocast_active:
+        if not is_rotated or self.kernels.rotary:
             return x
         return op.viewed(self.tape, x, copies_gradient=True)
 
