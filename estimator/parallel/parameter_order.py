@@ -20,9 +20,10 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
-from estimator.families.weights import adapter_tensors, weight_width
+from estimator.families.weights import adapter_tensors
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
-from estimator.resident.optimizer import Trainable
+from estimator.resident.model import trained_adapter, trained_whole
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
@@ -173,24 +174,30 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
     return _known(model, adapters)
 
 
-def stepped_in_order(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """The trained tensors as Trainer's optimizer steps them one by one: those with weight decay, then the others.
+def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable], list[Trainable]]:
+    """The two groups of trained tensors that Trainer's optimizer steps: with weight decay, and without.
 
-    Source: transformers 5.23, trainer.py, ``create_optimizer`` (two groups).
+    GaLore and APOLLO: what they do not project, and what they do.
+
+    Source: transformers 5.23, trainer.py, ``create_optimizer``, trainer_optimizer.py, ``_setup_low_rank_optimizer``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> [tensor.shape for tensor in stepped_in_order(TINY_LLAMA, TrainingSetup())][-7:-4]
-    [(8, 16), (10, 8), (8,)]
+    >>> with_decay, without = stepped_in_order(TINY_LLAMA, TrainingSetup())
+    >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
+    ([(8, 16), (10, 8)], {(8,)})
     """
     modules = {(it.at, it.module.name): it.module for it in _trainable_modules(model, setup)}
+    projects = setup.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
     for trained in trained_in_order(model, setup):
         module = modules[trained.at, trained.module]
-        width = weight_width(module, setup)
         if trained.part.startswith("lora"):
-            width = adapter_tensors(module, setup)[int(trained.part.removeprefix("lora"))].width
-        groups[not trained.decays].append(Trainable(trained.shape, width, 1))
-    return [*groups[0], *groups[1]]
+            place = int(trained.part.removeprefix("lora"))
+            tensor = trained_adapter(adapter_tensors(module, setup)[place], 1)
+        else:
+            tensor = trained_whole(module, trained.shape, 1, setup)
+        groups[tensor.is_linear if projects else not trained.decays].append(tensor)
+    return groups
 
 
 def without_rank(adapters: Adapters) -> Adapters:

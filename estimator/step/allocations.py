@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.counts import tied_head
@@ -32,12 +33,12 @@ from estimator.parallel.parameter_order import (
     Located,
     modules_as_loaded,
     modules_in_order,
-    trained_in_order,
+    stepped_in_order,
 )
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
-from estimator.resident.model import Resident, gradient_bytes, trainable_tensors, trained_of
+from estimator.resident.model import Resident, gradient_bytes, trainable_tensors
 from estimator.resident.optimizer import RULES, Trainable, state_tensors
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
@@ -186,7 +187,7 @@ def _fixed(model: Model, card: Card, same: TrainingSetup, clips: bool, made: boo
     if same.strategy.is_zero:
         optimizer = [*_flat_step(resident)]
     else:
-        optimizer = [*_norms(trained)] if clips and trained else []
+        optimizer = [*_norms(chain(*trained))] if clips else []
         optimizer += _optimizer_step(keys, trained, same, resident, card)
     return _Fixed(load, optimizer, keys.first)
 
@@ -356,8 +357,8 @@ def _load(
     same: TrainingSetup,
     resident: Resident,
     made: bool,
-) -> list[Trainable]:
-    """Weights, adapters and what stays beside them; returns the trained tensors in the order of their modules."""
+) -> Sequence[Sequence[Trainable]]:
+    """Weights, adapters and what stays beside them; returns the trained tensors by the optimizer's groups."""
     modules = [it.module for it in modules_in_order(model)]
     tied = tied_head(model)
     own = [module for module in modules if module not in tied]
@@ -375,7 +376,7 @@ def _load(
         if same.uses_fsdp1:
             pieces = model.num_hidden_layers + 1
         load.extend(_pieces(resident.weights + resident.adapters, pieces))
-        trained = _trained(model, same)
+        trained: Sequence[Sequence[Trainable]] = [_trained(model, same)]
     else:
         if same.has_packed_base:
             load.extend(_warmed_up(keys, own, same))
@@ -397,16 +398,10 @@ def _load(
                     Request(GIVE_ALL, HEAD),
                 ]
             )
-        trained = [
-            it
-            for module in modules
-            if same.uses_adapters or module not in tied
-            for it in trained_of([(module, 1)], [], same)
-        ]
-        if same.optim is Optimizer.ADAFACTOR:
-            trained = _by_group(trained, model, same)
-        if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
-            trained = _trained(model, same)
+        trained = stepped_in_order(model, same)
+        of_all = sum(map(gradient_bytes, trained))
+        if of_all != gradient_bytes(trainable_tensors(model, same)):
+            trained = [_trained(model, same)]
         if made is MADE or same.has_packed_base:
             load.extend(_adapters(keys, modules, same))
         beside = resident.adapters - sum(
@@ -421,15 +416,6 @@ def _load(
     if same.strategy.is_zero:
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
-
-
-def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> list[Trainable]:
-    """Trainer's groups: the tensors with weight decay before those without."""
-    order = trained_in_order(model, same)
-    if len(order) != len(trained):
-        return trained
-    with_it = [one for one, it in zip(trained, order, strict=True) if it.decays]
-    return [*with_it, *(one for one, it in zip(trained, order, strict=True) if not it.decays)]
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
@@ -610,35 +596,40 @@ def _flat_step(resident: Resident) -> Iterator[Request]:
 
 def _optimizer_step(
     keys: _Keys,
-    trained: Sequence[Trainable],
+    groups: Sequence[Sequence[Trainable]],
     setup: TrainingSetup,
     resident: Resident,
     card: Card,
 ) -> Iterator[Request]:
-    """The optimizer's own loop over the trained tensors; states are made in the first step."""
+    """The optimizer's own loop over its groups and their tensors; states are made in the first step."""
     optim, width = setup.optim, setup.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
-        yield from _adafactor(keys, trained, card)
+        yield from _adafactor(keys, [*chain(*groups)], card)
         return
-    for it in trained:
-        sizes = state_tensors(it, optim, width)
-        key = keys.new(len(sizes))
-        yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
-    if copies := RULES[optim].step_copies:
+    copies = RULES[optim].step_copies
+    for group in groups:
+        for it in group:
+            sizes = state_tensors(it, optim, width)
+            key = keys.new(len(sizes))
+            yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
         each = width.bytes if width else None
-        for it in trained:
+        for it in group:
             size = allocated(elements(it.shape) * (each or it.width))
             yield from (Request(TAKE, STEPPED, size) for _ in range(copies))
-    elif resident.transient:
+        yield Request(GIVE_ALL, STEPPED)
+    if resident.transient and not copies:
         yield Request(TAKE, STEPPED, allocated(resident.transient))
-    yield Request(GIVE_ALL, STEPPED)
+        yield Request(GIVE_ALL, STEPPED)
 
 
-def _norms(trained: Sequence[Trainable]) -> Iterator[Request]:
+def _norms(tensors: Iterable[Trainable]) -> Iterator[Request]:
     """Partial sums of every tensor's norm, as many as the largest has, and one number for each tensor.
 
     Source: torch 2.13, aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``.
     """
+    trained = [*tensors]
+    if not trained:
+        return
     most = max(ceil_div(elements(it.shape), NORM_CHUNK) for it in trained)
     yield Request(TAKE, STEPPED, allocated(FLOAT32_BYTES * most * len(trained)))
     yield from (Request(TAKE, STEPPED, allocated(FLOAT32_BYTES)) for _ in trained)
@@ -658,7 +649,7 @@ def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterato
         is_narrow = it.width < FLOAT32_BYTES
         if is_narrow:
             yield from gradient.bound(whole)
-        states = state_tensors(it, Optimizer.ADAFACTOR, None)
+        states = state_tensors(it, Optimizer.ADAFACTOR, None)[:-1]  # without a scalar
         key = keys.new(len(states))
         yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states))
         if is_narrow:
