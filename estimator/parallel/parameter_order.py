@@ -33,6 +33,8 @@ Shape = tuple[int, ...]
 
 AFTER_THE_TOWERS_LAYERS = ("post_layernorm", "vision_adapter")
 """Modules that a tower's class defines after its layers, and before its projector."""
+SCORE = "score"
+"""The head of a classifier, which ``module_tree`` leaves out."""
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -141,6 +143,8 @@ def _named(model: Model) -> list[tuple[str, Located]]:
                     at = None if layer is None else At(layer)
                     full = node.name if candidate == name else f"{node.name}.{tensor.name}"
                     found.append((full, Located(at, known.pop(candidate))))
+    if SCORE in outer:  # the last of a classifier's modules
+        found.append((SCORE, Located(None, outer[SCORE])))
     return found
 
 
