@@ -589,6 +589,16 @@ class Block:
             return x
         return op.viewed(self.tape, x, copies_gradient=True)
 
+    def values_by_heads(self, x: Tensor) -> Tensor:
+        """Values as eager attention multiplies them: their gradient lies head by head, too.
+
+        Source: as ``by_heads``.
+        """
+        if self.setup.attn_implementation is not AttnImplementation.EAGER:
+            return x
+        several = self.model.num_key_value_heads > 1
+        return op.viewed(self.tape, x, copies_gradient=several)
+
     def rotate(
         self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estimator.tape.scratch import embedding_backward, rows_summed
+from estimator.tape.scratch import embedding_backward, rows_summed, softmax_backward
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 
@@ -1066,7 +1066,17 @@ def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) ->
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:
     """Softmax: saves its output; backward allocates one tensor."""
-    return elementwise(tape, x, "softmax", saves="output")
+    tape.operation = "softmax"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = t.new(elements, width)
+        t.scratch(softmax_backward, elements, width)
+        return [gradient]
+
+    node = tape.begin("softmax backward", [x], backward)
+    out = tape.new(elements, width)
+    return tape.finish(node, out, [out])
 
 
 def top_k(tape: Tape, x: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
