@@ -408,7 +408,7 @@ def _load(
             it.bytes for module in modules for it in adapter_tensors(module, same)
         )
         load.extend(_pieces(beside, 1))
-    load.extend(_pieces(resident.reference, len(modules)))
+    load.extend(_reference(own, same, resident.reference))
     if made is MOVED:  # Trainer empties the cache before it trains
         load.append(Request(EMPTY, HELD))
     load.extend(_pieces(resident.engine, 1))
@@ -524,6 +524,15 @@ def _quantized(
         yield from (Request(TAKE, key, size) for size in made[1:])  # the scales less their mean
     yield from (Request(TAKE, HELD, size) for size in stays[1:] if size > 0)
     yield Request(GIVE_ALL, key)
+
+
+def _reference(modules: Sequence[Module], same: TrainingSetup, total: int) -> Iterator[Request]:
+    """A second model of the same weights, in the order of its modules, or in as many pieces where it is another."""
+    sizes = [size for module in modules for size in _sizes(module, same)]
+    if sum(sizes) == total:
+        yield from (Request(TAKE, HELD, size) for size in sizes)
+    else:
+        yield from _pieces(total, len(modules))
 
 
 def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
