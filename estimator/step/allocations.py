@@ -57,11 +57,11 @@ from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, plan, structure
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
-from estimator.tape.tape import WEIGHTS
+from estimator.tape.tape import ACTIVATIONS, GRADIENTS, TEMPORARIES, WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Optimizer, Strategy
+from estimator.values.specs import Gpu, Loss, Model, Objective, Optimizer, Strategy
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -236,7 +236,24 @@ def _pass(
             if setup.mesh.uses_fsdp1:
                 requests = _on_streams(requests, schedule.program, run.segment)
             known[run.segment] = writer.stretch(it for it, _ in requests)
-    return [(known[run.segment], run.length) for run in schedule.runs]
+    left = writer.stretch(Request(GIVE_ALL, first + key) for key in _left(schedule.program, own))
+    return [*((known[run.segment], run.length) for run in schedule.runs), (left, 1)]
+
+
+def _left(played: Program, keys: Sequence[_Key]) -> list[int]:
+    """Keys of what a pass leaves beside gradients: a leaf that is no parameter, and its gradient, go with the graph.
+
+    Source: transformers 5.23, trainer.py, ``training_step`` (``loss.detach()`` is all that it returns).
+    """
+    alive: dict[int, int] = {}
+    for start, end in played.spans:
+        for at in range(start, end):
+            if played.signs[at] > 0:
+                alive[played.storages[at]] = played.components[at]
+            else:
+                alive.pop(played.storages[at], None)
+    found = {keys[it].key for it, of in alive.items() if of in (ACTIVATIONS, TEMPORARIES)}
+    return sorted(found - {-1} - {keys[it].key for it, of in alive.items() if of == GRADIENTS})
 
 
 class _Key(NamedTuple):
@@ -543,32 +560,57 @@ def _adapters(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> It
     """PEFT makes a module's adapters in float32, casts them to its weight's dtype, and in the end all to float32.
 
     They are made where the model was made; on the CPU beside a packed base, whose 4-bit weights count as 16 bits, and
-    whose 8-bit weights do not count.
+    whose 8-bit weights do not count. Beside a packed base, TRL casts them to bfloat16 in the end.
 
     Source: peft 0.21, tuners/lora/layer.py, ``update_layer``; tuners/tuners_utils.py,
-    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``.
+    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``; trl 1.16, trainer/sft_trainer.py
+    (``_is_quantized_model``).
     """
-    narrow: list[tuple[int, int]] = []
+    in_the_end: list[tuple[int, int, int]] = []
+    recasts = same.has_packed_base and _is_trls(same)
     for module in modules:
         tensors = adapter_tensors(module, same)
         is_8bit = same.has_8bit_base and is_quantized(module, same.adapters)
-        if is_8bit or same.dtype.bytes >= FLOAT32_BYTES:
-            yield from _held(tensors)
-            continue
+        is_cast = same.dtype.bytes < FLOAT32_BYTES and not is_8bit
         key = keys.new(len(tensors))
-        for at, it in enumerate(tensors):
-            if not same.has_packed_base:
-                yield Request(TAKE, key + at, allocated(FLOAT32_BYTES * elements(it.shape)))
-        for at, it in enumerate(tensors):
-            stays = it.width == same.dtype.bytes
-            own = HELD if stays else keys.new(1)
-            yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
+        for at, size in enumerate(whole):
+            if is_cast and not same.has_packed_base:
+                yield Request(TAKE, key + at, size)
+        for at, (it, size) in enumerate(zip(tensors, whole, strict=True)):
+            stays = it.bytes if recasts or not is_cast else size
+            if is_cast and it.width == same.dtype.bytes and not recasts:
+                yield Request(TAKE, HELD, it.bytes)
+            elif is_cast:
+                own = keys.new(1)
+                yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+                in_the_end.append((own, size, stays))
+            elif it.bytes == size:
+                yield Request(TAKE, HELD, size)
+            else:
+                own = keys.new(1)
+                yield Request(TAKE, own, size)
+                in_the_end.append((own, 0, stays))
             yield Request(GIVE, key + at)
-            if not stays:
-                narrow.append((own, it.bytes))
-    for own, size in narrow:
-        yield Request(TAKE, HELD, size)
+    wide: list[tuple[int, int]] = []
+    for own, size, stays in in_the_end:
+        if not size or size == stays:
+            wide.append((own, stays))
+        else:
+            wide.append((keys.new(1), stays))
+            yield Request(TAKE, wide[-1][0], size)
+            yield Request(GIVE, own)
+    for own, stays in wide:
+        yield Request(TAKE, HELD, stays)
         yield Request(GIVE, own)
+
+
+def _is_trls(same: TrainingSetup) -> bool:
+    """Whether one of TRL's trainers trains."""
+    alone = (Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING)
+    if same.task.objective is Objective.SFT:
+        return same.task.loss is Loss.CHUNKED_TRL
+    return same.task.objective not in alone
 
 
 def _flat_states(keys: _Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:
