@@ -655,7 +655,10 @@ def _optimizer_step(
     """The optimizer's own loop over its groups and their tensors; states are made in the first step."""
     optim, width = setup.optim, setup.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
-        yield from _adafactor(keys, [*chain(*groups)], card)
+        yield from _adafactor(keys, chain(*groups), card)
+        return
+    if optim is Optimizer.APOLLO_ADAMW:
+        yield from _apollo(keys, chain(*groups))
         return
     copies = RULES[optim].step_copies
     for group in groups:
@@ -687,7 +690,7 @@ def _norms(tensors: Iterable[Trainable]) -> Iterator[Request]:
     yield Request(GIVE_ALL, STEPPED)
 
 
-def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterator[Request]:
+def _adafactor(keys: _Keys, trained: Iterable[Trainable], card: Card) -> Iterator[Request]:
     """transformers' loop. Its names hold a tensor's gradient, weight and update until the next tensor's replace them.
 
     Source: transformers 5.23, optimization.py, ``Adafactor.step``.
@@ -724,6 +727,46 @@ def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterato
         yield update.dropped()
         yield Request(TAKE, inner, whole)  # its negative
         yield Request(GIVE, inner)
+    for name in names:
+        yield name.dropped(last=True)
+
+
+def _apollo(keys: _Keys, trained: Iterable[Trainable]) -> Iterator[Request]:
+    """APOLLO's loop in a step that renews its projectors. Its names hold what the tensor before has left.
+
+    Source: apollo-torch 1.0.3, apollo.py, ``step``, random_projector.py, ``get_orthogonal_matrix``.
+    """
+    names = [_Name(keys) for _ in range(4)]
+    low_gradient, denominator, quotient, update = names
+    inner = keys.new(1)
+    for it in trained:
+        whole = allocated(elements(it.shape) * it.width)
+        states = state_tensors(it, Optimizer.APOLLO_ADAMW, None)
+        key = keys.new(len(states))
+        made = [Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states)]
+        size = whole
+        yield low_gradient.dropped(last=True)
+        if it.is_linear:
+            projector, size, *_ = states
+            wide = projector // it.width * FLOAT32_BYTES
+            if it.width < FLOAT32_BYTES:
+                yield Request(TAKE, inner, allocated(FLOAT32_BYTES * elements(it.shape)))
+            yield Request(TAKE, inner, wide)  # random numbers
+            yield Request(TAKE, inner, wide)  # the same over √r
+            yield Request(GIVE_BEFORE, inner)
+            yield made.pop(0)
+            yield Request(GIVE_ALL, inner)
+            yield low_gradient.taken(size)
+        yield from made
+        for name in (denominator, quotient):
+            yield name.taken(size)
+            yield name.dropped()
+        if it.is_linear:
+            yield update.taken(whole)
+            yield update.dropped()
+            yield update.taken(whole)  # limited
+            yield update.dropped()
+            yield quotient.dropped(last=True)
     for name in names:
         yield name.dropped(last=True)
 

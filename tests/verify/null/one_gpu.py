@@ -24,7 +24,11 @@ STEPS = 3
 """Steps of a run. The second finds the blocks of the first; from then on nothing changes."""
 RADAM_STEPS = 6
 """RAdam divides by the second moment from the fifth step on: schedulefree 1.4.1, radam_schedulefree.py, ``rho_t``."""
-TRAINER_OPTIM = {Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9")}
+TRAINER_OPTIM = {
+    Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9"),
+    # as every 200th step does, the third one renews projectors and limits updates
+    Optimizer.APOLLO_ADAMW: ("apollo_adamw", "update_proj_gap=2"),
+}
 IGNORED_LABEL = -100
 
 null = ctypes.CDLL("libcudart.so.13")
