@@ -459,9 +459,15 @@ class Block:
         if linked.is_quantized and self.setup.has_8bit_base:
             return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
         if linked.is_quantized:
-            sizes = linear.in_features, linear.out_features, self.setup.dtype.bytes
-            nested = self.setup.bnb_4bit_use_double_quant
-            return op.linear_4bit(self.tape, x, *sizes, name, nested=nested)
+            return op.linear_4bit(
+                self.tape,
+                x,
+                linear.in_features,
+                linear.out_features,
+                self.setup.dtype.bytes,
+                name,
+                nested=self.setup.bnb_4bit_use_double_quant,
+            )
         weight, bias = linked.weight, linked.bias
         call: Callable[..., Tensor] = op.linear
         if linear.own_class and not linear.routes:
