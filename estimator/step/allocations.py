@@ -457,6 +457,9 @@ def _warmed_up(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> I
 
     Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU.
 
+    Leaves out: transformers caps the block at 1.2 GiB below the card's memory, which matters where the weights fill the
+    card.
+
     Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
     quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
     """
