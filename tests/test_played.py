@@ -14,7 +14,7 @@ CHEAPEST = 20
 NOT_YET = (
     "num_gpus",  # streams and shards are not replayed
     "optim=apollo_adamw",  # every step renews projectors and limits updates
-    # a card this small caps the loader's warm-up, 1.2 GiB below its memory: modeling_utils.py, caching_allocator_warmup
+    # a card this small caps the loader's warm-up: modeling_utils.py, caching_allocator_warmup
     "qlora 1x1024 objective=dpo",
 )
 """What a row's id tells of a run whose requests are not ours one by one."""
