@@ -97,8 +97,8 @@ def replayed(
     what the card of a verdict leaves to PyTorch, ascending, the smallest through which the run goes is no less than the
     least memory.
 
-    Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.00 % in the median, 0.1 % at p95, 0.7 % at
-    worst; of 69 of real trainers on one GPU (data/played.csv) 0.01, 0.00, 0.7 and 4.9 %.
+    Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.00 % in the median, 0.1 % at p95, 0.7 %
+    at worst; of 69 of real trainers on one GPU (data/played.csv) 0.01, 0.00, 0.7 and 4.9 %.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     found = [_replayed(model, hardware, setup, made, rooms) for made in _ways(model)]
