@@ -152,6 +152,7 @@ def one_gpu() -> Iterator[Given]:
     yield _run(LLAMA, "full", 1, 1024, optim="adafactor", **CHECKPOINTED)
     yield _run(LLAMA, "full", 4, 512, attn_implementation="eager", **NO_AUTOCAST)
     yield _run(LLAMA, "full", 4, 512, padded=True, **NO_AUTOCAST)
+    yield _run(LLAMA, "full", 2, 2048, attn_implementation="eager", **NO_AUTOCAST)
     yield _run(LLAMA, "full", 2, 1024, eval_strategy="epoch", per_device_eval_batch_size=8)
     yield _run(QWEN, "full", 2, 1024, use_reentrant=True, **CHECKPOINTED)
     yield _run(QWEN, "full", 1, 4096, **NO_AUTOCAST, **CHECKPOINTED)
@@ -169,6 +170,7 @@ def one_gpu() -> Iterator[Given]:
     yield _run(LLAMA_8B, "qlora", 2, 1024, optim="paged_adamw_8bit")
     yield _run(MISTRAL, "qlora", 1, 2048, prepare_model_for_kbit_training=True, **CHECKPOINTED)
     yield _run(QWEN, "qlora", 2, 1024, bnb_4bit_use_double_quant=False, bnb_4bit_quant_type="fp4")
+    yield _run(SMOL, "qlora", 4, 2048, prepare_model_for_kbit_training=True, **CHECKPOINTED)
     yield _run(TINY_LLAMA, "lora", 2, 1024, load_in_8bit=True)
 
 
