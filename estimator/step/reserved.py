@@ -98,7 +98,7 @@ def replayed(
     least memory.
 
     Error: of 92 runs on PyTorch's allocator, allocated 0.01 % at p95, least 0.00 % in the median, 0.1 % at p95, 0.7 %
-    at worst; of 69 of real trainers on one GPU (data/played.csv) 0.01, 0.00, 0.7 and 4.9 %.
+    at worst; of 71 of real trainers on one GPU (data/played.csv) 0.01, 0.00, 0.7 and 4.9 %.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     found = [_replayed(model, hardware, setup, made, rooms) for made in _ways(model)]
@@ -131,7 +131,7 @@ def _replayed(
 def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """Bytes that torch reserves on one GPU over three steps (``torch.cuda.max_memory_reserved``).
 
-    Error: 0.04 % at p95 of 92 runs on PyTorch's allocator, 0.2 % of 69 of real trainers; for other strategies see the
+    Error: 0.04 % at p95 of 92 runs on PyTorch's allocator, 0.2 % of 71 of real trainers; for other strategies see the
     readings of ``reserved`` and ``device`` in data/measurements.csv.
     Source: as ``replayed``.
     """
