@@ -17,6 +17,7 @@ from estimator.contract.setups import write_estimate
 from estimator.contract.text import describe
 from estimator.proof.accuracy import Metric
 from estimator.step.blocks import (
+    EMPTY,
     GIVE,
     GIVE_ALL,
     GIVE_BEFORE,
@@ -57,6 +58,9 @@ class Card:
     def give(self, tensor: int) -> None:
         self._requests.append(Request(GIVE, tensor))
 
+    def empty(self) -> None:
+        self._requests.append(Request(EMPTY, 0))
+
     @property
     def played(self) -> Played:
         return play(log_of([self._requests], [(0, 1)]), self._limit, self._expandable)
@@ -64,6 +68,20 @@ class Card:
     @property
     def reserved(self) -> int:
         return self.played.reserved
+
+
+def test_an_emptied_cache_keeps_the_segments_that_are_in_use() -> None:
+    for empties in (False, True):
+        card = Card()
+        whole, cut = card.take(100 * MIB), card.take(100 * MIB)
+        card.give(whole)
+        card.give(cut)
+        card.take(40 * MIB)  # cuts one segment, so that only the other is wholly free
+        if empties:
+            card.empty()
+        card.take(120 * MIB)
+        # before: 100 + 100 + 120 MiB; the free one is given back first
+        assert card.reserved == (220 * MIB if empties else 320 * MIB)
 
 
 def test_small_tensors_share_segments_of_2_mib() -> None:

@@ -459,9 +459,14 @@ class Block:
         if linked.is_quantized and self.setup.has_8bit_base:
             return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
         if linked.is_quantized:
-            compute = self.setup.dtype.bytes
             return op.linear_4bit(
-                self.tape, x, linear.in_features, linear.out_features, compute, name
+                self.tape,
+                x,
+                linear.in_features,
+                linear.out_features,
+                self.setup.dtype.bytes,
+                name,
+                nested=self.setup.bnb_4bit_use_double_quant,
             )
         weight, bias = linked.weight, linked.bias
         call: Callable[..., Tensor] = op.linear
@@ -585,9 +590,19 @@ class Block:
         models/llama/modeling_llama.py, ``q_proj(hidden_states).view(hidden_shape).transpose(1, 2)``.
         """
         is_rotated = self.rotary_tables is not None and self.rotary is Rotary.HALVES
-        if not is_rotated or self.kernels.rotary or self.tape.autocast_active:
+        if not is_rotated or self.kernels.rotary:
             return x
         return op.viewed(self.tape, x, copies_gradient=True)
+
+    def values_by_heads(self, x: Tensor) -> Tensor:
+        """Values as eager attention multiplies them: their gradient lies head by head, too.
+
+        Source: as ``by_heads``.
+        """
+        if self.setup.attn_implementation is not AttnImplementation.EAGER:
+            return x
+        several = self.model.num_key_value_heads > 1
+        return op.viewed(self.tape, x, copies_gradient=several)
 
     def rotate(
         self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None

@@ -22,7 +22,7 @@ def separate_attention(
     """Llama and most others: three projections, rotary, attention, output."""
     q = _head_norm(b, b.linear(f"{block}.q_proj", x), "q_norm", b.model.num_attention_heads)
     k = _head_norm(b, b.linear(f"{block}.k_proj", x), "k_norm", b.model.num_key_value_heads)
-    v = b.linear(f"{block}.v_proj", x)
+    v = b.values_by_heads(b.linear(f"{block}.v_proj", x))
     if b.model.clip_qkv:  # modeling_olmo.py and modeling_olmoe.py: `clamp_`
         q, k, v = (op.clamp_in_place(b.tape, it) for it in (q, k, v))
     q, k = b.rotate(q, k)

@@ -448,10 +448,13 @@ class Forward:
             if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
                 exists = False
             is_needed = needed or unused or any(kind.windowed for kind in alike)
-            masks[sliding] = self._mask(width, additive=additive) if exists and is_needed else None
+            if exists and is_needed:
+                masks[sliding] = self._mask(width, additive=additive, sliding=sliding)
+            else:
+                masks[sliding] = None
         return masks
 
-    def _mask(self, width: int, *, additive: bool) -> Tensor:
+    def _mask(self, width: int, *, additive: bool, sliding: bool) -> Tensor:
         """A bool mask, one for all sequences unless some are padded; or an additive one each, in the model's dtype."""
         setup, model = self.setup, self.model
         self.tape.operation = "attention mask"
@@ -461,10 +464,34 @@ class Forward:
             return self.tape.new(scores * model.num_attention_heads, width)
         if self.family.alibi_by_head:  # `create_causal_mask(...).to(torch.bool)`
             return self.tape.new(scores, 1)
-        if additive:
-            return self.tape.new(scores, width)
-        stored = scores if self._has_row_masks else setup.max_length**2
-        return self.tape.view(self.tape.new(stored, 1), scores)
+        seen = self._seen(scores, sliding=sliding)
+        if additive:  # made from a bool mask: masking_utils.py, `eager_mask`
+            mask = self.tape.new(scores, width)
+            del seen
+            return mask
+        return self.tape.view(seen, scores)
+
+    def _seen(self, scores: int, *, sliding: bool) -> Tensor:
+        """The bool mask: of a window and of what came before, and where rows are padded, of each row.
+
+        Source: transformers 5.23, masking_utils.py, ``sdpa_mask``, ``and_masks``.
+        """
+        tape, each = self.tape, self.setup.max_length**2
+        if sliding:
+            window = tape.new(each, 1)
+            joined = tape.new(each, 1)
+            del window
+            causal = tape.new(each, 1)
+            seen = tape.new(each, 1)
+            del causal, joined
+        else:
+            seen = tape.new(each, 1)
+        if self._has_row_masks:
+            joined = tape.new(each, 1)
+            del seen
+            seen = tape.new(scores, 1)
+            del joined
+        return seen
 
     @property
     def _image_masks(self) -> bool:
@@ -515,9 +542,11 @@ class Forward:
         if rotary is Rotary.COMPLEX:  # cosine and sine in one complex table
             table = tape.new(elements, width, ACTIVATIONS)
             return Tables(table, table)
-        return Tables(
-            tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
-        )
+        if rotary is not Rotary.HALVES:
+            return Tables(
+                tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
+            )
+        return _cosine_and_sine(tape, elements, width)
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
         if name := self.outer.final_norm_name:
@@ -552,6 +581,25 @@ class Forward:
             logits = as_logits(op.elementwise(tape, logits, "tanh", saves="output"))
             logits = as_logits(op.scale(tape, logits))
         return logits
+
+
+def _cosine_and_sine(tape: Tape, elements: int, width: int) -> Tables:
+    """Both of the angles of every position and dimension, scaled, in float32 first.
+
+    Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaRotaryEmbedding.forward``.
+    """
+    inputs = tape.new(elements // 2, 4), tape.new(elements, 4)
+    kept = ACTIVATIONS if width == 4 else TEMPORARIES
+    scaled = []
+    for _ in range(2):
+        unscaled = tape.new(elements, 4)
+        scaled.append(tape.new(elements, 4, kept))
+        del unscaled
+    if width == 4:
+        return Tables(*scaled)
+    narrow = [tape.new(elements, width, ACTIVATIONS) for _ in scaled]
+    del inputs, scaled
+    return Tables(*narrow)
 
 
 def as_logits(x: Tensor) -> Tensor:

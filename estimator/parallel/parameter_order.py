@@ -20,9 +20,10 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
-from estimator.families.weights import adapter_tensors, weight_width
+from estimator.families.weights import adapter_tensors
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
-from estimator.resident.optimizer import Trainable
+from estimator.resident.model import trained_adapter, trained_whole
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
@@ -32,6 +33,8 @@ Shape = tuple[int, ...]
 
 AFTER_THE_TOWERS_LAYERS = ("post_layernorm", "vision_adapter")
 """Modules that a tower's class defines after its layers, and before its projector."""
+SCORE = "score"
+"""The head of a classifier, which ``module_tree`` leaves out."""
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -97,6 +100,33 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
     >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
     ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
     """
+    named = (located for _, located in _named(model))
+    return (*named, *(Located(None, head) for head in tied_head(model)))
+
+
+@lru_cache(maxsize=64)
+def modules_as_loaded(model: Model) -> tuple[Located, ...]:
+    """Modules with weights of their own, in the order in which transformers loads them: by name, layers by number.
+
+    Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [it.module.name for it in modules_as_loaded(TINY_LLAMA)][:4]
+    ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
+    """
+    tied = tied_head(model)
+    named = sorted(_named(model), key=lambda it: [_natural(word) for word in it[0].split(".")])
+    return tuple(located for _, located in named if located.module not in tied)
+
+
+def _natural(word: str) -> tuple[int, str, int]:
+    """Sorts numbers before words, and a word's last digits as a number."""
+    text = word.rstrip("0123456789")
+    return int(text != ""), text, int(word[len(text) :] or -1)
+
+
+def _named(model: Model) -> list[tuple[str, Located]]:
+    """Modules with their full names, in the order of definition."""
     outer = {module.name: module for module in outer_modules(model)}
     layers = [
         {module.name: module for module in layer_modules(model, index)}
@@ -111,8 +141,11 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
             for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
                 if candidate in known:
                     at = None if layer is None else At(layer)
-                    found.append(Located(at, known.pop(candidate)))
-    return (*found, *(Located(None, head) for head in tied_head(model)))
+                    full = node.name if candidate == name else f"{node.name}.{tensor.name}"
+                    found.append((full, Located(at, known.pop(candidate))))
+    if SCORE in outer:  # the last of a classifier's modules
+        found.append((SCORE, Located(None, outer[SCORE])))
+    return found
 
 
 def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:
@@ -145,24 +178,30 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
     return _known(model, adapters)
 
 
-def stepped_in_order(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """The trained tensors as Trainer's optimizer steps them one by one: those with weight decay, then the others.
+def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable], list[Trainable]]:
+    """The two groups of trained tensors that Trainer's optimizer steps: with weight decay, and without.
 
-    Source: transformers 5.23, trainer.py, ``create_optimizer`` (two groups).
+    GaLore and APOLLO: what they do not project, and what they do.
+
+    Source: transformers 5.23, trainer.py, ``create_optimizer``, trainer_optimizer.py, ``_setup_low_rank_optimizer``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> [tensor.shape for tensor in stepped_in_order(TINY_LLAMA, TrainingSetup())][-7:-4]
-    [(8, 16), (10, 8), (8,)]
+    >>> with_decay, without = stepped_in_order(TINY_LLAMA, TrainingSetup())
+    >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
+    ([(8, 16), (10, 8)], {(8,)})
     """
     modules = {(it.at, it.module.name): it.module for it in _trainable_modules(model, setup)}
+    projects = setup.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
     for trained in trained_in_order(model, setup):
         module = modules[trained.at, trained.module]
-        width = weight_width(module, setup)
         if trained.part.startswith("lora"):
-            width = adapter_tensors(module, setup)[int(trained.part.removeprefix("lora"))].width
-        groups[not trained.decays].append(Trainable(trained.shape, width, 1))
-    return [*groups[0], *groups[1]]
+            place = int(trained.part.removeprefix("lora"))
+            tensor = trained_adapter(adapter_tensors(module, setup)[place], 1)
+        else:
+            tensor = trained_whole(module, trained.shape, 1, setup)
+        groups[tensor.is_linear if projects else not trained.decays].append(tensor)
+    return groups
 
 
 def without_rank(adapters: Adapters) -> Adapters:

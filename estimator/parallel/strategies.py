@@ -18,7 +18,7 @@ from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.parameter_order import stepped_in_order
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, unsharded
-from estimator.resident.optimizer import step_transient
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -87,9 +87,9 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     resident = _rule(structure.mesh).resident(model, structure)
     if (
         resident.transient
-        and structure.optim is Optimizer.ADAFACTOR
+        and structure.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
         and structure.strategy in WHOLE
     ):
-        tensors = stepped_in_order(model, structure)
+        tensors = [it for group in stepped_in_order(model, structure) for it in group]
         resident = replace(resident, transient=step_transient(tensors, structure.optim, None))
     return replace(resident, reference=reference_bytes(model, structure))

@@ -24,6 +24,7 @@ from estimator.families.towers import (
     tower_parameters,
 )
 from estimator.families.weights import (
+    AdapterTensor,
     adapter_tensors,
     buffer_bytes,
     module_bytes,
@@ -115,24 +116,31 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
     """The trained tensors of some modules, and of PEFT's copies of others (derived, likewise)."""
     tensors = [
-        _trained(module, shape, count, setup)
+        trained_whole(module, shape, count, setup)
         for module, count in copies
         for shape in weight_shapes(module)
     ]
     for module, count in modules:
         if setup.uses_adapters:
-            tensors += [
-                Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
-                for tensor in adapter_tensors(module, setup)
-            ]
+            tensors += [trained_adapter(tensor, count) for tensor in adapter_tensors(module, setup)]
             if trains_bias(module, setup.adapters):
-                tensors.append(_trained(module, weight_shapes(module)[-1], count, setup))
+                tensors.append(trained_whole(module, weight_shapes(module)[-1], count, setup))
         elif is_trained_whole(module, setup.adapters):
-            tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
+            tensors += [
+                trained_whole(module, shape, count, setup) for shape in weight_shapes(module)
+            ]
     return tensors
 
 
-def _trained(module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup) -> Trainable:
+def trained_adapter(tensor: AdapterTensor, count: int) -> Trainable:
+    """A tensor of ``count`` equal adapters; its matrices are those of linears (derived, likewise)."""
+    return Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
+
+
+def trained_whole(
+    module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup
+) -> Trainable:
+    """A tensor of ``count`` equal modules that are trained themselves (derived, likewise)."""
     linear = isinstance(module, Linear) and not module.conv1d and len(shape) == 2
     embedding = isinstance(module, Embedding)
     return Trainable(shape, weight_width(module, setup), count, embedding, linear)

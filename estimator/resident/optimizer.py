@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -41,39 +41,53 @@ class States(NamedTuple):
     paged_bytes: int
 
 
-Rule = Callable[[Trainable, int], States]
+class StateTensors(NamedTuple):
+    """One trained tensor's states."""
+
+    resident: tuple[int, ...]
+    """Bytes of each inside torch's allocator, in the order in which they are made."""
+    paged_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all inside torch's allocator."""
+        return sum(self.resident)
+
+
+Rule = Callable[[Trainable, int], StateTensors]
 """One tensor's states, given the bytes per element of states in the parameter's dtype."""
 
 
-def _of_the_parameter(number: int, beside: int = 0) -> Rule:
-    """``number`` tensors like the parameter, plus ``beside`` bytes of counters on the GPU."""
+def _of_the_parameter(number: int, *counters: int) -> Rule:
+    """Counters on the GPU, of so many bytes each, and ``number`` tensors like the parameter."""
 
-    def states(tensor: Trainable, width: int) -> States:
-        return States(number * allocated(elements(tensor.shape) * width) + beside, 0)
+    def states(tensor: Trainable, width: int) -> StateTensors:
+        each = allocated(elements(tensor.shape) * width)
+        return StateTensors((*counters, *[each] * number))
 
     return states
 
 
 def _bitsandbytes(*buffers: int, eight_bit: bool = False, paged: bool = False) -> Rule:
-    """Buffers whose sizes are multiples of the parameter's elements; their scales are always resident."""
+    """Buffers whose sizes are multiples of the parameter's elements, and their scales, which are always resident."""
 
-    def states(tensor: Trainable, width: int) -> States:
+    def states(tensor: Trainable, width: int) -> StateTensors:
         count = elements(tensor.shape)
         packed = eight_bit and count >= EIGHT_BIT_MINIMUM and not tensor.is_embedding
         each = 1 if packed else 4
-        codes = sum(allocated(each * times * count) for times in buffers)
+        codes = tuple(allocated(each * times * count) for times in buffers)
         blocks = 4 * ceil_div(count, EIGHT_BIT_BLOCK)
-        scales = sum(allocated(times * blocks) for times in buffers) if packed else 0
+        scales = tuple(allocated(times * blocks) for times in buffers) if packed else ()
         away = paged and count >= PAGED_MINIMUM
-        return States(scales, codes) if away else States(codes + scales, 0)
+        return StateTensors(scales, sum(codes)) if away else StateTensors((*codes, *scales))
 
     return states
 
 
-def _adafactor(tensor: Trainable, width: int) -> States:
+def _adafactor(tensor: Trainable, width: int) -> StateTensors:
     # float32 means of rows and of columns, or of every element, and the root of the weight's mean square, a scalar:
     # transformers 5.23, optimization.py, Adafactor.step (beta1 None: no first moment; state["RMS"])
-    return States(sum(map(allocated, _means(tensor.shape))) + allocated(4), 0)
+    return StateTensors((*map(allocated, _means(tensor.shape)), allocated(4)))
 
 
 def _means(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,10 +117,11 @@ def _adafactor_step(tensors: Iterable[Trainable]) -> int:
     return peak
 
 
-def _stable_adamw(tensor: Trainable, width: int) -> States:
+def _stable_adamw(tensor: Trainable, width: int) -> StateTensors:
     # a third tensor holds the rounding errors of 16-bit weights; ε², a flag and a mean are on the GPU too:
     # torch-optimi 0.3.3, stableadamw.py, _init_state (kahan_sum None, Triton)
-    return _of_the_parameter(3 if tensor.width < 4 else 2, 2 * allocated(4))(tensor, width)
+    scalars = allocated(4), allocated(4)
+    return _of_the_parameter(3 if tensor.width < 4 else 2, *scalars)(tensor, width)
 
 
 def _low_rank(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -115,33 +130,35 @@ def _low_rank(shape: tuple[int, ...]) -> tuple[int, int]:
     return rank * max(shape), rank * min(shape)
 
 
-def _galore(tensor: Trainable, width: int) -> States:
+def _galore(tensor: Trainable, width: int) -> StateTensors:
     if not tensor.is_linear:
         return _of_the_parameter(2)(tensor, tensor.width)
     low, projector = _low_rank(tensor.shape)
     # a slice of the singular vectors is a view that keeps all of them, unless a cast to 16 bits copies it
     kept = projector if tensor.width < 4 else min(tensor.shape) ** 2
-    sizes = (low, low, kept)
-    return States(sum(allocated(size * tensor.width) for size in sizes), 0)
+    return StateTensors(tuple(allocated(size * tensor.width) for size in (kept, low, low)))
 
 
-def _apollo(tensor: Trainable, width: int) -> States:
+def _apollo(tensor: Trainable, width: int) -> StateTensors:
     if not tensor.is_linear:
         return _of_the_parameter(2)(tensor, tensor.width)
     low, projector = _low_rank(tensor.shape)
-    sizes = (low, low, projector, 1)  # and the norm of the last step
-    return States(sum(allocated(size * tensor.width) for size in sizes), 0)
+    sizes = (projector, low, low, 1)  # and the norm of the last step
+    return StateTensors(tuple(allocated(size * tensor.width) for size in sizes))
 
 
-def _low_rank_step(tensors: Sequence[Trainable], optim: Optimizer) -> int:
-    """Peak of a loop over tensors, in which each tensor's leftovers live until the next tensor replaces them.
+def _low_rank_step(tensors: Iterable[Trainable], optim: Optimizer) -> int:
+    """Peak of a loop over tensors in their order, in which each tensor's leftovers live until the next replaces them.
 
     The peak is in the update of the largest matrix's projector, or in a full-size update.
     """
-    left = [(_left_behind(tensor), tensor) for tensor in tensors]
-    return max(
-        max(_update(tensor), _renewal(tensor, optim) + _before(tensor, left)) for tensor in tensors
-    )
+    peak = left = 0
+    for tensor in tensors:
+        peak = max(peak, _update(tensor), _renewal(tensor, optim) + left)
+        left = _left_behind(tensor)
+        if tensor.alike > 1:
+            peak = max(peak, _renewal(tensor, optim) + left)
+    return peak
 
 
 def _left_behind(tensor: Trainable) -> int:
@@ -150,11 +167,6 @@ def _left_behind(tensor: Trainable) -> int:
     if not tensor.is_linear:
         return 2 * size
     return size + _low_rank(tensor.shape)[0] * tensor.width
-
-
-def _before(tensor: Trainable, left: Iterable[tuple[int, Trainable]]) -> int:
-    """The largest leftovers of any other tensor when this one is processed."""
-    return max((size for size, other in left if other is not tensor or other.alike > 1), default=0)
 
 
 def _update(tensor: Trainable) -> int:
@@ -270,38 +282,24 @@ def optimizer_states(
     return States(resident, paged)
 
 
-def state_tensors(tensor: Trainable, optim: Optimizer, state_dtype: Dtype | None) -> list[int]:
-    """Bytes of each state of one trained tensor, in the order in which the optimizer makes them.
+def state_tensors(
+    tensor: Trainable, optim: Optimizer, state_dtype: Dtype | None
+) -> tuple[int, ...]:
+    """Bytes of each state of one trained tensor on the GPU, in the order in which the optimizer makes them.
 
-    Fused AdamW's counter comes first, Adafactor keeps rows before columns, bitsandbytes its codes before their scales.
-    The tensors of other optimizers count as two equal ones.
+    Fused AdamW's counter comes first, Adafactor keeps rows before columns, bitsandbytes all codes before their scales,
+    GaLore and APOLLO the projector first.
 
     Source: torch 2.13, optim/adam.py, ``_init_group``; bitsandbytes 0.50, optim/optimizer.py, ``init_state``;
-    transformers 5.23, optimization.py, ``Adafactor.step``.
+    transformers 5.23, optimization.py, ``Adafactor.step``; apollo-torch 1.0.3, apollo.py, ``step``.
 
     >>> state_tensors(Trainable((1024, 1024), 2, 1), Optimizer.ADAMW_TORCH_FUSED, None)
-    [512, 2097152, 2097152]
+    (512, 2097152, 2097152)
     """
-    one = tensor._replace(alike=1)
-    whole = optimizer_states([one], optim, state_dtype).resident_bytes
-    if optim is Optimizer.ADAFACTOR and len(tensor.shape) > 1:
-        stack = elements(tensor.shape[:-2])
-        rows = allocated(4 * stack * tensor.shape[-2])
-        return [rows, whole - rows]
-    if optim is Optimizer.ADAFACTOR or optim is Optimizer.SGD_MOMENTUM:
-        return [whole]
-    if optim is Optimizer.ADAMW_TORCH_FUSED:
-        each = (whole - _ONE_COUNTER) // 2
-        return [_ONE_COUNTER, each, each]
-    alone = {allocated(elements(tensor.shape) * width) for width in (4, tensor.width)}
-    if whole in alone:  # Lion, RMSprop, Adagrad, schedule-free SGD: one state
-        return [whole]
-    codes = allocated(elements(tensor.shape))
-    if optim is Optimizer.ADAMW_BNB_8BIT and whole > 2 * codes:
-        is_packed = elements(tensor.shape) >= EIGHT_BIT_MINIMUM and not tensor.is_embedding
-        scales = (whole - 2 * codes) // 2
-        return [codes, scales, codes, scales] if is_packed else [whole // 2] * 2
-    return [whole // 2] * 2 if whole else []
+    of = RULES[optim]
+    what_if = state_dtype is not None and of.takes_parameter_dtype
+    width = state_dtype.bytes if what_if and state_dtype is not None else tensor.width
+    return of.states(tensor, width).resident
 
 
 def step_transient(

@@ -126,7 +126,8 @@ def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``state_rule``.
     """
     rule = state_rule(setup.optimisation.optim)
-    return max(sum(rule(tensor, tensor.width)) for tensor in trainable_tensors(model, setup))
+    of_each = (rule(tensor, tensor.width) for tensor in trainable_tensors(model, setup))
+    return max(states.resident_bytes + states.paged_bytes for states in of_each)
 
 
 # --- adapters merged into the base ----------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from estimator.families.adapters import is_trained_whole
@@ -29,7 +29,14 @@ from estimator.families.weights import (
     packed_bytes,
     weight_width,
 )
-from estimator.parallel.parameter_order import At, modules_in_order, trained_in_order
+from estimator.parallel.parameter_order import (
+    At,
+    Located,
+    modules_as_loaded,
+    modules_in_order,
+    stepped_in_order,
+    trained_in_order,
+)
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
 from estimator.parallel.zero import width as zero_width
@@ -43,6 +50,7 @@ from estimator.resident.model import (
 from estimator.resident.optimizer import RULES, Trainable, state_tensors
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
+    EMPTY,
     GIVE,
     GIVE_ALL,
     GIVE_BEFORE,
@@ -78,11 +86,11 @@ from estimator.step.zero_requests import (
 )
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
-from estimator.tape.tape import GRADIENTS, WEIGHTS, Mark
+from estimator.tape.tape import ACTIVATIONS, GRADIENTS, TEMPORARIES, WEIGHTS, Mark
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Optimizer, Phase, Strategy
+from estimator.values.specs import Gpu, Loss, Model, Objective, Optimizer, Phase, Strategy
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -105,8 +113,8 @@ tied, gradients that ZeRO-1 keeps of a step, DDP's buckets; and the first of all
 
 
 MOVED, MADE = False, True
-"""How the weights come to the GPU: the model is moved there, or made there. Made, a tied head is allocated, too, and
-freed once it is tied."""
+"""How the weights come to the GPU: the model is moved there with its adapters, or made there and given its adapters
+there. Made, a tied head is allocated, too, and freed once it is tied."""
 
 
 class Hardware(NamedTuple):
@@ -255,11 +263,11 @@ def _fixed(
     elif same.strategy.is_zero:
         optimizer = [*_flat_step(resident)]
     else:
-        optimizer = [*_norms(trained)] if clips and trained else []
+        optimizer = [*_norms(chain(*trained))] if clips else []
         optimizer += _optimizer_step(keys, trained, same, resident, card)
     again: list[Request] = []
     if same.strategy is Strategy.DDP:
-        _, rebuilt = buckets([*trained, *_one_by_one(idle_tensors(model, same))], same)
+        _, rebuilt = buckets(_in_module_order(model, same), same)
         if rebuilt is not None:
             again = [Request(GIVE_ALL, BUCKETS)]
             again += (Request(TAKE, BUCKETS, allocated(it)) for it in rebuilt)
@@ -348,7 +356,26 @@ def _pass(
         order.append((writer.stretch(Request(GIVE_ALL, key) for key in left_over), 1))
     if others is not None:
         others.left.add(sized, schedule.program, own, first)
+    if setup.strategy in (Strategy.NONE, Strategy.DDP):
+        gone = _left(schedule.program, own)
+        order.append((writer.stretch(Request(GIVE_ALL, first + key) for key in gone), 1))
     return order
+
+
+def _left(played: Program, keys: Sequence[_Key]) -> list[int]:
+    """Keys of what a pass leaves beside gradients: a leaf that is no parameter, and its gradient, go with the graph.
+
+    Source: transformers 5.23, trainer.py, ``training_step`` (``loss.detach()`` is all that it returns).
+    """
+    alive: dict[int, int] = {}
+    for start, end in played.spans:
+        for at in range(start, end):
+            if played.signs[at] > 0:
+                alive[played.storages[at]] = played.components[at]
+            else:
+                alive.pop(played.storages[at], None)
+    found = {keys[it].key for it, of in alive.items() if of in (ACTIVATIONS, TEMPORARIES)}
+    return sorted(found - {-1} - {keys[it].key for it, of in alive.items() if of == GRADIENTS})
 
 
 class _Key(NamedTuple):
@@ -673,8 +700,8 @@ def _load(
     made: bool,
     *,
     on_host: bool,
-) -> list[Trainable]:
-    """Weights, adapters and what stays beside them; returns the trained tensors in the order of their modules."""
+) -> Sequence[Sequence[Trainable]]:
+    """Weights, adapters and what stays beside them; returns the trained tensors by the optimizer's groups."""
     modules = [it.module for it in modules_in_order(model)]
     tied = tied_head(model)
     own = [module for module in modules if module not in tied]
@@ -685,7 +712,7 @@ def _load(
         and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
         == of_modules
     )
-    trained: list[Trainable] = []
+    trained: Sequence[Sequence[Trainable]] = []
     if has_partitions(same.mesh):
         load.extend(_partitioned(keys, own, model, same, resident, on_host=on_host))
     elif has_shards(same.mesh):
@@ -695,7 +722,7 @@ def _load(
         load.extend(wrap(model, same, HELD, keys.new))
         shards = sum(it.size for it in load if it.key == HELD)
         load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
-        trained = _trained(model, same)
+        trained = [_trained(model, same)]
     elif not is_known:
         pieces = sum(
             count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
@@ -703,12 +730,16 @@ def _load(
         if same.uses_fsdp1:
             pieces = model.num_hidden_layers + 1
         load.extend(_pieces(resident.weights + resident.adapters, pieces))
-        trained = _trained(model, same)
+        trained = [_trained(model, same)]
     else:
         if same.has_packed_base:
             load.extend(_warmed_up(keys, own, same))
-        for module in own:
-            load.extend(_weights(keys, module, same, packs=model.quantization is None))
+            load.extend(_packed(keys, model, same))
+        else:
+            for module in own:
+                load.extend(Request(TAKE, HELD, size) for size in _sizes(module, same))
+                if made is MOVED:  # with the adapters that it has got on the CPU
+                    load.extend(_held(adapter_tensors(module, same)))
         load.extend(_pieces(resident.weights - of_modules, 1))
         if made is MADE:
             load.extend(
@@ -721,26 +752,24 @@ def _load(
                     Request(GIVE_ALL, HEAD),
                 ]
             )
-        trained = [
-            it
-            for module in modules
-            if same.uses_adapters or module not in tied
-            for it in trained_of([(module, 1)], [], same)
-        ]
-        if same.optim is Optimizer.ADAFACTOR:
-            trained = _by_group(trained, model, same)
-        if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
-            trained = _trained(model, same)
-        adapters = [tensors for it in modules if (tensors := adapter_tensors(it, same))]
-        load.extend(_adapters(keys, adapters, same))
-        beside = resident.adapters - sum(it.bytes for tensors in adapters for it in tensors)
+        trained = stepped_in_order(model, same)
+        of_all = sum(map(gradient_bytes, trained))
+        if of_all != gradient_bytes(trainable_tensors(model, same)):
+            trained = [_trained(model, same)]
+        if made is MADE or same.has_packed_base:
+            load.extend(_adapters(keys, modules, same))
+        beside = resident.adapters - sum(
+            it.bytes for module in modules for it in adapter_tensors(module, same)
+        )
         load.extend(_pieces(beside, 1))
-    load.extend(_pieces(resident.reference, len(modules)))
+    load.extend(_reference(own, same, resident.reference))
+    if made is MOVED and is_whole:  # Trainer empties the cache before it trains
+        load.append(Request(EMPTY, HELD))
     load.extend(_pieces(resident.engine, 1))
     if same.strategy is Strategy.DDP:
         load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
-        reduced_ = [*trained, *_one_by_one(idle_tensors(model, same))]
-        load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in buckets(reduced_, same)[0])
+        first_buckets, _ = buckets(_in_module_order(model, same), same)
+        load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in first_buckets)
     elif not has_shards(same.mesh):
         load.extend(_pieces(resident.communication, 1))
     if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
@@ -757,7 +786,7 @@ def _sharded(
     again: list[Request] = []
     for module in modules:
         if is_quantized(module, same.adapters):
-            packed = [*_weights(keys, module, same, packs=model.quantization is None)]
+            packed = [*_packed_weight(keys, model, module, same)]
             frozen += (it._replace(key=key) if it.key == HELD else it for it in packed)
             part = packed_part(module, same, 0)
             frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
@@ -794,7 +823,7 @@ def _partitioned(
     stays: list[Request] = []
     for module in modules:
         if is_quantized(module, same.adapters):
-            stays += _weights(keys, module, same, packs=model.quantization is None)
+            stays += _packed_weight(keys, model, module, same)
         elif same.uses_adapters or not is_trained_whole(module, same.adapters):
             stays += (
                 Request(TAKE, HELD, allocated(size * elements(shape)))
@@ -811,13 +840,26 @@ def _partitioned(
     )
 
 
-def _by_group(trained: list[Trainable], model: Model, same: TrainingSetup) -> list[Trainable]:
-    """Trainer's groups: the tensors with weight decay before those without."""
-    order = trained_in_order(model, same)
-    if len(order) != len(trained):
-        return trained
-    with_it = [one for one, it in zip(trained, order, strict=True) if it.decays]
-    return [*with_it, *(one for one, it in zip(trained, order, strict=True) if not it.decays)]
+def _packed_weight(
+    keys: _Keys, model: Model, module: Module, same: TrainingSetup
+) -> Iterator[Request]:
+    """A weight that is packed as it arrives, after its bias."""
+    yield from (Request(TAKE, HELD, size) for size in _sizes(module, same)[1:])
+    yield from _quantized(keys, module, same, packs=model.quantization is None)
+
+
+def _in_module_order(model: Model, same: TrainingSetup) -> list[Trainable]:
+    """What DDP reduces: the trained tensors in the order of their modules, then those without a gradient."""
+    tied = tied_head(model)
+    trained = [
+        tensor
+        for located in modules_in_order(model)
+        if same.uses_adapters or located.module not in tied
+        for tensor in trained_of([(located.module, 1)], [], same)
+    ]
+    if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
+        trained = _trained(model, same)
+    return [*trained, *_one_by_one(idle_tensors(model, same))]
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
@@ -842,6 +884,9 @@ def _warmed_up(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> I
 
     Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU.
 
+    Leaves out: transformers caps the block at 1.2 GiB below the card's memory, which matters where the weights fill the
+    card.
+
     Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
     quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
     """
@@ -863,83 +908,139 @@ def _sizes(module: Module, same: TrainingSetup) -> list[int]:
     return [allocated(elements(shape) * width) for shape in weight_shapes(module)]
 
 
-def _weights(keys: _Keys, module: Module, same: TrainingSetup, *, packs: bool) -> Iterator[Request]:
-    """One module's weights arrive, and are packed or upcast one by one; ``packs``: they are not packed in the files.
+def _packed(keys: _Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
+    """Weights arrive by name, each packed at once where it is to be; then what PEFT prepares is upcast.
 
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``; peft 0.21,
+    A bias comes before its weight. The cache is emptied after the upcasts.
+
+    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; peft 0.21,
     utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    if not is_quantized(module, same.adapters):
-        loaded = weight_width(module, same)
-        if same.has_packed_base and same.prepare_model_for_kbit_training:
-            loaded = same.dtype.bytes
-        for shape, size in zip(weight_shapes(module), _sizes(module, same), strict=True):
-            arrived = allocated(elements(shape) * loaded)
-            if arrived == size:
+    upcasts = same.prepare_model_for_kbit_training
+    narrow: dict[Located, list[tuple[int, int]]] = {}
+    for located in modules_as_loaded(model):
+        module = located.module
+        sizes = _sizes(module, same)
+        if is_quantized(module, same.adapters):
+            yield from (Request(TAKE, HELD, size) for size in sizes[1:])
+            yield from _quantized(keys, module, same, packs=model.quantization is None)
+            continue
+        loaded = same.dtype.bytes if upcasts else weight_width(module, same)
+        shapes = weight_shapes(module)
+        for shape, size in zip(shapes[::-1], sizes[::-1], strict=True):
+            if (arrived := allocated(elements(shape) * loaded)) == size:
                 yield Request(TAKE, HELD, size)
             else:
-                yield from _replaced(keys, arrived, [size])
-        return
-    weight, *rest = weight_shapes(module)
-    count = elements(weight)
+                key = keys.new(1)
+                yield Request(TAKE, key, arrived)
+                narrow.setdefault(located, []).insert(0, (key, size))
+    if upcasts:
+        for located in modules_in_order(model):
+            for key, size in narrow.get(located, ()):
+                yield Request(TAKE, HELD, size)
+                yield Request(GIVE, key)
+        yield Request(EMPTY, HELD)
+
+
+def _quantized(
+    keys: _Keys, module: Module, same: TrainingSetup, *, packs: bool
+) -> Iterator[Request]:
+    """A weight that stays packed; ``packs``: it arrives in 16 bits, and what it is packed from is freed.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``.
+    """
+    count = elements(weight_shapes(module)[0])
     packed = module_bytes(module, same) - sum(_sizes(module, same)[1:])
+    arrived, key = allocated(count * same.dtype.bytes), keys.new(1)
     if same.has_8bit_base:
-        pieces = [allocated(count), packed - allocated(count)]
-        scales = 0
+        made = [arrived]  # contiguous, in float16
+        stays = [packed - allocated(count), allocated(count)]
     else:
         blocks = ceil_div(count, QUANTIZATION_BLOCK)
         codes, scales = allocated(packed_bytes(count)), allocated(FLOAT32_BYTES * blocks)
+        made = []
+        stays = [scales, codes, packed - codes - scales]
         if same.bnb_4bit_use_double_quant:
             nested = allocated(FLOAT32_BYTES * ceil_div(blocks, NESTED_BLOCK))
-            pieces = [codes, allocated(blocks), nested, packed - codes - allocated(blocks) - nested]
-        else:
-            pieces, scales = [codes, scales, packed - codes - scales], 0
+            rest = packed - codes - allocated(blocks) - nested
+            made, stays = [scales, scales], [codes, nested, allocated(blocks), rest]
     if packs:
-        yield from _replaced(keys, allocated(count * same.dtype.bytes), pieces, scales)
-    else:
-        yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
-    yield from (Request(TAKE, HELD, size) for size in _sizes(module, same)[1 : 1 + len(rest)])
-
-
-def _replaced(
-    keys: _Keys, arrived: int, pieces: Sequence[int], beside: int = 0
-) -> Iterator[Request]:
-    """A tensor from which others are made before it is freed."""
-    key = keys.new(1)
-    yield Request(TAKE, key, arrived)
-    if beside:
-        yield Request(TAKE, key, beside)
-    yield from (Request(TAKE, HELD, size) for size in pieces if size > 0)
+        yield from (Request(TAKE, key, size) for size in [arrived, *made[:1]])
+    yield from (Request(TAKE, HELD, size) for size in stays[:1])
+    if packs:
+        yield from (Request(TAKE, key, size) for size in made[1:])  # the scales less their mean
+    yield from (Request(TAKE, HELD, size) for size in stays[1:] if size > 0)
     yield Request(GIVE_ALL, key)
 
 
-def _adapters(
-    keys: _Keys, adapters: Iterable[tuple[AdapterTensor, ...]], same: TrainingSetup
-) -> Iterator[Request]:
+def _reference(modules: Sequence[Module], same: TrainingSetup, total: int) -> Iterator[Request]:
+    """A second model of the same weights, in the order of its modules, or in as many pieces where it is another."""
+    sizes = [size for module in modules for size in _sizes(module, same)]
+    if sum(sizes) == total:
+        yield from (Request(TAKE, HELD, size) for size in sizes)
+    else:
+        yield from _pieces(total, len(modules))
+
+
+def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
+    yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+
+
+def _adapters(keys: _Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
     """PEFT makes a module's adapters in float32, casts them to its weight's dtype, and in the end all to float32.
 
+    They are made where the model was made; on the CPU beside a packed base, whose 4-bit weights count as 16 bits, and
+    whose 8-bit weights do not count. Beside a packed base, TRL casts them to bfloat16 in the end.
+
     Source: peft 0.21, tuners/lora/layer.py, ``update_layer``; tuners/tuners_utils.py,
-    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``.
+    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``; trl 1.16, trainer/sft_trainer.py
+    (``_is_quantized_model``).
     """
-    is_cast = same.dtype.bytes < FLOAT32_BYTES and not same.has_packed_base
-    narrow: list[tuple[int, int]] = []
-    for tensors in adapters:
-        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
-        if not is_cast:
-            yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
-            continue
+    in_the_end: list[tuple[int, int, int]] = []
+    recasts = same.has_packed_base and _is_trls(same)
+    for module in modules:
+        tensors = adapter_tensors(module, same)
+        is_8bit = same.has_8bit_base and is_quantized(module, same.adapters)
+        is_cast = same.dtype.bytes < FLOAT32_BYTES and not is_8bit
         key = keys.new(len(tensors))
-        yield from (Request(TAKE, key + at, size) for at, size in enumerate(whole))
-        for at, it in enumerate(tensors):
-            stays = it.width == same.dtype.bytes
-            own = HELD if stays else keys.new(1)
-            yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
+        for at, size in enumerate(whole):
+            if is_cast and not same.has_packed_base:
+                yield Request(TAKE, key + at, size)
+        for at, (it, size) in enumerate(zip(tensors, whole, strict=True)):
+            stays = it.bytes if recasts or not is_cast else size
+            if is_cast and it.width == same.dtype.bytes and not recasts:
+                yield Request(TAKE, HELD, it.bytes)
+            elif is_cast:
+                own = keys.new(1)
+                yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+                in_the_end.append((own, size, stays))
+            elif it.bytes == size:
+                yield Request(TAKE, HELD, size)
+            else:
+                own = keys.new(1)
+                yield Request(TAKE, own, size)
+                in_the_end.append((own, 0, stays))
             yield Request(GIVE, key + at)
-            if not stays:
-                narrow.append((own, whole[at]))
-    for own, size in narrow:
-        yield Request(TAKE, HELD, size)
+    wide: list[tuple[int, int]] = []
+    for own, size, stays in in_the_end:
+        if not size or size == stays:
+            wide.append((own, stays))
+        else:
+            wide.append((keys.new(1), stays))
+            yield Request(TAKE, wide[-1][0], size)
+            yield Request(GIVE, own)
+    for own, stays in wide:
+        yield Request(TAKE, HELD, stays)
         yield Request(GIVE, own)
+
+
+def _is_trls(same: TrainingSetup) -> bool:
+    """Whether one of TRL's trainers trains."""
+    alone = (Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING)
+    if same.task.objective is Objective.SFT:
+        return same.task.loss is Loss.CHUNKED_TRL
+    return same.task.objective not in alone
 
 
 def _flat_states(keys: _Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:
@@ -976,42 +1077,50 @@ def _flat_step(resident: Resident) -> Iterator[Request]:
 
 def _optimizer_step(
     keys: _Keys,
-    trained: Sequence[Trainable],
+    groups: Sequence[Sequence[Trainable]],
     setup: TrainingSetup,
     resident: Resident,
     card: Card,
 ) -> Iterator[Request]:
-    """The optimizer's own loop over the trained tensors; states are made in the first step."""
+    """The optimizer's own loop over its groups and their tensors; states are made in the first step."""
     optim, width = setup.optim, setup.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
-        yield from _adafactor(keys, trained, card)
+        yield from _adafactor(keys, chain(*groups), card)
         return
-    for it in trained:
-        sizes = state_tensors(it, optim, width)
-        key = keys.new(len(sizes))
-        yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
-    if copies := RULES[optim].step_copies:
+    if optim is Optimizer.APOLLO_ADAMW:
+        yield from _apollo(keys, chain(*groups))
+        return
+    copies = RULES[optim].step_copies
+    for group in groups:
+        for it in group:
+            sizes = state_tensors(it, optim, width)
+            key = keys.new(len(sizes))
+            yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
         each = width.bytes if width else None
-        for it in trained:
+        for it in group:
             size = allocated(elements(it.shape) * (each or it.width))
             yield from (Request(TAKE, STEPPED, size) for _ in range(copies))
-    elif resident.transient:
+        yield Request(GIVE_ALL, STEPPED)
+    if resident.transient and not copies:
         yield Request(TAKE, STEPPED, allocated(resident.transient))
-    yield Request(GIVE_ALL, STEPPED)
+        yield Request(GIVE_ALL, STEPPED)
 
 
-def _norms(trained: Sequence[Trainable]) -> Iterator[Request]:
+def _norms(tensors: Iterable[Trainable]) -> Iterator[Request]:
     """Partial sums of every tensor's norm, as many as the largest has, and one number for each tensor.
 
     Source: torch 2.13, aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``.
     """
+    trained = [*tensors]
+    if not trained:
+        return
     most = max(ceil_div(elements(it.shape), NORM_CHUNK) for it in trained)
     yield Request(TAKE, STEPPED, allocated(FLOAT32_BYTES * most * len(trained)))
     yield from (Request(TAKE, STEPPED, allocated(FLOAT32_BYTES)) for _ in trained)
     yield Request(GIVE_ALL, STEPPED)
 
 
-def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterator[Request]:
+def _adafactor(keys: _Keys, trained: Iterable[Trainable], card: Card) -> Iterator[Request]:
     """transformers' loop. Its names hold a tensor's gradient, weight and update until the next tensor's replace them.
 
     Source: transformers 5.23, optimization.py, ``Adafactor.step``.
@@ -1024,7 +1133,7 @@ def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterato
         is_narrow = it.width < FLOAT32_BYTES
         if is_narrow:
             yield from gradient.bound(whole)
-        states = state_tensors(it, Optimizer.ADAFACTOR, None)
+        states = state_tensors(it, Optimizer.ADAFACTOR, None)[:-1]  # without a scalar
         key = keys.new(len(states))
         yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states))
         if is_narrow:
@@ -1052,6 +1161,46 @@ def _adafactor(keys: _Keys, trained: Sequence[Trainable], card: Card) -> Iterato
         yield name.dropped(last=True)
 
 
+def _apollo(keys: _Keys, trained: Iterable[Trainable]) -> Iterator[Request]:
+    """APOLLO's loop in a step that renews its projectors. Its names hold what the tensor before has left.
+
+    Source: apollo-torch 1.0.3, apollo.py, ``step``, random_projector.py, ``get_orthogonal_matrix``.
+    """
+    names = [_Name(keys) for _ in range(4)]
+    low_gradient, denominator, quotient, update = names
+    inner = keys.new(1)
+    for it in trained:
+        whole = allocated(elements(it.shape) * it.width)
+        states = state_tensors(it, Optimizer.APOLLO_ADAMW, None)
+        key = keys.new(len(states))
+        made = [Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states)]
+        size = whole
+        yield low_gradient.dropped(last=True)
+        if it.is_linear:
+            projector, size, *_ = states
+            wide = projector // it.width * FLOAT32_BYTES
+            if it.width < FLOAT32_BYTES:
+                yield Request(TAKE, inner, allocated(FLOAT32_BYTES * elements(it.shape)))
+            yield Request(TAKE, inner, wide)  # random numbers
+            yield Request(TAKE, inner, wide)  # the same over √r
+            yield Request(GIVE_BEFORE, inner)
+            yield made.pop(0)
+            yield Request(GIVE_ALL, inner)
+            yield low_gradient.taken(size)
+        yield from made
+        for name in (denominator, quotient):
+            yield name.taken(size)
+            yield name.dropped()
+        if it.is_linear:
+            yield update.taken(whole)
+            yield update.dropped()
+            yield update.taken(whole)  # limited
+            yield update.dropped()
+            yield quotient.dropped(last=True)
+    for name in names:
+        yield name.dropped(last=True)
+
+
 class _Name:
     """A Python name: what it held before is freed once it is bound anew."""
 
@@ -1069,6 +1218,6 @@ class _Name:
         return Request(GIVE, self._keys + (self._turn if last else 1 - self._turn))
 
     def bound(self, size: int) -> Iterator[Request]:
-        """Both."""
+        """The new tensor, after the name has let go of the old one: ``grad = p.grad`` comes before ``grad.float()``."""
+        yield self.dropped(last=True)
         yield self.taken(size)
-        yield self.dropped()

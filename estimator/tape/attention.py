@@ -29,6 +29,7 @@ from estimator.tape.operators import (
     scale,
     scaled_matmul,
     softmax,
+    viewed,
 )
 from estimator.tape.scratch import flash_backward, flash_forward
 from estimator.tape.tape import Tape, Tensor
@@ -387,15 +388,20 @@ def _eager(
     if mask is not None:
         weights = add(tape, weights, mask)
     width = q.width
+    # `attn_weights = softmax(attn_weights, dtype=torch.float32).to(query.dtype)`: the name holds them until the cast
+    uncast = weights if shape.softmax_float32 else None
     if shape.softmax_float32 or tape.autocast_active:
         weights = softmax(tape, cast(tape, weights, 4))
     else:
         weights = softmax(tape, weights)
     if shape.casts_weights:
         weights = cast(tape, weights, width)
+    del uncast
     weights = dropout(tape, weights, shape.dropout)
     elements = _output_elements(q, v, shape)
     out = matmul(tape, weights, value, elements, "attention output", copies=(False, is_copied))
+    # the gradient lies by tokens, and the product's wants batch and heads in one dimension
+    out = viewed(tape, out, copies_gradient=several and shape.heads > 1)
     return clone(tape, out), weights
 
 

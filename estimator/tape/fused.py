@@ -391,6 +391,7 @@ def log_probabilities(
             for columns in _chunks(vocabulary, TILE_VOCABULARY):
                 if weight_width != width:
                     of_head = t.new(columns * in_features, width)
+                t.multiplied()
                 if not names_columns:
                     of_head = None
         return [logits, of_hidden, of_head]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estimator.tape.scratch import embedding_backward, rows_summed
+from estimator.tape.scratch import embedding_backward, rows_summed, softmax_backward
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 
@@ -501,32 +501,48 @@ def divide_by_constant(tape: Tape, x: Tensor, constant: Tensor, name: str) -> Te
 
 
 def linear_4bit(
-    tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
+    tape: Tape,
+    x: Tensor,
+    in_features: int,
+    out_features: int,
+    width: int,
+    name: str,
+    *,
+    nested: bool = True,
 ) -> Tensor:
     """Bitsandbytes' 4-bit linear: dequantises the weight for the product, in forward and again in backward.
 
-    Saves only the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
-    nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
+    Saves only the packed weight. ``nested``: its absmax is packed, too (double quantisation), and is unpacked before,
+    in forward into a tensor to which the mean is added in another.
+
+    Leaves out: up to 1,536 tokens some cards multiply without a dequantised weight (``_gemm_4bit_use_custom_cuda``).
+    Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``; backends/cuda/ops.py,
+    ``_dequant_linear_fallback``; nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the
+    input's).
     """
     source = x  # the caller holds the uncast input until this returns
     x = cast(tape, source, width)
     tape.operation = f"{name}: dequantised weight"
-    elements = x.elements
-    absmax = ceil_div(in_features * out_features, 64)
+    elements, weights = x.elements, in_features * out_features
 
-    def dequantised(t: Tape) -> tuple[Tensor, Tensor]:
-        return t.new(absmax, 4), t.new(in_features * out_features, width)
+    def absmax(t: Tape, count: int) -> list[Tensor]:
+        return [t.new(ceil_div(weights, 64), 4) for _ in range(count if nested else 0)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        weight = dequantised(t)
+        scales = absmax(t, 1)
+        weight = t.new(weights, width)
+        del scales
         gradient = t.new(elements, width)
+        t.multiplied()
         del weight
         return [gradient]
 
     node = tape.begin(f"{name} backward", [x], backward, is_kernel=True)
-    weight = dequantised(tape)
+    scales = absmax(tape, 2)
+    weight = tape.new(weights, width)
     out = tape.new(elements // in_features * out_features, width)
-    del weight
+    tape.multiplied()
+    del scales, weight
     return cast(tape, tape.finish(node, out), source.width)
 
 
@@ -557,6 +573,7 @@ def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name
     def backward(t: Tape, g: Gradients) -> Gradients:
         weight = t.new(in_features * out_features, width)
         gradient = t.new(elements, width)
+        t.multiplied()
         del weight
         return [gradient]
 
@@ -1070,7 +1087,17 @@ def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) ->
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:
     """Softmax: saves its output; backward allocates one tensor."""
-    return elementwise(tape, x, "softmax", saves="output")
+    tape.operation = "softmax"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = t.new(elements, width)
+        t.scratch(softmax_backward, elements, width)
+        return [gradient]
+
+    node = tape.begin("softmax backward", [x], backward)
+    out = tape.new(elements, width)
+    return tape.finish(node, out, [out])
 
 
 def top_k(tape: Tape, x: Tensor, chosen: int) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,17 @@ def flash_forward(
     return rows, rows * ceil_div(head_dim, 32) * 32
 
 
+def softmax_backward(elements: int, width: int, card: Card) -> tuple[int, ...]:
+    """The product of the gradient and the output.
+
+    Source: torch 2.13, aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out``.
+
+    >>> softmax_backward(1024, 4, Card())
+    (4096,)
+    """
+    return (width * elements,)
+
+
 SORTED_FROM = 3072
 """Tokens up to which no sort is needed: aten/src/ATen/native/cuda/Embedding.cu, ``embedding_dense_backward_cuda``."""
 ROWS_PER_THREAD = 10

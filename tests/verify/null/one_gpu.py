@@ -22,7 +22,13 @@ from tests.verify.null import ranks, triton_kernels
 
 STEPS = 3
 """Steps of a run. The second finds the blocks of the first; from then on nothing changes."""
-TRAINER_OPTIM = {Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9")}
+RADAM_STEPS = 6
+"""RAdam divides by the second moment from the fifth step on: schedulefree 1.4.1, radam_schedulefree.py, ``rho_t``."""
+TRAINER_OPTIM = {
+    Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9"),
+    # as every 200th step does, the third one renews projectors and limits updates
+    Optimizer.APOLLO_ADAMW: ("apollo_adamw", "update_proj_gap=2"),
+}
 IGNORED_LABEL = -100
 
 null = ctypes.CDLL("libcudart.so.13")
@@ -160,12 +166,17 @@ def adapted(model: Any, setup: TrainingSetup) -> Any:
     )
 
 
+def steps(setup: TrainingSetup) -> int:
+    """Steps until nothing changes."""
+    return RADAM_STEPS if setup.optim is Optimizer.SCHEDULE_FREE_RADAM else STEPS
+
+
 def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
     """The arguments of Trainer and of TRL's trainers."""
     optim, optim_args = TRAINER_OPTIM.get(setup.optim, (setup.optim.value, None))
     return {
         "output_dir": folder,
-        "max_steps": STEPS,
+        "max_steps": steps(setup),
         "per_device_train_batch_size": setup.per_device_train_batch_size,
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
         "bf16": setup.mixed_precision is MixedPrecision.BF16,
@@ -178,7 +189,7 @@ def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
         "gradient_checkpointing_kwargs": {"use_reentrant": setup.use_reentrant},
         "dataloader_pin_memory": False,
         "eval_strategy": "no" if setup.run.eval_strategy == "no" else "steps",
-        "eval_steps": STEPS - 1,
+        "eval_steps": steps(setup) - 1,
         "per_device_eval_batch_size": setup.run.per_device_eval_batch_size,
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -202,7 +213,7 @@ def example(setup: TrainingSetup) -> dict[str, Any]:
 def rows(setup: TrainingSetup) -> int:
     """Examples of a run."""
     each = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
-    return STEPS * each * setup.num_gpus
+    return steps(setup) * each * setup.num_gpus
 
 
 def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None:
