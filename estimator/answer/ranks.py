@@ -68,6 +68,8 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     of every tensor that overlaps a rank's partition. Rank 0 writes the model (``rank_0_writes``). Kinds with equal
     bytes share an entry.
 
+    Where the fullest rank's run is replayed, the others' needs differ from its need as their tensors do.
+
     Error: for stages 1 and 2 the kept gradients are an upper bound; a rank's smaller share is counted only in the
     optimizer's step, at stage 2 with accumulation in every phase.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` and
@@ -82,8 +84,10 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     writes, others = rank_0_writes(setup), _other_host_bytes(answer)
     alike: dict[tuple[bool, int, int, int, int], list[int]] = {}
     heights = _heights(answer)
+    _, low, high = _sizes(answer, heights, Less())
+    beside = answer.need_low_bytes - low, answer.need_high_bytes - high
     for less, numbers in by_less.items():
-        sizes = _sizes(answer, heights, less)
+        sizes = _sizes(answer, heights, less, beside)
         for rank in numbers:
             saves = writes and rank == 0
             host = answer.host_bytes if saves or not writes else others
@@ -150,8 +154,16 @@ def _heights(answer: Estimate) -> list[PhaseHeight]:
     ]
 
 
-def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tuple[int, int, int]:
-    """The peak of the step and both ends of the need."""
+def _sizes(
+    answer: Estimate,
+    heights: Sequence[PhaseHeight],
+    less: Less,
+    beside: tuple[int, int] = (0, 0),
+) -> tuple[int, int, int]:
+    """The peak of the step and both ends of the need.
+
+    ``beside``: what the allocator makes of the fullest rank's run more than the slack of published runs.
+    """
     setup = answer.setup
     keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
     exchange = exchange_bytes(setup.mesh)
@@ -168,7 +180,7 @@ def _sizes(answer: Estimate, heights: Sequence[PhaseHeight], less: Less) -> tupl
         low, high = max(low, ends[0]), max(high, ends[1])
         if phase in PASSES:
             peak = max(peak, size)
-    return peak, low, high
+    return peak, low + beside[0], high + beside[1]
 
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:

@@ -55,6 +55,7 @@ from estimator.step.blocks import (
     GIVE_ALL,
     GIVE_BEFORE,
     GIVE_LATE,
+    GIVE_OLDEST,
     TAKE,
     TAKE_ONCE,
     WAIT,
@@ -66,6 +67,7 @@ from estimator.step.ddp_requests import IN_FLIGHT, buckets, made_equal
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Run, Sizes, plan, structure
 from estimator.step.wrapping import (
+    Shards,
     flattened,
     stepped_pieces,
     stepped_shards,
@@ -86,7 +88,14 @@ from estimator.step.zero_requests import (
 )
 from estimator.tape.program import Program, Sized
 from estimator.tape.scratch import Card, rows_summed
-from estimator.tape.tape import ACTIVATIONS, GRADIENTS, TEMPORARIES, WEIGHTS, Mark
+from estimator.tape.tape import (
+    ACTIVATIONS,
+    GRADIENTS,
+    SUM_OF_GRADIENTS,
+    TEMPORARIES,
+    WEIGHTS,
+    Mark,
+)
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -107,9 +116,11 @@ COMPUTE, GATHER, CAST, REDUCE = range(4)
 """Streams."""
 AVERAGE = CAST
 """FSDP 2's for the average between replicas; FSDP 1 casts on it."""
-HELD, SCRATCH, WORKSPACES, STEPPED, HEAD, KEPT, BUCKETS, FREE_KEYS = 0, 1, 2, 4, 5, 6, 7, 8
+HELD, SCRATCH, WORKSPACES, STEPPED, HEAD = 0, 1, 2, 4, 5
+KEPT, BUCKETS, OLD, OLD_ROOT, FREE_KEYS = range(6, 11)
 """Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
-tied, gradients that ZeRO-1 keeps of a step, DDP's buckets; and the first of all others."""
+tied; gradients that ZeRO-1 keeps of a step, DDP's buckets, shards of layers and of the root before FSDP 1 upcasts them;
+and the first of all others."""
 
 
 MOVED, MADE = False, True
@@ -290,7 +301,7 @@ class _Keys:
 def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
     """The step; before it one whose gradients are the first, where gradients are accumulated."""
     same = structure(setup)
-    if setup.gradient_accumulation_steps > 1 and not same.uses_fsdp1:
+    if setup.gradient_accumulation_steps > 1:
         # ZeRO-3 has a place for gradients from the start
         has_place = same.strategy is Strategy.ZERO3
         yield plan(model, same if has_place else replace(same, gradient_accumulation_steps=1))
@@ -332,11 +343,9 @@ def _pass(
                 waits = others.waiting.of(played.marks[run.segment]) if others else []
                 requests = _segment(sized, played, run.segment, own, first, card, workspace, waits)
                 if setup.mesh.uses_fsdp1:
-                    requests = _on_streams(requests, played)
+                    requests = _on_streams(requests, played, OLD if run.layers else OLD_ROOT)
                 elif setup.strategy.is_fsdp:
                     requests = _on_streams2(requests, played)
-                    if waits_whole(setup) and others is not None and others.waiting.collects:
-                        requests = _unreduced(requests, played, waits)
                 elif _reduces_after_backward(setup.mesh):
                     requests = _without_reduction(requests, played)
                 elif others is not None and _keeps_parts(setup.mesh):
@@ -349,6 +358,8 @@ def _pass(
                     )
                     requests = _gathering(requests, changes, gathered.sizes, amounts[run.model])
                     requests = _reducing(requests, played)
+                if waits_whole(setup) and others is not None and others.waiting.collects:
+                    requests = _unreduced(requests, played, waits)
                 known[run.segment, pattern] = writer.stretch(it for it, _ in requests)
             order.append((known[run.segment, pattern], len(list(alike))))
     if gathers:  # nothing stays gathered between two passes
@@ -464,18 +475,26 @@ def _scratch(sizes: Iterable[int]) -> Iterator[Request]:
 
 
 def _on_streams(
-    requests: Iterable[tuple[Request, int]], played: Program
+    requests: Iterable[tuple[Request, int]], played: Program, old: int
 ) -> Iterator[tuple[Request, int]]:
-    """The same with FSDP1's streams: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
+    """The same with FSDP1's streams, and with the release of what a unit's shard was before it was upcast.
+
+    ``old``: its key; it goes when the unit's weights are freed for the first time.
+
+    Source: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``, and _flat_param.py, ``reshard``
+    (``_use_sharded_views``).
+    """
     for request, at in requests:
         stream = COMPUTE
         if played.operations[at] == "all-gather":
             stream = GATHER if played.components[at] == WEIGHTS else CAST
-        elif played.operations[at] == "flatten gradients":
-            stream = GATHER  # autograd splits the flat weights on the stream that gathered them
+        elif played.operations[at] in ("flatten gradients", SUM_OF_GRADIENTS):
+            stream = GATHER  # autograd goes back through the views on the stream that gathered them
         elif played.operations[at] == "reduce-scatter":
             stream = REDUCE
         late = stream == GATHER and request.what == GIVE
+        if late and played.components[at] == WEIGHTS:
+            yield Request(GIVE_OLDEST, old), at
         yield request._replace(stream=stream, what=GIVE_LATE if late else request.what), at
 
 
@@ -514,13 +533,13 @@ class _Waiting:
 
 
 def waits_whole(setup: TrainingSetup) -> bool:
-    """Whether gradients wait whole for the last micro-step: FSDP 2's under Trainer.
+    """Whether gradients wait whole for the last micro-step: FSDP's under Trainer.
 
-    Source: accelerate 1.15, accelerator.py, ``no_sync`` (``set_requires_gradient_sync``).
+    Source: accelerate 1.15, accelerator.py, ``no_sync`` (``set_requires_gradient_sync``); torch 2.13,
+    distributed/fsdp/_runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``).
     """
     return (
         setup.strategy.is_fsdp
-        and not setup.uses_fsdp1
         and setup.gradient_accumulation_steps > 1
         and not setup.reduces_every_micro_step
     )
@@ -718,8 +737,10 @@ def _load(
     elif has_shards(same.mesh):
         load.extend(_sharded(keys, own, model, same, resident))
     elif wraps_in_groups(model, same):
-        wrap = flattened if same.uses_fsdp1 else wrapped
-        load.extend(wrap(model, same, HELD, keys.new))
+        if same.uses_fsdp1:
+            load.extend(flattened(model, same, Shards(HELD, OLD, OLD_ROOT), keys.new))
+        else:
+            load.extend(wrapped(model, same, HELD, keys.new))
         shards = sum(it.size for it in load if it.key == HELD)
         load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
         trained = [_trained(model, same)]

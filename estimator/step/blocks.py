@@ -50,10 +50,10 @@ UNMAPPED = -2
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
-TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_LATE, GIVE_ALL, WAIT, EMPTY = range(8)
+TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE, GIVE_ALL, WAIT, EMPTY = range(9)
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
-the one before it; free the newest two gathers later; free all tensors of a key; wait for the card; give all wholly free
-segments back to the driver (``torch.cuda.empty_cache``)."""
+the one before it; free the oldest; free the newest two gathers later; free all of a key; wait for the card; give all
+wholly free segments back to the driver (``torch.cuda.empty_cache``)."""
 
 
 class Request(NamedTuple):
@@ -131,7 +131,7 @@ def _counted(stretch: Sequence[Request]) -> tuple[int, int]:
     alive = most = 0
     for request in stretch:
         alive += (request.what in (TAKE, TAKE_ONCE)) - (
-            request.what in (GIVE, GIVE_BEFORE, GIVE_LATE)
+            request.what in (GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE)
         )
         most = max(most, alive)
     return most, alive
@@ -629,6 +629,11 @@ def _play(
                         if give == 0:
                             continue
                         below[above] = below[give]
+                    elif what == GIVE_OLDEST and below[give]:
+                        above = give
+                        while below[give]:
+                            above, give = give, below[give]
+                        below[above] = 0
                     else:
                         newest[key] = below[give]
                     if what == GIVE_LATE and ahead:

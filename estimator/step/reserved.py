@@ -19,11 +19,12 @@ from estimator.resident.overhead import (
 )
 from estimator.step.allocations import MADE, MOVED, Hardware, allocations, hardware_of
 from estimator.step.blocks import NO_LIMIT, Log, Played, play, rounded
+from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, Shown
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Strategy, Verdict
+from estimator.values.specs import Gpu, Model, Offload, Strategy, Verdict
 
 AMPLE = 2
 """Memory, as a multiple of a run's tensors, on which it is not replayed: of 170 runs on PyTorch's allocator none needed
@@ -41,19 +42,31 @@ LOADING = 0
 
 
 def is_replayed(model: Model, setup: TrainingSetup) -> bool:
-    """Whether a run's requests are known well enough to decide its need: one whole model in one process, or DeepSpeed's
-    partitions on the GPU, not compiled.
+    """Whether a run's requests are known well enough to decide its need: one whole model in one process, or
+    DeepSpeed's partitions or FSDP's shards on the GPU, not compiled.
 
-    FSDP, offloading, device maps and generation are taken in pieces that are near enough for what nvidia-smi shows.
+    Offloading, device maps and generation are taken in pieces that are near enough for what nvidia-smi shows.
 
     Source: derived, as ``estimator.step.allocations``.
     """
     is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    is_partitioned = has_partitions(setup.mesh) or has_shards(setup.mesh)
     return (
-        (is_whole or has_partitions(setup.mesh) or has_shards(setup.mesh))
+        (is_whole or is_partitioned or _is_known_fsdp(model, setup))
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED
+    )
+
+
+def _is_known_fsdp(model: Model, setup: TrainingSetup) -> bool:
+    """FSDP with nothing on the host, no second model, and no weights that stay gathered between micro-steps."""
+    stays_gathered = setup.uses_fsdp1 and setup.strategy is Strategy.FSDP_GRAD_OP
+    return (
+        wraps_in_groups(model, setup)
+        and not setup.keeps_reference
+        and setup.offload_param is Offload.NONE
+        and not (stays_gathered and setup.gradient_accumulation_steps > 1)
     )
 
 

@@ -123,13 +123,25 @@ def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
         ]
 
 
-def flattened(
-    model: Model, setup: TrainingSetup, held: int, new_keys: Callable[[int], int]
-) -> Iterator[Request]:
-    """Requests of loading under FSDP 1, in bytes per GPU; shards have the key ``held``.
+class Shards(NamedTuple):
+    """Keys of shards."""
 
-    A unit's tensors arrive, are broadcast in buckets and copied into one flat tensor, of which the shard is cut. The
-    first forward takes and frees every buffer once: for the cast shard, and for the whole unit in both dtypes.
+    held: int
+    """Those that stay."""
+    old: int
+    """Those of layers before they are upcast, until they are freed for the first time."""
+    old_root: int
+    """The same of the root."""
+
+
+def flattened(
+    model: Model, setup: TrainingSetup, shards: Shards, new_keys: Callable[[int], int]
+) -> Iterator[Request]:
+    """Requests of loading under FSDP 1, in bytes per GPU.
+
+    A unit's tensors arrive, are broadcast in buckets and copied into one flat tensor, of which the shard is cut; then
+    what is trained is upcast. The first forward takes and frees every buffer once: for the cast shard, and for the
+    whole unit in both dtypes.
 
     Source: torch 2.13, distributed/fsdp/_init_utils.py, ``_init_param_handle_from_module``, and _flat_param.py,
     ``flatten_tensors``, ``shard``, ``init_flat_param_attributes``; csrc/distributed/c10d/comm.cpp,
@@ -148,20 +160,28 @@ def flattened(
             yield from _broadcast([*buffers, *(size * loaded for size in unit.sizes)], flat)
             shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
             yield Request(TAKE, flat, allocated(shard * setup.shard_ranks * loaded))
-            yield Request(TAKE, held, allocated(shard * loaded))
+            key = shards.held
+            if loaded != stored_width(setup, is_adapter=unit.is_adapter):
+                key = shards.old_root if group is groups[-1] else shards.old
+            yield Request(TAKE, key, allocated(shard * loaded))
             yield Request(GIVE_ALL, flat)
             yield Request(GIVE_ALL, whole)
-    for group in (groups[-1], *groups[:-1]):
-        for unit in group:
-            shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-            stored = stored_width(setup, is_adapter=unit.is_adapter)
-            gathered = gathered_width(setup, is_adapter=unit.is_adapter)
-            buffers = [shard * setup.shard_ranks * gathered]
-            if gathered != stored:
-                buffers = [shard * gathered, *buffers, shard * setup.shard_ranks * stored]
-            for size in buffers:
-                yield Request(TAKE, flat, allocated(size))
-                yield Request(GIVE, flat)
+    in_order = [unit for group in (groups[-1], *groups[:-1]) for unit in group]
+    for unit in in_order:
+        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+        stored = stored_width(setup, is_adapter=unit.is_adapter)
+        if stored != (adapter_width(setup) if unit.is_adapter else unquantized_width(setup)):
+            yield Request(TAKE, shards.held, allocated(shard * stored))
+    for unit in in_order:
+        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
+        stored = stored_width(setup, is_adapter=unit.is_adapter)
+        gathered = gathered_width(setup, is_adapter=unit.is_adapter)
+        buffers = [shard * setup.shard_ranks * gathered]
+        if gathered != stored:
+            buffers = [shard * gathered, *buffers, shard * setup.shard_ranks * stored]
+        for size in buffers:
+            yield Request(TAKE, flat, allocated(size))
+            yield Request(GIVE, flat)
 
 
 def _broadcast(sizes: Iterable[int], key: int) -> Iterator[Request]:

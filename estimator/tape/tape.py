@@ -295,6 +295,10 @@ class Node:
         """Of a compiled step: it is a kernel of its own, which reads and writes memory."""
 
 
+SUM_OF_GRADIENTS = "sum of a weight's gradients"
+"""The operator where a weight that is read twice has its gradients added up."""
+
+
 class Leaf:
     """Holds a trained tensor's accumulated gradient (its ``.grad``)."""
 
@@ -940,6 +944,8 @@ class Tape:
                 if gradient is not None:
                     pending = target.buffers[output]
                     target.buffers[output] = None
+                    if pending is not None and target.leaf is not None:
+                        self.operation = SUM_OF_GRADIENTS
                     target.buffers[output] = (
                         gradient if pending is None else self._sum(pending, gradient)
                     )

@@ -222,11 +222,39 @@ def ranks() -> Iterator[Given]:
     first = {"num_gpus": 8, "strategy": "fsdp", "fsdp_version": 1}
     yield _run(TINY_LLAMA, "full", 1, 1024, **first, **FLOAT32)
     yield _run(TINY_LLAMA, "full", 2, 2048, **first, **FLOAT32, **CHECKPOINTED)
+    yield from shards()
     yield _run(
         TINY_LLAMA, "full", 1, 512, num_gpus=8, strategy="zero2", gradient_accumulation_steps=2
     )
     yield _run(LLAMA, "full", 1, 1024, num_gpus=8, strategy="ddp", **NO_AUTOCAST)
     yield _run(LLAMA, "full", 1, 1024, num_gpus=8, strategy="fsdp_grad_op", **FLOAT32)
+
+
+def shards() -> Iterator[Given]:
+    """A Trainer as rank 0 under FSDP 2, and under FSDP 1."""
+    second, stays = ({"num_gpus": 8, "strategy": it} for it in ("fsdp", "fsdp_grad_op"))
+    replicas = {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 2}
+    evaluates = {"eval_strategy": "epoch", "per_device_eval_batch_size": 8}
+    yield _run(TINY_LLAMA, "full", 1, 1024, **replicas)
+    yield _run(MISTRAL, "lora", 1, 2048, **replicas, **CHECKPOINTED)
+    yield _run(QWEN, "full", 2, 1024, **second)
+    yield _run(QWEN, "full", 2, 1024, **second, use_reentrant=True, **CHECKPOINTED)
+    yield _run(TINY_LLAMA, "full", 1, 1024, **second, gradient_accumulation_steps=2)
+    yield _run(LLAMA, "full", 2, 1024, **second, **evaluates, **CHECKPOINTED)
+    yield _run(GPT2, "full", 8, 512, **second, **FLOAT32, **NO_AUTOCAST)
+    yield _run(GEMMA, "full", 1, 1024, **second, **CHECKPOINTED)
+    yield _run(LLAMA_8B, "qlora", 1, 1024, **second, **CHECKPOINTED)
+    yield _run(LLAMA_8B, "full", 1, 512, num_gpus=64, strategy="fsdp", **CHECKPOINTED)
+    yield _run(QWEN3, "lora", 2, 1024, **stays)
+    yield _run(MISTRAL, "full", 1, 1024, **stays, optim="adamw_torch", **NO_AUTOCAST)
+    first = {"fsdp_version": 1}
+    yield _run(TINY_LLAMA, "full", 1, 1024, **second, **first)
+    yield _run(QWEN, "full", 2, 1024, **second, **first, **CHECKPOINTED)
+    yield _run(MISTRAL, "lora", 1, 2048, **second, **first, **CHECKPOINTED)
+    yield _run(TINY_LLAMA, "full", 1, 1024, **second, **first, gradient_accumulation_steps=2)
+    yield _run(GPT2, "full", 8, 512, **second, **first, **FLOAT32, **NO_AUTOCAST)
+    yield _run(QWEN3, "lora", 2, 1024, **stays, **first)
+    yield _run(LLAMA, "full", 2, 1024, **stays, **first, **FLOAT32, **evaluates)
 
 
 def cases() -> Iterator[Given]:

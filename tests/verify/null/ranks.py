@@ -124,6 +124,8 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
         return {"deepspeed": _deepspeed(int(strategy.value.removeprefix("zero")))}
     if strategy.is_fsdp:
         sharing = "shard_grad_op" if strategy is Strategy.FSDP_GRAD_OP else "full_shard"
+        # accelerate 1.15, utils/dataclasses.py: FSDP1 asks this before Trainer's reshard_after_forward
+        os.environ["FSDP_SHARDING_STRATEGY"] = sharing.upper()
         return {
             **_replicas(setup),
             "fsdp": f"{sharing} auto_wrap",
