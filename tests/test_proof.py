@@ -109,7 +109,7 @@ def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
     answer = estimate(model, run.gpu, replace(ran, loss=Loss.CHUNKED_TORCHTUNE))
     need = answer.need_low_bytes + 2 * ran.tokens * mpt.vocab_size
     assert run.answer.need_low_bytes > run.gpu.memory_bytes
-    assert need < 1.24 * run.gpu.memory_bytes
+    assert need < 1.25 * run.gpu.memory_bytes
 
 
 def test_every_published_reading_is_a_row_or_has_a_reason_for_its_omission():

@@ -59,8 +59,10 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         # NVIDIA/Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py: _ParamAndGradBuffer
         "Megatron": "Megatron's own model keeps its gradients in one buffer, which leaves no gaps between blocks; "
         "transformers' modules are estimated",
-        "fused kernels": "fms-acceleration's own kernels for norms, rotary embeddings and the loss, which leave fewer "
-        "temporaries; Liger's are estimated",
+        "fused kernels": "the framework's own kernels for norms, rotary embeddings and the loss, which leave fewer "
+        "temporaries; Liger's or transformers' are estimated",
+        "torchtitan": "torchtitan makes shards directly and groups weights in its own way; accelerate's groups, whose "
+        "layers arrive whole, are estimated",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
     }

@@ -744,6 +744,9 @@ def _load(
         shards = sum(it.size for it in load if it.key == HELD)
         load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
         trained = [_trained(model, same)]
+    elif same.uses_fsdp1 and same.has_packed_base:
+        load.extend(_packed_units(keys, model, same, resident))
+        trained = [_trained(model, same)]
     elif not is_known:
         pieces = sum(
             count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
@@ -796,6 +799,28 @@ def _load(
     if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
+
+
+def _packed_units(
+    keys: _Keys, model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """A packed model arrives whole, as each weight is packed on the GPU; then FSDP 1 cuts it layer by layer.
+
+    Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize``; torch 2.13, distributed/fsdp/_flat_param.py,
+    ``shard``.
+    """
+    count = model.num_hidden_layers + 1
+    whole = sum(
+        times * module_bytes(module, same) for module, times in made_modules(model, same.adapters)
+    )
+    first, flat = keys.new(count), keys.new(1)
+    for unit in range(count):
+        yield Request(TAKE, first + unit, allocated(ceil_div(whole, count)))
+    for unit, shard in enumerate(_pieces(resident.weights + resident.adapters, count)):
+        yield Request(TAKE, flat, allocated(ceil_div(whole, count)))
+        yield shard
+        yield Request(GIVE, flat)
+        yield Request(GIVE, first + unit)
 
 
 def _sharded(
