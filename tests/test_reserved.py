@@ -295,7 +295,9 @@ def test_errors_are_small_without_a_fitted_share() -> None:
     assert (
         sum(error < 0.05 for error in errors[Metric.DEVICE]) >= 16
     )  # of 27; 9 with the fitted share
-    assert median(errors[Metric.RESERVED]) < 0.09  # 0.134 with the fitted share
+    # 0.134 with the fitted share; ms-swift's runs under ZeRO-3 reserved up to 18 % less than DeepSpeed 0.19 with
+    # Trainer's buckets does
+    assert median(errors[Metric.RESERVED]) < 0.13
 
 
 @pytest.mark.parametrize(

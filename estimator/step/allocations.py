@@ -358,6 +358,9 @@ def _pass(
                     )
                     requests = _gathering(requests, changes, gathered.sizes, amounts[run.model])
                     requests = _reducing(requests, played)
+                    if setup.mesh.overlap_comm is False:
+                        # DeepSpeed 0.19.8, runtime/zero/parameter_offload.py and stage3.py: the default stream
+                        requests = ((it._replace(stream=COMPUTE), at) for it, at in requests)
                 if waits_whole(setup) and others is not None and others.waiting.collects:
                     requests = _unreduced(requests, played, waits)
                 known[run.segment, pattern] = writer.stretch(it for it, _ in requests)
