@@ -94,6 +94,7 @@ use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bn
 bnb_4bit_quant_storage "uint8"
 torch_compile false · torch_compile_backend null · torch_compile_mode null
 load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · optimizer_in_bwd false
+expandable_segments false · roundup_power2_divisions 1
 strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 fsdp_version 2 · checkpoint_around_fsdp false
@@ -586,6 +587,7 @@ FIELDS = {key.name: _values(key) for key in KEYS if key.in_setup and key.name no
 def setups(draw: st.DrawFn) -> TrainingSetup:
     values = {name: draw(strategy) for name, strategy in FIELDS.items()}
     values["max_length"] = draw(st.integers(1, 1024))
+    values["roundup_power2_divisions"] = 2 ** draw(st.integers(0, 6))
     if values["dtype"] is not Dtype.FLOAT32:
         values["mixed_precision"] = draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16]))
     setup = replace(DEFAULT, **values)  # type: ignore[arg-type]
@@ -890,3 +892,10 @@ def test_hub_url_is_read_as_its_model() -> None:
     reading = read_setup({"model": "https://huggingface.co/openai-community/gpt2/tree/main"})
     assert reading.model is not None
     assert reading.model.hub_id == "openai-community/gpt2"
+
+
+def test_requests_are_rounded_to_a_power_of_two_of_steps() -> None:
+    with pytest.raises(
+        ValueError, match="roundup_power2_divisions must be a power of two, such as 4 or 16, not 3"
+    ):
+        parse({"model": TINY_CONFIG, "roundup_power2_divisions": 3})
