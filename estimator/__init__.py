@@ -33,7 +33,7 @@ from estimator.parallel.module_devices import (
     why_left_on_the_cpu,
 )
 from estimator.parallel.offload import offloads
-from estimator.proof import accuracy
+from estimator.proof import accuracy, replays
 from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
 from estimator.proof.calibration import Calibration, calibration, calibration_in_fp8
 from estimator.resident.stored import checkpoint_bytes
@@ -278,6 +278,7 @@ __all__ = [
     "reach",
     "read_files",
     "remedies",
+    "replays",
     "repository",
     "resized",
     "runs",

@@ -8,8 +8,7 @@ from dashboard.accuracy import calibration_figure, evidence
 from dashboard.site import router
 from dashboard.widgets import drawing
 from dashboard.widgets.drawing import is_dark
-from estimator import Comparison, accuracy, calibration, calibration_in_fp8, catalog
-from estimator.proof import replays
+from estimator import Comparison, accuracy, calibration, calibration_in_fp8, catalog, replays
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")
 SOURCE = st.column_config.LinkColumn(display_text="source")

@@ -150,10 +150,12 @@ def test_every_stored_replay_is_what_the_code_computes():
 
 def test_an_error_of_a_replay_is_ours_over_pytorchs():
     row = catalog.played()[0]
-    it = replays.Replay(row, replays.Blocks(1000, 2000, 1600), replays.Blocks(1010, 1900, 1600))
+    it = replays.ReplayedRun(
+        row, replays.Blocks(1000, 2000, 1600), replays.Blocks(1010, 1900, 1600)
+    )
     assert it.errors == pytest.approx({"allocated": 0.01, "reserved": -0.05, "least": 0})
     assert it.worst == pytest.approx(0.05)
-    none = replays.Replay(row, it.played, it.played)
+    none = replays.ReplayedRun(row, it.played, it.played)
     assert replays.spreads([it, none, none])["reserved"] == pytest.approx((0, 0.05, 0.05))
     assert evidence.played_row(it)["Reserved, %"] == -5
 

@@ -111,7 +111,7 @@ def test_names_in_the_address_are_escaped_in_the_tags() -> None:
 
 def test_the_tags_name_the_addressed_setup() -> None:
     written = unescape(tags("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora"))
-    assert "<title>QLoRA of Qwen3-8B on L4: fits, 3.8 GiB free</title>" in written
+    assert "<title>QLoRA of Qwen3-8B on L4: fits, 4.7 GiB free</title>" in written
     assert f'og:image" content="{LINK}/share/card.png?model=Qwen/Qwen3-8B&gpu=L4' in written
 
 

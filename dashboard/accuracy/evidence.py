@@ -12,8 +12,7 @@ from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import markup, one_line, terms, units
-from estimator import Calibration, Comparison, Method, accuracy
-from estimator.proof import replays
+from estimator import Calibration, Comparison, Method, accuracy, replays
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
@@ -148,7 +147,7 @@ def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
     )
 
 
-def played_rows(spreads: Mapping[str, replays.Spread]) -> list[tuple[str, ...]]:
+def played_rows(spreads: Mapping[str, replays.Errors]) -> list[tuple[str, ...]]:
     """How near our allocator comes to PyTorch's, as a table: a header, and one row per quantity."""
     return [
         ("What PyTorch's allocator did", "Median error", "95 % within", "Largest"),
@@ -156,7 +155,7 @@ def played_rows(spreads: Mapping[str, replays.Spread]) -> list[tuple[str, ...]]:
     ]
 
 
-def played_html(spreads: Mapping[str, replays.Spread], runs: int) -> str:
+def played_html(spreads: Mapping[str, replays.Errors], runs: int) -> str:
     """What was played, and how near our allocator comes."""
     head, *rows = played_rows(spreads)
     cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
@@ -172,7 +171,7 @@ def played_html(spreads: Mapping[str, replays.Spread], runs: int) -> str:
     )
 
 
-def played_row(of: replays.Replay) -> dict[str, object]:
+def played_row(of: replays.ReplayedRun) -> dict[str, object]:
     """One played run as a row of the table."""
     model, gpu, setup = of.written
     title = one_line.setup_words(model, setup)

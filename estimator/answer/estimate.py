@@ -314,7 +314,7 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     """
     if bound(model, gpu, setup) > gpu.memory_bytes:
         return False
-    if not is_replayed(model, setup):
+    if not is_replayed(model, gpu, setup):
         return True
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
@@ -329,7 +329,7 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     ``need``'s high end, without the slack of published runs where the run is replayed. Raises ``ValueError`` as
     ``estimate`` does.
     """
-    if not is_replayed(model, setup):
+    if not is_replayed(model, gpu, setup):
         return need(model, gpu, setup)[1]
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)

@@ -40,7 +40,7 @@ class NeedInTheAllocator:
     def replay(self) -> Replayed | None:
         """What the allocator makes of the run; None where it is not replayed."""
         model, gpu, setup = self._run
-        if not is_replayed(model, setup):
+        if not is_replayed(model, gpu, setup):
             return None
         found = replayed(model, hardware_of(gpu), setup, self._rooms)
         return Replayed(*(max(size, self._highest) for size in found))
@@ -66,7 +66,7 @@ class NeedInTheAllocator:
     def verdict(self) -> Verdict | None:
         """Fits if the run goes through beside the largest context, tight if only beside the smallest."""
         model, gpu, setup = self._run
-        if gpu is None or not is_replayed(model, setup):
+        if gpu is None or not is_replayed(model, gpu, setup):
             return verdict(*self._stated, gpu)
         for room, said in zip(self._rooms, (Verdict.FITS, Verdict.TIGHT), strict=True):
             if goes_through(model, gpu, setup, room, self._highest):

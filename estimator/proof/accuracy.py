@@ -63,6 +63,11 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         "temporaries; Liger's or transformers' are estimated",
         "torchtitan": "torchtitan makes shards directly and groups weights in its own way; accelerate's groups, whose "
         "layers arrive whole, are estimated",
+        # hpcaitech/ColossalAI, colossalai/zero/low_level/low_level_optim.py
+        "Colossal-AI": "Colossal-AI's own ZeRO; DeepSpeed's, which is estimated, keeps other buffers and blocks",
+        # transformers 4.20, models/gpt2/modeling_gpt2.py, GPT2LMHeadModel.forward; 5.23, loss/loss_utils.py
+        "old loss": "transformers of 2022 computed GPT-2's loss in 16 bits; today's, which is estimated, copies the "
+        "logits in float32",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
     }

@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
 COLUMNS = ("id", *(f"{name}_bytes" for name in Blocks._fields))
 
 
-class Replay(NamedTuple):
+class ReplayedRun(NamedTuple):
     """One row of ``data/played.csv``, and the same run on our allocator."""
 
     row: catalog.PlayedRun
@@ -80,7 +80,7 @@ def least_memory(dies: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def replay(row: catalog.PlayedRun) -> Replay:
+def replay(row: catalog.PlayedRun) -> ReplayedRun:
     """Plays a run on our allocator: the most of any rank.
 
     Raises ``ValueError`` for a setup that cannot be estimated.
@@ -93,7 +93,7 @@ def replay(row: catalog.PlayedRun) -> Replay:
         for rank in ranks_played(model, setup)
     ]
     found = [_blocks(blocks.rounded(it, setup.roundup_power2_divisions), setup) for it in logs]
-    return Replay(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
+    return ReplayedRun(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
 
 def _blocks(log: blocks.Log, setup: TrainingSetup) -> Blocks:
@@ -111,21 +111,21 @@ def _played(row: catalog.PlayedRun) -> Blocks:
     return Blocks(row.allocated_bytes, row.reserved_bytes, row.least_bytes)
 
 
-def computed() -> Iterator[Replay]:
+def computed() -> Iterator[ReplayedRun]:
     """Every played run, replayed now."""
     return map(replay, catalog.played())
 
 
 @lru_cache(maxsize=1)
-def stored() -> Sequence[Replay]:
+def stored() -> Sequence[ReplayedRun]:
     """Every played run with what its replay came to when the table was written."""
     ours = {
         row["id"]: Blocks(*(int(row[name]) for name in COLUMNS[1:])) for row in catalog.replayed()
     }
-    return tuple(Replay(row, _played(row), ours[row.id]) for row in catalog.played())
+    return tuple(ReplayedRun(row, _played(row), ours[row.id]) for row in catalog.played())
 
 
-class Spread(NamedTuple):
+class Errors(NamedTuple):
     """Errors of many runs, as shares without their signs."""
 
     median: float
@@ -133,10 +133,10 @@ class Spread(NamedTuple):
     worst: float
 
 
-def spreads(replays: Sequence[Replay]) -> Mapping[str, Spread]:
+def spreads(replays: Sequence[ReplayedRun]) -> Mapping[str, Errors]:
     """How large the errors are, by quantity. Raises ``StatisticsError`` if there is no run."""
     found = {}
     for name in Blocks._fields:
         errors = sorted(abs(it.errors[name]) for it in replays)
-        found[name] = Spread(median(errors), errors[len(errors) * 95 // 100], errors[-1])
+        found[name] = Errors(median(errors), errors[len(errors) * 95 // 100], errors[-1])
     return MappingProxyType(found)

@@ -23,9 +23,12 @@ from estimator.values.specs import Gpu, Method, Model, Strategy
 COUNTS = (1, 2, 4, 8)
 """Numbers of GPUs considered, all within one machine."""
 
+NEAR = 16
+"""How far a way goes is searched to one in so many, for there are many ways."""
+
 
 class Reach(NamedTuple):
-    """How far a setup goes on its GPUs."""
+    """How far a setup goes on its GPUs, at least."""
 
     keys: Keys
     """Further keys to set, by the contract's names."""
@@ -194,8 +197,8 @@ def _reach(
     return Reach(
         {**keys, **more},
         (*titles, *names),
-        longest_context(model, gpu, all_of_them),
-        largest_micro_batch(model, gpu, all_of_them),
+        longest_context(model, gpu, all_of_them, NEAR),
+        largest_micro_batch(model, gpu, all_of_them, NEAR),
     )
 
 

@@ -158,7 +158,11 @@ def _segments(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
 
     Of 92 runs played on PyTorch's own allocator with and without, each needed less: 2.6 % in the median, 19 % at most.
     """
-    if not setup.expandable_segments and is_replayed(model, setup) and gpu.vendor in ("", "NVIDIA"):
+    if (
+        not setup.expandable_segments
+        and is_replayed(model, gpu, setup)
+        and gpu.vendor in ("", "NVIDIA")
+    ):
         yield Change(
             "Expandable segments",
             "The same result and speed: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before PyTorch starts, on "

@@ -37,14 +37,17 @@ def may_hold(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
         return False
 
 
-def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
-    """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does."""
+def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> int:
+    """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does.
+
+    ``within``: the number may be too small by its share of one in so many, which costs less; 0: it is exact.
+    """
     smallest = replace(setup, per_device_train_batch_size=least_batch(setup))
-    return _largest_micro_batch(model, gpu, smallest)
+    return _largest_micro_batch(model, gpu, smallest, within)
 
 
 @lru_cache(maxsize=1024)
-def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup, within: int) -> int:
     """Cached by everything but the micro-batch: while that moves, this stays."""
     step = least_batch(setup) if setup.objective.generates else 1
     least = least_batch(setup) // step
@@ -52,20 +55,21 @@ def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     def of(steps: int) -> TrainingSetup:
         return replace(setup, per_device_train_batch_size=step * max(steps, least))
 
-    return step * _largest(model, gpu, of, LARGEST["per_device_train_batch_size"] // step)
+    most = LARGEST["per_device_train_batch_size"] // step
+    return step * _largest(model, gpu, of, most, within)
 
 
-def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> int:
     """The longest example, in tokens, that fits at this micro-batch; 0 if not even the shortest fits.
 
-    Capped at the number of learned positions, if the model has them.
+    Capped at the number of learned positions, if the model has them. ``within``: as of ``largest_micro_batch``.
     """
     shortest = replace(setup, max_length=shortest_row(model, setup))
-    return _longest_context(model, gpu, shortest)
+    return _longest_context(model, gpu, shortest, within)
 
 
 @lru_cache(maxsize=1024)
-def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup, within: int) -> int:
     """Cached by everything but the context: while that moves, this stays."""
     least = shortest_row(model, setup)
     return _largest(
@@ -73,17 +77,21 @@ def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
         gpu,
         lambda length: replace(setup, max_length=max(length, least)),
         min(model.position_limit or LARGEST["max_length"], _most_generated(model, setup)),
+        within,
     )
 
 
-def _largest(model: Model, gpu: Gpu, of: Callable[[int], TrainingSetup], most: int) -> int:
+def _largest(
+    model: Model, gpu: Gpu, of: Callable[[int], TrainingSetup], most: int, within: int
+) -> int:
     """The largest number up to ``most`` whose setup fits, so that one more does not; 0 if none does.
 
     No number beyond what the tensors leave can fit; below it PyTorch's allocator decides, near it.
     """
     high = _largest_within(gpu.memory_bytes, lambda number: bound(model, gpu, of(number)), most) + 1
-    low, below = 0, 1
-    while low < high - 1:
+    near = high // within if within else 0
+    low, below = 0, max(1, near)
+    while low < high - 1 and not (low and high - low <= near):
         middle = max(low + 1, high - below) if low == 0 else (low + high) // 2
         if fits(model, gpu, of(middle)):
             low = middle

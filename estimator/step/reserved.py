@@ -41,7 +41,7 @@ LOADING = 0
 """Place of the loading among a run's stretches."""
 
 
-def is_replayed(model: Model, setup: TrainingSetup) -> bool:
+def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
     """Whether a run's requests are known well enough to decide its need: one whole model in one process, or
     DeepSpeed's partitions or FSDP's shards on the GPU, not compiled.
 
@@ -53,6 +53,7 @@ def is_replayed(model: Model, setup: TrainingSetup) -> bool:
     is_partitioned = has_partitions(setup.mesh) or has_shards(setup.mesh)
     return (
         (is_whole or is_partitioned or _is_known_fsdp(model, setup))
+        and (gpu is None or bool(gpu.monitor))  # another vendor's torch has another allocator
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED

@@ -29,7 +29,7 @@ NewKeys = Callable[[int], int]
 """The first of so many keys that nothing else uses."""
 
 
-class Group(NamedTuple):
+class DecayGroup(NamedTuple):
     """The trained tensors of one optimizer group."""
 
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[Group, ...]:
+def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[DecayGroup, ...]:
     """The optimizer's groups: with weight decay, then without.
 
     Source: ``initialize_gradient_partitioning_data_structures``; transformers 5.23, trainer.py, ``create_optimizer``.
@@ -57,7 +57,7 @@ def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[Group, ...]:
     for it in trained_in_order(model, TrainingSetup(adapters=adapters)):
         decaying[not it.decays].append(elements(it.shape))
     return tuple(
-        Group(tuple(sizes), 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in decaying if sizes
+        DecayGroup(tuple(sizes), 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in decaying if sizes
     )
 
 
