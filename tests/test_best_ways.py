@@ -65,6 +65,17 @@ def test_eight_cards_allow_full_fine_tuning_where_one_does_not() -> None:
     assert one.answer.setup.method is not Method.FULL
 
 
+def test_how_far_a_way_goes_fits_and_is_no_more_than_a_sixteenth_too_short() -> None:
+    model, gpu = catalog.model(MISTRAL), card("L4")
+    for way in ways_on(model, gpu, LORA):
+        assert way.answer is not None
+        assert way.reach is not None
+        exact = reach(model, gpu, way.answer.setup)
+        changed = replace(way.answer.setup, **way.reach.keys)
+        assert fits(model, gpu, replace(changed, max_length=way.reach.longest_context))
+        assert 0.93 * exact.longest_context < way.reach.longest_context <= exact.longest_context
+
+
 @pytest.mark.parametrize("method", Method)
 def test_reach_is_exact_and_at_least_the_limit_of_the_setup(method) -> None:
     model, gpu, setup = catalog.model(MISTRAL), card("L4"), TrainingSetup(method=method)

@@ -24,11 +24,11 @@ COUNTS = (1, 2, 4, 8)
 """Numbers of GPUs considered, all within one machine."""
 
 NEAR = 16
-"""How far a way goes is searched to one in so many, for there are many ways."""
+"""How far a way goes is searched to one in so many, for there are many ways; what it says fits, fits."""
 
 
 class Reach(NamedTuple):
-    """How far a setup goes on its GPUs, at least."""
+    """How far a setup goes on its GPUs."""
 
     keys: Keys
     """Further keys to set, by the contract's names."""
@@ -52,7 +52,7 @@ class BestWay(NamedTuple):
     answer: Estimate | None
     """None if no method fits."""
     reach: Reach | None
-    """How far it goes with every change that costs no quality."""
+    """How far it goes with every change that costs no quality, searched to one in ``NEAR``."""
 
 
 def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[BestWay, ...]:
@@ -120,7 +120,7 @@ def _fitting(
             {key: value for key, value in every.items() if getattr(setup, key) != value},
             (*titles, *names),
             estimate(model, gpu, further[largest]),
-            reach(model, gpu, further[largest]),
+            reach(model, gpu, further[largest], NEAR),
         )
     return None
 
@@ -169,24 +169,24 @@ def _steps(
 
 
 @lru_cache(maxsize=4096)
-def reach(model: Model, gpu: Gpu, setup: TrainingSetup) -> Reach:
+def reach(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> Reach:
     """How far a setup goes on its GPUs with every lossless change, under the strategy that goes furthest.
 
-    Raises ``ValueError`` as ``estimate`` does.
+    ``within``: as of ``largest_micro_batch``. Raises ``ValueError`` as ``estimate`` does.
     """
-    found = [_reach(model, gpu, setup, {}, ())]
+    found = [_reach(model, gpu, setup, {}, (), within)]
     if setup.strategy in (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_GRAD_OP):
         for way in WAYS:
             keys = sharing_keys(setup, way, setup.num_gpus)
             shared = _changed(setup, keys)
             if shared is not None and _high(model, gpu, shared) is not None:
-                found.append(_reach(model, gpu, shared, keys, (_NAMES[way],)))
+                found.append(_reach(model, gpu, shared, keys, (_NAMES[way],), within))
                 break
     return max(found, key=lambda it: it.longest_context)
 
 
 def _reach(
-    model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
+    model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...], within: int
 ) -> Reach:
     # a change that lowers the need of a small step may not lower that of a large one, and vice versa
     large = replace(
@@ -197,8 +197,8 @@ def _reach(
     return Reach(
         {**keys, **more},
         (*titles, *names),
-        longest_context(model, gpu, all_of_them, NEAR),
-        largest_micro_batch(model, gpu, all_of_them, NEAR),
+        longest_context(model, gpu, all_of_them, within),
+        largest_micro_batch(model, gpu, all_of_them, within),
     )
 
 
