@@ -435,7 +435,7 @@ def test_a_limit_is_searched_once_wherever_its_own_slider_stands(search, found, 
     model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
     rows = {"objective": objective, "per_device_train_batch_size": 2}
     setups = [TrainingSetup(**{**rows, key: it}) for it in (2, 40)]
-    searched_for_each = {found.__wrapped__(model, gpu, it) for it in setups}
+    searched_for_each = {found.__wrapped__(model, gpu, it, 0) for it in setups}
     assert {search(model, gpu, it) for it in setups} == searched_for_each
     assert len(searched_for_each) == 1
     before = found.cache_info().misses
