@@ -174,7 +174,6 @@ def played_html(spreads: Mapping[str, replays.Errors], runs: int) -> str:
 def played_row(of: replays.ReplayedRun) -> dict[str, object]:
     """One played run as a row of the table."""
     model, gpu, setup = of.written
-    title = one_line.setup_words(model, setup)
     errors = {f"{PLAYED[name]}, %": round(100 * it, 2) for name, it in of.errors.items()}
     return {
         **errors,
