@@ -157,7 +157,8 @@ def test_an_error_of_a_replay_is_ours_over_pytorchs():
     assert it.worst == pytest.approx(0.05)
     none = replays.ReplayedRun(row, it.played, it.played)
     assert replays.spreads([it, none, none])["reserved"] == pytest.approx((0, 0.05, 0.05))
-    assert evidence.played_row(it)["Reserved, %"] == -5
+    shown = evidence.played_row(it)
+    assert (shown["Reserved, %"], shown["Run"]) == (-5, row.id)
 
 
 def test_the_page_shows_stored_runs_as_it_would_show_computed_ones():

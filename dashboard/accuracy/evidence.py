@@ -179,7 +179,7 @@ def played_row(of: replays.ReplayedRun) -> dict[str, object]:
         **errors,
         PLAYED["allocated"]: units.in_gib(of.played.allocated),
         PLAYED["least"]: units.in_gib(of.played.least),
-        "Run": title,
+        "Run": of.row.id,
         "Open": f"/?{links.query_of(model, gpu, setup)}",
     }
 
