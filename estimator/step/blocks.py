@@ -23,7 +23,7 @@ from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 MIB = 2**20
 SMALL = MIB
@@ -188,11 +188,11 @@ def _played(log: Log, limit: int, expandable: bool, ahead: int, blocks: int) -> 
         expandable,
         ahead,
         *(_numbers(blocks) for _ in range(6)),
+        _numbers(2),
         _numbers(2 * STREAMS * blocks),
         *(_numbers(2 * STREAMS) for _ in range(4)),
         _numbers(log.keys),
         _numbers(MOST_LATE),
-        _numbers(2),
         result,
     )
     return result
@@ -218,45 +218,44 @@ def _player() -> Callable[..., None]:
 
     known = dict(globals())
     for function in (
-        _index,
-        _add,
-        _drop,
-        _new,
-        _join,
-        _release,
-        _reach,
-        _start,
-        _pages,
-        _map,
-        _unmap,
+        *(_index, _add, _drop, _new, _join, _cut, _free, _free_oldest),
+        *(_reach, _start, _pages, _grow, _shrink, _give_back),
     ):
         known[function.__name__] = compiled(FunctionType(function.__code__, known))
     played: Callable[..., None] = compiled(FunctionType(_play.__code__, known))
     return played
 
 
-# Blocks are numbered from 1, so that 0 is none. held, address, before, after: each block's bytes, and its place among
-# its segment's blocks. state: its pool, and 1 if free; or UNMAPPED. pools: free blocks by pool, by bytes and address.
-# below: the block of the same key that is next to be freed; of an unused number, the next unused one. free: the first
-# unused number, and the first that never was used. heads, tails, holes: the first block of a pool's segment that grows,
-# its last, which is unmapped and endless, and how many other blocks are unmapped.
+Blocks: TypeAlias = "tuple[array[int], ...]"
+"""What is known of each block, by its number from 1 on; 0 is none: its bytes, its address, the numbers of its segment's
+blocks before and after it, its state, and the number below it. The state: twice its pool, and 1 more if it is free; or
+``UNMAPPED``. Below it: the block of the same key that is next to be freed; of an unused number, the next unused one.
+Last, the first unused number, and the first that never was used."""
+Pools: TypeAlias = "tuple[array[int], array[int]]"
+"""The free blocks of each pool, by bytes and address, and how many there are."""
+Growing: TypeAlias = "tuple[array[int], ...]"
+"""Of each pool's segment that grows: its first block, its last, which is unmapped and endless, and how many others are
+unmapped."""
+
+
+# What every request needs takes its arrays one by one: unpacking a tuple of them costs as much as a request.
 
 
 def _index(
-    pools: array[int],
-    base: int,
-    count: int,
     held: array[int],
     address: array[int],
+    free: array[int],
+    base: int,
+    count: int,
     size: int,
-    place: int,
+    at: int,
 ) -> int:
-    """How many of a pool's blocks are smaller, or as large and lower."""
+    """How many of a pool's blocks, which begin at ``base``, are smaller, or as large and lower."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        one = pools[base + middle]
-        if held[one] < size or (held[one] == size and address[one] < place):
+        one = free[base + middle]
+        if held[one] < size or (held[one] == size and address[one] < at):
             low = middle + 1
         else:
             high = middle
@@ -264,114 +263,128 @@ def _index(
 
 
 def _add(
-    block: int,
-    pool: int,
-    pools: array[int],
-    lengths: array[int],
     held: array[int],
     address: array[int],
     state: array[int],
+    free: array[int],
+    lengths: array[int],
+    pool: int,
+    block: int,
 ) -> None:
     """Cache a free block."""
     base = pool * len(held)
-    at = _index(pools, base, lengths[pool], held, address, held[block], address[block])
+    at = _index(held, address, free, base, lengths[pool], held[block], address[block])
     for index in range(lengths[pool], at, -1):
-        pools[base + index] = pools[base + index - 1]
-    pools[base + at] = block
+        free[base + index] = free[base + index - 1]
+    free[base + at] = block
     lengths[pool] += 1
     state[block] = 2 * pool + 1
 
 
-def _drop(at: int, pool: int, pools: array[int], lengths: array[int], held: array[int]) -> int:
+def _drop(free: array[int], lengths: array[int], base: int, pool: int, at: int) -> int:
     """Take a block out of the cache."""
-    base = pool * len(held)
-    block = pools[base + at]
+    block = free[base + at]
     lengths[pool] -= 1
     for index in range(at, lengths[pool]):
-        pools[base + index] = pools[base + index + 1]
+        free[base + index] = free[base + index + 1]
     return block
 
 
-def _new(below: array[int], free: array[int]) -> int:
+def _new(below: array[int], unused: array[int]) -> int:
     """An unused number; 0 where there is none."""
-    block = free[0]
+    block = unused[0]
     if block:
-        free[0] = below[block]
-    elif free[1] < len(below):
-        block = free[1]
-        free[1] += 1
+        unused[0] = below[block]
+    elif unused[1] < len(below):
+        block = unused[1]
+        unused[1] += 1
     return block
 
 
 def _join(
-    first: int,
-    second: int,
     held: array[int],
     before: array[int],
     after: array[int],
     below: array[int],
-    free: array[int],
+    unused: array[int],
+    first: int,
+    second: int,
 ) -> None:
     """Make two neighbours one, under the first one's number."""
     held[first] += held[second]
     after[first] = after[second]
     if after[second]:
         before[after[second]] = first
-    below[second] = free[0]
-    free[0] = second
+    below[second] = unused[0]
+    unused[0] = second
 
 
-def _release(
+def _cut(
+    held: array[int],
+    address: array[int],
+    before: array[int],
+    after: array[int],
+    below: array[int],
+    unused: array[int],
     block: int,
-    pools: array[int],
-    lengths: array[int],
+    size: int,
+) -> int:
+    """Leave a block so many bytes. Returns the rest, in no state yet; 0 where numbers run out."""
+    rest = _new(below, unused)
+    if rest:
+        held[rest], address[rest] = held[block] - size, address[block] + size
+        before[rest], after[rest] = block, after[block]
+        if after[block]:
+            before[after[block]] = rest
+        held[block], after[block] = size, rest
+    return rest
+
+
+def _free(
     held: array[int],
     address: array[int],
     before: array[int],
     after: array[int],
     state: array[int],
     below: array[int],
+    unused: array[int],
     free: array[int],
+    lengths: array[int],
+    block: int,
 ) -> None:
     """Merge a block with its free neighbours and cache it."""
     pool = state[block] // 2
+    base = pool * len(held)
     for side in range(2):
         other = after[block] if side == 0 else before[block]
         if other and state[other] % 2 == 1:
-            at = _index(
-                pools,
-                pool * len(held),
-                lengths[pool],
-                held,
-                address,
-                held[other],
-                address[other],
-            )
-            _drop(at, pool, pools, lengths, held)
+            at = _index(held, address, free, base, lengths[pool], held[other], address[other])
+            _drop(free, lengths, base, pool, at)
             first, second = (block, other) if side == 0 else (other, block)
-            _join(first, second, held, before, after, below, free)
+            _join(held, before, after, below, unused, first, second)
             block = first
-    _add(block, pool, pools, lengths, held, address, state)
+    _add(held, address, state, free, lengths, pool, block)
 
 
-def _reach(block: int, held: array[int], after: array[int], state: array[int]) -> int:
+def _free_oldest(blocks: Blocks, pools: Pools, late: array[int], waiting: int) -> int:
+    """Free the block that waits longest. Returns how many wait then."""
+    held, address, before, after, state, below, unused = blocks
+    _free(held, address, before, after, state, below, unused, *pools, late[0])
+    for index in range(1, waiting):
+        late[index - 1] = late[index]
+    return waiting - 1
+
+
+def _reach(blocks: Blocks, block: int) -> int:
     """Bytes that a free block has or can have where its segment grows."""
-    other = after[block]
-    return held[block] + (held[other] if other and state[other] == UNMAPPED else 0)
+    held, other = blocks[0], blocks[3][block]
+    return held[block] + (held[other] if other and blocks[4][other] == UNMAPPED else 0)
 
 
-def _start(
-    pool: int,
-    size: int,
-    held: array[int],
-    before: array[int],
-    after: array[int],
-    state: array[int],
-    heads: array[int],
-    tails: array[int],
-    holes: array[int],
-) -> int:
+def _start(blocks: Blocks, growing: Growing, pool: int, size: int) -> int:
     """The block of a pool's segment at whose lowest address there is room for a request, mapped or not."""
+    held, _, before, after, state, _, _ = blocks
+    heads, tails, holes = growing
     block = heads[pool] if holes[pool] else tails[pool]
     while True:
         if state[block] == UNMAPPED:
@@ -386,155 +399,119 @@ def _start(
         block = after[block]
 
 
-def _pages(
-    block: int, size: int, page: int, held: array[int], after: array[int], state: array[int]
-) -> int:
+def _pages(blocks: Blocks, block: int, size: int, page: int) -> int:
     """Bytes that must be mapped from a block on to hold a request."""
+    held, after, state = blocks[0], blocks[3], blocks[4]
     asked = 0
     while size > 0:
+        part = held[block]
         if state[block] == UNMAPPED:
-            part = (min(held[block], size) + page - 1) // page * page
+            part = (min(part, size) + page - 1) // page * page
             asked += part
-            size -= part
-        else:
-            size -= held[block]
+        size -= part
         block = after[block]
     return asked
 
 
-def _map(
-    block: int,
-    pool: int,
-    size: int,
-    page: int,
-    pools: array[int],
-    lengths: array[int],
-    held: array[int],
-    address: array[int],
-    before: array[int],
-    after: array[int],
-    state: array[int],
-    below: array[int],
-    free: array[int],
-    tails: array[int],
-    holes: array[int],
+def _grow(
+    blocks: Blocks, pools: Pools, growing: Growing, pool: int, block: int, size: int, page: int
 ) -> bool:
     """Map pages from a block on until it holds a request; it is in no pool then. False where numbers run out."""
+    held, address, before, after, state, below, unused = blocks
+    (free, lengths), base = pools, pool * len(held)
+    _, tails, holes = growing
     if state[block] != UNMAPPED:
-        at = _index(
-            pools,
-            pool * len(held),
-            lengths[pool],
-            held,
-            address,
-            held[block],
-            address[block],
-        )
-        _drop(at, pool, pools, lengths, held)
+        at = _index(held, address, free, base, lengths[pool], held[block], address[block])
+        _drop(free, lengths, base, pool, at)
     while state[block] == UNMAPPED or held[block] < size:
         grown = block if state[block] == UNMAPPED else after[block]
         wanted = size if grown == block else size - held[block]
         part = (min(held[grown], wanted) + page - 1) // page * page
         if part < held[grown]:
-            rest = _new(below, free)
+            rest = _cut(held, address, before, after, below, unused, grown, part)
             if rest == 0:
                 return False
-            held[rest], address[rest], state[rest] = (
-                held[grown] - part,
-                address[grown] + part,
-                UNMAPPED,
-            )
-            before[rest], after[rest] = grown, after[grown]
-            if after[grown]:
-                before[after[grown]] = rest
-            held[grown], after[grown] = part, rest
+            state[rest] = UNMAPPED
             if tails[pool] == grown:
                 tails[pool] = rest
         else:
             holes[pool] -= 1
         state[grown] = 2 * pool
         if grown != block:
-            _join(block, grown, held, before, after, below, free)
+            _join(held, before, after, below, unused, block, grown)
         other = after[block]
         if other and state[other] % 2 == 1:
-            at = _index(
-                pools,
-                pool * len(held),
-                lengths[pool],
-                held,
-                address,
-                held[other],
-                address[other],
-            )
-            _drop(at, pool, pools, lengths, held)
-            _join(block, other, held, before, after, below, free)
+            at = _index(held, address, free, base, lengths[pool], held[other], address[other])
+            _drop(free, lengths, base, pool, at)
+            _join(held, before, after, below, unused, block, other)
     return True
 
 
-def _unmap(
-    pool: int,
-    page: int,
-    pools: array[int],
-    lengths: array[int],
-    held: array[int],
-    address: array[int],
-    before: array[int],
-    after: array[int],
-    state: array[int],
-    below: array[int],
-    free: array[int],
-    tails: array[int],
-    holes: array[int],
-) -> int:
-    """Give a pool's wholly free pages back. Returns their bytes; -1 where numbers run out."""
+def _shrink(blocks: Blocks, pools: Pools, growing: Growing, pool: int) -> int:
+    """Unmap a pool's wholly free pages. Returns their bytes; -1 where numbers run out."""
+    held, address, before, after, state, below, unused = blocks
+    (free, lengths), base = pools, pool * len(held)
+    _, tails, holes = growing
+    page = LARGE_SEGMENT if pool % 2 else SMALL_SEGMENT
     given, at = 0, 0
     while at < lengths[pool]:
-        block = pools[pool * len(held) + at]
+        block = free[base + at]
         begin = (address[block] + page - 1) // page * page
         end = (address[block] + held[block]) // page * page
         if begin >= end:
             at += 1
             continue
-        _drop(at, pool, pools, lengths, held)
+        _drop(free, lengths, base, pool, at)
         given += end - begin
-        upper = address[block] + held[block] - end
-        if upper:
-            rest = _new(below, free)
+        if end < address[block] + held[block]:
+            rest = _cut(held, address, before, after, below, unused, block, end - address[block])
             if rest == 0:
                 return -1
-            held[rest], address[rest] = upper, end
-            before[rest], after[rest] = block, after[block]
-            if after[block]:
-                before[after[block]] = rest
-            held[block], after[block] = held[block] - upper, rest
-            _add(rest, pool, pools, lengths, held, address, state)
-        lower = begin - address[block]
-        if lower:
-            rest = _new(below, free)
+            _add(held, address, state, free, lengths, pool, rest)
+        if begin > address[block]:
+            rest = _cut(held, address, before, after, below, unused, block, begin - address[block])
             if rest == 0:
                 return -1
-            held[rest], address[rest] = held[block] - lower, begin
-            before[rest], after[rest] = block, after[block]
-            if after[block]:
-                before[after[block]] = rest
-            held[block], after[block] = lower, rest
-            _add(block, pool, pools, lengths, held, address, state)
+            _add(held, address, state, free, lengths, pool, block)
             block = rest
         state[block] = UNMAPPED
         holes[pool] += 1
-        other = after[block]
-        if other and state[other] == UNMAPPED:
-            if tails[pool] == other:
-                tails[pool] = block
-            holes[pool] -= 1
-            _join(block, other, held, before, after, below, free)
-        other = before[block]
-        if other and state[other] == UNMAPPED:
-            if tails[pool] == block:
-                tails[pool] = other
-            holes[pool] -= 1
-            _join(other, block, held, before, after, below, free)
+        for side in range(2):
+            other = after[block] if side == 0 else before[block]
+            if other and state[other] == UNMAPPED:
+                first, second = (block, other) if side == 0 else (other, block)
+                if tails[pool] == second:
+                    tails[pool] = first
+                holes[pool] -= 1
+                _join(held, before, after, below, unused, first, second)
+                block = first
         at = 0  # what is left of it may stand anywhere in the pool
+    return given
+
+
+def _give_back(blocks: Blocks, pools: Pools, growing: Growing, expandable: bool) -> int:
+    """Give what is wholly free back: segments, or pages of those that grow. Returns bytes; -1 where numbers run out."""
+    held, _, before, after, _, below, unused = blocks
+    free, lengths = pools
+    given = 0
+    for pool in range(2 * STREAMS):
+        if expandable:
+            part = _shrink(blocks, pools, growing, pool)
+            if part < 0:
+                return -1
+            given += part
+            continue
+        kept, base = 0, pool * len(held)
+        for index in range(lengths[pool]):
+            one = free[base + index]
+            if before[one] == 0 and after[one] == 0:
+                given += held[one]
+                below[one] = unused[0]
+                unused[0] = one
+            else:
+                free[base + kept] = one
+                kept += 1
+        lengths[pool] = kept
     return given
 
 
@@ -556,204 +533,119 @@ def _play(
     after: array[int],
     state: array[int],
     below: array[int],
-    pools: array[int],
+    unused: array[int],
+    free: array[int],
     lengths: array[int],
     heads: array[int],
     tails: array[int],
     holes: array[int],
     newest: array[int],
     late: array[int],
-    free: array[int],
     result: array[int],
 ) -> None:
     """Play requests. ``newest``: the block of each key that is freed first. ``late``: blocks that wait to be freed."""
-    width = len(held)
+    blocks = held, address, before, after, state, below, unused
+    pools, growing = (free, lengths), (heads, tails, holes)
     next_address = 0
     in_use, most_in_use, reserved, most_reserved = 0, 0, 0, 0
     waiting = 0
-    free[1] = 1
+    unused[1] = 1
     result[2] = -1
     for place in range(len(stretches)):
         stretch = stretches[place]
         for repetition in range(times[place]):
             for request in range(starts[stretch], ends[stretch]):
                 what, key = whats[request], keys[request]
-                if what == EMPTY:
-                    # as a request that no card can grant
-                    size, is_small, pool, give = NO_LIMIT + 1, False, 1, 0
-                elif what <= TAKE_ONCE:
-                    if what == TAKE_ONCE and newest[key]:
-                        continue
-                    size, stream = sizes[request], streams[request]
-                    is_small = size <= SMALL
-                    pool = 2 * stream + (0 if is_small else 1)
-                    give = 0
-                    if stream == 1 and waiting and waiting >= ahead:
-                        _release(
-                            late[0],
-                            pools,
-                            lengths,
-                            held,
-                            address,
-                            before,
-                            after,
-                            state,
-                            below,
-                            free,
-                        )
-                        waiting -= 1
-                        for index in range(waiting):
-                            late[index] = late[index + 1]
-                elif what == WAIT:
+                if what >= WAIT:
                     while waiting:
-                        waiting -= 1
-                        _release(
-                            late[waiting],
-                            pools,
-                            lengths,
-                            held,
-                            address,
-                            before,
-                            after,
-                            state,
-                            below,
-                            free,
-                        )
+                        waiting = _free_oldest(blocks, pools, late, waiting)
+                    if what == EMPTY:
+                        given = _give_back(blocks, pools, growing, expandable)
+                        if given < 0:
+                            result[2] = NO_ROOM
+                            return
+                        reserved -= given
                     continue
-                else:
+                if what > TAKE_ONCE:
                     give = newest[key]
-                    if give == 0:
-                        continue
-                    if what == GIVE_BEFORE:
+                    if what == GIVE_BEFORE and give:
                         above, give = give, below[give]
-                        if give == 0:
-                            continue
-                        below[above] = below[give]
-                    elif what == GIVE_OLDEST and below[give]:
+                        if give:
+                            below[above] = below[give]
+                    elif what == GIVE_OLDEST and give and below[give]:
                         above = give
                         while below[give]:
                             above, give = give, below[give]
                         below[above] = 0
-                    else:
+                    elif give:
                         newest[key] = below[give]
-                    if what == GIVE_LATE and ahead:
+                    while give:
                         in_use -= held[give]
-                        if waiting == MOST_LATE:
-                            _release(
-                                late[0],
-                                pools,
-                                lengths,
+                        if what == GIVE_LATE and ahead:
+                            if waiting == MOST_LATE:
+                                waiting = _free_oldest(blocks, pools, late, waiting)
+                            late[waiting] = give
+                            waiting += 1
+                        else:
+                            _free(
                                 held,
                                 address,
                                 before,
                                 after,
                                 state,
                                 below,
+                                unused,
                                 free,
+                                lengths,
+                                give,
                             )
-                            waiting -= 1
-                            for index in range(waiting):
-                                late[index] = late[index + 1]
-                        late[waiting] = give
-                        waiting += 1
-                        continue
-                while give:
-                    in_use -= held[give]
-                    _release(give, pools, lengths, held, address, before, after, state, below, free)
-                    give = 0
-                    if what == GIVE_ALL:
-                        give = newest[key]
+                        give = newest[key] if what == GIVE_ALL else 0
                         if give:
                             newest[key] = below[give]
-                if TAKE_ONCE < what < EMPTY:
                     continue
-                base, page = pool * width, SMALL_SEGMENT if is_small else LARGE_SEGMENT
-                at = _index(pools, base, lengths[pool], held, address, size, 0)
+                if what == TAKE_ONCE and newest[key]:
+                    continue
+                size, stream = sizes[request], streams[request]
+                is_small = size <= SMALL
+                pool = 2 * stream + (0 if is_small else 1)
+                if stream == 1 and waiting and waiting >= ahead:
+                    waiting = _free_oldest(blocks, pools, late, waiting)
+                base, page = pool * len(held), SMALL_SEGMENT if is_small else LARGE_SEGMENT
+                at = _index(held, address, free, base, lengths[pool], size, 0)
                 if at < lengths[pool]:
                     while (
                         expandable
                         and at + 1 < lengths[pool]
-                        and _reach(pools[base + at + 1], held, after, state)
-                        < _reach(pools[base + at], held, after, state)
+                        and _reach(blocks, free[base + at + 1]) < _reach(blocks, free[base + at])
                     ):
                         at += 1
-                    block = _drop(at, pool, pools, lengths, held)
+                    block = _drop(free, lengths, base, pool, at)
                 else:
-                    if what == EMPTY:
-                        asked = size
-                    elif expandable:
+                    block, asked = 0, page
+                    if expandable:
                         if tails[pool] == 0:
-                            block = _new(below, free)
-                            if block == 0:
+                            tail = _new(below, unused)
+                            if tail == 0:
                                 result[2] = NO_ROOM
                                 return
-                            held[block], address[block], state[block] = SPAN, pool * SPAN, UNMAPPED
-                            before[block], after[block] = 0, 0
-                            heads[pool], tails[pool] = block, block
-                        block = _start(pool, size, held, before, after, state, heads, tails, holes)
-                        asked = _pages(block, size, page, held, after, state)
-                    elif size < WHOLE:
-                        asked = page
-                    else:
+                            held[tail], address[tail], state[tail] = SPAN, pool * SPAN, UNMAPPED
+                            before[tail], after[tail] = 0, 0
+                            heads[pool], tails[pool] = tail, tail
+                        block = _start(blocks, growing, pool, size)
+                        asked = _pages(blocks, block, size, page)
+                    elif size >= WHOLE:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     if reserved + asked > limit:
-                        # what waits is waited for
                         while waiting:
-                            waiting -= 1
-                            _release(
-                                late[waiting],
-                                pools,
-                                lengths,
-                                held,
-                                address,
-                                before,
-                                after,
-                                state,
-                                below,
-                                free,
-                            )
-                        # what is wholly free goes back: segments, or pages of those that grow
-                        for one_pool in range(2 * STREAMS):
-                            if expandable:
-                                given = _unmap(
-                                    one_pool,
-                                    LARGE_SEGMENT if one_pool % 2 else SMALL_SEGMENT,
-                                    pools,
-                                    lengths,
-                                    held,
-                                    address,
-                                    before,
-                                    after,
-                                    state,
-                                    below,
-                                    free,
-                                    tails,
-                                    holes,
-                                )
-                                if given < 0:
-                                    result[2] = NO_ROOM
-                                    return
-                                reserved -= given
-                                continue
-                            kept = 0
-                            start = one_pool * width
-                            for index in range(lengths[one_pool]):
-                                one = pools[start + index]
-                                if before[one] == 0 and after[one] == 0:
-                                    reserved -= held[one]
-                                    below[one] = free[0]
-                                    free[0] = one
-                                else:
-                                    pools[start + kept] = one
-                                    kept += 1
-                            lengths[one_pool] = kept
-                        if what == EMPTY:
-                            continue
+                            waiting = _free_oldest(blocks, pools, late, waiting)
+                        given = _give_back(blocks, pools, growing, expandable)
+                        if given < 0:
+                            result[2] = NO_ROOM
+                            return
+                        reserved -= given
                         if expandable:
-                            block = _start(
-                                pool, size, held, before, after, state, heads, tails, holes
-                            )
-                            asked = _pages(block, size, page, held, after, state)
+                            block = _start(blocks, growing, pool, size)
+                            asked = _pages(blocks, block, size, page)
                         if reserved + asked > limit:
                             result[0], result[1] = most_in_use, most_reserved
                             result[2], result[3], result[4] = place, repetition, request
@@ -761,27 +653,11 @@ def _play(
                     reserved += asked
                     most_reserved = max(most_reserved, reserved)
                     if expandable:
-                        if not _map(
-                            block,
-                            pool,
-                            size,
-                            page,
-                            pools,
-                            lengths,
-                            held,
-                            address,
-                            before,
-                            after,
-                            state,
-                            below,
-                            free,
-                            tails,
-                            holes,
-                        ):
+                        if not _grow(blocks, pools, growing, pool, block, size, page):
                             result[2] = NO_ROOM
                             return
                     else:
-                        block = _new(below, free)
+                        block = _new(below, unused)
                         if block == 0:
                             result[2] = NO_ROOM
                             return
@@ -790,7 +666,9 @@ def _play(
                         next_address += asked
                 rest = held[block] - size
                 if ((is_small or expandable) and rest >= LEAST) or rest > SMALL:
-                    other = _new(below, free)
+                    other = _new(
+                        below, unused
+                    )  # as in ``_cut``, whose call takes half as long as all else
                     if other == 0:
                         result[2] = NO_ROOM
                         return
@@ -800,7 +678,7 @@ def _play(
                     if after[block]:
                         before[after[block]] = other
                     after[block] = other
-                    _add(other, pool, pools, lengths, held, address, state)
+                    _add(held, address, state, free, lengths, pool, other)
                 state[block] = 2 * pool
                 below[block] = newest[key]
                 newest[key] = block
