@@ -17,6 +17,7 @@ from estimator.contract.setups import parse
 from estimator.objectives.registry import as_trained
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
+from estimator.step.loading_requests import MOVED
 from estimator.step.zero_requests import ranks_played
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
@@ -89,7 +90,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
     model, setup = as_trained(model, setup)
     hardware = allocations.hardware_of(gpu)
     logs = [
-        allocations.allocations(model, hardware, setup, allocations.MOVED, rank)
+        allocations.allocations(model, hardware, setup, MOVED, rank)
         for rank in ranks_played(model, setup)
     ]
     found = [_blocks(blocks.rounded(it, setup.roundup_power2_divisions), setup) for it in logs]

@@ -226,14 +226,14 @@ def _player() -> Callable[..., None]:
     return played
 
 
-Blocks: TypeAlias = "tuple[array[int], ...]"
+BlockArrays: TypeAlias = "tuple[array[int], ...]"
 """What is known of each block, by its number from 1 on; 0 is none: its bytes, its address, the numbers of its segment's
 blocks before and after it, its state, and the number below it. The state: twice its pool, and 1 more if it is free; or
 ``UNMAPPED``. Below it: the block of the same key that is next to be freed; of an unused number, the next unused one.
 Last, the first unused number, and the first that never was used."""
-Pools: TypeAlias = "tuple[array[int], array[int]]"
+PoolArrays: TypeAlias = "tuple[array[int], array[int]]"
 """The free blocks of each pool, by bytes and address, and how many there are."""
-Growing: TypeAlias = "tuple[array[int], ...]"
+SegmentArrays: TypeAlias = "tuple[array[int], ...]"
 """Of each pool's segment that grows: its first block, its last, which is unmapped and endless, and how many others are
 unmapped."""
 
@@ -366,7 +366,7 @@ def _free(
     _add(held, address, state, free, lengths, pool, block)
 
 
-def _free_oldest(blocks: Blocks, pools: Pools, late: array[int], waiting: int) -> int:
+def _free_oldest(blocks: BlockArrays, pools: PoolArrays, late: array[int], waiting: int) -> int:
     """Free the block that waits longest. Returns how many wait then."""
     held, address, before, after, state, below, unused = blocks
     _free(held, address, before, after, state, below, unused, *pools, late[0])
@@ -375,13 +375,13 @@ def _free_oldest(blocks: Blocks, pools: Pools, late: array[int], waiting: int) -
     return waiting - 1
 
 
-def _reach(blocks: Blocks, block: int) -> int:
+def _reach(blocks: BlockArrays, block: int) -> int:
     """Bytes that a free block has or can have where its segment grows."""
     held, other = blocks[0], blocks[3][block]
     return held[block] + (held[other] if other and blocks[4][other] == UNMAPPED else 0)
 
 
-def _start(blocks: Blocks, growing: Growing, pool: int, size: int) -> int:
+def _start(blocks: BlockArrays, growing: SegmentArrays, pool: int, size: int) -> int:
     """The block of a pool's segment at whose lowest address there is room for a request, mapped or not."""
     held, _, before, after, state, _, _ = blocks
     heads, tails, holes = growing
@@ -399,7 +399,7 @@ def _start(blocks: Blocks, growing: Growing, pool: int, size: int) -> int:
         block = after[block]
 
 
-def _pages(blocks: Blocks, block: int, size: int, page: int) -> int:
+def _pages(blocks: BlockArrays, block: int, size: int, page: int) -> int:
     """Bytes that must be mapped from a block on to hold a request."""
     held, after, state = blocks[0], blocks[3], blocks[4]
     asked = 0
@@ -414,7 +414,13 @@ def _pages(blocks: Blocks, block: int, size: int, page: int) -> int:
 
 
 def _grow(
-    blocks: Blocks, pools: Pools, growing: Growing, pool: int, block: int, size: int, page: int
+    blocks: BlockArrays,
+    pools: PoolArrays,
+    growing: SegmentArrays,
+    pool: int,
+    block: int,
+    size: int,
+    page: int,
 ) -> bool:
     """Map pages from a block on until it holds a request; it is in no pool then. False where numbers run out."""
     held, address, before, after, state, below, unused = blocks
@@ -447,7 +453,7 @@ def _grow(
     return True
 
 
-def _shrink(blocks: Blocks, pools: Pools, growing: Growing, pool: int) -> int:
+def _shrink(blocks: BlockArrays, pools: PoolArrays, growing: SegmentArrays, pool: int) -> int:
     """Unmap a pool's wholly free pages. Returns their bytes; -1 where numbers run out."""
     held, address, before, after, state, below, unused = blocks
     (free, lengths), base = pools, pool * len(held)
@@ -489,7 +495,9 @@ def _shrink(blocks: Blocks, pools: Pools, growing: Growing, pool: int) -> int:
     return given
 
 
-def _give_back(blocks: Blocks, pools: Pools, growing: Growing, expandable: bool) -> int:
+def _give_back(
+    blocks: BlockArrays, pools: PoolArrays, growing: SegmentArrays, expandable: bool
+) -> int:
     """Give what is wholly free back: segments, or pages of those that grow. Returns bytes; -1 where numbers run out."""
     held, _, before, after, _, below, unused = blocks
     free, lengths = pools

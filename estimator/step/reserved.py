@@ -17,8 +17,9 @@ from estimator.resident.overhead import (
     median_context_bytes,
     shown_bytes,
 )
-from estimator.step.allocations import MADE, MOVED, Hardware, allocations, hardware_of
+from estimator.step.allocations import Hardware, allocations, hardware_of
 from estimator.step.blocks import NO_LIMIT, Log, Played, play, rounded
+from estimator.step.loading_requests import MADE, MOVED
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh

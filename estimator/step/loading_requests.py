@@ -1,0 +1,468 @@
+"""What loading a model asks PyTorch's allocator for: weights as they arrive, adapters, what stays beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from estimator.families.adapters import is_trained_whole
+from estimator.families.counts import tied_head
+from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.towers import made_modules
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    NESTED_BLOCK,
+    QUANTIZATION_BLOCK,
+    AdapterTensor,
+    adapter_tensors,
+    elements,
+    module_bytes,
+    packed_bytes,
+    weight_width,
+)
+from estimator.parallel.parameter_order import (
+    Located,
+    modules_as_loaded,
+    modules_in_order,
+    stepped_in_order,
+    trained_in_order,
+)
+from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
+from estimator.parallel.zero import width as zero_width
+from estimator.resident.model import (
+    Resident,
+    gradient_bytes,
+    idle_tensors,
+    trainable_tensors,
+    trained_of,
+)
+from estimator.resident.optimizer import Trainable
+from estimator.step.blocks import (
+    EMPTY,
+    GIVE,
+    GIVE_ALL,
+    TAKE,
+    Request,
+)
+from estimator.step.ddp_requests import IN_FLIGHT, buckets, made_equal
+from estimator.step.request_keys import BUCKETS, HEAD, HELD, OLD, OLD_ROOT, Keys
+from estimator.step.wrapping import (
+    Shards,
+    flattened,
+    stepped_pieces,
+    stepped_shards,
+    wrapped,
+    wraps_in_groups,
+)
+from estimator.step.zero_requests import (
+    flat_weights,
+    has_partitions,
+    has_shards,
+    sharded,
+)
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.mesh import Mesh
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, Model, Objective, Strategy
+
+STATES = 2
+"""Flat states of DeepSpeed's optimizer."""
+MOVED, MADE = False, True
+"""How the weights come to the GPU: the model is moved there with its adapters, or made there and given its adapters
+there. Made, a tied head is allocated, too, and freed once it is tied."""
+
+
+def load_requests(
+    load: list[Request],
+    keys: Keys,
+    model: Model,
+    same: TrainingSetup,
+    resident: Resident,
+    made: bool,
+    *,
+    on_host: bool,
+) -> Sequence[Sequence[Trainable]]:
+    """Weights, adapters and what stays beside them; returns the trained tensors by the optimizer's groups."""
+    modules = [it.module for it in modules_in_order(model)]
+    tied = tied_head(model)
+    own = [module for module in modules if module not in tied]
+    of_modules = sum(module_bytes(module, same) for module in own)
+    is_whole = not (same.strategy.is_fsdp or same.strategy.is_zero)
+    is_known = (
+        is_whole
+        and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
+        == of_modules
+    )
+    trained: Sequence[Sequence[Trainable]] = []
+    if has_partitions(same.mesh):
+        load.extend(_partitioned(keys, own, model, same, resident, on_host=on_host))
+    elif has_shards(same.mesh):
+        load.extend(_sharded(keys, own, model, same, resident))
+    elif wraps_in_groups(model, same):
+        if same.uses_fsdp1:
+            load.extend(flattened(model, same, Shards(HELD, OLD, OLD_ROOT), keys.new))
+        else:
+            load.extend(wrapped(model, same, HELD, keys.new))
+        shards = sum(it.size for it in load if it.key == HELD)
+        load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
+        trained = [_trained(model, same)]
+    elif same.uses_fsdp1 and same.has_packed_base:
+        load.extend(_packed_units(keys, model, same, resident))
+        trained = [_trained(model, same)]
+    elif not is_known:
+        pieces = sum(
+            count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
+        )
+        if same.uses_fsdp1:
+            pieces = model.num_hidden_layers + 1
+        load.extend(_pieces(resident.weights + resident.adapters, pieces))
+        trained = [_trained(model, same)]
+    else:
+        if same.has_packed_base:
+            load.extend(_warmed_up(keys, own, same))
+            load.extend(_packed(keys, model, same))
+        else:
+            for module in own:
+                load.extend(Request(TAKE, HELD, size) for size in _sizes(module, same))
+                if made is MOVED:  # with the adapters that it has got on the CPU
+                    load.extend(_held(adapter_tensors(module, same)))
+        load.extend(_pieces(resident.weights - of_modules, 1))
+        if made is MADE:
+            load.extend(
+                [
+                    *(
+                        Request(TAKE, HEAD, size)
+                        for module in tied
+                        for size in _sizes(module, same)
+                    ),
+                    Request(GIVE_ALL, HEAD),
+                ]
+            )
+        trained = stepped_in_order(model, same)
+        of_all = sum(map(gradient_bytes, trained))
+        if of_all != gradient_bytes(trainable_tensors(model, same)):
+            trained = [_trained(model, same)]
+        if made is MADE or same.has_packed_base:
+            load.extend(_adapters(keys, modules, same))
+        beside = resident.adapters - sum(
+            it.bytes for module in modules for it in adapter_tensors(module, same)
+        )
+        load.extend(_pieces(beside, 1))
+    load.extend(_reference(own, same, resident.reference))
+    if made is MOVED and is_whole:  # Trainer empties the cache before it trains
+        load.append(Request(EMPTY, HELD))
+    load.extend(_pieces(resident.engine, 1))
+    if same.strategy is Strategy.DDP:
+        load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
+        first_buckets, _ = buckets(in_module_order(model, same), same)
+        load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in first_buckets)
+    elif not has_shards(same.mesh):
+        load.extend(_pieces(resident.communication, 1))
+    if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
+        load.extend(_flat_states(keys, resident, same.mesh))
+    return trained
+
+
+def _packed_units(
+    keys: Keys, model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """A packed model arrives whole, as each weight is packed on the GPU; then FSDP 1 cuts it layer by layer.
+
+    Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize``; torch 2.13, distributed/fsdp/_flat_param.py,
+    ``shard``.
+    """
+    count = model.num_hidden_layers + 1
+    whole = sum(
+        times * module_bytes(module, same) for module, times in made_modules(model, same.adapters)
+    )
+    first, flat = keys.new(count), keys.new(1)
+    for unit in range(count):
+        yield Request(TAKE, first + unit, allocated(ceil_div(whole, count)))
+    for unit, shard in enumerate(_pieces(resident.weights + resident.adapters, count)):
+        yield Request(TAKE, flat, allocated(ceil_div(whole, count)))
+        yield shard
+        yield Request(GIVE, flat)
+        yield Request(GIVE, first + unit)
+
+
+def _sharded(
+    keys: Keys, modules: Iterable[Module], model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """Weights of stage 3: each is made whole and cut. Those that stay whole, and what else there is, come last."""
+    size, key = zero_width(same.precision), keys.new(1)
+    frozen: list[Request] = []
+    again: list[Request] = []
+    for module in modules:
+        if is_quantized(module, same.adapters):
+            packed = [*_packed_weight(keys, model, module, same)]
+            frozen += (it._replace(key=key) if it.key == HELD else it for it in packed)
+            part = packed_part(module, same, 0)
+            frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
+        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+            for shape in weight_shapes(module):
+                whole, part = elements(shape), ceil_div(elements(shape), same.num_gpus)
+                arrives = [Request(TAKE, key, allocated(size * whole)), Request(GIVE, key)]
+                frozen += (arrives[0], Request(TAKE, HELD, allocated(size * part)), arrives[1])
+                again += arrives
+    wholes = [
+        allocated(trained_width(same) * elements(it.shape)) for it in trained_in_order(model, same)
+    ]
+    sharded_ = [*sharded(model, same, [*frozen, *again], wholes, HELD, keys.new)]
+    yield from sharded_
+    expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
+    expected += resident.accumulated + resident.communication
+    small = sum(
+        count for it, count in whole_tensors(model, same) if it.elements <= 10 * model.hidden_size
+    )
+    yield from _pieces(expected - sum(it.size for it in sharded_ if it.key == HELD), max(1, small))
+
+
+def _partitioned(
+    keys: Keys,
+    modules: Iterable[Module],
+    model: Model,
+    same: TrainingSetup,
+    resident: Resident,
+    *,
+    on_host: bool,
+) -> Iterator[Request]:
+    """Weights of stages 1 and 2: those that are not trained arrive one by one and stay, the others become flat."""
+    size = zero_width(same.precision)
+    stays: list[Request] = []
+    for module in modules:
+        if is_quantized(module, same.adapters):
+            stays += _packed_weight(keys, model, module, same)
+        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+            stays += (
+                Request(TAKE, HELD, allocated(size * elements(shape)))
+                for shape in weight_shapes(module)
+            )
+    yield from stays
+    flat = [*flat_weights(model, same, HELD, keys.new, on_host=on_host)]
+    yield from flat
+    weights = sum(it.size for it in stays if it.key == HELD) + sum(
+        it.size for it in flat if it.key == HELD
+    )
+    yield from _pieces(
+        resident.weights + resident.states.resident_bytes // (1 + STATES) - weights, 1
+    )
+
+
+def _packed_weight(
+    keys: Keys, model: Model, module: Module, same: TrainingSetup
+) -> Iterator[Request]:
+    """A weight that is packed as it arrives, after its bias."""
+    yield from (Request(TAKE, HELD, size) for size in _sizes(module, same)[1:])
+    yield from _quantized(keys, module, same, packs=model.quantization is None)
+
+
+def in_module_order(model: Model, same: TrainingSetup) -> list[Trainable]:
+    """What DDP reduces: the trained tensors in the order of their modules, then those without a gradient."""
+    tied = tied_head(model)
+    trained = [
+        tensor
+        for located in modules_in_order(model)
+        if same.uses_adapters or located.module not in tied
+        for tensor in trained_of([(located.module, 1)], [], same)
+    ]
+    if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
+        trained = _trained(model, same)
+    return [*trained, *_one_by_one(idle_tensors(model, same))]
+
+
+def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
+    """The trained tensors of a rank, in the order of their kinds."""
+    if same.strategy.is_fsdp:
+        return (stepped_pieces if same.uses_fsdp1 else stepped_shards)(model, same)
+    return _one_by_one(trainable_tensors(model, same))
+
+
+def _one_by_one(tensors: Iterable[Trainable]) -> list[Trainable]:
+    return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
+
+
+def _pieces(total: int, count: int) -> Iterator[Request]:
+    """Bytes that stay, in ``count`` equal tensors."""
+    if total > 0:
+        yield from (Request(TAKE, HELD, allocated(ceil_div(total, count))) for _ in range(count))
+
+
+def _warmed_up(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
+    """One block of all weights as they stay, without scales, freed before the first one arrives.
+
+    Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU.
+
+    Leaves out: transformers caps the block at 1.2 GiB below the card's memory, which matters where the weights fill the
+    card.
+
+    Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
+    quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
+    """
+    total = 0
+    for module in modules:
+        weight, *rest = map(elements, weight_shapes(module)) if weight_shapes(module) else (0,)
+        if is_quantized(module, same.adapters):
+            total += weight if same.has_8bit_base else packed_bytes(weight)
+        else:
+            total += weight * same.dtype.bytes
+        total += sum(rest) * same.dtype.bytes
+    key = keys.new(1)
+    yield Request(TAKE, key, allocated(total))
+    yield Request(GIVE, key)
+
+
+def _sizes(module: Module, same: TrainingSetup) -> list[int]:
+    width = weight_width(module, same)
+    return [allocated(elements(shape) * width) for shape in weight_shapes(module)]
+
+
+def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
+    """Weights arrive by name, each packed at once where it is to be; then what PEFT prepares is upcast.
+
+    A bias comes before its weight. The cache is emptied after the upcasts.
+
+    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; peft 0.21,
+    utils/other.py, ``prepare_model_for_kbit_training``.
+    """
+    upcasts = same.prepare_model_for_kbit_training
+    narrow: dict[Located, list[tuple[int, int]]] = {}
+    for located in modules_as_loaded(model):
+        module = located.module
+        sizes = _sizes(module, same)
+        if is_quantized(module, same.adapters):
+            yield from (Request(TAKE, HELD, size) for size in sizes[1:])
+            yield from _quantized(keys, module, same, packs=model.quantization is None)
+            continue
+        loaded = same.dtype.bytes if upcasts else weight_width(module, same)
+        shapes = weight_shapes(module)
+        for shape, size in zip(shapes[::-1], sizes[::-1], strict=True):
+            if (arrived := allocated(elements(shape) * loaded)) == size:
+                yield Request(TAKE, HELD, size)
+            else:
+                key = keys.new(1)
+                yield Request(TAKE, key, arrived)
+                narrow.setdefault(located, []).insert(0, (key, size))
+    if upcasts:
+        for located in modules_in_order(model):
+            for key, size in narrow.get(located, ()):
+                yield Request(TAKE, HELD, size)
+                yield Request(GIVE, key)
+        yield Request(EMPTY, HELD)
+
+
+def _quantized(
+    keys: Keys, module: Module, same: TrainingSetup, *, packs: bool
+) -> Iterator[Request]:
+    """A weight that stays packed; ``packs``: it arrives in 16 bits, and what it is packed from is freed.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``, nn/modules.py, ``Int8Params._quantize``.
+    """
+    count = elements(weight_shapes(module)[0])
+    packed = module_bytes(module, same) - sum(_sizes(module, same)[1:])
+    arrived, key = allocated(count * same.dtype.bytes), keys.new(1)
+    if same.has_8bit_base:
+        made = [arrived]  # contiguous, in float16
+        stays = [packed - allocated(count), allocated(count)]
+    else:
+        blocks = ceil_div(count, QUANTIZATION_BLOCK)
+        codes, scales = allocated(packed_bytes(count)), allocated(FLOAT32_BYTES * blocks)
+        made = []
+        stays = [scales, codes, packed - codes - scales]
+        if same.bnb_4bit_use_double_quant:
+            nested = allocated(FLOAT32_BYTES * ceil_div(blocks, NESTED_BLOCK))
+            rest = packed - codes - allocated(blocks) - nested
+            made, stays = [scales, scales], [codes, nested, allocated(blocks), rest]
+    if packs:
+        yield from (Request(TAKE, key, size) for size in [arrived, *made[:1]])
+    yield from (Request(TAKE, HELD, size) for size in stays[:1])
+    if packs:
+        yield from (Request(TAKE, key, size) for size in made[1:])  # the scales less their mean
+    yield from (Request(TAKE, HELD, size) for size in stays[1:] if size > 0)
+    yield Request(GIVE_ALL, key)
+
+
+def _reference(modules: Sequence[Module], same: TrainingSetup, total: int) -> Iterator[Request]:
+    """A second model of the same weights, in the order of its modules, or in as many pieces where it is another."""
+    sizes = [size for module in modules for size in _sizes(module, same)]
+    if sum(sizes) == total:
+        yield from (Request(TAKE, HELD, size) for size in sizes)
+    else:
+        yield from _pieces(total, len(modules))
+
+
+def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
+    yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+
+
+def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
+    """PEFT makes a module's adapters in float32, casts them to its weight's dtype, and in the end all to float32.
+
+    They are made where the model was made; on the CPU beside a packed base, whose 4-bit weights count as 16 bits, and
+    whose 8-bit weights do not count. Beside a packed base, TRL casts them to bfloat16 in the end.
+
+    Source: peft 0.21, tuners/lora/layer.py, ``update_layer``; tuners/tuners_utils.py,
+    ``_move_adapter_to_device_of_base_layer``, ``cast_adapter_dtype``; trl 1.16, trainer/sft_trainer.py
+    (``_is_quantized_model``).
+    """
+    in_the_end: list[tuple[int, int, int]] = []
+    recasts = same.has_packed_base and _is_trls(same)
+    for module in modules:
+        tensors = adapter_tensors(module, same)
+        is_8bit = same.has_8bit_base and is_quantized(module, same.adapters)
+        is_cast = same.dtype.bytes < FLOAT32_BYTES and not is_8bit
+        key = keys.new(len(tensors))
+        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
+        for at, size in enumerate(whole):
+            if is_cast and not same.has_packed_base:
+                yield Request(TAKE, key + at, size)
+        for at, (it, size) in enumerate(zip(tensors, whole, strict=True)):
+            stays = it.bytes if recasts or not is_cast else size
+            if is_cast and it.width == same.dtype.bytes and not recasts:
+                yield Request(TAKE, HELD, it.bytes)
+            elif is_cast:
+                own = keys.new(1)
+                yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+                in_the_end.append((own, size, stays))
+            elif it.bytes == size:
+                yield Request(TAKE, HELD, size)
+            else:
+                own = keys.new(1)
+                yield Request(TAKE, own, size)
+                in_the_end.append((own, 0, stays))
+            yield Request(GIVE, key + at)
+    wide: list[tuple[int, int]] = []
+    for own, size, stays in in_the_end:
+        if not size or size == stays:
+            wide.append((own, stays))
+        else:
+            wide.append((keys.new(1), stays))
+            yield Request(TAKE, wide[-1][0], size)
+            yield Request(GIVE, own)
+    for own, stays in wide:
+        yield Request(TAKE, HELD, stays)
+        yield Request(GIVE, own)
+
+
+def _is_trls(same: TrainingSetup) -> bool:
+    """Whether one of TRL's trainers trains."""
+    alone = (Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING)
+    if same.task.objective is Objective.SFT:
+        return same.task.loss is Loss.CHUNKED_TRL
+    return same.task.objective not in alone
+
+
+def _flat_states(keys: Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:
+    """DeepSpeed's flat states and float32 master weights, before the first step.
+
+    DeepSpeed steps its optimizer once with zero gradients. Stage 3 splits the states into sub-groups. A float32
+    gradient of the largest group is allocated meanwhile.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
+    """
+    part, groups = ceil_div(resident.trainable_parameters, mesh.num_gpus), 1
+    if mesh.strategy is Strategy.ZERO3:
+        groups = ceil_div(part, SUB_GROUP)
+    yield from _pieces(resident.states.resident_bytes // (1 + STATES), groups)
+    yield from _pieces(resident.accumulated, 1)
+    key = keys.new(1)
+    yield Request(TAKE, key, allocated(FLOAT32_BYTES * ceil_div(part, groups)))
+    yield from _pieces(resident.states.resident_bytes * STATES // (1 + STATES), STATES * groups)
+    yield Request(GIVE, key)

@@ -1,0 +1,51 @@
+"""Keys, streams and a kernel's temporaries: what the requests of loading, of the step and of the optimizer share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from estimator.step.blocks import (
+    GIVE_ALL,
+    TAKE,
+    Request,
+)
+from estimator.values.arithmetic import allocated
+
+COMPUTE, GATHER, CAST, REDUCE = range(4)
+"""Streams."""
+AVERAGE = CAST
+"""FSDP 2's for the average between replicas; FSDP 1 casts on it."""
+HELD, SCRATCH, WORKSPACES, STEPPED, HEAD = 0, 1, 2, 4, 5
+KEPT, BUCKETS, OLD, OLD_ROOT, FREE_KEYS = range(6, 11)
+"""Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
+tied; gradients that ZeRO-1 keeps of a step, DDP's buckets, shards of layers and of the root before FSDP 1 upcasts them;
+and the first of all others."""
+
+
+class Keys:
+    """Gives keys that nothing else uses."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        """The first that is not in use."""
+
+    def new(self, count: int) -> int:
+        """The first of so many new ones."""
+        self.first += count
+        return self.first - count
+
+
+def scratch(sizes: Iterable[int]) -> Iterator[Request]:
+    """A kernel's temporaries, bytes each; freed when it has run."""
+    yield from (Request(TAKE, SCRATCH, allocated(size)) for size in sizes if size)
+    yield Request(GIVE_ALL, SCRATCH)
+
+
+class StorageKey(NamedTuple):
+    """What a storage is known by."""
+
+    key: int
+    """-1: it was allocated before the step."""
+    slot: int
+    """Where its size is found, before it stands for several."""
