@@ -165,8 +165,8 @@ def played_html(spreads: Mapping[str, replays.Errors], runs: int) -> str:
     )
     return (
         f'<p class="hr-text">{runs} runs of real trainers on PyTorch\'s CUDA build and its own caching allocator, '
-        "without a GPU: loading and three steps, on one GPU or as rank 0 of eight. Our copy of the allocator replays "
-        "what the estimate says of the same setups. The least memory decides whether a run fits.</p>"
+        "without a GPU: loading and three steps, on one GPU or as one rank of several. Our copy of the allocator "
+        "replays the same setups. The least memory decides whether a run fits.</p>"
         f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
     )
 

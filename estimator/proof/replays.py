@@ -1,6 +1,6 @@
 """Runs that were played on PyTorch's own allocator, beside ours.
 
-Replaying all of them takes half a minute, which no visitor should wait for. ``make docs`` writes what they come to into
+Replaying all of them takes seconds, which no visitor should wait for. ``make docs`` writes what they come to into
 ``data/replayed.csv``; ``tests/test_proof.py`` fails while a row differs from what the code computes.
 """
 
@@ -26,8 +26,6 @@ RESOLUTION = 2048
 """The least memory is found to this share of itself, as that of the played runs."""
 FINEST = 2**20
 """And to no less than a MiB: half of what the allocator takes at once."""
-
-
 NEVER_AHEAD = 0
 """Gathers by which FSDP1's CPU ran ahead where the rows were played: that card finishes everything at once."""
 

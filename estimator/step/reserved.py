@@ -36,8 +36,6 @@ RESOLUTION = 512
 """The least memory is found to this share of itself."""
 FINEST = 2**20
 """And to no less than a MiB."""
-
-
 LOADING = 0
 """Place of the loading among a run's stretches."""
 
