@@ -392,3 +392,9 @@ def test_only_a_program_that_the_cards_maker_ships_is_named(card: str, program: 
     for said in (describe(answer), unescape(ledger.section_html(answer))):
         assert re.findall("[a-z]+-smi", said) == [program] * bool(program)
     assert (write_estimate(answer)["device_bytes"] is not None) == bool(program)
+
+
+@pytest.mark.parametrize(("card", "is_replayed"), [("A100-SXM4-80GB", True), ("Gaudi 2", False)])
+def test_only_a_card_with_pytorchs_allocator_is_replayed(card: str, is_replayed: bool) -> None:
+    answer = estimate(MISTRAL, catalog.gpu(card), TrainingSetup(method="lora"))
+    assert (answer.needs.replay is not None) is is_replayed
