@@ -10,6 +10,7 @@ from estimator import (
     Dtype,
     Method,
     MixedPrecision,
+    Objective,
     Optimizer,
     TrainingSetup,
     Verdict,
@@ -236,3 +237,19 @@ def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -
     assert not any(
         "expandable_segments" in it.keys for it in remedies(estimate(model, others, setup), [])
     )
+
+
+def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:
+    """A group of five has no half in rows of two, and completions of 64 tokens are not shortened."""
+    group = TrainingSetup(
+        objective=Objective.GRPO,
+        num_generations=5,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=5,
+        max_prompt_length=64,
+        max_completion_length=64,
+        max_length=128,
+    )
+    small = replace(catalog.gpu("L4"), memory_bytes=3 * 2**29)
+    found = cheapest_change(estimate(catalog.model("openai-community/gpt2"), small, group))
+    assert found is not None and found.keys["method"] is Method.LORA

@@ -41,7 +41,7 @@ class Change(NamedTuple):
     title: str
     price: str
     options: tuple[Keys, ...]
-    """Fields of the setup to set; the smallest change first."""
+    """Fields of the setup to set; the smallest change first. Empty: the setup leaves nothing to change."""
     last_saves_most: bool = True
     """Whether each option needs less memory than the one before it."""
     always_saves: bool = True
@@ -76,12 +76,11 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
     if setup.objective.generates:
         yield from _generations(setup)
     yield from _divisions(setup, gpu)
-    if smaller := tuple(_smaller(setup)):
-        yield Change(
-            "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
-            f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
-            smaller,
-        )
+    yield Change(
+        "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
+        f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
+        tuple(_smaller(setup)),
+    )
     if setup.optim is Optimizer.ADAMW_TORCH:
         yield Change(
             "Fused AdamW",
@@ -291,17 +290,15 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
     if setup.generation.is_colocated:
         now = round(100 * setup.vllm_gpu_memory_utilization)
         step = 100 // STEPS_OF_SHARE
-        lower = tuple(
-            {"vllm_gpu_memory_utilization": share / 100}
-            for share in range((now - 1) // step * step, 0, -step)
+        yield Change(
+            "A share of {vllm_gpu_memory_utilization:g} for vLLM",
+            "The same result; with less cache fewer rows are generated at once, which may take longer.",
+            tuple(
+                {"vllm_gpu_memory_utilization": share / 100}
+                for share in range((now - 1) // step * step, 0, -step)
+            ),
+            last_saves_most=False,  # vLLM does not start with too small a share
         )
-        if lower:
-            yield Change(
-                "A share of {vllm_gpu_memory_utilization:g} for vLLM",
-                "The same result; with less cache fewer rows are generated at once, which may take longer.",
-                lower,
-                last_saves_most=False,  # vLLM does not start with too small a share
-            )
         if not setup.vllm_enable_sleep_mode:
             yield Change(
                 "vLLM sleeps while the step trains",

@@ -126,15 +126,20 @@ def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
     layers = of.model.num_hidden_layers
     most = MOST_TRIALS // (IMAGES_COST if of.setup.images.shows_any else 1)
     trials = iter(range(max(1, min(most, MOST_WORK // layers**3))))
-    search = _Search(of, gpu, tuple(free_changes(of.model, gpu, of.setup)), trials)
+    search = _Search(of, gpu, _possible(free_changes(of.model, gpu, of.setup)), trials)
     if (every := search.with_everything(())) is not None:
         for number in range(1, MOST_TOGETHER + 1):
             yield search.of_free(number)
         yield iter([search.pruned(every, 0)])
-    others = tuple(_changes(of.model, of.setup, gpu))
+    others = _possible(_changes(of.model, of.setup, gpu))
     for affecting in range(1, MOST_TOGETHER + 1):
         able = search.able(combinations(others, affecting))
         yield (search.pruned(every, affecting) for every in able)
+
+
+def _possible(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Those with an option: a completion that is short already, or a group of five in rows of two, has none."""
+    return tuple(it for it in changes if it.options)
 
 
 class _Search(NamedTuple):
@@ -328,13 +333,12 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
             ({"method": Method.QLORA, "dtype": base, **with_adapters(model, setup)},),
         )
 
-    if moved := tuple(offloaded(setup, gpu)):
-        yield Change(
-            "Offload to the CPU under {strategy}",
-            "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
-            "between GPU and host sets the speed.",
-            moved,
-        )
+    yield Change(
+        "Offload to the CPU under {strategy}",
+        "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
+        "between GPU and host sets the speed.",
+        tuple(offloaded(setup, gpu)),
+    )
 
 
 def _shorter_rows(setup: TrainingSetup) -> Iterator[Change]:
@@ -354,12 +358,11 @@ def _shorter_rows(setup: TrainingSetup) -> Iterator[Change]:
         for times in [setup.max_length // length]
         if length * times == setup.max_length
     )
-    if shorter:
-        yield Change(
-            "Packed rows of {max_length:,} tokens, accumulation {gradient_accumulation_steps}",
-            "The same tokens a step; what an example has beyond its row is cut.",
-            shorter,
-        )
+    yield Change(
+        "Packed rows of {max_length:,} tokens, accumulation {gradient_accumulation_steps}",
+        "The same tokens a step; what an example has beyond its row is cut.",
+        shorter,
+    )
 
 
 def _generations(setup: TrainingSetup) -> Iterator[Change]:

@@ -15,7 +15,7 @@ TRAINS_NOTHING = "trains nothing"
 """What every refusal here says."""
 OF_TRAINING = frozenset(
     listed("""learning_rate per_device_train_batch_size num_train_epochs max_steps gradient_accumulation_steps optim
-    optimizer micro_batch_size batch_size num_epochs epochs gradient_checkpointing warmup_ratio warmup_steps
+    optimizer micro_batch_size num_epochs epochs gradient_checkpointing warmup_ratio warmup_steps
     lr_scheduler_type lr_scheduler lora_r lora_rank use_peft packing sample_packing sequence_len num_generations beta
     save_steps train_type tuner_type""")
 )

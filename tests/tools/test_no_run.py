@@ -23,7 +23,7 @@ LOADED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
         *((it.name, it.read_text()) for it in EXAMPLES),
         ("infer.yaml", f"{NAMED}adapter_name_or_path: a\ntemplate: qwen3\ninfer_backend: vllm\n"),
         ("merge.yaml", f"{NAMED}template: qwen3\nfinetuning_type: lora\nexport_dir: out\n"),
-        ("eval.yaml", f"{NAMED}template: fewshot\nfinetuning_type: lora\ntask: mmlu\nn_shot: 5\n"),
+        ("eval.yaml", f"{NAMED}template: fewshot\nfinetuning_type: lora\ntask: mmlu\nbatch_size: 4\n"),
         ("predict.yaml", f"{NAMED}stage: sft\ndo_predict: true\ncutoff_len: 2048\ndataset: a\n"),
         ("merge.yaml", "base_model: Qwen/Qwen3-8B\nlora_model_dir: out\nmerge_lora: true\n"),
         ("mergekit.yaml", "base_model: Qwen/Qwen3-8B\nmerge_method: ties\nmodels: [{model: a}]\n"),
