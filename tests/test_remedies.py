@@ -252,4 +252,5 @@ def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:
     )
     small = replace(catalog.gpu("L4"), memory_bytes=3 * 2**29)
     found = cheapest_change(estimate(catalog.model("openai-community/gpt2"), small, group))
-    assert found is not None and found.keys["method"] is Method.LORA
+    assert found is not None
+    assert found.keys["method"] is Method.LORA
