@@ -14,8 +14,8 @@ from estimator.tape.program import Program
 
 A_SECOND = 100_000
 """Units of work that take a second of a processor, at 10 microseconds each (measured: 5 to 15)."""
-REQUESTS = 40
-"""Requests to the simulated allocator that take as long as a unit (measured: 0.1 to 0.25 microseconds each)."""
+REQUESTS = 100
+"""Requests to the simulated allocator that take as long as a unit (measured: 0.05 to 0.1 microseconds each)."""
 
 
 class Work:

@@ -21,9 +21,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
+from math import frexp
 from operator import itemgetter
 from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 MIB = 2**20
 SMALL = MIB
@@ -47,6 +48,9 @@ SPAN = LARGE_SEGMENT << 30
 """Bytes of address space of a segment that grows: more than any card has (torch takes 9/8 of the card)."""
 UNMAPPED = -2
 """State of addresses without memory."""
+CLASSES = 256
+"""Size classes of a pool's free blocks: four between two powers of two, up to 2^63 bytes. Each is in order of bytes and
+addresses, and short: in five models' runs a block that is freed passes one to five others."""
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
@@ -187,10 +191,9 @@ def _played(log: Log, limit: int, expandable: bool, ahead: int, blocks: int) -> 
         limit,
         expandable,
         ahead,
-        *(_numbers(blocks) for _ in range(6)),
-        _numbers(2),
-        _numbers(2 * STREAMS * blocks),
-        *(_numbers(2 * STREAMS) for _ in range(4)),
+        _numbers(RECORD * blocks),
+        _numbers(2 * STREAMS * CLASSES),
+        _numbers(2 * STREAMS * SEGMENT),
         _numbers(log.keys),
         _numbers(MOST_LATE),
         result,
@@ -218,7 +221,7 @@ def _player() -> Callable[..., None]:
 
     known = dict(globals())
     for function in (
-        *(_index, _add, _drop, _new, _join, _cut, _free, _free_oldest),
+        *(_class, _next, _find, _add, _drop, _new, _join, _cut, _free, _free_oldest),
         *(_reach, _start, _pages, _grow, _shrink, _give_back),
     ):
         known[function.__name__] = compiled(FunctionType(function.__code__, known))
@@ -226,300 +229,295 @@ def _player() -> Callable[..., None]:
     return played
 
 
-BlockArrays: TypeAlias = "tuple[array[int], ...]"
-"""What is known of each block, by its number from 1 on; 0 is none: its bytes, its address, the numbers of its segment's
-blocks before and after it, its state, and the number below it. The state: twice its pool, and 1 more if it is free; or
-``UNMAPPED``. Below it: the block of the same key that is next to be freed; of an unused number, the next unused one.
-Last, the first unused number, and the first that never was used."""
-PoolArrays: TypeAlias = "tuple[array[int], array[int]]"
-"""The free blocks of each pool, by bytes and address, and how many there are."""
-SegmentArrays: TypeAlias = "tuple[array[int], ...]"
+# All arrays of a run are passed from call to call, and numba counts each one's references: so blocks have one array. A
+# block is the place of its record in it, from RECORD on; the record before it, of block 0, which is none, has the first
+# unused block below it, and as its address the first that never was used.
+
+HELD, ADDRESS, BEFORE, AFTER, STATE, BELOW, FOLLOWING, PRECEDING = range(8)
+"""A block's record: its bytes; its address; the blocks of its segment before and after it; its state, which is twice
+its pool, and 1 more if it is free, or ``UNMAPPED``; the block of the same key that is next to be freed, or of an unused
+one the next unused; the free blocks of its size class after and before it."""
+RECORD = 8
+"""Numbers of a record; 64 bytes, as a processor's cache reads them at once."""
+HEAD, TAIL, HOLES = range(3)
 """Of each pool's segment that grows: its first block, its last, which is unmapped and endless, and how many others are
 unmapped."""
+SEGMENT = 3
+"""Numbers of such a segment."""
 
 
-# What every request needs takes its arrays one by one: unpacking a tuple of them costs as much as a request.
+def _class(size: int) -> int:
+    """The size class of a block: of larger ones it is no lower.
+
+    >>> [_class(size) for size in (512, 640, 1023, 1024)]
+    [36, 37, 39, 40]
+    """
+    mantissa, exponent = frexp(size)
+    return 4 * (exponent - 1) + int(8 * mantissa) - 4
 
 
-def _index(
-    held: array[int],
-    address: array[int],
-    free: array[int],
-    base: int,
-    count: int,
-    size: int,
-    at: int,
-) -> int:
-    """How many of a pool's blocks, which begin at ``base``, are smaller, or as large and lower."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        one = free[base + middle]
-        if held[one] < size or (held[one] == size and address[one] < at):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _next(blocks: array[int], first: array[int], pool: int, block: int) -> int:
+    """The free block of a pool that is next larger, or as large and next higher; 0 where there is none."""
+    if blocks[block + FOLLOWING]:
+        return blocks[block + FOLLOWING]
+    for place in range(pool * CLASSES + _class(blocks[block + HELD]) + 1, (pool + 1) * CLASSES):
+        if first[place]:
+            return first[place]
+    return 0
+
+
+def _find(blocks: array[int], first: array[int], pool: int, size: int) -> int:
+    """The smallest free block of a pool that holds a request, the lowest of equal ones; 0 where there is none."""
+    place = pool * CLASSES + _class(size)
+    block = first[place]
+    while block and blocks[block + HELD] < size:
+        block = blocks[block + FOLLOWING]
+    while block == 0 and place + 1 < (pool + 1) * CLASSES:
+        place += 1
+        block = first[place]
+    return block
 
 
 def _add(
-    held: array[int],
-    address: array[int],
-    state: array[int],
-    free: array[int],
-    lengths: array[int],
+    blocks: array[int],
+    first: array[int],
     pool: int,
     block: int,
 ) -> None:
     """Cache a free block."""
-    base = pool * len(held)
-    at = _index(held, address, free, base, lengths[pool], held[block], address[block])
-    for index in range(lengths[pool], at, -1):
-        free[base + index] = free[base + index - 1]
-    free[base + at] = block
-    lengths[pool] += 1
-    state[block] = 2 * pool + 1
+    size, at = blocks[block + HELD], blocks[block + ADDRESS]
+    place = pool * CLASSES + _class(size)
+    lower, higher = 0, first[place]
+    while higher and (
+        blocks[higher + HELD] < size
+        or (blocks[higher + HELD] == size and blocks[higher + ADDRESS] < at)
+    ):
+        lower, higher = higher, blocks[higher + FOLLOWING]
+    blocks[block + FOLLOWING], blocks[block + PRECEDING] = higher, lower
+    if higher:
+        blocks[higher + PRECEDING] = block
+    if lower:
+        blocks[lower + FOLLOWING] = block
+    else:
+        first[place] = block
+    blocks[block + STATE] = 2 * pool + 1
 
 
-def _drop(free: array[int], lengths: array[int], base: int, pool: int, at: int) -> int:
+def _drop(
+    blocks: array[int],
+    first: array[int],
+    pool: int,
+    block: int,
+) -> None:
     """Take a block out of the cache."""
-    block = free[base + at]
-    lengths[pool] -= 1
-    for index in range(at, lengths[pool]):
-        free[base + index] = free[base + index + 1]
-    return block
+    lower, higher = blocks[block + PRECEDING], blocks[block + FOLLOWING]
+    if higher:
+        blocks[higher + PRECEDING] = lower
+    if lower:
+        blocks[lower + FOLLOWING] = higher
+    else:
+        first[pool * CLASSES + _class(blocks[block + HELD])] = higher
 
 
-def _new(below: array[int], unused: array[int]) -> int:
-    """An unused number; 0 where there is none."""
-    block = unused[0]
+def _new(blocks: array[int]) -> int:
+    """An unused block; 0 where there is none."""
+    block = blocks[BELOW]
     if block:
-        unused[0] = below[block]
-    elif unused[1] < len(below):
-        block = unused[1]
-        unused[1] += 1
+        blocks[BELOW] = blocks[block + BELOW]
+    elif blocks[ADDRESS] < len(blocks):
+        block = blocks[ADDRESS]
+        blocks[ADDRESS] += RECORD
     return block
 
 
 def _join(
-    held: array[int],
-    before: array[int],
-    after: array[int],
-    below: array[int],
-    unused: array[int],
+    blocks: array[int],
     first: int,
     second: int,
 ) -> None:
     """Make two neighbours one, under the first one's number."""
-    held[first] += held[second]
-    after[first] = after[second]
-    if after[second]:
-        before[after[second]] = first
-    below[second] = unused[0]
-    unused[0] = second
+    blocks[first + HELD] += blocks[second + HELD]
+    blocks[first + AFTER] = blocks[second + AFTER]
+    if blocks[second + AFTER]:
+        blocks[blocks[second + AFTER] + BEFORE] = first
+    blocks[second + BELOW], blocks[BELOW] = blocks[BELOW], second
 
 
 def _cut(
-    held: array[int],
-    address: array[int],
-    before: array[int],
-    after: array[int],
-    below: array[int],
-    unused: array[int],
+    blocks: array[int],
     block: int,
     size: int,
 ) -> int:
     """Leave a block so many bytes. Returns the rest, in no state yet; 0 where numbers run out."""
-    rest = _new(below, unused)
+    rest = _new(blocks)
     if rest:
-        held[rest], address[rest] = held[block] - size, address[block] + size
-        before[rest], after[rest] = block, after[block]
-        if after[block]:
-            before[after[block]] = rest
-        held[block], after[block] = size, rest
+        blocks[rest + HELD] = blocks[block + HELD] - size
+        blocks[rest + ADDRESS] = blocks[block + ADDRESS] + size
+        blocks[rest + BEFORE], blocks[rest + AFTER] = block, blocks[block + AFTER]
+        if blocks[block + AFTER]:
+            blocks[blocks[block + AFTER] + BEFORE] = rest
+        blocks[block + HELD], blocks[block + AFTER] = size, rest
     return rest
 
 
 def _free(
-    held: array[int],
-    address: array[int],
-    before: array[int],
-    after: array[int],
-    state: array[int],
-    below: array[int],
-    unused: array[int],
-    free: array[int],
-    lengths: array[int],
+    blocks: array[int],
+    first: array[int],
     block: int,
 ) -> None:
     """Merge a block with its free neighbours and cache it."""
-    pool = state[block] // 2
-    base = pool * len(held)
+    pool = blocks[block + STATE] // 2
     for side in range(2):
-        other = after[block] if side == 0 else before[block]
-        if other and state[other] % 2 == 1:
-            at = _index(held, address, free, base, lengths[pool], held[other], address[other])
-            _drop(free, lengths, base, pool, at)
-            first, second = (block, other) if side == 0 else (other, block)
-            _join(held, before, after, below, unused, first, second)
-            block = first
-    _add(held, address, state, free, lengths, pool, block)
+        other = blocks[block + AFTER] if side == 0 else blocks[block + BEFORE]
+        if other and blocks[other + STATE] % 2 == 1:
+            _drop(blocks, first, pool, other)
+            lower, higher = (block, other) if side == 0 else (other, block)
+            _join(blocks, lower, higher)
+            block = lower
+    _add(blocks, first, pool, block)
 
 
-def _free_oldest(blocks: BlockArrays, pools: PoolArrays, late: array[int], waiting: int) -> int:
+def _free_oldest(blocks: array[int], first: array[int], late: array[int], waiting: int) -> int:
     """Free the block that waits longest. Returns how many wait then."""
-    held, address, before, after, state, below, unused = blocks
-    _free(held, address, before, after, state, below, unused, *pools, late[0])
+    _free(blocks, first, late[0])
     for index in range(1, waiting):
         late[index - 1] = late[index]
     return waiting - 1
 
 
-def _reach(blocks: BlockArrays, block: int) -> int:
+def _reach(blocks: array[int], block: int) -> int:
     """Bytes that a free block has or can have where its segment grows."""
-    held, other = blocks[0], blocks[3][block]
-    return held[block] + (held[other] if other and blocks[4][other] == UNMAPPED else 0)
+    other = blocks[block + AFTER]
+    grows = other != 0 and blocks[other + STATE] == UNMAPPED
+    return blocks[block + HELD] + (blocks[other + HELD] if grows else 0)
 
 
-def _start(blocks: BlockArrays, growing: SegmentArrays, pool: int, size: int) -> int:
+def _start(blocks: array[int], segments: array[int], pool: int, size: int) -> int:
     """The block of a pool's segment at whose lowest address there is room for a request, mapped or not."""
-    held, _, before, after, state, _, _ = blocks
-    heads, tails, holes = growing
-    block = heads[pool] if holes[pool] else tails[pool]
+    at = SEGMENT * pool
+    block = segments[at + HEAD] if segments[at + HOLES] else segments[at + TAIL]
     while True:
-        if state[block] == UNMAPPED:
-            lower = before[block]
-            start = lower if lower and state[lower] % 2 == 1 else block
+        if blocks[block + STATE] == UNMAPPED:
+            lower = blocks[block + BEFORE]
+            start = lower if lower and blocks[lower + STATE] % 2 == 1 else block
             room, one = 0, start
-            while room < size and one and (state[one] == UNMAPPED or state[one] % 2 == 1):
-                room += held[one]
-                one = after[one]
+            while (
+                room < size
+                and one
+                and (blocks[one + STATE] == UNMAPPED or blocks[one + STATE] % 2 == 1)
+            ):
+                room += blocks[one + HELD]
+                one = blocks[one + AFTER]
             if room >= size:
                 return start
-        block = after[block]
+        block = blocks[block + AFTER]
 
 
-def _pages(blocks: BlockArrays, block: int, size: int, page: int) -> int:
+def _pages(blocks: array[int], block: int, size: int, page: int) -> int:
     """Bytes that must be mapped from a block on to hold a request."""
-    held, after, state = blocks[0], blocks[3], blocks[4]
     asked = 0
     while size > 0:
-        part = held[block]
-        if state[block] == UNMAPPED:
+        part = blocks[block + HELD]
+        if blocks[block + STATE] == UNMAPPED:
             part = (min(part, size) + page - 1) // page * page
             asked += part
         size -= part
-        block = after[block]
+        block = blocks[block + AFTER]
     return asked
 
 
 def _grow(
-    blocks: BlockArrays,
-    pools: PoolArrays,
-    growing: SegmentArrays,
+    blocks: array[int],
+    first: array[int],
+    segments: array[int],
     pool: int,
     block: int,
     size: int,
     page: int,
 ) -> bool:
     """Map pages from a block on until it holds a request; it is in no pool then. False where numbers run out."""
-    held, address, before, after, state, below, unused = blocks
-    (free, lengths), base = pools, pool * len(held)
-    _, tails, holes = growing
-    if state[block] != UNMAPPED:
-        at = _index(held, address, free, base, lengths[pool], held[block], address[block])
-        _drop(free, lengths, base, pool, at)
-    while state[block] == UNMAPPED or held[block] < size:
-        grown = block if state[block] == UNMAPPED else after[block]
-        wanted = size if grown == block else size - held[block]
-        part = (min(held[grown], wanted) + page - 1) // page * page
-        if part < held[grown]:
-            rest = _cut(held, address, before, after, below, unused, grown, part)
+    if blocks[block + STATE] != UNMAPPED:
+        _drop(blocks, first, pool, block)
+    while blocks[block + STATE] == UNMAPPED or blocks[block + HELD] < size:
+        grown = block if blocks[block + STATE] == UNMAPPED else blocks[block + AFTER]
+        wanted = size if grown == block else size - blocks[block + HELD]
+        part = (min(blocks[grown + HELD], wanted) + page - 1) // page * page
+        if part < blocks[grown + HELD]:
+            rest = _cut(blocks, grown, part)
             if rest == 0:
                 return False
-            state[rest] = UNMAPPED
-            if tails[pool] == grown:
-                tails[pool] = rest
+            blocks[rest + STATE] = UNMAPPED
+            if segments[SEGMENT * pool + TAIL] == grown:
+                segments[SEGMENT * pool + TAIL] = rest
         else:
-            holes[pool] -= 1
-        state[grown] = 2 * pool
+            segments[SEGMENT * pool + HOLES] -= 1
+        blocks[grown + STATE] = 2 * pool
         if grown != block:
-            _join(held, before, after, below, unused, block, grown)
-        other = after[block]
-        if other and state[other] % 2 == 1:
-            at = _index(held, address, free, base, lengths[pool], held[other], address[other])
-            _drop(free, lengths, base, pool, at)
-            _join(held, before, after, below, unused, block, other)
+            _join(blocks, block, grown)
+        other = blocks[block + AFTER]
+        if other and blocks[other + STATE] % 2 == 1:
+            _drop(blocks, first, pool, other)
+            _join(blocks, block, other)
     return True
 
 
-def _shrink(blocks: BlockArrays, pools: PoolArrays, growing: SegmentArrays, pool: int) -> int:
+def _shrink(blocks: array[int], first: array[int], segments: array[int], pool: int) -> int:
     """Unmap a pool's wholly free pages. Returns their bytes; -1 where numbers run out."""
-    held, address, before, after, state, below, unused = blocks
-    (free, lengths), base = pools, pool * len(held)
-    _, tails, holes = growing
     page = LARGE_SEGMENT if pool % 2 else SMALL_SEGMENT
-    given, at = 0, 0
-    while at < lengths[pool]:
-        block = free[base + at]
-        begin = (address[block] + page - 1) // page * page
-        end = (address[block] + held[block]) // page * page
+    given, block = 0, _find(blocks, first, pool, LEAST)
+    while block:
+        begin = (blocks[block + ADDRESS] + page - 1) // page * page
+        end = (blocks[block + ADDRESS] + blocks[block + HELD]) // page * page
         if begin >= end:
-            at += 1
+            block = _next(blocks, first, pool, block)
             continue
-        _drop(free, lengths, base, pool, at)
+        _drop(blocks, first, pool, block)
         given += end - begin
-        if end < address[block] + held[block]:
-            rest = _cut(held, address, before, after, below, unused, block, end - address[block])
+        if end < blocks[block + ADDRESS] + blocks[block + HELD]:
+            rest = _cut(blocks, block, end - blocks[block + ADDRESS])
             if rest == 0:
                 return -1
-            _add(held, address, state, free, lengths, pool, rest)
-        if begin > address[block]:
-            rest = _cut(held, address, before, after, below, unused, block, begin - address[block])
+            _add(blocks, first, pool, rest)
+        if begin > blocks[block + ADDRESS]:
+            rest = _cut(blocks, block, begin - blocks[block + ADDRESS])
             if rest == 0:
                 return -1
-            _add(held, address, state, free, lengths, pool, block)
+            _add(blocks, first, pool, block)
             block = rest
-        state[block] = UNMAPPED
-        holes[pool] += 1
+        blocks[block + STATE] = UNMAPPED
+        segments[SEGMENT * pool + HOLES] += 1
         for side in range(2):
-            other = after[block] if side == 0 else before[block]
-            if other and state[other] == UNMAPPED:
-                first, second = (block, other) if side == 0 else (other, block)
-                if tails[pool] == second:
-                    tails[pool] = first
-                holes[pool] -= 1
-                _join(held, before, after, below, unused, first, second)
-                block = first
-        at = 0  # what is left of it may stand anywhere in the pool
+            other = blocks[block + AFTER] if side == 0 else blocks[block + BEFORE]
+            if other and blocks[other + STATE] == UNMAPPED:
+                lower, higher = (block, other) if side == 0 else (other, block)
+                if segments[SEGMENT * pool + TAIL] == higher:
+                    segments[SEGMENT * pool + TAIL] = lower
+                segments[SEGMENT * pool + HOLES] -= 1
+                _join(blocks, lower, higher)
+                block = lower
+        block = _find(blocks, first, pool, LEAST)  # what is left of it may stand anywhere
     return given
 
 
 def _give_back(
-    blocks: BlockArrays, pools: PoolArrays, growing: SegmentArrays, expandable: bool
+    blocks: array[int], first: array[int], segments: array[int], expandable: bool
 ) -> int:
     """Give what is wholly free back: segments, or pages of those that grow. Returns bytes; -1 where numbers run out."""
-    held, _, before, after, _, below, unused = blocks
-    free, lengths = pools
     given = 0
     for pool in range(2 * STREAMS):
         if expandable:
-            part = _shrink(blocks, pools, growing, pool)
+            part = _shrink(blocks, first, segments, pool)
             if part < 0:
                 return -1
             given += part
             continue
-        kept, base = 0, pool * len(held)
-        for index in range(lengths[pool]):
-            one = free[base + index]
-            if before[one] == 0 and after[one] == 0:
-                given += held[one]
-                below[one] = unused[0]
-                unused[0] = one
-            else:
-                free[base + kept] = one
-                kept += 1
-        lengths[pool] = kept
+        block = _find(blocks, first, pool, LEAST)
+        while block:
+            one, block = block, _next(blocks, first, pool, block)
+            if blocks[one + BEFORE] == 0 and blocks[one + AFTER] == 0:
+                _drop(blocks, first, pool, one)
+                given += blocks[one + HELD]
+                blocks[one + BELOW], blocks[BELOW] = blocks[BELOW], one
     return given
 
 
@@ -535,29 +533,22 @@ def _play(
     limit: int,
     expandable: bool,
     ahead: int,
-    held: array[int],
-    address: array[int],
-    before: array[int],
-    after: array[int],
-    state: array[int],
-    below: array[int],
-    unused: array[int],
-    free: array[int],
-    lengths: array[int],
-    heads: array[int],
-    tails: array[int],
-    holes: array[int],
+    blocks: array[int],
+    first: array[int],
+    segments: array[int],
     newest: array[int],
     late: array[int],
     result: array[int],
 ) -> None:
-    """Play requests. ``newest``: the block of each key that is freed first. ``late``: blocks that wait to be freed."""
-    blocks = held, address, before, after, state, below, unused
-    pools, growing = (free, lengths), (heads, tails, holes)
+    """Play requests.
+
+    ``first``: the first free block of each pool and size class. ``newest``: the block of each key that is freed first.
+    ``late``: blocks that wait to be freed.
+    """
     next_address = 0
     in_use, most_in_use, reserved, most_reserved = 0, 0, 0, 0
     waiting = 0
-    unused[1] = 1
+    blocks[ADDRESS] = RECORD
     result[2] = -1
     for place in range(len(stretches)):
         stretch = stretches[place]
@@ -566,9 +557,9 @@ def _play(
                 what, key = whats[request], keys[request]
                 if what >= WAIT:
                     while waiting:
-                        waiting = _free_oldest(blocks, pools, late, waiting)
+                        waiting = _free_oldest(blocks, first, late, waiting)
                     if what == EMPTY:
-                        given = _give_back(blocks, pools, growing, expandable)
+                        given = _give_back(blocks, first, segments, expandable)
                         if given < 0:
                             result[2] = NO_ROOM
                             return
@@ -577,39 +568,28 @@ def _play(
                 if what > TAKE_ONCE:
                     give = newest[key]
                     if what == GIVE_BEFORE and give:
-                        above, give = give, below[give]
+                        above, give = give, blocks[give + BELOW]
                         if give:
-                            below[above] = below[give]
-                    elif what == GIVE_OLDEST and give and below[give]:
+                            blocks[above + BELOW] = blocks[give + BELOW]
+                    elif what == GIVE_OLDEST and give and blocks[give + BELOW]:
                         above = give
-                        while below[give]:
-                            above, give = give, below[give]
-                        below[above] = 0
+                        while blocks[give + BELOW]:
+                            above, give = give, blocks[give + BELOW]
+                        blocks[above + BELOW] = 0
                     elif give:
-                        newest[key] = below[give]
+                        newest[key] = blocks[give + BELOW]
                     while give:
-                        in_use -= held[give]
+                        in_use -= blocks[give + HELD]
                         if what == GIVE_LATE and ahead:
                             if waiting == MOST_LATE:
-                                waiting = _free_oldest(blocks, pools, late, waiting)
+                                waiting = _free_oldest(blocks, first, late, waiting)
                             late[waiting] = give
                             waiting += 1
                         else:
-                            _free(
-                                held,
-                                address,
-                                before,
-                                after,
-                                state,
-                                below,
-                                unused,
-                                free,
-                                lengths,
-                                give,
-                            )
+                            _free(blocks, first, give)
                         give = newest[key] if what == GIVE_ALL else 0
                         if give:
-                            newest[key] = below[give]
+                            newest[key] = blocks[give + BELOW]
                     continue
                 if what == TAKE_ONCE and newest[key]:
                     continue
@@ -617,42 +597,45 @@ def _play(
                 is_small = size <= SMALL
                 pool = 2 * stream + (0 if is_small else 1)
                 if stream == 1 and waiting and waiting >= ahead:
-                    waiting = _free_oldest(blocks, pools, late, waiting)
-                base, page = pool * len(held), SMALL_SEGMENT if is_small else LARGE_SEGMENT
-                at = _index(held, address, free, base, lengths[pool], size, 0)
-                if at < lengths[pool]:
-                    while (
-                        expandable
-                        and at + 1 < lengths[pool]
-                        and _reach(blocks, free[base + at + 1]) < _reach(blocks, free[base + at])
-                    ):
-                        at += 1
-                    block = _drop(free, lengths, base, pool, at)
+                    waiting = _free_oldest(blocks, first, late, waiting)
+                page = SMALL_SEGMENT if is_small else LARGE_SEGMENT
+                block = _find(blocks, first, pool, size)
+                if block:
+                    while expandable:
+                        other = _next(blocks, first, pool, block)
+                        if other == 0 or _reach(blocks, other) >= _reach(blocks, block):
+                            break
+                        block = other
+                    _drop(blocks, first, pool, block)
                 else:
-                    block, asked = 0, page
+                    asked = page
                     if expandable:
-                        if tails[pool] == 0:
-                            tail = _new(below, unused)
+                        if segments[SEGMENT * pool + TAIL] == 0:
+                            tail = _new(blocks)
                             if tail == 0:
                                 result[2] = NO_ROOM
                                 return
-                            held[tail], address[tail], state[tail] = SPAN, pool * SPAN, UNMAPPED
-                            before[tail], after[tail] = 0, 0
-                            heads[pool], tails[pool] = tail, tail
-                        block = _start(blocks, growing, pool, size)
+                            blocks[tail + HELD], blocks[tail + ADDRESS] = SPAN, pool * SPAN
+                            blocks[tail + BEFORE], blocks[tail + AFTER] = 0, 0
+                            blocks[tail + STATE] = UNMAPPED
+                            segments[SEGMENT * pool + HEAD], segments[SEGMENT * pool + TAIL] = (
+                                tail,
+                                tail,
+                            )
+                        block = _start(blocks, segments, pool, size)
                         asked = _pages(blocks, block, size, page)
                     elif size >= WHOLE:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     if reserved + asked > limit:
                         while waiting:
-                            waiting = _free_oldest(blocks, pools, late, waiting)
-                        given = _give_back(blocks, pools, growing, expandable)
+                            waiting = _free_oldest(blocks, first, late, waiting)
+                        given = _give_back(blocks, first, segments, expandable)
                         if given < 0:
                             result[2] = NO_ROOM
                             return
                         reserved -= given
                         if expandable:
-                            block = _start(blocks, growing, pool, size)
+                            block = _start(blocks, segments, pool, size)
                             asked = _pages(blocks, block, size, page)
                         if reserved + asked > limit:
                             result[0], result[1] = most_in_use, most_reserved
@@ -661,35 +644,27 @@ def _play(
                     reserved += asked
                     most_reserved = max(most_reserved, reserved)
                     if expandable:
-                        if not _grow(blocks, pools, growing, pool, block, size, page):
+                        if not _grow(blocks, first, segments, pool, block, size, page):
                             result[2] = NO_ROOM
                             return
                     else:
-                        block = _new(below, unused)
+                        block = _new(blocks)
                         if block == 0:
                             result[2] = NO_ROOM
                             return
-                        held[block], address[block] = asked, next_address
-                        before[block], after[block] = 0, 0
+                        blocks[block + HELD], blocks[block + ADDRESS] = asked, next_address
+                        blocks[block + BEFORE], blocks[block + AFTER] = 0, 0
                         next_address += asked
-                rest = held[block] - size
+                rest = blocks[block + HELD] - size
                 if ((is_small or expandable) and rest >= LEAST) or rest > SMALL:
-                    other = _new(
-                        below, unused
-                    )  # as in ``_cut``, whose call takes half as long as all else
+                    other = _cut(blocks, block, size)
                     if other == 0:
                         result[2] = NO_ROOM
                         return
-                    held[block], held[other] = size, rest
-                    address[other] = address[block] + size
-                    before[other], after[other] = block, after[block]
-                    if after[block]:
-                        before[after[block]] = other
-                    after[block] = other
-                    _add(held, address, state, free, lengths, pool, other)
-                state[block] = 2 * pool
-                below[block] = newest[key]
+                    _add(blocks, first, pool, other)
+                blocks[block + STATE] = 2 * pool
+                blocks[block + BELOW] = newest[key]
                 newest[key] = block
-                in_use += held[block]
+                in_use += blocks[block + HELD]
                 most_in_use = max(most_in_use, in_use)
     result[0], result[1] = most_in_use, most_reserved
