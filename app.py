@@ -6,7 +6,6 @@ import streamlit as st
 
 from dashboard import theme
 from dashboard.address import unbound
-from dashboard.estimate import hero_figure
 from dashboard.site import manners, navigation, router
 from dashboard.state import comparison
 from dashboard.widgets import drawing
@@ -30,9 +29,9 @@ page = st.navigation(
     position="hidden",
 )
 estimates = page.title == navigation.ESTIMATE.title
-st.html(theme.style(hero_figure.SWITCHES))
+st.html(theme.STYLE)
 st.sidebar.html(
-    '<p class="hr-brand">Headroom</p><p>GPU memory, time and cost of fine-tuning</p>'
+    '<p class="hr-brand">Headroom</p><p>Memory, time and cost of fine-tuning</p>'
     + navigation.HISTORY
     + theme.ICON_SCRIPT
     + manners.SCRIPT

@@ -53,19 +53,20 @@ WARM = 2
 
 
 class Slider(NamedTuple):
-    """A slider, an address at which it matters, and the expander that contains it."""
+    """A slider, an address at which it matters, and the expanders that contain it, the outer one first."""
 
     label: str
     address: str = ""
-    expander: str = ""
+    expanders: tuple[str, ...] = ()
 
 
+DRAWER = "All other settings"
 SLIDERS = (
     Slider("Micro-batch"),
-    Slider("Accumulation"),
+    Slider("Accumulation", expanders=(DRAWER,)),
     Slider("Context"),
-    Slider("Rank", "?method=lora"),
-    Slider("GPUs", "?num_gpus=4&strategy=fsdp", "Several GPUs"),
+    Slider("Rank", "?method=lora", (DRAWER,)),
+    Slider("GPUs", "?num_gpus=4&strategy=fsdp", (DRAWER, "Several GPUs")),
 )
 BARE = Slider("Micro-batch")
 FIRST = """
@@ -156,8 +157,9 @@ class Watched:
         self.page.wait_for_selector(".js-plotly-plot .main-svg .points path", timeout=60_000)
         self.thumb: Locator = self.page.get_by_role("slider", name=re.compile(slider.label)).first
         self.page.wait_for_timeout(1000)
-        if slider.expander and not self.thumb.is_visible():
-            self.page.get_by_text(slider.expander, exact=True).first.click()
+        for expander in slider.expanders:
+            if self.page.locator("details:not([open])", has_text=expander).count():
+                self.page.get_by_text(expander, exact=True).first.click()
         self.thumb.wait_for(timeout=10_000)
         self.thumb.scroll_into_view_if_needed()
         self.page.evaluate(WATCH)

@@ -84,14 +84,6 @@ DARK = Look("#E8EDF2", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT], "#11161C")
 GRID = "rgba(127,138,148,0.25)"
 
 
-def _swatches(labels: list[str]) -> str:
-    colours = {part.label: part.colour for part in (*COMPONENTS.values(), RESERVE)}
-    return "\n".join(
-        f".st-key-shown button:nth-of-type({place})::before {{ background: {colours[label]}; }}"
-        for place, label in enumerate(labels, start=1)
-    )
-
-
 def _verdict_colours() -> str:
     return "\n".join(
         f".hr-{verdict} {{ color: light-dark({part.colour}, {VERDICTS_ON_DARK[verdict]}); }}"
@@ -121,8 +113,6 @@ html { font-size: 26px; }
 .hr-stage p { margin: 0; line-height: 1.25; }
 .hr-who { font-size: 1.5rem; font-weight: 600; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
-.st-key-shown button { min-height: 1.15rem !important; }
-.st-key-shown button * { font-size: .62rem !important; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
 .hr-verdict .hr-small, .hr-setup, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
@@ -141,16 +131,11 @@ document.querySelector('link[rel~="icon"]').href = {json.dumps(f"data:image/svg+
 from another server."""
 
 
-def style(pills: list[str]) -> str:
-    """The page's style sheet; ``pills``: labels of the hero figure's switches, in order."""
-    return f"""<style>
+STYLE = f"""<style>
 .hr-verdict {{ min-height: 9.7rem; }}
 .st-key-start {{ align-items: center; margin-top: -.6rem; }}
 .st-key-start button {{ min-height: 1.8rem; padding: .1rem .6rem; text-decoration: underline; }}
 .st-key-start > * {{ display: flex; align-items: center; }}
-.st-key-shown button {{ min-height: 1.7rem; padding: 0 .4rem; gap: .2rem; }}
-.st-key-shown button * {{ font-size: .8125rem; }}
-.st-key-shown button::before {{ margin-right: 0 !important; }}
 .hr-verdict {{ padding: .7rem 1.1rem .8rem; border-left: .6rem solid var(--hr); border-radius: .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
 .hr-verdict p {{ margin: 0; }}
@@ -165,7 +150,9 @@ def style(pills: list[str]) -> str:
 .hr-small {{ font-size: .875rem; line-height: 1.45; opacity: .8; }}
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
 .hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}
-.hr-brand + p {{ font-size: .875rem; opacity: .8; margin: .2rem 0 0; }}
+.hr-brand + p {{ font-size: .875rem; opacity: .8; margin: .2rem 0 0; white-space: nowrap; }}
+.st-key-actions button {{ min-height: 2rem; padding: .1rem .55rem; }}
+.st-key-actions > div {{ flex: none; }}
 [data-testid="stHeader"] {{ background: light-dark(#FFFFFF, #11161C);
   border-bottom: 1px solid rgba(127,138,148,.3); }}
 .hr-pages {{ position: fixed; top: 0; left: 20.5rem; height: 3.75rem; z-index: 999991; display: flex;
@@ -191,8 +178,7 @@ def style(pills: list[str]) -> str:
 .hr-more > summary {{ font-weight: 600; font-size: 1.05rem; margin: 1rem 0 .3rem; }}
 .hr-verdict summary:focus-visible, .hr-more > summary:focus-visible {{ outline: 3px solid #56B4E9; }}
 .stHeading h2 {{ font-size: 1.3rem; padding: 1rem 0 .3rem; }}
-[role="radio"][aria-checked="true"] p, .st-key-shown [aria-pressed="true"] p, .st-key-shown [aria-checked="true"] p
-  {{ color: light-dark(#00507D, #8ECBF3); }}
+[role="radio"][aria-checked="true"] p {{ color: light-dark(#00507D, #8ECBF3); }}
 [data-testid="stBaseButton-primary"] p, [data-testid="stMultiSelect"] span[title]
   {{ color: light-dark(#FFFFFF, #11161C); }}
 .hr-label {{ font-size: .875rem; margin: 0; }}
@@ -268,13 +254,6 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
-.st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;
-  border-radius: .15rem; margin-right: .15rem; flex: none; }}
-{_swatches(pills)}
-.st-key-shown button:nth-of-type({len(pills)})::before {{ background: {RESERVE.fill};
-  outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
-.st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
-  {{ opacity: .3; }}
 .st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
@@ -317,3 +296,4 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .hr-table th.hr-what {{ display: none; }}
 }}
 </style>"""
+"""The page's style sheet."""

@@ -62,12 +62,11 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
     """The hero figure."""
     answer = question.answer()
     if isinstance(answer, str):
-        st.html(hero_figure.WITHOUT_SWITCHES)
         return
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
-    css = hero_figure.without_unused(seen.figure)
-    drawing.plot(seen.figure, "hero", seen.alt, follows=follows, css=css)
+    drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
+    st.html(hero_figure.legend_html(seen.figure))
 
 
 @st.fragment(key=rerun.ROW)
@@ -105,16 +104,6 @@ model_box.status()
 verdict()
 your_config.draw()
 look = at_a_glance.GlanceOptions(
-    shown=tuple(
-        st.pills(
-            "Parts of the bars",
-            hero_figure.SWITCHES,
-            selection_mode="multi",
-            default=hero_figure.SWITCHES,
-            key="shown",
-            label_visibility="collapsed",
-        )
-    ),
     dark=drawing.is_dark(),
     large=comparison.document().present is not None,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -130,23 +131,16 @@ def test_a_total_is_drawn_inside_the_bar_if_there_is_no_room_beside_it():
     assert totals["textfont"]["shadow"], "on top of a bar it needs a ground"
 
 
-def test_every_drawn_component_has_a_switch():
+def test_every_drawn_component_and_no_other_is_in_the_legend():
     several = replace(SETUP, strategy="fsdp", num_gpus=4)
-    assert {it.label for it in pieces(hero(setup=several))} <= set(hero_figure.SWITCHES)
-    assert "Communication" in {it.label for it in pieces(hero(setup=several))}
+    for drawn in (hero(), hero(setup=several)):
+        named = re.findall(r"</i>([^<]+)</span>", hero_figure.legend_html(drawn))
+        assert set(named) == {it.label for it in pieces(drawn)}
+    assert "Communication" in named
 
 
 def test_without_a_gpu_there_is_no_line():
     assert hero(gpu=None)["layout"]["shapes"] == []
-
-
-@pytest.mark.parametrize("off", hero_figure.SWITCHES)
-def test_switching_a_component_off_keeps_scale_height_and_positions(off):
-    whole = hero()
-    rest = hero(shown=[label for label in hero_figure.SWITCHES if label != off])
-    assert {it.label for it in pieces(rest)} == {it.label for it in pieces(whole)} - {off}
-    for key in ("height", "xaxis", "yaxis", "margin", "shapes"):
-        assert rest["layout"][key] == whole["layout"][key]
 
 
 def test_a_small_change_keeps_the_scale():

@@ -119,7 +119,7 @@ def test_the_sliders_show_their_limits():
     assert f"Up to {longest_context(model, gpu, setup):,} tokens fit at micro-batch 1" in said
 
 
-@pytest.mark.parametrize("section", list(sections.SECTIONS))
+@pytest.mark.parametrize("section", [*sections.FIRST, *sections.UNFOLDING])
 @pytest.mark.parametrize("model", [EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"])
 @pytest.mark.parametrize("method", list(Method))
 def test_every_section_opens_for_every_method(section, model, method):
@@ -130,7 +130,7 @@ def test_every_section_opens_for_every_method(section, model, method):
     assert len(text(page)) > 1000
 
 
-@pytest.mark.parametrize("section", list(sections.SECTIONS))
+@pytest.mark.parametrize("section", [*sections.FIRST, *sections.UNFOLDING])
 def test_every_section_works_without_a_gpu(section):
     page = open_page(model="Qwen/Qwen3-8B", section=section)
     assert "Needs" in text(page)

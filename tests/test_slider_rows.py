@@ -133,7 +133,7 @@ def marks(page):
 
 
 def test_a_refused_step_says_why():
-    look = at_a_glance.GlanceOptions(shown=("Weights",))
+    look = at_a_glance.GlanceOptions()
     refused = at_a_glance.document("max_length 2048 exceeds <it>", look)
     assert refused["figure"] is None
     assert "max_length 2048 exceeds &lt;it&gt;" in "".join(*refused["html"].values())

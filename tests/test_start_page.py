@@ -106,6 +106,9 @@ WIDGETS = (
 def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not_fit():
     page = open_page()
     said = text(page)
+    assert "As the article counts" not in text(open_page(section="Take away")), (
+        "only where asked why"
+    )
     assert "Does not fit" in said
     assert "Mistral-7B-v0.1" in said
     assert "A100-SXM4-80GB" in said
@@ -200,17 +203,6 @@ def test_the_hero_figure_stacks_phases_and_methods_with_one_capacity_line():
     assert len(weights) == 8, "five phases and three methods"
     # TRL loads a model given by name in float32: four bytes per parameter
     assert weights[0] == pytest.approx(4 * 7_241_732_096 / 2**30, abs=0.01)
-
-
-def test_hiding_a_component_keeps_the_scale():
-    page = open_page()
-    before = figure(page)["layout"]["xaxis"]["range"]
-    page.session_state["shown"] = [name for name in hero_figure.SWITCHES if "Optimizer" not in name]
-    page.run()
-    after = figure(page)
-    assert after["layout"]["xaxis"]["range"] == before
-    assert sizes(after, "Activations")
-    assert not sizes(after, "Optimizer states")
 
 
 def test_moving_a_control_twice_resets_no_other():
@@ -683,15 +675,3 @@ def test_the_start_page_imports_no_table_library():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == "[]"
-
-
-def test_a_refused_setup_shows_no_switches_of_a_figure_that_is_not_there():
-    hidden = hero_figure.WITHOUT_SWITCHES
-    assert hidden not in text(open_page(**MISTRAL))
-    refused = open_page(
-        model="Qwen/Qwen2.5-7B",
-        objective="grpo",
-        per_device_train_batch_size="1",
-        num_generations="8",
-    )
-    assert hidden in text(refused)

@@ -10,6 +10,7 @@ from itertools import accumulate
 from dashboard import theme
 from dashboard.compare import entry
 from dashboard.compare.entry import ComparedEntry
+from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
 from dashboard.words import terms, units
 from estimator import Estimate
@@ -18,15 +19,9 @@ from estimator import Estimate
 def legend_html(shown: Sequence[ComparedEntry]) -> str:
     """The legend: the colours, and the capacity line."""
     there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
-    parts = [it for it in (*theme.COMPONENTS.values(), theme.RESERVE) if it.label in there]
-    said = "".join(
-        f'<span><i class="hr-swatch" style="background:{it.fill};outline:1.5px solid {it.colour};'
-        f'outline-offset:-1.5px"></i>{escape(it.label)}</span>'
-        for it in parts
-    )
-    if any(of.gpu for _, of in entry.bars(shown)):
-        said += '<span><i class="hr-line"></i>what the GPU has</span>'
-    return f'<p class="hr-legend">{said}</p>'
+    has_line = any(of.gpu for _, of in entry.bars(shown))
+    line = '<span><i class="hr-line"></i>what the GPU has</span>' * has_line
+    return memory_bars.legend_html(there, line)
 
 
 def figure(

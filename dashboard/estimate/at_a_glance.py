@@ -15,8 +15,6 @@ from estimator import Estimate, Gpu, Model, TrainingSetup, estimate, similar_run
 class GlanceOptions(NamedTuple):
     """Display options of the hero figure."""
 
-    shown: tuple[str, ...]
-    """Labels of the parts that are switched on."""
     dark: bool = False
     large: bool = False
     """Enlarged, for the projector."""
@@ -52,7 +50,7 @@ def _figure(
 ) -> DescribedFigure:
     answer = estimate(model, gpu, setup)
     methods = method_cards.methods(answer)
-    drawn = hero_figure.hero(answer, methods, look.shown, dark=look.dark)
+    drawn = hero_figure.hero(answer, methods, dark=look.dark)
     if look.large:
         drawn = hero_figure.enlarged(drawn)
     return DescribedFigure(drawn, hero_figure.hero_alt(answer, methods))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dashboard import theme
@@ -30,8 +30,6 @@ HEADINGS = {
 }
 SPANS = ((-0.45, 4.5), (5.45, 8.45))
 """Start and end of each segment of the capacity line, which leaves out the headings."""
-SWITCHES = [part.label for part in (*theme.COMPONENTS.values(), theme.RESERVE)]
-"""Labels of all parts that the figure may draw. Each can be switched on and off."""
 
 
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
@@ -76,25 +74,20 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
 def hero(
     estimate: Estimate,
     methods: Mapping[Method, Estimate],
-    shown: Collection[str] | None = None,
     *,
     dark: bool = False,
 ) -> Figure:
     """The phases of one setup and its peak under each method, stacked by component, on one scale.
 
-    ``shown``: labels that are switched on (``SWITCHES``; None: all). The scale covers all parts of the chosen setup
-    and its card. A longer bar of another method is cut off at the end of the scale.
+    The scale covers all parts of the chosen setup and its card. A longer bar of another method is cut off at the end.
     """
     look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
-    off = set() if shown is None else set(SWITCHES) - set(shown)
     largest = max(sum(bar.parts.values()) for bar in bars if bar.place <= PLACES[Phase.SAVE])
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
     end = memory_bars.scale(largest)
-    (stack, totals), shapes, annotations = memory_bars.against(
-        bars, estimate.gpu, look, end, off, SPANS
-    )
+    (stack, totals), shapes, annotations = memory_bars.against(bars, estimate.gpu, look, end, SPANS)
     written = {  # browsers draw trace texts faster than annotations
         **totals,
         "x": [*totals["x"], *(0 for _ in HEADINGS)],
@@ -141,20 +134,11 @@ def hero(
     }
 
 
-WITHOUT_SWITCHES = "<style>.st-key-shown { display: none; }</style>"
-"""CSS that hides the switches of the parts where there is no figure: the setup is refused."""
-
-
-def without_unused(figure: Figure) -> str:
-    """CSS that hides the switches of parts that are on but appear in no bar."""
-    drawn = {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
-    hidden = [
-        f'.st-key-shown button[aria-checked="true"]:nth-of-type({place})'
-        for place, label in enumerate(SWITCHES, start=1)
-        if label not in drawn
-    ]
-    hidden += [it.replace("aria-checked", "aria-pressed") for it in hidden]
-    return f"{', '.join(hidden)} {{ display: none; }}" if hidden else ""
+def legend_html(figure: Figure) -> str:
+    """The colours of all parts that the figure draws."""
+    return memory_bars.legend_html(
+        {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
+    )
 
 
 LARGER = 1.5

@@ -1,4 +1,4 @@
-"""The sections below the hero figure. Only the open section is computed."""
+"""The four parts below the hero figure. Only what is open is computed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from html import escape
 import streamlit as st
 
 from dashboard import theme
+from dashboard.address import parts
 from dashboard.estimate import (
     best_way,
     context_ruler,
@@ -20,6 +21,7 @@ from dashboard.estimate import (
     more_gpus,
     remedies,
     saving,
+    start,
     take_away,
     through_the_run,
     time_and_money,
@@ -123,29 +125,41 @@ def _draw_could_also(answer: Estimate) -> None:
 
 
 def draw(answer: Estimate) -> None:
-    """The switch between sections, and the open section."""
-    labels = [label for label in SECTIONS if label != VLLM or vllm_share.applies(answer)]
-    if st.session_state.get("section", labels[0]) is None:
-        st.session_state["section"] = labels[0]
+    """The switch between the parts, the open one, and what unfolds in it."""
+    labels, key = list(parts.PARTS), parts.PART_KEY
+    if st.session_state.get(key, labels[0]) is None:
+        st.session_state[key] = labels[0]
     chosen = st.segmented_control(
         "More about this setup",
         labels,
         default=labels[0],
         required=True,
-        key="section",
+        key=key,
         bind="query-params",
         label_visibility="collapsed",
     )
     # an empty ``section=`` in the address chooses nothing, though the widget requires a choice (streamlit 1.67)
-    SECTIONS[chosen or labels[0]](answer)
+    part = chosen or labels[0]
+    with st.container(
+        key=f"part-{labels.index(part)}"
+    ):  # one of its own, so that none shows another's text
+        FIRST[part](answer)
+        for label in parts.PARTS[part]:
+            if label != parts.VLLM or vllm_share.applies(answer):
+                _unfolding(label, answer)
 
 
-VLLM = "vLLM's share"
-"""A section shown only if vLLM shares the training GPUs."""
+def _unfolding(label: str, answer: Estimate) -> None:
+    """What is computed only while it is open, which the link remembers."""
+    box = st.expander(label, key=parts.key(label), on_change="rerun", bind="query-params")
+    if box.open:
+        with box:
+            UNFOLDING[label](answer)
 
 
-def _ledger(answer: Estimate) -> None:
+def _why(answer: Estimate) -> None:
     st.html(ledger.section_html(answer))
+    start.offer(answer)
 
 
 def _best(answer: Estimate) -> None:
@@ -382,29 +396,29 @@ def _saving(answer: Estimate) -> None:
 
 
 def _computed(answer: Estimate) -> None:
-    parts: Mapping[str, Component | None] = {
+    there: Mapping[str, Component | None] = {
         part.label: component
         for component, part in theme.COMPONENTS.items()
         if answer.peak.resident.get(component)
     } | {theme.RESERVE.label: None}
     chosen = st.segmented_control(
         "Component",
-        list(parts),
-        default=next(iter(parts)),
+        list(there),
+        default=next(iter(there)),
         required=True,
         key="explained",
         label_visibility="collapsed",
     )
-    if chosen not in parts:  # the part that was open is now empty
-        chosen = next(iter(parts))
-    told = explain(answer, parts[chosen])
+    if chosen not in there:  # the part that was open is now empty
+        chosen = next(iter(there))
+    told = explain(answer, there[chosen])
     lead = (
         f"{told.lead} {saving.download(answer)}"
-        if parts[chosen] is Component.WEIGHTS
+        if there[chosen] is Component.WEIGHTS
         else told.lead
     )
     st.html(f'<p class="hr-text">{lead}</p>{explanation.terms_html(told.terms, chosen)}')
-    if parts[chosen] is Component.ACTIVATIONS:
+    if there[chosen] is Component.ACTIVATIONS:
         st.html(explanation.terms_html(kept_terms(answer), "What one layer keeps"))
     st.html('<h2 class="hr-head">The code that computed it</h2>')
     for function in told.functions:
@@ -477,17 +491,20 @@ def _take_away(answer: Estimate) -> None:
     )
 
 
-SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
-    "What fills it": _ledger,
+FIRST: Mapping[str, Callable[[Estimate], None]] = {
+    parts.WHY: _why,
+    parts.WHAT_ELSE: _gpus,
+    parts.TIME: _time,
+    parts.TAKE_AWAY: _take_away,
+}
+"""What each part begins with."""
+UNFOLDING: Mapping[str, Callable[[Estimate], None]] = {
+    "How computed": _computed,
+    "Where the layers sit": _where,
+    "How many GPUs": _many,
     "Best way": _best,
     "How far": _limits,
-    "Which GPU": _gpus,
-    "How many GPUs": _many,
-    "Where the layers sit": _where,
-    "Time and money": _time,
-    VLLM: _share,
+    parts.VLLM: _share,
     "Saving and loading": _saving,
-    "Take away": _take_away,
-    "How computed": _computed,
 }
-"""Sections by label; the first is open by default."""
+"""What unfolds in the parts, by label."""

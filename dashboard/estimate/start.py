@@ -1,4 +1,4 @@
-"""Says whether the page shows a what-if, with a link to the other of the two setups."""
+"""Says whether the page shows a what-if, and leads from it to a real run and back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from estimator import Estimate, Method
 
 
 def draw(answer: Estimate) -> None:
-    """One line below the verdict; nothing for the user's own setup."""
+    """One line below the verdict of a what-if; nothing for a real run."""
     said, name, keys = _said(answer)
-    if not said and not name:
+    if not said:
         return
     with st.container(horizontal=True, key="start", gap="small"):
-        if said:
-            st.html(f'<p class="hr-note">{escape(said)}</p>', width="content")
+        st.html(f'<p class="hr-note">{escape(said)}</p>', width="content")
         if name:
             st.button(name, on_click=actions.take, args=(keys,), key="other count", type="tertiary")
 
@@ -32,6 +31,11 @@ def _said(answer: Estimate) -> tuple[str, str, dict[str, object]]:
         return "A what-if: no tool keeps float32 states for 16-bit weights.", "As TRL runs it", keys
     if ended := what_ifs.ended():
         return ended, "", {}
-    if example.is_as_trl_runs_it(answer):
-        return "", example.ARTICLE_NAME, dict(example.ARTICLE)
     return "", "", {}
+
+
+def offer(answer: Estimate) -> None:
+    """A button that counts TRL's own run as the rule of thumb does; nothing for any other setup."""
+    if example.is_as_trl_runs_it(answer):
+        keys = dict(example.ARTICLE)
+        st.button(example.ARTICLE_NAME, on_click=actions.take, args=(keys,), key="other count")

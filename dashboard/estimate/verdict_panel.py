@@ -8,6 +8,7 @@ from hashlib import sha256
 from html import escape
 
 from dashboard import theme
+from dashboard.widgets import boxes
 from dashboard.words import one_line, setup_sentence, terms, verdicts
 from estimator import (
     Estimate,
@@ -104,8 +105,8 @@ def _setup_html(of: Estimate) -> str:
 def _piece_html(piece: setup_sentence.SentencePart) -> str:
     if not piece.key:
         return escape(piece.text)
-    control, expander = control_of(piece.key)
-    within = f' data-within="{expander}"' if expander else ""
+    control, *around = control_of(piece.key)
+    within = f' data-within="{" ".join(around)}"' if around else ""
     return f'<button type="button" data-leads="{control}"{within}>{escape(piece.text)}</button>'
 
 
@@ -113,18 +114,18 @@ BOXES = {"model": "model box", "gpu": "gpu box", "dtype": "precision"}
 """Keys that are chosen in a widget of another name."""
 
 
-def control_of(key: str) -> tuple[str, str]:
-    """CSS classes of a key's widget and of the expander that it is in; the second is empty if always visible.
+def control_of(key: str) -> tuple[str, ...]:
+    """CSS classes of a key's widget and of the expanders that it is in, the outer one first.
 
     >>> control_of("max_length"), control_of("lora_r")
-    (('st-key-max_length', ''), ('st-key-lora_r-box', 'st-key-LoRA-open'))
+    (('st-key-max_length',), ('st-key-lora_r-box', 'st-key-drawer', 'st-key-LoRA-open'))
     """
     if key in BOXES:
-        return _css_class(BOXES[key]), ""
+        return (_css_class(BOXES[key]),)
     section = contract.BY_NAME[key].section
     if section is contract.Section.ALWAYS:
-        return _css_class(key), ""
-    return _css_class(f"{key} box"), _css_class(f"{section} open")
+        return _css_class(key), *(["st-key-drawer"] if key not in boxes.IN_SIGHT else [])
+    return _css_class(f"{key} box"), "st-key-drawer", _css_class(f"{section} open")
 
 
 def _css_class(key: str) -> str:

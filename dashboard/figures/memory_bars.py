@@ -7,6 +7,7 @@ figure does not jump when a slider moves.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from dashboard import theme
@@ -159,9 +160,18 @@ def _mark(height: float, width: int, colour: str) -> Figure:
     }
 
 
-def _totals(
-    bars: list[Bar], shown: Collection[str], look: theme.Look, line: float | None, end: float
-) -> Figure:
+def legend_html(labels: Collection[str], also: str = "") -> str:
+    """The colours of these parts, in the figures' order; ``also``: HTML of further entries."""
+    said = "".join(
+        f'<span><i class="hr-swatch" style="background:{it.fill};outline:1.5px solid {it.colour};'
+        f'outline-offset:-1.5px"></i>{escape(it.label)}</span>'
+        for it in _EVERY
+        if it.label in labels
+    )
+    return f'<p class="hr-legend">{said}{also}</p>'
+
+
+def _totals(bars: list[Bar], look: theme.Look, line: float | None, end: float) -> Figure:
     """Each bar's total, beyond the bar's end, or on the bar if the capacity or the scale leaves no room.
 
     Totals of bars that fit stay below the capacity. A bar that is cut off at the end of the scale has an arrow.
@@ -169,9 +179,8 @@ def _totals(
     texts, places, sides = [], [], []
     for bar in bars:
         whole = sum(bar.parts.values())
-        seen = sum(size for label, size in bar.parts.items() if label in shown)
-        text = units.number(seen) + (f" of {units.number(whole)}" if seen != whole else "")
-        at = units.in_gib(seen)
+        text = units.number(whole)
+        at = units.in_gib(whole)
         is_cut = at > end
         on_it = is_cut or (line is not None and at <= line < at + end * TOTAL_WIDTH)
         text += " →" if is_cut else ""
@@ -233,17 +242,15 @@ def against(
     gpu: Gpu | None,
     look: theme.Look,
     end: float,
-    off: Collection[str] = (),
     spans: Sequence[tuple[float, float]] = (),
 ) -> tuple[tuple[Figure, Figure], list[Figure], list[Figure]]:
     """Bars and their totals against a card: two traces, shapes and annotations.
 
-    ``off``: labels of parts to leave out. ``spans``: start and end of each segment of the capacity line; empty: all.
+    ``spans``: start and end of each segment of the capacity line; empty: all.
     """
-    shown = [part for part in _EVERY if part.label not in off]
     line = None if gpu is None else units.in_gib(gpu.memory_bytes)
-    totals = _totals(bars, {part.label for part in shown}, look, line, end)
-    traces = _stack(shown, bars, end, 13, line=line), totals
+    totals = _totals(bars, look, line, end)
+    traces = _stack(_EVERY, bars, end, 13, line=line), totals
     if gpu is None:
         return traces, [], []
     capacity = _capacity(gpu.memory_bytes, end, look, spans)

@@ -21,7 +21,8 @@ if (!window.headroomManners) {
       return;
     }
     const closed = document.querySelector('[data-testid="stExpandSidebarButton"]')
-      ?? (within && document.querySelector(`.${within} details:not([open]) > summary`));
+      ?? within?.split(" ").map((it) => document.querySelector(`.${it} > details:not([open]) > summary,
+        .${it} > div > details:not([open]) > summary`)).find((it) => it);
     if (closed && closed !== lead.opened) (lead.opened = closed).click();
     if (performance.now() < until) setTimeout(lead, 50, { leads, within }, until);
     else lead.opened = null;

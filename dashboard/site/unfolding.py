@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard import theme
-from dashboard.address import unbound
+from dashboard.address import parts, unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
 from dashboard.site import static_files
@@ -34,7 +34,7 @@ PICTURE = "/share/card.png"
 ESTIMATE = ("", "/", "/setup")
 """Paths of the page Estimate."""
 COMPARE = "/compare"
-PAGE_KEYS = ("section", "s", "setup", "v", "context", "within", "present")
+PAGE_KEYS = (*parts.KEYS, "s", "setup", "v", "context", "within", "present")
 LONGEST = 8192
 """Maximum characters of a URL that are read. Our choice, above what servers accept."""
 TITLE = "<title>Streamlit</title>"

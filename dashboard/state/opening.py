@@ -13,14 +13,14 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard.address import links, unbound
+from dashboard.address import links, parts, unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.state import comparison, models, question, session, what_ifs
 from estimator import KEY_FACET, HubModel, catalog, contract
 
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 """The contract's keys stored by ``session``: those with widgets in expanders, and those without a widget."""
-PAGE_KEYS = ("section", *comparison.KEYS)
+PAGE_KEYS = (*parts.KEYS, *comparison.KEYS)
 """URL keys that describe the page, not the setup."""
 STEPS: Mapping[str, tuple[int, ...]] = {
     key.name: key.widget.steps
@@ -59,11 +59,14 @@ def open_address() -> None:
     spelled = {key: unbound.spelled(values[key]) for key in asked if key in session.BOUND}
     spelled |= {"model": unbound.spelled(values["model"])}
     is_written = False
-    if any(given.get(key) != texts for key, texts in spelled.items()):
+    unfolded = parts.opened(params.get(parts.PART_KEY))
+    if unfolded or any(given.get(key) != texts for key, texts in spelled.items()):
         spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
         # after Back to a URL without a query, the existing widgets write it
         with suppress(StreamlitAPIException):
-            st.query_params.update(spelled)  # one update: one entry in the browser's history
+            st.query_params.update(
+                {**spelled, **unfolded}
+            )  # one update: one entry in the browser's history
             is_written = True
     session.put(values)
     if is_written:

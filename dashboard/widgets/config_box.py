@@ -16,7 +16,7 @@ POPOVER_PIXELS = 380
 def draw() -> None:
     """Draws the box: a description, a text field, file upload, and tools' defaults."""
     with (
-        st.popover("Your config", key="your config", width="stretch"),
+        st.popover("Your config", key="your config"),
         st.container(width=POPOVER_PIXELS),
     ):
         st.caption(

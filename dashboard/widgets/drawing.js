@@ -126,8 +126,6 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
     }
   });
   box.resized.observe(box);
-  box.rules ??= box.parentElement.appendChild(document.createElement("style"));
-  if (box.rules.textContent !== data.css) box.rules.textContent = data.css;
   box.follows = data.follows;
   if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt);
 }

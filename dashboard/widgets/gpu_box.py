@@ -16,14 +16,12 @@ from dashboard.state import actions, question, session
 from dashboard.words import terms, units
 from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, Strategy, catalog, contract
 
-POPOVER_PIXELS = 380
-"""Width in pixels. Our choice: fits a phone, as for the model box."""
 MOST_MEANT = 12
 """Maximum cards proposed for a search. Our choice: enough for all cards with the same number in their names."""
 
 
 def draw(gpu: Gpu | None) -> None:
-    """Draws the box, search matches, and the fields of a custom GPU."""
+    """Draws the box and search matches."""
     state = st.session_state
     st.text_input("GPU in the address", None, key="gpu", bind="query-params")  # hidden
     state["gpu box"] = state["gpu"]
@@ -40,7 +38,11 @@ def draw(gpu: Gpu | None) -> None:
         "default: without a GPU you see sizes but no verdict.",
     )
     _meant()
-    with st.popover("Own GPU", key="own gpu", width="stretch"), st.container(width=POPOVER_PIXELS):
+
+
+def draw_own(gpu: Gpu | None) -> None:
+    """Draws the fields of a custom GPU."""
+    with st.expander("Own GPU", key="own gpu"):
         _own(gpu)
 
 

@@ -23,8 +23,6 @@ MOST_PROPOSED = 6
 """Maximum models proposed for a search. Our choice: as many as a phone can show."""
 POLL_SECONDS = 0.3
 """Seconds between polls for the Hub's answer. Our choice."""
-POPOVER_PIXELS = 380
-"""Width in pixels. Our choice: fits a phone."""
 SHOWN = (
     ("num_hidden_layers", "Layers"),
     ("hidden_size", "Hidden size"),
@@ -37,7 +35,7 @@ SHOWN = (
 
 
 def draw(model: Model | None) -> None:
-    """Draws the model box, search proposals, custom models, and the token."""
+    """Draws the model box and search proposals."""
     state = st.session_state
     st.text_input("Model in the address", None, key="model", bind="query-params")  # hidden
     state["model drawn"] = True
@@ -48,7 +46,6 @@ def draw(model: Model | None) -> None:
         list(names),
         key="model box",
         format_func=lambda option: names.get(option, option),
-        required=True,
         accept_new_options=True,
         on_change=_choose,
         help="The model to fine-tune: search by name and size, such as qwen 7b, or type any id of the Hugging Face "
@@ -56,17 +53,14 @@ def draw(model: Model | None) -> None:
     )
     _aside()
     _proposals()
-    with st.container(horizontal=True, key="own and token", gap="small"):
-        with (
-            st.popover("Own model", key="own model", width="stretch"),
-            st.container(width=POPOVER_PIXELS),
-        ):
-            _own_model(model)
-        with (
-            st.popover("Hub token", key="token", width="stretch"),
-            st.container(width=POPOVER_PIXELS),
-        ):
-            _token()
+
+
+def draw_own(model: Model | None) -> None:
+    """Draws what few need: custom models, and the token."""
+    with st.expander("Own model", key="own model"):
+        _own_model(model)
+    with st.expander("Hub token", key="token"):
+        _token()
 
 
 @lru_cache(maxsize=1)

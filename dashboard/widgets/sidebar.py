@@ -21,8 +21,8 @@ from dashboard.widgets import (
 from estimator import Method, contract
 
 
-def _undo_and_reset() -> None:
-    """Draws undo and reset, always in the same place."""
+def _actions() -> None:
+    """Draws undo, reset and the visitor's own config, always in the same place."""
     with st.container(horizontal=True, key="actions", gap="small"):
         st.button(
             "Undo",
@@ -37,6 +37,7 @@ def _undo_and_reset() -> None:
             key="reset to example",
             help="Back to the example: Mistral-7B on one A100 80GB, as TRL runs it by default.",
         )
+        config_box.draw()
 
 
 UNUSUAL = {
@@ -47,6 +48,7 @@ UNUSUAL = {
     **images.UNUSUAL,
     **objective.UNUSUAL,
 }
+DRAWER = "All other settings"
 CAPTIONS = {
     contract.Section.OBJECTIVE: "Settings of the chosen objective.",
     contract.Section.GENERATION: "Where completions come from, in grpo and rloo.",
@@ -89,11 +91,14 @@ def draw() -> None:
     now = question.reading()
     _open_what_applies(now.setup.method)
     with st.sidebar:
-        _undo_and_reset()
+        _actions()
         model_box.draw(now.model)
-        config_box.draw()
         gpu_box.draw(now.gpu)
-        boxes.draw(contract.Section.ALWAYS, UNUSUAL)
-        _expanders()
+        boxes.draw(contract.Section.ALWAYS, UNUSUAL, in_sight=True)
+        with st.expander(DRAWER, key="drawer"):
+            boxes.draw(contract.Section.ALWAYS, UNUSUAL)
+            _expanders()
+            model_box.draw_own(now.model)
+            gpu_box.draw_own(now.gpu)
     if st.session_state["model"] is None:  # after Back to a URL without a query
         st.rerun()

@@ -23,7 +23,6 @@ PAGES = (
     f"?{LORA}&section=How+many+GPUs&num_gpus=4&strategy=fsdp",
     f"?{LORA}&section=Where+the+layers+sit",
     f"?{LORA}&section=Time+and+money",
-    "?section=Through+the+step",
     "?section=Saving+and+loading",
     "?section=How+computed",
     "?model=Qwen/Qwen3-8B&tp_size=2",

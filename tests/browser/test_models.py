@@ -113,7 +113,8 @@ def test_a_gated_model_gives_a_sentence_until_a_token_is_given(browser, address,
         said.wait_for(timeout=WAIT)
         becomes(page, before)
         addressed(page, "model=mistralai")
-        page.get_by_role("button", name="Hub token").click()
+        page.get_by_text("All other settings").click()
+        page.get_by_text("Hub token", exact=True).click()
         page.get_by_label("Hugging Face token").fill(MEMBER)
         page.keyboard.press("Enter")
         page.wait_for_url("**model=me%2Fgated**", timeout=WAIT)
@@ -140,7 +141,8 @@ def test_typed_words_suggest_models(browser, address):
 def test_a_pasted_config_is_part_of_the_link(browser, address):
     with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
         before = bars(page)
-        page.get_by_role("button", name="Own model").click()
+        page.get_by_text("All other settings").click()
+        page.get_by_text("Own model", exact=True).click()
         page.get_by_label("Paste a config.json").fill(json.dumps(LLAMA))
         page.get_by_role("button", name="Use this config").click()
         changed(page, before)
