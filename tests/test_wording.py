@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from dashboard import theme
 from dashboard.address.example import TRL_DEFAULTS
 from dashboard.estimate import ledger, remedies, verdict_panel
-from dashboard.words import one_line, rule_of_thumb, setup_sentence, terms, units, verdicts
+from dashboard.words import (
+    controls,
+    one_line,
+    rule_of_thumb,
+    setup_sentence,
+    terms,
+    units,
+    verdicts,
+)
 from estimator import (
     STEP_PHASES,
     Component,
@@ -183,7 +191,7 @@ def test_each_word_of_the_sentence_leads_to_a_control():
     keys = [it.key for it in setup_sentence.pieces(MODEL, GPU, setup) if it.key]
     assert len(keys) == len(set(keys)) == 13
     for key in keys:
-        assert f'data-leads="{verdict_panel.control_of(key)[0]}"' in shown
+        assert f'data-leads="{controls.control_of(key)[0]}"' in shown
         with_a_box = key in ("model", "gpu") or isinstance(
             contract.BY_NAME[key].widget, contract.Widget
         )

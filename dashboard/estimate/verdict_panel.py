@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from hashlib import sha256
 from html import escape
 
 from dashboard import theme
-from dashboard.widgets import boxes
-from dashboard.words import one_line, setup_sentence, terms, verdicts
+from dashboard.words import controls, one_line, setup_sentence, terms, verdicts
 from estimator import (
     Estimate,
     Gpu,
@@ -105,32 +103,9 @@ def _setup_html(of: Estimate) -> str:
 def _piece_html(piece: setup_sentence.SentencePart) -> str:
     if not piece.key:
         return escape(piece.text)
-    control, *around = control_of(piece.key)
+    control, *around = controls.control_of(piece.key)
     within = f' data-within="{" ".join(around)}"' if around else ""
     return f'<button type="button" data-leads="{control}"{within}>{escape(piece.text)}</button>'
-
-
-BOXES = {"model": "model box", "gpu": "gpu box", "dtype": "precision"}
-"""Keys that are chosen in a widget of another name."""
-
-
-def control_of(key: str) -> tuple[str, ...]:
-    """CSS classes of a key's widget and of the expanders that it is in, the outer one first.
-
-    >>> control_of("max_length"), control_of("lora_r")
-    (('st-key-max_length',), ('st-key-lora_r-box', 'st-key-drawer', 'st-key-LoRA-open'))
-    """
-    if key in BOXES:
-        return (_css_class(BOXES[key]),)
-    section = contract.BY_NAME[key].section
-    if section is contract.Section.ALWAYS:
-        return _css_class(key), *(["st-key-drawer"] if key not in boxes.IN_SIGHT else [])
-    return _css_class(f"{key} box"), "st-key-drawer", _css_class(f"{section} open")
-
-
-def _css_class(key: str) -> str:
-    """The class of the container of Streamlit's widget with a key."""
-    return "st-key-" + re.sub(r"[^a-zA-Z0-9_-]", "-", key)
 
 
 SLIDERS = frozenset(

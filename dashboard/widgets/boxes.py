@@ -15,10 +15,9 @@ import streamlit as st
 
 from dashboard.state import question, session
 from dashboard.widgets import rerun
+from dashboard.words import controls
 from estimator import TrainingSetup, contract
 
-IN_SIGHT = ("method", "optim", "per_device_train_batch_size", "max_length")
-"""Keys whose widget is in sight from the start. All others are in the drawer."""
 BEHIND_PRECISION = ("dtype", "mixed_precision")
 """Keys that the precision box sets. It must be redrawn when one of them changes."""
 
@@ -41,7 +40,7 @@ def draw(section: contract.Section, unusual: Mapping[str, Unusual], in_sight: bo
     """Draws the widgets of a section, in the contract's order; ``in_sight``: those outside the drawer."""
     for key in contract.KEYS:
         own = unusual.get(key.name, USUAL)
-        if key.section is not section or (key.name in IN_SIGHT) != in_sight:
+        if key.section is not section or (key.name in controls.IN_SIGHT) != in_sight:
             continue
         if own.where and not own.where(question.reading().setup):
             continue

@@ -18,6 +18,7 @@ from dashboard.widgets import (
     rerun,
     several_gpus,
 )
+from dashboard.words import controls
 from estimator import Method, contract
 
 
@@ -48,7 +49,6 @@ UNUSUAL = {
     **images.UNUSUAL,
     **objective.UNUSUAL,
 }
-DRAWER = "All other settings"
 CAPTIONS = {
     contract.Section.OBJECTIVE: "Settings of the chosen objective.",
     contract.Section.GENERATION: "Where completions come from, in grpo and rloo.",
@@ -95,7 +95,7 @@ def draw() -> None:
         model_box.draw(now.model)
         gpu_box.draw(now.gpu)
         boxes.draw(contract.Section.ALWAYS, UNUSUAL, in_sight=True)
-        with st.expander(DRAWER, key="drawer"):
+        with st.expander(controls.DRAWER, key="drawer"):
             boxes.draw(contract.Section.ALWAYS, UNUSUAL)
             _expanders()
             model_box.draw_own(now.model)
