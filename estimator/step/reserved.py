@@ -89,32 +89,44 @@ def goes_through(
 
 @lru_cache(maxsize=4096)
 def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -> bool:
-    return all(
-        run.play(room, setup.expandable_segments).died is None
-        for run in _runs(model, hardware, setup)
-    )
+    return all(run.play(room).died is None for run in _runs(model, hardware, setup))
 
 
-class _Run(NamedTuple):
-    """The requests of one rank, loaded in one way."""
+class _Run:
+    """The requests of one rank, loaded in one way, and what became of them on each card that was tried.
 
-    log: Log
-    narrow: Log | None = None
-    """Those on a card that has no room to load it so: DeepSpeed's weights become flat on the host."""
+    ``narrow``: those on a card that has no room to load it so: DeepSpeed's weights become flat on the host.
+    """
 
-    def play(self, room: int, expandable: bool) -> Played:
+    def __init__(self, log: Log, narrow: Log | None, *, expandable: bool) -> None:
+        self._log, self._narrow, self._expandable = log, narrow, expandable
+        self._played: dict[tuple[bool, int], Played] = {}
+
+    def play(self, room: int) -> Played:
         """The run on a card with so many bytes."""
-        return self._loaded(room, expandable)[1]
+        found = self._play(room, narrow=False)
+        if found.died == LOADING and self._narrow is not None:
+            return self._play(room, narrow=True)
+        return found
 
-    def spare(self, room: int, expandable: bool) -> Played:
+    def spare(self, room: int) -> Played:
         """The requests of a card with so many bytes, with memory to spare."""
-        return play(self._loaded(room, expandable)[0], NO_LIMIT, expandable)
+        narrow = self._narrow is not None and self._play(room, narrow=False).died == LOADING
+        return self._play(NO_LIMIT, narrow=narrow)
 
-    def _loaded(self, room: int, expandable: bool) -> tuple[Log, Played]:
-        found = play(self.log, room, expandable)
-        if found.died == LOADING and self.narrow is not None:
-            return self.narrow, play(self.narrow, room, expandable)
-        return self.log, found
+    @property
+    def most_in_use(self) -> int:
+        """Bytes of blocks in use at once, as the run is loaded with least."""
+        return self._play(NO_LIMIT, narrow=self._narrow is not None).allocated
+
+    def _play(self, room: int, *, narrow: bool) -> Played:
+        spare = self._played.get((narrow, NO_LIMIT))
+        if spare is not None and room >= spare.reserved:
+            return spare
+        if (narrow, room) not in self._played:
+            log = self._log if self._narrow is None or not narrow else self._narrow
+            self._played[narrow, room] = play(log, room, self._expandable)
+        return self._played[narrow, room]
 
 
 @lru_cache(maxsize=16)
@@ -125,11 +137,15 @@ def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_R
         requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
         return rounded(requests, setup.roundup_power2_divisions)
 
+    def run(log: Log, narrow: Log | None = None) -> _Run:
+        return _Run(log, narrow, expandable=setup.expandable_segments)
+
     ranks = ranks_played(model, setup)
     if has_partitions(setup.mesh):
-        return [_Run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
-    ways = (MOVED, MADE) if tied_head(model) and not setup.strategy.is_zero else (MOVED,)
-    return [_Run(log(made, rank)) for made in ways for rank in ranks]
+        return [run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
+    is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
+    return [run(log(made, rank)) for made in ways for rank in ranks]
 
 
 class Replayed(NamedTuple):
@@ -155,27 +171,23 @@ def replayed(
     at worst; of 71 of real trainers on one GPU (data/played.csv) 0.01, 0.00, 0.7 and 4.9 %.
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
-    expandable = setup.expandable_segments
     largest = max(rooms, default=NO_LIMIT)
-    runs = _runs(model, hardware, setup)
-    spares = [(run.spare(largest, expandable), run) for run in runs]
+    spares = [(run.spare(largest), run) for run in _runs(model, hardware, setup)]
     spares.sort(key=lambda it: -it[0].allocated)
     least = 0
     for spare, run in spares:
-        if not least or run.play(least, expandable).died is not None:
-            least = max(least, _least(run, spare, expandable, rooms))
+        if not least or run.play(least).died is not None:
+            least = max(least, _least(run, spare, rooms))
     return Replayed(spares[0][0].allocated, least)
 
 
-def _least(run: _Run, spare: Played, expandable: bool, rooms: tuple[int, ...]) -> int:
-    low, high = spare.allocated - 1, spare.reserved
-    if run.narrow is not None:
-        low = min(low, play(run.narrow, NO_LIMIT, expandable).allocated - 1)
+def _least(run: _Run, spare: Played, rooms: tuple[int, ...]) -> int:
+    low, high = min(spare.allocated, run.most_in_use) - 1, spare.reserved
 
     def cut(room: int) -> None:
         nonlocal low, high
         if low < room < high:
-            if run.play(room, expandable).died is None:
+            if run.play(room).died is None:
                 high = room
             else:
                 low = room
@@ -197,9 +209,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """
     room = NO_LIMIT if gpu is None else gpu.memory_bytes - sum(_outside(gpu, setup))
     hardware = hardware_of(gpu)
-    return max(
-        run.play(room, setup.expandable_segments).reserved for run in _runs(model, hardware, setup)
-    )
+    return max(run.play(room).reserved for run in _runs(model, hardware, setup))
 
 
 def outside_bytes(gpu: Gpu | None, mesh: Mesh, processes: int = 1) -> tuple[int, int]:
