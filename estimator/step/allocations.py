@@ -320,17 +320,18 @@ def _pass(
     if others is not None:
         others.left.add(sized, schedule.program, own, first)
     if setup.strategy in (Strategy.NONE, Strategy.DDP):
-        gone = _left(schedule.program, own)
+        gone = _left(schedule.program)
         order.append((writer.stretch(Request(GIVE_ALL, first + key) for key in gone), 1))
     return order
 
 
-def _left(played: Program, keys: Sequence[StorageKey]) -> list[int]:
+@lru_cache(maxsize=32)
+def _left(played: Program) -> Sequence[int]:
     """Keys of what a pass leaves beside gradients: a leaf that is no parameter, and its gradient, go with the graph.
 
     Source: transformers 5.23, trainer.py, ``training_step`` (``loss.detach()`` is all that it returns).
     """
-    alive: dict[int, int] = {}
+    keys, alive = _keys(played), dict[int, int]()
     for start, end in played.spans:
         for at in range(start, end):
             if played.signs[at] > 0:
@@ -341,7 +342,8 @@ def _left(played: Program, keys: Sequence[StorageKey]) -> list[int]:
     return sorted(found - {-1} - {keys[it].key for it, of in alive.items() if of == GRADIENTS})
 
 
-def _keys(played: Program) -> list[StorageKey]:
+@lru_cache(maxsize=32)
+def _keys(played: Program) -> Sequence[StorageKey]:
     """The key of each storage of a played step, by its number: equal for equal tensors of repeated layers.
 
     The n-th tensor that an operator makes of one size in a layer corresponds to the n-th in any other.
@@ -376,23 +378,26 @@ def _segment(
     component stays where it is; one that comes to stand for several equal ones is joined by these.
     """
     at, end = played.spans[segment]
+    signs, slots, storages, sizes = played.signs, played.slots, played.storages, sized.sizes
     made: dict[int, set[int]] = {}
     while at < end:
         if at in played.first_products:
             handle = played.first_products.index(at)
             yield Request(TAKE_ONCE, WORKSPACES + handle, workspace), at
-        for sizes in sized.scratch_before(at, card):
-            yield from ((it, at) for it in scratch(sizes))
-        sign, size, number = played.signs[at], sized.size_of(played.slots[at]), played.storages[at]
-        if not size or (key := keys[number].key) < 0:
+        if at in played.scratches:
+            for temporaries in sized.scratch_before(at, card):
+                yield from ((it, at) for it in scratch(temporaries))
+        sign, size, number = signs[at], sizes[slots[at]], storages[at]
+        key, slot = keys[number]
+        if not size or key < 0:
             if left and not number and sign < 0 and played.components[at] == GRADIENTS:
                 yield Request(GIVE, left.pop(0)), at
             at += 1
             continue
-        key, one = first + key, sized.size_of(keys[number].slot)
+        key, one = first + key, sizes[slot]
         here = made.setdefault(key, set())
-        if played.is_kept(at, end):
-            joined = sized.size_of(played.slots[at + 1])
+        if sign < 0 and played.is_kept(at, end):
+            joined = sizes[slots[at + 1]]
             if joined // one > MOST_ALIKE:
                 yield Request(GIVE, key), at
                 yield Request(TAKE, key, joined), at

@@ -58,6 +58,9 @@ TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE, GIVE_ALL, WAIT, EMPT
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
 the one before it; free the oldest; free the newest two gathers later; free all of a key; wait for the card; give all
 wholly free segments back to the driver (``torch.cuda.empty_cache``)."""
+_ADDS = {it: 0 for it in range(EMPTY + 1)} | {TAKE: 1, TAKE_ONCE: 1}
+_ADDS |= dict.fromkeys((GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE), -1)
+"""Tensors that a request adds; ``GIVE_ALL`` frees any number."""
 
 
 class Request(NamedTuple):
@@ -132,13 +135,8 @@ def log_of(stretches: Sequence[Sequence[Request]], order: Sequence[tuple[int, in
 
 def _counted(stretch: Sequence[Request]) -> tuple[int, int]:
     """Tensors of a stretch at their most, and how many it adds; those that it frees at once are left out."""
-    alive = most = 0
-    for request in stretch:
-        alive += (request.what in (TAKE, TAKE_ONCE)) - (
-            request.what in (GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE)
-        )
-        most = max(most, alive)
-    return most, alive
+    alive = [*accumulate((_ADDS[request.what] for request in stretch), initial=0)]
+    return max(alive), alive[-1]
 
 
 def rounded(log: Log, divisions: int) -> Log:

@@ -136,7 +136,7 @@ class Left(NamedTuple):
             if played.signs[at] > 0 and keys[number].key >= 0:
                 key = first + keys[number].key
                 if played.components[at] == GRADIENTS:
-                    self.gradients.append((key, sized.size_of(keys[number].slot)))
+                    self.gradients.append((key, sized.sizes[keys[number].slot]))
                 elif played.operations[at] == "bucket":
                     self.buckets.append(key)
 

@@ -240,7 +240,8 @@ class Sized:
         table: Sequence[int],
     ) -> None:
         self._program = program
-        self._sizes = sizes
+        self.sizes = sizes
+        """Bytes of the tensors of each slot."""
         self._table = table
         self.heights = heights
         self.wholes = wholes
@@ -280,16 +281,12 @@ class Sized:
         for event in range(*program.spans[segment]):
             slot = program.slots[event]
             key = program.operations[event], slot, program.components[event]
-            yield program.signs[event], key, self._sizes[slot]
+            yield program.signs[event], key, self.sizes[slot]
 
     def scratch_before(self, event: int, card: Card) -> Iterator[tuple[int, ...]]:
         """Bytes of what each kernel allocates for itself before an event."""
         for rule, places in self._program.scratches.get(event, ()):
             yield rule(*(self._table[place] for place in places), card)
-
-    def size_of(self, slot: int) -> int:
-        """Bytes of the tensors of one slot."""
-        return self._sizes[slot]
 
     def add_held(
         self, held: Counter[Reason], segment: int, times: int, before: int | None = None
@@ -301,13 +298,13 @@ class Sized:
             reason = (
                 program.components[event],
                 program.operations[event],
-                self._sizes[program.slots[event]],
+                self.sizes[program.slots[event]],
             )
             held[reason] += times * program.signs[event]
 
     def bytes_of(self, changes: Changes) -> Bytes:
         """Bytes of net changes at these sizes, by component."""
-        sizes, changed = self._sizes, [0] * len(COMPONENTS)
+        sizes, changed = self.sizes, [0] * len(COMPONENTS)
         for (component, slot), times in changes.items():
             changed[component] += times * sizes[slot]
         return changed

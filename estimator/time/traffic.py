@@ -127,7 +127,7 @@ def _played(
     sized, schedule = plan(model, alone).step(Sizes.of(setup))
     counts, operators = _counts(schedule, _linears(model, alone))
     found = [
-        sum(times * sized.size_of(slot) for slot, times in counted.items()) for counted in counts
+        sum(times * sized.sizes[slot] for slot, times in counted.items()) for counted in counts
     ]
     return found[_FORWARD], found[_BACKWARD], found[_FIXED], operators
 
