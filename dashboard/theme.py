@@ -250,6 +250,35 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
 .st-key-below[data-late] {{ opacity: .33; }}
+.st-key-edge {{ margin: -.7rem 0 -.2rem; }}
+.hr-edge {{ display: grid; gap: .15rem; }}
+.hr-ruler {{ display: grid; grid-template-columns: 5.6rem 1fr; align-items: end; font-size: .875rem; }}
+.hr-ruler b {{ line-height: 1.4rem; }}
+.hr-track {{ position: relative; height: 1.4rem; margin-top: 1.05rem; border-radius: .3rem;
+  background: repeating-linear-gradient(135deg, rgba(184,58,0,.16) 0 6px, transparent 6px 12px); }}
+.hr-band {{ position: absolute; top: 0; height: 100%; overflow: hidden; white-space: nowrap; text-overflow: ellipsis;
+  box-sizing: border-box; padding: 0 .35rem; border: 0; border-left: 1px solid light-dark(#FFFFFF, #11161C);
+  text-align: left; font: inherit; font-size: .8125rem; line-height: 1.4rem; color: #101418; }}
+.hr-band small {{ font-size: .75rem; }}
+button.hr-band {{ cursor: pointer; }}
+button.hr-band:hover {{ text-decoration: underline; }}
+button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
+.hr-band-0 {{ background: #00785A; color: #FFFFFF; }}
+.hr-band-1 {{ background: #7FD1B9; }}
+.hr-band-2 {{ background: #56B4E9; }}
+.hr-band-3 {{ background: #8ECBF3; }}
+.hr-band-4 {{ background: #BBDFF8; }}
+.hr-band-5 {{ background: #DCEEFB; }}
+.hr-made {{ position: absolute; top: 0; height: 100%; border-left: 2px dotted light-dark(#1B2530, #E8EDF2); }}
+.hr-flag {{ position: absolute; top: -1.05rem; bottom: -.2rem; width: 0;
+  border-left: 3px solid light-dark(#1B2530, #E8EDF2);
+  transform: translateX(-50%); cursor: ew-resize; touch-action: none; z-index: 3; }}
+.hr-flag::after {{ content: ""; position: absolute; inset: 0 -.8rem; }}
+.hr-flag span {{ position: absolute; top: 0; left: 50%; transform: translateX(-50%); padding: 0 .4rem;
+  border-radius: .3rem; line-height: 1.05rem; font-size: .8125rem; font-weight: 600;
+  color: light-dark(#FFFFFF, #11161C);
+  background: light-dark(#1B2530, #E8EDF2); white-space: nowrap; }}
+.hr-ruler[data-late] .hr-band, .hr-ruler[data-late] .hr-made {{ opacity: .35; pointer-events: none; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 .hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}

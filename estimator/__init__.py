@@ -41,7 +41,6 @@ from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
 from estimator.search import scaling
 from estimator.search.best_ways import COUNTS, BestWay, Reach, best_way, best_ways, reach, ways_on
-from estimator.search.contexts import ContextRung, context_rungs
 from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import (
     evaluation_stops,
@@ -53,6 +52,7 @@ from estimator.search.limits import (
 )
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
 from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
+from estimator.search.rungs import Rung, batch_rungs, context_rungs
 from estimator.search.scaling import Curve, Point
 from estimator.search.vllm_share import Utilisation, UtilisationSearch, least_share, vllm_shares
 from estimator.sources import catalog, hub, repository
@@ -155,7 +155,6 @@ __all__ = [
     "Changed",
     "Comparison",
     "Component",
-    "ContextRung",
     "CountedTexts",
     "Curve",
     "Dtype",
@@ -193,6 +192,7 @@ __all__ = [
     "Remedy",
     "RunCost",
     "RunTime",
+    "Rung",
     "Runs",
     "SetByTool",
     "Shown",
@@ -215,6 +215,7 @@ __all__ = [
     "WithTower",
     "accuracy",
     "advise",
+    "batch_rungs",
     "best_way",
     "best_ways",
     "beyond_the_step",

@@ -36,7 +36,7 @@ from dashboard.words import markup, terms
 
 @st.fragment(key=rerun.VERDICT)
 def verdict() -> None:
-    """What was invalid in the address, the verdict, and the three methods, one click away."""
+    """What was invalid in the address, and the verdict."""
     now = question.reading()
     comparison.note(now)
     navigation.draw(navigation.ESTIMATE.path)
@@ -50,19 +50,19 @@ def verdict() -> None:
         return
     st.html(at_a_glance.verdict_html(answer))
     start.draw(answer)
+
+
+@st.fragment(key=rerun.BARS)
+def bars(look: at_a_glance.GlanceOptions) -> None:
+    """The three methods, one click away, and the hero figure."""
+    answer = question.answer()
+    if isinstance(answer, str):
+        return
     methods = [
         proposal_cards.Proposal(it.method, it.html, it.keys, terms.METHODS[it.method])
         for it in method_cards.cards(answer)
     ]
     st.html(proposal_cards.cards_html("methods", "Open", methods))
-
-
-@st.fragment(key=rerun.BARS)
-def bars(look: at_a_glance.GlanceOptions) -> None:
-    """The hero figure."""
-    answer = question.answer()
-    if isinstance(answer, str):
-        return
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
     drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
@@ -73,6 +73,15 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
 def row(look: at_a_glance.GlanceOptions) -> None:
     """What verdict and figure are at each step of a slider."""
     slider_rows.draw(partial(at_a_glance.document, look=look), look)
+
+
+@st.fragment(key=rerun.EDGE)
+def edge(look: at_a_glance.GlanceOptions) -> None:
+    """How far the setup goes, and how far each change takes it."""
+    lower_half.listen_for_rulers()
+    answer = question.answer()
+    if not isinstance(answer, str):
+        sections.draw_rulers(answer, look)
 
 
 @st.fragment(key=rerun.LIMITS)
@@ -107,6 +116,7 @@ look = at_a_glance.GlanceOptions(
     dark=drawing.is_dark(),
     large=comparison.document().present is not None,
 )
+rulers = st.container(key="edge")
 bars(look)
 row(look)
 if comparison.document().present is not None:
@@ -116,6 +126,8 @@ if comparison.document().present is not None:
 else:
     keeping.draw(question.answer)
     limits()
+    with rulers:
+        edge(look)
     with st.container(key="below"):
         below()
 proposal_cards.listen()

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dashboard.estimate import best_way as shown
-from dashboard.words import slider_limits
 from estimator import (
     COUNTS,
     Method,
@@ -15,11 +14,13 @@ from estimator import (
     Strategy,
     TrainingSetup,
     Verdict,
+    batch_rungs,
     best_way,
     best_ways,
     catalog,
     context_rungs,
     estimate,
+    largest_micro_batch,
     longest_context,
     reach,
     ways_on,
@@ -119,21 +120,12 @@ def test_fitting_ways_come_first_cheapest_on_top() -> None:
     assert all(row["Hours, up to"] is None for row in rows if row["Method"] is None)
 
 
-def test_sidebar_shows_the_longest_context() -> None:
-    model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
-    limit, far = longest_context(model, gpu, LORA), reach(model, gpu, LORA)
-    said = slider_limits.further(limit, far)
-    assert f"Up to {far.longest_context:,} with Liger and checkpointing" in said
-    assert slider_limits.further(far.longest_context, far) == "", "nothing is gained"
-
-
-def test_a_fitting_setup_is_offered_a_longer_context_and_full_fine_tuning() -> None:
+def test_a_fitting_setup_is_offered_full_fine_tuning() -> None:
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     answer = estimate(model, gpu, LORA)
-    offered = shown.could_also(answer, best_way(model, gpu, 1, LORA), reach(model, gpu, LORA))
+    offered = shown.could_also(answer, best_way(model, gpu, 1, LORA))
     titles = [title for title, _, _ in offered]
     assert any(title.startswith("Full fine-tuning") for title in titles)
-    assert any("tokens, or micro-batch" in title for title in titles)
     for _, _, keys in offered:
         assert estimate(model, gpu, replace(LORA, **keys)).verdict is Verdict.FITS
 
@@ -155,7 +147,7 @@ def test_spare_memory_allows_fewer_checkpoints() -> None:
         assert now.low_seconds * now.high_seconds == pytest.approx(
             then.low_seconds * then.high_seconds
         )
-        offered = shown.could_also(before, None, reach(model, gpu, setup), keys)
+        offered = shown.could_also(before, None, keys)
         assert offered[-1][2] == keys
         assert "the same result with less computed again" in offered[-1][1]
 
@@ -187,15 +179,15 @@ def test_without_checkpointing_there_is_nothing_to_reduce() -> None:
 def test_each_change_of_the_ruler_reaches_further_and_its_keys_reach_exactly_that(name, setup):
     model, gpu = catalog.model(LLAMA), card(name)
     first, *others = context_rungs(model, gpu, setup)
+    assert [*context_rungs(model, gpu, replace(setup, max_length=4096))] == [first, *others]
     assert first == ("", (), {}, longest_context(model, gpu, setup))
     assert len(others) > 1
-    before = first.longest_context
+    before = first.limit
     for rung in others:
         changed = replace(setup, **rung.keys)
-        assert longest_context(model, gpu, changed) == rung.longest_context > before
+        assert longest_context(model, gpu, changed) == rung.limit > before
         assert changed.effective_batch_size == setup.effective_batch_size
-        before = rung.longest_context
-    assert context_rungs(model, gpu, replace(setup, max_length=4096)) == (first, *others)
+        before = rung.limit
 
 
 def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler() -> None:
@@ -203,5 +195,20 @@ def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler() -> N
     rungs = context_rungs(
         catalog.model(LLAMA), card("A100-SXM4-80GB"), TrainingSetup(dtype="float32")
     )
-    assert [it.name for it in rungs][:3] == ["", "LoRA", "QLoRA"]
-    assert rungs[0].longest_context == 0
+    now, *others = rungs
+    assert [it.name for it in others][:2] == ["LoRA", "QLoRA"]
+    assert now.limit == 0
+
+
+def test_each_change_of_the_ruler_of_batches_holds_exactly_that_batch_at_the_setups_context():
+    model, gpu = catalog.model(LLAMA), card("RTX 4090")
+    setup = replace(LORA, max_length=2048, per_device_train_batch_size=8)
+    now, *others = batch_rungs(model, gpu, setup)
+    assert now == ("", (), {}, largest_micro_batch(model, gpu, setup))
+    assert len(others) > 1
+    before = now.limit
+    for rung in others:
+        assert largest_micro_batch(model, gpu, replace(setup, **rung.keys)) == rung.limit > before
+        before = rung.limit
+    near = {it.name: it.limit for it in batch_rungs(model, gpu, setup, 16)}
+    assert near["QLoRA"] <= {it.name: it.limit for it in others}["QLoRA"] <= near["QLoRA"] * 17 / 16

@@ -13,18 +13,18 @@ import pytest
 
 from dashboard import theme
 from dashboard.estimate import (
-    context_ruler,
     headroom_map,
+    rulers,
     through_the_run,
     time_and_money,
     which_gpu,
 )
 from dashboard.words import terms, units
 from estimator import (
-    ContextRung,
     Dtype,
     Method,
     MixedPrecision,
+    Rung,
     TrainingSetup,
     catalog,
     estimate,
@@ -139,26 +139,36 @@ def test_accumulation_shows_the_first_and_a_later_micro_step():
     assert gradients[at[2]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
 
 
-def test_the_ruler_has_a_bar_from_the_context_before_to_the_one_that_a_change_reaches():
+def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_reaches():
     answer = estimate(MISTRAL, A100, LORA)
     rungs = [
-        ContextRung("", (), {}, 4_000),
-        ContextRung("Micro-batch 1", (), {"per_device_train_batch_size": 1}, 4_100),
-        ContextRung("", ("Liger's fused kernels and loss",), {"use_liger_kernel": True}, 40_000),
-        ContextRung("QLoRA", (), {"method": "qlora"}, 3_000_000),
+        Rung("", (), {}, 4_096),
+        Rung("Micro-batch 1", (), {"per_device_train_batch_size": 1}, 4_100),
+        Rung("", ("Liger's fused kernels and loss",), {"use_liger_kernel": True}, 32_768),
+        Rung("QLoRA", (), {"method": "qlora"}, 3_000_000),
     ]
-    shown = context_ruler.shown(rungs)
-    assert [context_ruler.name(it) for it in shown] == ["As it is", "Liger", "QLoRA"], (
+    assert [rulers.name(it) for it in rulers.kept(rungs)] == ["as it is", "Liger", "QLoRA"], (
         "a change that gains less than a tenth is left out"
     )
-    figure = context_ruler.ruler(shown, answer)
-    _, bars, texts = figure["data"]
-    ends = [base + x for base, x in zip(bars["base"], bars["x"], strict=True)]
-    assert bars["base"] == [512, 4_000, 40_000]
-    assert ends == [4_000, 40_000, 2**20]
-    assert texts["text"] == [" 4,000", " 40,000", " 3,000,000"]
-    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [LORA.max_length, 32_768]
-    assert "Liger: up to 40,000 tokens" in context_ruler.ruler_alt(shown)
+    drawn = rulers.ruler_html("max_length", rungs, answer, (1024, 2048), "base", is_done=True)
+    # from 512 to 2 ** 20 tokens the ruler has 11 octaves, 3 of them up to 4,096 and 6 up to 32,768
+    octave = 100 / 11
+    places = [float(it) for it in re.findall(r"(?:left|width):([\d.]+)%", drawn)]
+    bands, (made_for, flag) = places[:6], places[6:]
+    expected = [0, 3 * octave, 3 * octave, 3 * octave, 6 * octave, 5 * octave]
+    assert bands == pytest.approx(expected, abs=0.02)
+    assert made_for == pytest.approx(6 * octave, abs=0.01)
+    assert flag == rulers.place(LORA.max_length, rulers.RULERS["max_length"])
+    assert "as it is <small>4,096</small>" in drawn, "the setup's own limit is exact"
+    assert "Liger <small>32k</small>" in drawn
+    assert list(rulers.proposals(rungs)) == re.findall(r'data-proposal="max_length (\d)"', drawn)
+
+
+def test_a_setup_that_never_fits_has_no_band_of_its_own():
+    answer = estimate(MISTRAL, A100, LORA)
+    drawn = rulers.ruler_html("max_length", [Rung("", (), {}, 0)], answer, (), "", is_done=True)
+    assert "hr-band" not in drawn
+    assert "hr-flag" in drawn
 
 
 def test_cards_are_listed_from_the_smallest_that_holds_the_setup():
@@ -213,7 +223,6 @@ def test_plotly_accepts_every_figure(around, dark):
     for figure in (
         headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
         through_the_run.silhouette(answer, dark=dark),
-        context_ruler.ruler([ContextRung("", (), {}, 0)], answer, dark=dark),
         through_the_run.silhouette(estimate(MISTRAL, None, LORA), dark=dark),
         time_and_money.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
     ):

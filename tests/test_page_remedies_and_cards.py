@@ -108,15 +108,23 @@ def test_the_page_says_that_accumulation_cannot_help_a_card_full_of_weights():
     assert "no smaller batch, shorter context or more accumulation makes that fit" in said
 
 
-def test_the_sliders_show_their_limits():
+def test_the_rulers_show_how_far_the_setup_goes():
     said = text(open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048"))
     model, gpu = catalog.model("Qwen/Qwen3-8B"), catalog.gpu("L40S")
     setup = TrainingSetup(method=Method.LORA, max_length=2048)
-    assert (
-        f"Micro-batches up to {largest_micro_batch(model, gpu, setup):,} fit at 2,048 tokens"
-        in said
+    context, batch = (
+        re.search(rf'data-slider="{key}".*?as it is <small>([\d,]+)</small>', said)[1]
+        for key in ("max_length", "per_device_train_batch_size")
     )
-    assert f"Up to {longest_context(model, gpu, setup):,} tokens fit at micro-batch 1" in said
+    assert context == f"{longest_context(model, gpu, setup):,}"
+    assert batch == f"{largest_micro_batch(model, gpu, setup):,}"
+
+
+def test_one_click_on_a_band_of_a_ruler_applies_its_change():
+    page = open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048")
+    last = re.findall(r'data-proposal="(max_length \d)" aria-label="Apply QLoRA', text(page))[-1]
+    click_card(page, last)
+    assert setting(page, "method") == "qlora"
 
 
 @pytest.mark.parametrize("section", [*sections.FIRST, *sections.UNFOLDING])

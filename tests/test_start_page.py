@@ -47,7 +47,8 @@ def text(page: AppTest) -> str:
 
 
 def figure(page: AppTest) -> dict:
-    return json.loads(page.get("bidi_component")[0].proto.json)[0]["figure"]
+    sent = (json.loads(it.proto.json)[0] for it in page.get("bidi_component"))
+    return next(it["figure"] for it in sent if it.get("name") == "hero")
 
 
 def sizes(drawn: dict, label: str) -> list[float]:

@@ -7,7 +7,6 @@ import io
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from dashboard.compare import report, results_table
 from dashboard.compare.entry import ComparedEntry
 from dashboard.estimate import (
-    best_way,
     ledger,
     method_cards,
     saving,
@@ -38,9 +36,6 @@ from estimator import (
     estimate,
     similar_runs,
     stages,
-)
-from estimator import (
-    best_way as best_way_on,
 )
 from estimator.contract.text import describe
 
@@ -216,12 +211,3 @@ def test_a_setup_that_does_not_fit_has_no_hours_or_dollars(entries: list[Compare
         assert one_line.run_sentence(of) == ""
         row = which_gpu.gpu_row(of)
         assert {row[key] for key in row if key.startswith(("Hours", "Dollars"))} == {None}
-
-
-def test_the_best_ways_sentence_has_no_mistake() -> None:
-    model = catalog.model("meta-llama/Llama-3.1-8B")
-    for name in ("L4", "T4", "A100-SXM4-80GB"):
-        for number in (1, 4):
-            setup = replace(TrainingSetup(), method=Method.LORA)
-            way = best_way_on(model, catalog.gpu(name), number, setup)
-            assert wrong(best_way.sentence(way)) == []

@@ -7,12 +7,12 @@ from functools import partial
 from html import escape
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import theme
 from dashboard.address import parts
 from dashboard.estimate import (
     best_way,
-    context_ruler,
     explanation,
     headroom_map,
     layer_placement,
@@ -20,6 +20,7 @@ from dashboard.estimate import (
     method_cards,
     more_gpus,
     remedies,
+    rulers,
     saving,
     start,
     take_away,
@@ -30,17 +31,18 @@ from dashboard.estimate import (
     which_gpu,
 )
 from dashboard.state import actions, configs, models
-from dashboard.widgets import drawing, proposal_cards
+from dashboard.widgets import drawing, lower_half, proposal_cards, slider_rows
 from dashboard.words import markup
 from estimator import (
     COUNTS,
     BestWay,
     Component,
-    ContextRung,
     Estimate,
+    Rung,
     Strategy,
     TrainingSetup,
     Verdict,
+    batch_rungs,
     best_ways,
     catalog,
     context_rungs,
@@ -51,13 +53,55 @@ from estimator import (
     own_step,
     pareto,
     ranks,
-    reach,
     sharing,
     stages,
-    ways_on,
     why_left_on_the_cpu,
 )
 from estimator import best_way as best_way_on
+
+
+def draw_rulers(answer: Estimate, look: object) -> None:
+    """How long a context and how large a micro-batch fits, change by change, as they are found.
+
+    Every change that is drawn may end the run: a visitor who moves on does not wait for the others.
+    """
+    place = st.empty()
+    if answer.gpu is None:
+        return
+    on = answer.model, answer.gpu, answer.setup
+    found: dict[str, list[Rung]] = {}
+    try:
+        for key, rungs in (
+            ("max_length", context_rungs(*on, NEARLY)),
+            ("per_device_train_batch_size", batch_rungs(*on, NEARLY)),
+        ):
+            found[key] = []
+            for rung in rungs:
+                found[key].append(rung)
+                _draw_rulers(place, answer, found, look)
+    except ValueError:  # a setup that is estimated, but no smaller one
+        return
+    _draw_rulers(place, answer, found, look, is_done=True)
+    st.html(lower_half.mark("ruled"))
+
+
+def _draw_rulers(
+    place: DeltaGenerator,
+    answer: Estimate,
+    found: Mapping[str, Sequence[Rung]],
+    look: object,
+    is_done: bool = False,
+) -> None:
+    bases, steps = slider_rows.bases(look), st.session_state["steps"]
+    drawn = []
+    for key, rungs in found.items():
+        proposal_cards.propose(key, rulers.proposals(rungs))
+        drawn.append(rulers.ruler_html(key, rungs, answer, steps[key], bases[key], is_done))
+    place.html(f'<div class="hr-edge">{"".join(drawn)}</div>')
+
+
+NEARLY = 16
+"""How far a change goes is drawn to a sixteenth, which no ruler shows; the setup's own limits are exact."""
 
 
 def draw_run(answer: Estimate) -> None:
@@ -113,7 +157,7 @@ def _draw_could_also(answer: Estimate) -> None:
     number = answer.setup.num_gpus
     way = best_way_on(*on, number, answer.setup) if number in COUNTS else None
     spare = fewer_checkpoints(*on, answer.setup)
-    found = best_way.could_also(answer, way, reach(*on, answer.setup), spare)
+    found = best_way.could_also(answer, way, spare)
     if not found:
         return
     proposals = [
@@ -166,10 +210,6 @@ def _best(answer: Estimate) -> None:
     if answer.gpu is None:
         st.info("Choose a GPU to see what it can do at best.")
         return
-    here = ways_on(answer.model, answer.gpu, answer.setup)
-    st.html(best_way.head_html(here, answer))
-    drawing.plot(best_way.figure(here, dark=drawing.is_dark()), "best", best_way.alt(here))
-    st.html('<h2 class="hr-head">On every card</h2>')
     with st.spinner("Trying every card."):
         ways = best_ways(answer.model, catalog.gpus_like(answer.gpu), answer.setup)
     st.dataframe(
@@ -202,12 +242,6 @@ def _limits(answer: Estimate) -> None:
     if answer.gpu is None:
         st.info("Choose a GPU to see how far this setup can go.")
         return
-    with st.spinner("Trying each change."):
-        rungs = context_ruler.shown(context_rungs(answer.model, answer.gpu, answer.setup))
-    st.html(context_ruler.RULER_HTML)
-    drawn = context_ruler.ruler(rungs, answer, dark=drawing.is_dark())
-    take = partial(_take_rung, rungs)
-    drawing.plot(drawn, "ruler", context_ruler.ruler_alt(rungs), on_pick=take)
     around = headroom_map.around(answer)
     setup = answer.setup
     st.html(headroom_map.map_html(answer))
@@ -217,11 +251,6 @@ def _limits(answer: Estimate) -> None:
     )
     words = headroom_map.map_alt(around.batches, around.lengths, around.headroom)
     drawing.plot(figure, "map", words, on_pick=_take_cell)
-
-
-def _take_rung(rungs: Sequence[ContextRung], row: int) -> None:
-    if keys := rungs[int(row)].keys:
-        actions.take(dict(keys))
 
 
 def _take_cell(cell: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""The notes under the sliders for batch and context: the largest values that fit."""
+"""The notes under the sliders for batch and context: the effective batch, and where evaluation sets a limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from estimator import (
     evaluation_stops,
     largest_micro_batch,
     longest_context,
-    reach,
 )
 
 PLACE = "place of the limits"
@@ -31,45 +30,33 @@ def _keep_place() -> None:
 def draw_limits() -> None:
     """Draws the notes below the sliders. Call in the fragment that follows when a slider rests."""
     now = question.reading()
-    batch = _limit(
-        now, "per_device_train_batch_size", largest_micro_batch, slider_limits.batch_limit
-    )
-    context = _limit(now, "max_length", longest_context, _context_limit(now.gpu))
+    notes = [slider_limits.effective_batch(now.setup)]
+    if now.setup.eval_strategy != "no":
+        notes += filter(None, (_evaluation_limit(now, key, of) for key, of in _LIMITS.items()))
     with st.session_state[PLACE]:
-        st.html(
-            f'<p class="hr-limit">{batch}{slider_limits.effective_batch(now.setup)}</p>'
-            + f'<p class="hr-limit">{context}</p>' * bool(context)
-            + lower_half.mark("now")
-        )
+        st.html("".join(f'<p class="hr-limit">{it}</p>' for it in notes) + lower_half.mark("now"))
 
 
-def _limit(
-    now: contract.Reading,
-    key: str,
-    search: Callable[[Model, Gpu, TrainingSetup], int],
-    say: Callable[[int, bool, Model, TrainingSetup], str],
+_LIMITS = {
+    "per_device_train_batch_size": largest_micro_batch,
+    "max_length": longest_context,
+}
+"""How far each slider can go."""
+
+
+def _evaluation_limit(
+    now: contract.Reading, key: str, search: Callable[[Model, Gpu, TrainingSetup], int]
 ) -> str:
-    """Text with one slider's limit; empty without a GPU or if the setup cannot be trained."""
+    """Text where evaluation sets a slider's limit; empty without a GPU or if the setup cannot be trained."""
     if now.model is None or now.gpu is None:
         return ""
     try:
         limit = search(now.model, now.gpu, now.setup)
-        evaluating = evaluation_stops(now.model, now.gpu, now.setup, **{key: limit + 1})
-        return say(limit, evaluating, now.model, now.setup)
+        if evaluation_stops(now.model, now.gpu, now.setup, **{key: limit + 1}):
+            return slider_limits.evaluation_limit(key, limit, now.setup)
     except ValueError:
-        return ""
-
-
-def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup], str]:
-    """Wording of the context's limit, and of the limit after lossless changes."""
-
-    def say(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
-        said = slider_limits.context_limit(limit, evaluating, model, setup)
-        return (
-            said if gpu is None else said + slider_limits.further(limit, reach(model, gpu, setup))
-        )
-
-    return say
+        pass
+    return ""
 
 
 def _take_compile() -> None:

@@ -1,8 +1,8 @@
-// Asks for the lower half of the page when it is looked at, or when the visitor pauses; until it has come, it is dimmed.
-const SOON = 100, PAUSE = 1500; // milliseconds
-const begin = () => {
+// Asks for a part of the page that no move computes, when the visitor looks at it or pauses; until then it is dimmed.
+const PAUSE = 1500; // milliseconds
+const begin = ({ part, mark, soon }) => {
   const half = { send: null };
-  const box = () => document.querySelector(".st-key-below");
+  const box = () => document.querySelector(`.st-key-${part}`);
   const of = (which) => document.querySelector(`.hr-${which}`)?.dataset.of;
   const isSeen = () => {
     const { top, bottom } = box().getBoundingClientRect();
@@ -11,14 +11,14 @@ const begin = () => {
   let timer = 0, planned = "";
   const look = () => {
     if (!box()) return;
-    const now = of("now"), isLate = now !== of("drawn");
+    const now = of("now"), isLate = now !== of(mark);
     box().toggleAttribute("data-late", isLate);
-    box().inert = isLate;
+    box().inert = isLate && part === "below"; // the flags of a ruler that is late still move
     const plan = isLate ? `${now} ${isSeen()}` : "";
     if (plan === planned) return;
     planned = plan;
     clearTimeout(timer);
-    if (plan) timer = setTimeout(() => alone(() => half.send(now)), isSeen() ? SOON : PAUSE);
+    if (plan) timer = setTimeout(() => alone(() => half.send(now)), isSeen() ? soon : PAUSE);
   };
   new MutationObserver(look).observe(document.querySelector(".stApp"),
     { childList: true, subtree: true, attributeFilter: ["data-of"] });
@@ -27,6 +27,7 @@ const begin = () => {
   return half;
 };
 
-export default function ({ setTriggerValue }) {
-  (window.headroomHalf ??= begin()).send = (now) => setTriggerValue("asked", now);
+export default function ({ data: [data], setTriggerValue }) {
+  const halves = window.headroomHalves ??= {};
+  (halves[data.part] ??= begin(data)).send = (now) => setTriggerValue("asked", now);
 }

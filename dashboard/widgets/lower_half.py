@@ -1,7 +1,7 @@
-"""The lower half of the page, which no move of a slider computes: the browser asks for it when it is looked at.
+"""The parts of the page that no move of a slider computes: the browser asks for them when they are looked at.
 
-Two marks in the page's HTML name setups: the one that the top shows, and the one that the lower half shows. While they
-differ, ``lower_half.js`` dims the lower half and takes no clicks on it.
+Marks in the page's HTML name setups: the one that the top shows (``now``), and the one that each such part shows. While
+they differ, ``lower_half.js`` dims the part. It takes no clicks on the lower half.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dashboard.state import question
 _component = component(
     "lower_half",
     html="",
-    css=".st-key-lower-half { display: none; }",
+    css=".st-key-ask-below, .st-key-ask-edge { display: none; }",
     js="".join((files(__package__) / it).read_text() for it in ("alone.js", "lower_half.js")),
     isolate_styles=False,
 )
 
 
 def mark(which: str) -> str:
-    """An invisible element that names the current setup; ``which``: ``now`` at the top, ``drawn`` below."""
+    """An invisible element that names the current setup; ``which``: ``now``, or the mark of a part."""
     now = question.reading()
     return f'<i class="hr-{which}" data-of="{hash((now.model, now.gpu, now.setup))}"></i>'
 
@@ -31,7 +31,20 @@ def mark(which: str) -> str:
 def begin() -> None:
     """Marks what is drawn, and listens for the browser's question. Call first in the fragment of the lower half."""
     st.html(mark("drawn"))
-    _component(key="lower-half", on_asked_change=_nothing)
+    _component(
+        key="ask-below",
+        data=[{"part": "below", "mark": "drawn", "soon": 100}],
+        on_asked_change=_nothing,
+    )
+
+
+def listen_for_rulers() -> None:
+    """Listens for the browser's question for the rulers, which always waits for a pause. Call in their fragment."""
+    _component(
+        key="ask-edge",
+        data=[{"part": "edge", "mark": "ruled", "soon": 1500}],
+        on_asked_change=_nothing,
+    )
 
 
 def _nothing() -> None:

@@ -57,10 +57,15 @@ def _take() -> None:
     st.session_state[TAKEN] = str(st.session_state["card-clicks"].taken)
 
 
+def propose(group: str, keys: Mapping[str, Mapping[str, object]]) -> None:
+    """Records the keys that each element with ``data-proposal="group name"`` sets on click, by name."""
+    st.session_state[PROPOSED][group] = dict(keys)
+
+
 def cards_html(group: str, verb: str, proposals: Iterable[Proposal]) -> str:
     """Cards that set their keys on click. The card of the current setup is inactive."""
     drawn = tuple(proposals)
-    st.session_state[PROPOSED][group] = {it.name: it.keys for it in drawn}
+    propose(group, {it.name: it.keys for it in drawn})
     inactive = question.are_set(it.keys for it in drawn)
     cards = "".join(
         _card_html(f"{group} {it.name}", f"{verb} {it.title or it.name}", it.html, is_now)

@@ -9,7 +9,8 @@ const start = () => {
   const follows = () => boxOf()?.follows ?? { bases: {}, at: {} };
   const inputOf = (slider) => document.querySelector(`.st-key-${slider} input[type="range"]`);
   const textOf = (slider) => inputOf(slider)?.getAttribute("aria-valuetext");
-  const sliderAt = (node) => Object.keys(follows().bases).find((slider) => node.closest?.(`.st-key-${slider}`));
+  const sliderAt = (node) => node.closest?.(".hr-flag")?.closest(".hr-ruler").dataset.slider
+    ?? Object.keys(follows().bases).find((slider) => node.closest?.(`.st-key-${slider}`));
   const othersRest = (slider) =>
     Object.entries(follows().at).every(([other, text]) => other === slider || (textOf(other) ?? text) === text);
   const holds = (slider) => slider in rows && rows[slider].base === follows().bases[slider] && othersRest(slider);
@@ -66,9 +67,58 @@ const start = () => {
     return show(documentAt(rows[slider], place));
   };
 
+  // The flags stand where the sliders do, and a ruler is dimmed while anything but its own slider is another.
+  const place = () => {
+    for (const ruler of document.querySelectorAll(".hr-ruler")) {
+      const { slider, of, ends } = ruler.dataset, text = textOf(slider), flag = ruler.querySelector(".hr-flag");
+      ruler.toggleAttribute("data-late", of !== follows().bases[slider] || !othersRest(slider));
+      if (!text) continue;
+      const [low, high] = ends.split(" ").map(Number), value = Number(text);
+      const share = Math.log(Math.max(value, low) / low) / Math.log(high / low);
+      const said = value.toLocaleString("en-US"), { firstElementChild: name } = flag;
+      flag.style.left = `${100 * Math.min(share, 1)}%`;
+      if (name.textContent !== said) name.textContent = said;
+    }
+  };
+
+  // A dragged flag drags the slider's own thumb, as a pointer of its own, so that a release sends one value.
+  const drag = (flag, down) => {
+    const ruler = flag.closest(".hr-ruler"), { slider, steps, ends } = ruler.dataset, input = inputOf(slider);
+    if (!input) return;
+    const [low, high] = ends.split(" ").map(Number), values = steps.split(" ").map(Number);
+    const { left, width } = ruler.querySelector(".hr-track").getBoundingClientRect();
+    const thumb = input.parentElement.parentElement, { x, y } = thumb.getBoundingClientRect();
+    const tell = (type) => thumb.dispatchEvent(new PointerEvent(type, { bubbles: true, pointerId: 4242, pointerType: "mouse",
+      isPrimary: true, button: 0, clientX: x, clientY: y }));
+    const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
+    const move = ({ clientX }) => {
+      const at = Math.log(low) + (clientX - left) / width * Math.log(high / low);
+      const far = (value) => Math.abs(Math.log(value) - at);
+      const step = values.reduce((best, value, i) => far(value) < far(values[best]) ? i : best, 0);
+      if (Number(input.value) === step) return;
+      set.call(input, step);
+      for (const type of ["input", "change"]) input.dispatchEvent(new Event(type, { bubbles: true }));
+    };
+    const end = () => {
+      flag.removeEventListener("pointermove", move);
+      tell("pointerup");
+      input.focus({ preventScroll: true }); // arrow keys go on from here
+    };
+    flag.setPointerCapture(down.pointerId);
+    flag.addEventListener("pointermove", move);
+    for (const type of ["pointerup", "pointercancel"]) flag.addEventListener(type, end, { once: true });
+    tell("pointerdown");
+  };
+  document.addEventListener("pointerdown", (down) => {
+    const flag = down.target.closest?.(".hr-flag");
+    if (flag && !down.button) { down.preventDefault(); drag(flag, down); }
+  });
+  new MutationObserver(place).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
+
   let frame = 0, again = false;
   const follow = (slider) => {
     now.moved = slider;
+    place();
     if (frame) { again = true; return; }
     draw(slider);
     frame = requestAnimationFrame(() => {
@@ -99,6 +149,7 @@ const start = () => {
     documentAt,
     // The server answered. Draws its figure, unless the slider has moved on.
     answered() {
+      place();
       ask();
       return now.moved !== null && draw(now.moved);
     },

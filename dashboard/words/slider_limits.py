@@ -1,10 +1,10 @@
-"""The sentences under the sliders: the effective batch, and each slider's limit."""
+"""The sentences under the sliders: the effective batch, and evaluation where it sets a limit; names of changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estimator import Model, Reach, TrainingSetup, smaller_evaluation
+from estimator import TrainingSetup, smaller_evaluation
 
 
 def effective_batch(setup: TrainingSetup) -> str:
@@ -28,41 +28,15 @@ def _are(number: int) -> str:
     return "s are" if number != 1 else " is"
 
 
-def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetup) -> str:
-    """The largest micro-batch that fits at this length. Ends in a space because another sentence follows."""
-    tokens = f"{setup.max_length:,} tokens"
-    if limit == 0 and evaluating:
-        return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup.run)}. "
-    if limit == 0:
-        return f"Not even micro-batch 1 fits at {tokens}. "
-    return f"Micro-batches up to {limit:,} fit at {tokens}. "
+def evaluation_limit(key: str, limit: int, setup: TrainingSetup) -> str:
+    """Where evaluation, not training, sets the limit of a slider: what to lower.
 
-
-def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
-    """The longest context that fits at this micro-batch, or the evaluation that limits it."""
-    batch = f"micro-batch {setup.per_device_train_batch_size:,}"
-    if limit == 0:
-        why = f", because of evaluation: {smaller_evaluation(setup.run)}" if evaluating else ""
-        return f"No length fits at {batch}{why}."
-    ends = ""
-    if evaluating:
-        ends = f"; at longer contexts evaluation no longer fits: {smaller_evaluation(setup.run)}"
-    if limit == model.position_limit:
-        return f"Up to {limit:,} tokens: the model has no more learned positions."
-    beyond = 0 < model.max_position_embeddings < limit
-    made_for = f"; the model was made for {model.max_position_embeddings:,}" if beyond else ""
-    return f"Up to {limit:,} tokens fit at {batch}{made_for}{ends}."
-
-
-def further(limit: int, reach: Reach) -> str:
-    """The longer context that lossless changes allow; empty if they gain little.
-
-    >>> further(686, Reach({}, ("Gradient checkpointing",), 17658, 9))
-    ' Up to 17,658 with checkpointing: see “Best way”.'
+    >>> evaluation_limit("max_length", 4096, TrainingSetup())
+    'Beyond 4,096 tokens training fits, evaluation does not: lower per_device_eval_batch_size, now 8.'
     """
-    if not reach.titles or reach.longest_context <= limit * MUCH:
-        return ""
-    return f" Up to {reach.longest_context:,} with {changes(reach.titles)}: see “Best way”."
+    at = f"{limit:,} tokens" if key == "max_length" else f"micro-batch {limit:,}"
+    where = f"Beyond {at} training" if limit else "Training"
+    return f"{where} fits, evaluation does not: {smaller_evaluation(setup.run)}."
 
 
 def changes(titles: Sequence[str]) -> str:
