@@ -250,7 +250,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
 .st-key-below[data-late] {{ opacity: .33; }}
-.st-key-edge {{ margin: -.7rem 0 -.2rem; }}
+.st-key-edge {{ margin: -.35rem 0 -.2rem; }}
 .hr-edge {{ display: grid; gap: .15rem; }}
 .hr-ruler {{ display: grid; grid-template-columns: 5.6rem 1fr; align-items: end; font-size: .875rem; }}
 .hr-ruler b {{ line-height: 1.4rem; }}
