@@ -24,7 +24,7 @@ NULL := .venv-null
 PLAYED := $(NULL)/null.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench mutate played measure calibrate docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench corpus mutate played measure calibrate docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
@@ -33,6 +33,7 @@ help:
 	@echo "              40; SEED=: others than this week's) against the real libraries"
 	@echo "make bench    time one estimate, a million needs, and the page's response to each slider"
 	@echo "make mutate   change 20 lines of each folder one by one and print which no test notices (hours; ARGS=estimator/time)"
+	@echo "make corpus   ask all 5,000 frozen setups again (ARGS=\"against HEAD~1\": print each value that differs from then)"
 	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make played   set up torch's CUDA build on a card that is not there and play data/played.csv (ARGS=lora: those cases)"
@@ -157,6 +158,9 @@ bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_grid.py
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_plan.py
 	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
+
+corpus: $(DEV)
+	@$(VENV)/bin/python -m tests.corpus $(or $(ARGS),check)
 
 mutate: $(DEV)
 	@$(VENV)/bin/python benchmarks/mutate.py $(ARGS)
