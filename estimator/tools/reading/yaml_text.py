@@ -151,7 +151,8 @@ class _Walk:
             )
         if self.seen > MOST_KEYS * 4:
             raise InputError(
-                f"{self._at(node)}: its anchors unfold to more than {MOST_KEYS} keys; write it plainly."
+                f"{self._at(node)}: with what its anchors stand for, it has more than {MOST_KEYS:,} keys; give the "
+                "config alone."
             )
 
     @contextmanager
