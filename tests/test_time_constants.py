@@ -173,6 +173,15 @@ def test_elementwise_operators_move_their_output_once_at_best_and_six_times_at_w
     assert part("norms, activations, residuals") == near(written / FAST, 6 * written / FAST)
 
 
+def test_compiled_kernels_move_half_to_nearly_all_that_is_written_eagerly() -> None:
+    """The shares are those of inductor's own kernels, as traced in tests/verify/test_compiled_steps.py."""
+    keys: dict[str, Any] = {"torch_compile": True}
+    moves = traffic(TINY_LLAMA, TrainingSetup(max_length=LENGTH, **keys), 0.0)
+    written = 256 * (moves.forward + moves.backward)
+    found = part("norms, activations, residuals", **keys)
+    assert found == near(0.48 * written / FAST, 0.97 * written / SLOW)
+
+
 def test_no_kernel_moves_less_than_fused_kernels() -> None:
     """Liger's kernels write so little, and in place, that the fused kernels' roofline sets the fast end."""
     keys: dict[str, Any] = {"use_liger_kernel": True, "mixed_precision": MixedPrecision.NO}

@@ -9,7 +9,13 @@ from estimator.values.specs import Model
 
 
 def without_dropout(model: Model) -> Model:
-    """The model with every dropout at 0, as ``model.eval`` leaves it."""
+    """The model with every dropout at 0, as ``model.eval`` leaves it.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> dropping = replace(TINY_LLAMA, embd_pdrop=0.1, attn_pdrop=0.2, resid_pdrop=0.3)
+    >>> without_dropout(dropping) == TINY_LLAMA
+    True
+    """
     return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
 
 

@@ -135,7 +135,11 @@ def splits(setup: TrainingSetup) -> Iterator[Keys]:
 
 
 def _smaller(setup: TrainingSetup) -> Iterator[Keys]:
-    """The splits of fewer rows than the setup's, the largest first."""
+    """The splits of fewer rows than the setup's, the largest first.
+
+    >>> [it["per_device_train_batch_size"] for it in _smaller(TrainingSetup(per_device_train_batch_size=4))]
+    [2, 1]
+    """
     now = setup.per_device_train_batch_size
     for keys in reversed([*splits(setup)]):
         if keys["per_device_train_batch_size"] < now:

@@ -252,6 +252,28 @@ fsdp_config:
     assert (run.setup["strategy"], run.setup["dp_replicate_size"]) == ("hsdp", replicas)
 
 
+@pytest.mark.parametrize(
+    ("said", "strategy"),
+    [
+        ("sharding_strategy: FULL_SHARD", "fsdp"),
+        ("sharding_strategy: 1", "fsdp"),
+        ("sharding_strategy: SHARD_GRAD_OP", "fsdp_grad_op"),
+        ("sharding_strategy: 2", "fsdp_grad_op"),
+        ("sharding_strategy: NO_SHARD", "ddp"),
+        ("sharding_strategy: 3", "ddp"),
+        ("sharding_strategy: 4", "hsdp"),
+        ("sharding_strategy: 5", "hsdp"),
+        ("version: 2\n  fsdp_reshard_after_forward: true", "fsdp"),
+        ("version: 2\n  fsdp_reshard_after_forward: false", "fsdp_grad_op"),
+    ],
+)
+def test_sharding_is_read_by_name_number_and_what_is_resharded(said: str, strategy: str) -> None:
+    # accelerate 1.15, utils/constants.py, FSDP_SHARDING_STRATEGY, counted from 1
+    accelerate = f"distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_{said}\n"
+    run = read(train_py="SFTTrainer('openai-community/gpt2')", accelerate_yaml=accelerate)
+    assert run.setup["strategy"] == strategy
+
+
 def test_rows_that_no_tool_truncates_are_reported() -> None:
     (note,) = read(train_py=BITSANDBYTES).guesses
     assert note.startswith("Trainer cuts no row here")
