@@ -95,6 +95,7 @@ bnb_4bit_quant_storage "uint8"
 torch_compile false · torch_compile_backend null · torch_compile_mode null
 load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · optimizer_in_bwd false
 expandable_segments false · roundup_power2_divisions 1
+max_split_size_mb null · torch_empty_cache_steps null
 strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 fsdp_version 2 · checkpoint_around_fsdp false

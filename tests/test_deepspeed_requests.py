@@ -10,7 +10,7 @@ from estimator.families.modules import TINY_LLAMA
 from estimator.proof import replays
 from estimator.resident.optimizer import Trainable
 from estimator.sources.catalog import played
-from estimator.step.blocks import EMPTY, GIVE, MIB, TAKE, Log, Request, log_of, play
+from estimator.step.blocks import EMPTY, GIVE, MIB, TAKE, Log, Request, Settings, log_of, play
 from estimator.step.ddp_requests import Sent, buckets, together
 from estimator.step.zero_requests import groups, ranks_played, reached
 from estimator.values.setup import TrainingSetup
@@ -24,7 +24,7 @@ def _emptied(*between: Request) -> Log:
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_an_emptied_cache_keeps_no_segment(expandable: bool) -> None:
-    assert play(_emptied(Request(EMPTY, 0)), expandable=expandable).reserved <= 60 * MIB
+    assert play(_emptied(Request(EMPTY, 0)), settings=Settings(expandable)).reserved <= 60 * MIB
     assert play(_emptied()).reserved == 80 * MIB
 
 

@@ -62,7 +62,7 @@ def another(key: Key) -> Any:
         case Flag():
             return not key.default
         case WholeNumber(low=low):
-            return 2 if key.default != 2 else low
+            return max(2, low) if key.default != 2 else low
         case Number(high=high):
             return 0.25 if high <= 1 else 2.5
         case Names():

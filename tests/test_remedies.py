@@ -233,10 +233,13 @@ def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -
     assert (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in found[("expandable_segments",)].price
     )
-    others = replace(small, vendor="AMD")
-    assert not any(
-        "expandable_segments" in it.keys for it in remedies(estimate(model, others, setup), [])
-    )
+    whole = estimate(model, card, replace(setup, max_split_size_mb=64)).need_high_bytes
+    others = replace(card, vendor="AMD", memory_bytes=(need + whole) // 2)
+    alike = {tuple(it.keys) for it in remedies(estimate(model, others, setup), [])}
+    assert ("max_split_size_mb",) in alike
+    assert not any("expandable_segments" in keys for keys in alike)
+    together = [it.keys for it in remedies(estimate(model, small, setup), [])]
+    assert not any({"max_split_size_mb", "expandable_segments"} <= it.keys() for it in together)
 
 
 def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:

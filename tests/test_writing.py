@@ -406,12 +406,18 @@ def test_a_config_that_evaluates_names_an_evaluation_set(tool: str, line: str) -
 
 
 @pytest.mark.parametrize("tool", ["trl", "trainer", "axolotl", "llamafactory", "ms_swift"])
-@pytest.mark.parametrize("settings", [(True, 1), (False, 1), (True, 16), (False, 4)])
+@pytest.mark.parametrize(
+    "settings",
+    [(True, 1, None, 4), (False, 1, 64, None), (True, 16, None, None), (False, 4, 128, 1)],
+)
 def test_a_command_sets_the_allocator_as_the_setup_has_it(
-    tool: str, settings: tuple[bool, int]
+    tool: str, settings: tuple[bool, int, int | None, int | None]
 ) -> None:
     keys = dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))
-    names = ("expandable_segments", "roundup_power2_divisions")
+    names = (
+        *("expandable_segments", "roundup_power2_divisions", "max_split_size_mb"),
+        "torch_empty_cache_steps",
+    )
     keys |= dict(zip(names, settings, strict=True))
     away = files_of(tool, keys, LLAMA)
     files = {name: text for name, text in away.files.items() if name != "requirements.txt"}

@@ -97,7 +97,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
 
 def _blocks(log: blocks.Log, setup: TrainingSetup) -> Blocks:
     def played(room: int) -> blocks.Played:
-        return blocks.play(log, room, setup.expandable_segments, NEVER_AHEAD)
+        return blocks.play(log, room, blocks.settings_of(setup.allocator), NEVER_AHEAD)
 
     spare = played(blocks.NO_LIMIT)
     least = least_memory(

@@ -216,9 +216,11 @@ class _Search(NamedTuple):
         return next(self.trials, None) is not None and holds(self.of.model, self.gpu, setup)
 
     def _setup(self, picked: Picked) -> TrainingSetup | None:
-        """The changed setup; None if two options set one key, or it is refused."""
+        """The changed setup; None if two options set one key or exclude each other, or it is refused."""
         keys = _keys_of(picked)
         if len(keys) < sum(len(option) for _, option in picked):
+            return None
+        if any(change.instead_of in keys for change, _ in picked):
             return None
         changed = _changed(self.of.setup, keys)
         if changed is None or is_refused(self.of.model, changed):

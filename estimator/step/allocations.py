@@ -17,6 +17,7 @@ from typing import NamedTuple
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
+    EMPTY,
     GIVE,
     GIVE_ALL,
     GIVE_BEFORE,
@@ -79,11 +80,13 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Strategy
+from estimator.values.specs import Gpu, Model, Phase, Strategy
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
 request finds the same block again, unless the card is nearly full."""
+BEFORE_BACKWARD = -1
+"""Stands among a pass's stretches where Trainer may empty the cache."""
 MOST_ALIKE = 512
 """Equal tensors of a loop that are requested one by one; more count as one, for the cost of a replay."""
 
@@ -176,6 +179,7 @@ def allocations(
         after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
     optimizer = writer.stretch([*after, *fixed.optimizer, Request(GIVE_ALL, KEPT)])
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
+    emptied = writer.stretch([Request(EMPTY, HELD)])
     evaluation: list[tuple[int, int]] = []
     if setup.run.eval_strategy != "no":
         sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
@@ -185,13 +189,25 @@ def allocations(
         if number == 1:
             writer.once(fixed.before_second)
         for stretch, times in step if number else first_step:
-            writer.run(stretch, times)
+            if stretch != BEFORE_BACKWARD:
+                writer.run(stretch, times)
+            elif _empties(setup, number):
+                writer.run(emptied)
         writer.run(optimizer)
         writer.run(released)
         if number == STEPS - 2:
             for stretch, times in evaluation:
                 writer.run(stretch, times)
     return writer.log()
+
+
+def _empties(setup: TrainingSetup, step: int) -> bool:
+    """Whether Trainer empties the cache in a step, counted from 0. The last one played stands for all later ones.
+
+    Source: transformers 5.23, trainer.py, ``training_step`` (between ``compute_loss`` and ``backward``).
+    """
+    every = setup.torch_empty_cache_steps
+    return every is not None and (step % every == 0 or step == STEPS - 1)
 
 
 def _waited(setup: TrainingSetup) -> Iterator[Request]:
@@ -279,7 +295,10 @@ def _pass(
         own_bytes = kept_bytes(model, setup, others.rank)
     known: dict[tuple[int, int], int] = {}
     order: list[tuple[int, int]] = []
+    backward = next((at for at, it in enumerate(schedule.runs) if it.phase is Phase.BACKWARD), None)
     for index, run in enumerate(schedule.runs):
+        if index == backward:
+            order.append((BEFORE_BACKWARD, 1))
         gathered = gathers.get(run.model)
         patterns = gathered.runs[index] if gathered else [0] * run.length
         if others is not None and keeps_parts(setup.mesh):

@@ -6,10 +6,15 @@ the driver first, and the run dies if that is not enough. What a request over 1 
 if it is at most 1 MiB, so blocks are larger than tensors.
 
 With ``expandable_segments`` each stream has two segments that grow by pages where they end, blocks are split to 512
-bytes, and what goes back are wholly free pages.
+bytes, and what goes back are wholly free pages. With ``max_split_size_mb`` larger blocks are kept whole for requests as
+large, and on a full card only as many of them go back first as the request needs.
+
+``garbage_collection_threshold`` does nothing here, as in torch 2.13 unless ``per_process_memory_fraction`` is below 1
+(played with and without): ``garbage_collect_cached_blocks`` is called where ``set_fraction`` is true.
 
 Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc``, ``get_allocation_size``, ``get_free_block``,
-``should_split``, ``free_block``, ``try_merge_blocks``, ``release_cached_blocks``; its defaults. Segments that grow:
+``should_split``, ``free_block``, ``try_merge_blocks``, ``release_available_cached_blocks``, ``release_cached_blocks``;
+its defaults. Segments that grow:
 ``find_expandable_block``, ``map_block``, ``unmap_block``.
 
 The lines of ``_play`` are compiled where numba is installed (decision 7); without it the same lines are interpreted.
@@ -25,6 +30,8 @@ from math import frexp
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
+
+from estimator.values.facets.allocator import Allocator
 
 MIB = 2**20
 SMALL = MIB
@@ -61,6 +68,30 @@ wholly free segments back to the driver (``torch.cuda.empty_cache``)."""
 _ADDS = {it: 0 for it in range(EMPTY + 1)} | {TAKE: 1, TAKE_ONCE: 1}
 _ADDS |= dict.fromkeys((GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE), -1)
 """Tensors that a request adds; ``GIVE_ALL`` frees any number."""
+
+
+class Settings(NamedTuple):
+    """How the allocator cuts its blocks."""
+
+    expandable: bool = False
+    """``expandable_segments``."""
+    max_split: int = NO_LIMIT
+    """Bytes of a block from which it is not split (``max_split_size_mb``)."""
+
+
+PLAIN = Settings()
+
+
+def settings_of(given: Allocator) -> Settings:
+    """The settings of ``PYTORCH_CUDA_ALLOC_CONF`` that decide how blocks are cut; its megabytes are MiB.
+
+    >>> settings_of(Allocator(max_split_size_mb=128))
+    Settings(expandable=False, max_split=134217728)
+
+    Source: torch 2.13, c10/core/AllocatorConfig.cpp, ``parseMaxSplitSize``.
+    """
+    most = given.max_split_size_mb
+    return Settings(given.expandable_segments, NO_LIMIT if most is None else most * MIB)
 
 
 class Request(NamedTuple):
@@ -164,30 +195,29 @@ def _rounded(size: int, divisions: int) -> int:
 
 
 def play(
-    log: Log, limit: int = NO_LIMIT, expandable: bool = False, ahead: int = IN_FLIGHT
+    log: Log, limit: int = NO_LIMIT, settings: Settings = PLAIN, ahead: int = IN_FLIGHT
 ) -> Played:
     """Play a log on a card that gives the allocator at most ``limit`` bytes.
 
-    ``expandable``: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``. ``ahead``: gathers by which the CPU runs
-    ahead of the card; none where a card finishes everything at once.
+    ``ahead``: gathers by which the CPU runs ahead of the card; none where a card finishes everything at once.
     """
     blocks = 2 * log.most + 1024
     while True:
-        result = _played(log, limit, expandable, ahead, blocks)
+        result = _played(log, limit, settings, ahead, blocks)
         allocated, reserved, died, repetition, request = result
         if died != NO_ROOM:
             return Played(allocated, reserved, None if died < 0 else died, repetition, request)
         blocks *= 2
 
 
-def _played(log: Log, limit: int, expandable: bool, ahead: int, blocks: int) -> array[int]:
+def _played(log: Log, limit: int, settings: Settings, ahead: int, blocks: int) -> array[int]:
     result = array("q", [0] * 5)
     _player()(
         *log.requests,
         *log.spans,
         *log.order,
         limit,
-        expandable,
+        *settings,
         ahead,
         _numbers(RECORD * blocks),
         _numbers(2 * STREAMS * CLASSES),
@@ -220,7 +250,7 @@ def _player() -> Callable[..., None]:
     known = dict(globals())
     for function in (
         *(_class, _next, _find, _add, _drop, _new, _join, _cut, _free, _free_oldest),
-        *(_reach, _start, _pages, _grow, _shrink, _give_back),
+        *(_reach, _start, _pages, _grow, _shrink, _give_back, _largest, _give_large_back),
     ):
         known[function.__name__] = compiled(FunctionType(function.__code__, known))
     played: Callable[..., None] = compiled(FunctionType(_play.__code__, known))
@@ -519,6 +549,40 @@ def _give_back(
     return given
 
 
+def _largest(blocks: array[int], first: array[int], pool: int) -> int:
+    """A pool's largest free block, the highest of equal ones; 0 where there is none."""
+    block = 0
+    for place in range((pool + 1) * CLASSES - 1, pool * CLASSES - 1, -1):
+        block = first[place]
+        if block:
+            break
+    while block and blocks[block + FOLLOWING]:
+        block = blocks[block + FOLLOWING]
+    return block
+
+
+def _give_large_back(
+    blocks: array[int], first: array[int], pool: int, size: int, max_split: int
+) -> int:
+    """Give back the smallest of a pool's whole blocks that is as large as a request, else the largest ones until they
+    are. Returns bytes, negative where all of them are too few: the request is not tried again then.
+
+    Source: ``release_available_cached_blocks``.
+    """
+    wanted, given = max(size, max_split), 0
+    one = _find(blocks, first, pool, wanted)
+    while given < wanted:
+        if one == 0:
+            one = _largest(blocks, first, pool)
+        if one == 0 or blocks[one + HELD] < max_split:
+            return -given
+        _drop(blocks, first, pool, one)
+        given += blocks[one + HELD]
+        blocks[one + BELOW], blocks[BELOW] = blocks[BELOW], one
+        one = 0
+    return given
+
+
 def _play(
     whats: array[int],
     keys: array[int],
@@ -530,6 +594,7 @@ def _play(
     times: array[int],
     limit: int,
     expandable: bool,
+    max_split: int,
     ahead: int,
     blocks: array[int],
     first: array[int],
@@ -604,6 +669,12 @@ def _play(
                         if other == 0 or _reach(blocks, other) >= _reach(blocks, block):
                             break
                         block = other
+                    whole = blocks[block + HELD]
+                    if whole >= max_split and (
+                        size < max_split or whole >= size + LARGE_SEGMENT
+                    ):  # of a large block, which is not split, no more than this may be left over
+                        block = 0
+                if block:
                     _drop(blocks, first, pool, block)
                 else:
                     asked = page
@@ -624,7 +695,12 @@ def _play(
                         asked = _pages(blocks, block, size, page)
                     elif size >= WHOLE:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
-                    if reserved + asked > limit:
+                    is_short = reserved + asked > limit
+                    if is_short and max_split < NO_LIMIT and not expandable:
+                        given = _give_large_back(blocks, first, pool, size, max_split)
+                        reserved -= abs(given)
+                        is_short = given < 0 or reserved + asked > limit
+                    if is_short:
                         while waiting:
                             waiting = _free_oldest(blocks, first, late, waiting)
                         given = _give_back(blocks, first, segments, expandable)
@@ -654,7 +730,9 @@ def _play(
                         blocks[block + BEFORE], blocks[block + AFTER] = 0, 0
                         next_address += asked
                 rest = blocks[block + HELD] - size
-                if ((is_small or expandable) and rest >= LEAST) or rest > SMALL:
+                if ((is_small or expandable) and rest >= LEAST) or (
+                    rest > SMALL and size < max_split
+                ):
                     other = _cut(blocks, block, size)
                     if other == 0:
                         result[2] = NO_ROOM

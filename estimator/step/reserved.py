@@ -18,7 +18,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocations import Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, Log, Played, play, rounded
+from estimator.step.blocks import NO_LIMIT, Log, Played, Settings, play, rounded, settings_of
 from estimator.step.loading_requests import MADE, MOVED
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
@@ -98,8 +98,8 @@ class _Run:
     ``narrow``: those on a card that has no room to load it so: DeepSpeed's weights become flat on the host.
     """
 
-    def __init__(self, log: Log, narrow: Log | None, *, expandable: bool) -> None:
-        self._log, self._narrow, self._expandable = log, narrow, expandable
+    def __init__(self, log: Log, narrow: Log | None, settings: Settings) -> None:
+        self._log, self._narrow, self._settings = log, narrow, settings
         self._played: dict[tuple[bool, int], Played] = {}
 
     def play(self, room: int) -> Played:
@@ -125,7 +125,7 @@ class _Run:
             return spare
         if (narrow, room) not in self._played:
             log = self._log if self._narrow is None or not narrow else self._narrow
-            self._played[narrow, room] = play(log, room, self._expandable)
+            self._played[narrow, room] = play(log, room, self._settings)
         return self._played[narrow, room]
 
 
@@ -138,7 +138,7 @@ def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_R
         return rounded(requests, setup.roundup_power2_divisions)
 
     def run(log: Log, narrow: Log | None = None) -> _Run:
-        return _Run(log, narrow, expandable=setup.expandable_segments)
+        return _Run(log, narrow, settings_of(setup.allocator))
 
     ranks = ranks_played(model, setup)
     if has_partitions(setup.mesh):

@@ -214,7 +214,10 @@ def test_a_flag_with_its_value_takes_no_more() -> None:
     assert setup(command, names=("run.sh",))["max_length"] == 64
 
 
-CONF = "expandable_segments:True,roundup_power2_divisions:[256:1,>:4],max_split_size_mb:128"
+CONF = (
+    "expandable_segments:True,roundup_power2_divisions:[256:1,>:4],max_split_size_mb:128,"
+    "per_process_memory_fraction:0.9,garbage_collection_threshold:0.8"
+)
 SFT = "trl sft --model_name_or_path a/b --max_length 64"
 
 
@@ -242,9 +245,30 @@ def test_what_a_run_sets_of_the_allocator_is_read(text: str, name: str) -> None:
 def test_an_allocators_setting_that_is_not_modelled_is_said() -> None:
     found = run(f"PYTORCH_CUDA_ALLOC_CONF={CONF} {SFT}", names=("run.sh",))
     assert found.setup["expandable_segments"] is True
+    assert found.setup["max_split_size_mb"] == 128
     said = " ".join(it.says for it in found.of(Fate.NOT_MODELLED))
-    assert "not split" in said
+    assert "a share of the card" in said
     assert "roundup_power2_divisions" in found.refused
+    # torch 2.13 does not ask for the threshold without a share of the card (CUDACachingAllocator.cpp, set_fraction)
+    alone = f"PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 {SFT}"
+    assert [it.key for it in run(alone, names=("run.sh",)).of(Fate.NO_EFFECT)] == [
+        "PYTORCH_CUDA_ALLOC_CONF"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ("torch_empty_cache_steps: 5\ngc_steps: 3\n", 5),
+        ("gc_steps: 3\n", 3),
+        ("gc_steps: 3\ngc_collect_steps: 2\n", None),
+        ("gc_steps: -1\n", None),
+    ],
+)
+def test_axolotl_empties_the_cache_as_its_old_key_says_too(keys: str, steps: int | None) -> None:
+    """axolotl 0.19, utils/schemas/config.py, ``migrate_gc_steps``."""
+    found = run(f"{AXOLOTL}sequence_len: 512\n{keys}", names=("a.yaml",))
+    assert found.setup.get("torch_empty_cache_steps") == steps
 
 
 def test_axolotl_sets_the_allocator_unless_the_environment_does() -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.rules import EITHER, LESS, Later, Rule, SoFar, Theirs, Value
+from estimator.tools.rules import EITHER, Later, Rule, SoFar, Theirs, Value
 from estimator.values.facets.allocator import Allocator
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The variable of the environment, and its newer name."""
-KEYS = ("expandable_segments", "roundup_power2_divisions")
+KEYS = ("expandable_segments", "roundup_power2_divisions", "max_split_size_mb")
 
 
 def settings(text: str) -> dict[str, Value]:
@@ -80,15 +80,12 @@ def rule(usual: Allocator = PLAIN, says: str = "", source: str = "") -> Rule:
 RULE = rule()
 LATER = (
     Later(
-        theirs="allocator.max_split_size_mb",
-        sentence="Large blocks of PyTorch's allocator are not split",
+        theirs="allocator.per_process_memory_fraction",
+        sentence="PyTorch may take only a share of the card, and garbage_collection_threshold counts from it",
         direction=EITHER,
-        harmless=(None,),
-    ),
-    Later(
-        theirs="allocator.garbage_collection_threshold",
-        sentence="PyTorch's allocator gives blocks back early",
-        direction=LESS,
-        harmless=(None,),
+        harmless=(None, 1, "1.0"),
     ),
 )
+NO_EFFECT = frozenset({"allocator.garbage_collection_threshold"})
+"""torch 2.13 asks for it only where ``per_process_memory_fraction`` is below 1: c10/cuda/CUDACachingAllocator.cpp,
+``malloc`` (``set_fraction``); played with and without."""

@@ -348,6 +348,13 @@ def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
 
 
+def _emptied(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    steps, older = whole(theirs["args.torch_empty_cache_steps"]), whole(theirs["args.gc_steps"])
+    if steps is None and theirs["args.gc_collect_steps"] is None and (older or 0) > 0:
+        steps = older  # axolotl 0.19, utils/schemas/config.py, migrate_gc_steps
+    return {} if steps is None else {"torch_empty_cache_steps": steps}
+
+
 def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     value = theirs["args.max_grad_norm"]
     return {} if value is None else {"max_grad_norm": value}
@@ -403,6 +410,12 @@ RULES: tuple[Rule, ...] = (
     ),
     same("args.optimizer", "optim"),
     same("args.optim_args"),
+    Rule(
+        theirs=("args.torch_empty_cache_steps", "args.gc_steps", "args.gc_collect_steps"),
+        ours=("torch_empty_cache_steps",),
+        read=_emptied,
+        write=lambda values: {"args.torch_empty_cache_steps": values["torch_empty_cache_steps"]},
+    ),
     Rule(
         theirs=("args.max_grad_norm",),
         ours=("max_grad_norm",),
@@ -572,9 +585,7 @@ LATER: tuple[Later, ...] = (
     later("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),
     later("group_by_length", "Rows of like length share a batch: less padding", LESS),
     later("train_on_inputs", "Prompts are scored, too; as all tokens are here", EITHER, True),
-    later("torch_empty_cache_steps", "Free blocks go back to the driver now and then", LESS),
-    later("gc_steps", "Free blocks go back to the driver now and then", LESS, -1),
-    later("gc_collect_steps", "Free blocks go back to the driver now and then", LESS),
+    later("gc_collect_steps", "Free blocks go back to the driver now and then", LESS, -1),
     later("eval_sequence_len", "Evaluation has rows of another length", EITHER),
     later("batch_flattening", "A batch is flattened to one row", LESS, "auto"),
     later("pad_to_multiple_of", "Rows are padded further", MORE),
@@ -650,11 +661,14 @@ LATER: tuple[Later, ...] = (
     later("fused_attn_kernel", "A fused attention kernel", LESS),
 )
 
-NO_EFFECT = parallel.NO_EFFECT | frozenset(
-    f"args.{key}"
-    for key in (
-        *transformers.NO_EFFECT_NAMES,
-        *listed("""
+NO_EFFECT = (
+    parallel.NO_EFFECT
+    | allocator.NO_EFFECT
+    | frozenset(
+        f"args.{key}"
+        for key in (
+            *transformers.NO_EFFECT_NAMES,
+            *listed("""
         base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
         tokenizer_type tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type
         processor_kwargs.use_fast trust_remote_code type_of_model model_type revision_of_model hub_revision
@@ -712,6 +726,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         jagged_restart_anneal_steps gptq_disable_exllama vllm.serve_module evaluation_strategy
         selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn unsloth_*
         """),
+        )
     )
 )
 

@@ -392,11 +392,14 @@ LATER: tuple[Later, ...] = (
     later("rope_scaling", "Positions are scaled", EITHER),
 )
 
-NO_EFFECT = parallel.NO_EFFECT | frozenset(
-    f"args.{key}"
-    for key in (
-        *transformers.NO_EFFECT_NAMES,
-        *listed("""
+NO_EFFECT = (
+    parallel.NO_EFFECT
+    | allocator.NO_EFFECT
+    | frozenset(
+        f"args.{key}"
+        for key in (
+            *transformers.NO_EFFECT_NAMES,
+            *listed("""
         adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
         new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage infer_backend
         offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token ms_hub_token om_hub_token
@@ -424,6 +427,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         ray_storage_filesystem freeze_language_model fsdp_plugin.* chunk_size use_kt_ cpu_infer
         kt_optimize_rule kt_mode
         """),
+        )
     )
 )
 NO_EFFECT -= {"args.freeze_language_model"}

@@ -439,11 +439,14 @@ LATER: tuple[Later, ...] = (
     later("use_flash_ckpt", "Checkpoints are kept in the host's memory first", MORE),
 )
 
-NO_EFFECT = parallel.NO_EFFECT | frozenset(
-    f"args.{key}"
-    for key in (
-        *transformers.NO_EFFECT_NAMES,
-        *listed("""
+NO_EFFECT = (
+    parallel.NO_EFFECT
+    | allocator.NO_EFFECT
+    | frozenset(
+        f"args.{key}"
+        for key in (
+            *transformers.NO_EFFECT_NAMES,
+            *listed("""
         lora_ga_iters lora_ga_direction lora_ga_scale lora_ga_stable_gamma lora_ga_max_length tau_pos
         tau_neg teacher_model_server command config dataset val_dataset cached_val_dataset
         split_dataset_ratio data_seed dataset_num_proc load_from_cache_file dataset_shuffle
@@ -480,6 +483,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         dataset_test_ratio output_dir seed truncation_strategy_ eval_human structured_outputs_regex
         response_length deepspeed_ merge_lora infer_backend result_path gradient_checkpointing_
         """),
+        )
     )
 )
 

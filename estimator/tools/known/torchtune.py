@@ -446,9 +446,12 @@ LATER: tuple[Later, ...] = (
     later("enable_kv_cache", "Generation keeps keys and values", MORE),
     later("embedding_lr", "The embedding has its own optimizer group", EITHER),
 )
-NO_EFFECT = parallel.NO_EFFECT | frozenset(
-    f"args.{key}"
-    for key in listed("""
+NO_EFFECT = (
+    parallel.NO_EFFECT
+    | allocator.NO_EFFECT
+    | frozenset(
+        f"args.{key}"
+        for key in listed("""
         output_dir seed device shuffle log_every_n_steps log_level log_peak_memory_stats log_dir
         resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.*
         dataset.* dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.*
@@ -461,6 +464,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         max_new_tokens tasks limit low_cpu_ram include_path generator.* fsdp.* async_checkpointing
         cudnn_deterministic_mode
         """)
+    )
 )
 
 TOOL = Tool(

@@ -266,6 +266,7 @@ OPTIMISER: tuple[Rule, ...] = (
     ),
     same("args.max_grad_norm"),
     same("args.label_smoothing_factor"),
+    _counted("args.torch_empty_cache_steps"),
 )
 PRECISION = Rule(
     theirs=("args.bf16", "args.fp16", "accelerate.mixed_precision"),
@@ -406,12 +407,6 @@ LATER: tuple[Later, ...] = (
                 (None, 0),
             ),
             (
-                "torch_empty_cache_steps",
-                "Free blocks go back to the driver now and then, which costs time",
-                Direction.LESS,
-                (None,),
-            ),
-            (
                 "auto_find_batch_size",
                 "The batch is halved until it fits",
                 Direction.LESS,
@@ -531,6 +526,7 @@ NO_EFFECT = (
     | peft.NO_EFFECT
     | peft.BNB_NO_EFFECT
     | parallel.NO_EFFECT
+    | allocator.NO_EFFECT
 )
 
 CHAINS = {

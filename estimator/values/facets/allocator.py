@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator, which it reads from ``PYTORCH_CUDA_ALLOC_CONF``."""
+"""How a run sets PyTorch's caching allocator: ``PYTORCH_CUDA_ALLOC_CONF``, and when Trainer empties its cache."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from estimator.values.refusals import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator(Checked):
-    """How PyTorch's allocator cuts its blocks and grows. The names are its own.
+    """How PyTorch's allocator cuts its blocks and grows, and when it is emptied. The names are its own and Trainer's.
 
-    Source: torch 2.13, docs/source/notes/cuda.md, "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF".
+    Source: torch 2.13, docs/source/notes/cuda.md, "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"; transformers
+    5.23, training_args.py.
     """
 
     __hash__ = Hashed.__hash__
@@ -48,4 +49,31 @@ class Allocator(Checked):
         default_from=DefaultSource.PYTORCH,
         remark="axolotl's is 16",
         widget="of PYTORCH_CUDA_ALLOC_CONF; the page takes it from axolotl's defaults and from scripts",
+    )
+    max_split_size_mb: int | None = key(
+        None,
+        WholeNumber(2**20, low=20, nullable=True),
+        "MiB of a block from which PyTorch's allocator keeps it whole for requests as large",
+        default_from=DefaultSource.PYTORCH,
+        null="blocks of any size are split",
+        widget=Widget(
+            shape="number",
+            section=Section.MORE,
+            label="Largest block that is split (MiB)",
+            help="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb: larger blocks are reused only for requests as large. The "
+            "result is the same.",
+        ),
+    )
+    torch_empty_cache_steps: int | None = key(
+        None,
+        WholeNumber(10**6, nullable=True),
+        "optimizer steps after which Trainer gives free blocks back to the driver, between forward and backward",
+        null="never",
+        widget=Widget(
+            shape="number",
+            section=Section.MORE,
+            label="Empty the cache every n steps",
+            help="Trainer's torch_empty_cache_steps: free blocks go back to the driver before backward, which may find "
+            "room in one piece then. The result is the same; each time costs time.",
+        ),
     )

@@ -177,6 +177,12 @@ def one_gpu() -> Iterator[Given]:
     yield _run(QWEN, "full", 2, 1024, **GROWING, **FLOAT32)
     yield _run(LLAMA_8B, "lora", 2, 1024, **GROWING, roundup_power2_divisions=16)
     yield _run(TINY_LLAMA, "full", 1, 1024, roundup_power2_divisions=4)
+    yield _run(LLAMA, "full", 2, 1024, max_split_size_mb=64)
+    yield _run(QWEN, "full", 2, 1024, max_split_size_mb=128, **FLOAT32, **CHECKPOINTED)
+    yield _run(LLAMA_8B, "lora", 2, 1024, max_split_size_mb=32)
+    yield _run(TINY_LLAMA, "full", 1, 1024, max_split_size_mb=32, **GROWING)
+    yield _run(LLAMA, "full", 2, 1024, torch_empty_cache_steps=1)
+    yield _run(QWEN, "full", 2, 1024, torch_empty_cache_steps=4, **FLOAT32, **CHECKPOINTED)
 
 
 CHUNKED = {"loss": "chunked_trl"}

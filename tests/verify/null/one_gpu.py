@@ -168,7 +168,8 @@ def adapted(model: Any, setup: TrainingSetup) -> Any:
 
 def steps(setup: TrainingSetup) -> int:
     """Steps until nothing changes."""
-    return RADAM_STEPS if setup.optim is Optimizer.SCHEDULE_FREE_RADAM else STEPS
+    most = RADAM_STEPS if setup.optim is Optimizer.SCHEDULE_FREE_RADAM else STEPS
+    return max(most, 1 + (setup.torch_empty_cache_steps or 0))
 
 
 def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
@@ -185,6 +186,7 @@ def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
         "optim_args": optim_args,
         "optim_target_modules": "all-linear" if "galore" in optim or "apollo" in optim else None,
         "max_grad_norm": setup.max_grad_norm,
+        "torch_empty_cache_steps": setup.torch_empty_cache_steps,
         "gradient_checkpointing": setup.gradient_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": setup.use_reentrant},
         "dataloader_pin_memory": False,

@@ -59,9 +59,11 @@ def _play(pipe: Connection, given: Mapping[str, Any], memory: int, rank: int) ->
     try:
         one_gpu.null.null_limit(memory)
         _, _, setup = parse(given)
+        split = setup.max_split_size_mb
         torch.cuda.memory._set_allocator_settings(
             f"expandable_segments:{setup.expandable_segments},"
             f"roundup_power2_divisions:{setup.roundup_power2_divisions}"
+            + ("" if split is None else f",max_split_size_mb:{split}")
         )
         one_gpu.play(given["model"], setup, rank)
     except torch.OutOfMemoryError as error:
