@@ -93,9 +93,9 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Price,
-    Strategy,
     Verdict,
 )
+from estimator.values.strategies import Strategy
 
 if TYPE_CHECKING:
     from estimator.grid.needs import Needs, needs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +112,27 @@ def test_a_class_name_means_one_thing_across_the_project() -> None:
                 found.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
     twice = {name: sorted(paths) for name, paths in found.items() if len(paths) > 1}
     assert not twice, "give one of them the name of what it is"
+
+
+RECORDS = {"Strategy": 0, "Objective": 45, "Loss": 69, "Method": 41, "Optimizer": 15}
+"""Words of a setup, and the most places that compare with one instead of asking for a fact: lower them only."""
+
+
+def _compared(tree: ast.AST) -> Iterator[str]:
+    """The word of each member in a comparison, ``is`` to ``in``, or a ``case``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            for part in ast.walk(node):
+                match part:
+                    case ast.Attribute(ast.Name(word), member) if member.isupper():
+                        yield word
+
+
+def test_a_fact_is_asked_for_and_no_record_compared_by_its_name() -> None:
+    found = Counter(
+        word
+        for path in (*(ROOT / "estimator").rglob("*.py"), *FACE)
+        for word in _compared(ast.parse(path.read_text(encoding="utf-8")))
+    )
+    grown = {word: found[word] for word, most in RECORDS.items() if found[word] > most}
+    assert not grown, "ask for a fact, in the file of the word's class"

@@ -20,7 +20,8 @@ from estimator.search.scaling import curves
 from estimator.step import records, timeline
 from estimator.step.reserved import MOST_LAYERS_REPLAYED, reserved_bytes
 from estimator.tape.symbols import Recording
-from estimator.values.specs import Offload, Strategy
+from estimator.values.specs import Offload
+from estimator.values.strategies import Strategy
 from tests.counted import A_SECOND, counted
 
 DEEPEST = {"like": "HuggingFaceTB/SmolLM2-135M", "num_hidden_layers": MOST_LAYERS}

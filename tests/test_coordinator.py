@@ -23,7 +23,8 @@ from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import CallMark, WholeWeight
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy
+from estimator.values.specs import STEP_PHASES, Component, Phase
+from estimator.values.strategies import Strategy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -14,7 +14,8 @@ from estimator.step.blocks import EMPTY, GIVE, MIB, TAKE, Log, Request, Settings
 from estimator.step.ddp_requests import Sent, buckets, together
 from estimator.step.zero_requests import groups, ranks_played, reached
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Offload, Strategy
+from estimator.values.specs import Offload
+from estimator.values.strategies import Strategy
 
 
 def _emptied(*between: Request) -> Log:

@@ -33,9 +33,9 @@ from estimator.values.specs import (
     Model,
     Optimizer,
     Phase,
-    Strategy,
     Verdict,
 )
+from estimator.values.strategies import Strategy
 
 MISTRAL, GPT2 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.model("openai-community/gpt2")
 A100 = catalog.gpu("A100-SXM4-80GB")

@@ -44,8 +44,8 @@ from estimator.values.specs import (
     ModelClass,
     Optimizer,
     Phase,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)

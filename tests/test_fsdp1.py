@@ -12,7 +12,7 @@ from estimator.contract.setups import parse
 from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elements
 from estimator.search.scaling import shared_by
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 from tests.test_sharding import LLAMA, heights, told
 
 ON_8 = {

@@ -26,7 +26,8 @@ from estimator.sources import catalog
 from estimator.tools.imported import read_files
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Phase, Strategy, Verdict
+from estimator.values.specs import Component, Phase, Verdict
+from estimator.values.strategies import Strategy
 
 QWEN = catalog.model("Qwen/Qwen2.5-1.5B")
 QWEN_7B = catalog.model("Qwen/Qwen2.5-7B")

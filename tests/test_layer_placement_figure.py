@@ -12,7 +12,8 @@ from estimator import TrainingSetup, catalog, estimate, placed_with_tower
 from estimator.families.counts import total_parameters
 from estimator.families.modules import module_parameters
 from estimator.families.vision_family import vision_modules
-from estimator.values.specs import Component, Strategy
+from estimator.values.specs import Component
+from estimator.values.strategies import Strategy
 from tests.test_start_page import open_page, text
 
 MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")

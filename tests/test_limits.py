@@ -41,7 +41,8 @@ from estimator.search.limits import (
 )
 from estimator.search.remedies import remedies
 from estimator.values.keys import LARGEST
-from estimator.values.specs import Offload, Strategy
+from estimator.values.specs import Offload
+from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

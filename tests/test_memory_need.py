@@ -18,7 +18,8 @@ from estimator.resident.overhead import (
     shown_bytes,
     workspace_bytes,
 )
-from estimator.values.specs import Gpu, Strategy
+from estimator.values.specs import Gpu
+from estimator.values.strategies import Strategy
 
 MIB = 2**20
 MODEL = parse(

@@ -14,7 +14,8 @@ from estimator import Method, Price, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import ranks
 from estimator.search.scaling import Curve, curves
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Strategy
+from estimator.values.specs import Gpu
+from estimator.values.strategies import Strategy
 from tests.test_start_page import open_page, text
 
 GIB = 2**30

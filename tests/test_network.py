@@ -22,9 +22,9 @@ from estimator.parallel.network import (
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import published_runs
 from estimator.step.timeline import structure
-from estimator.time.exchange_time import Sharing, communication
+from estimator.time.exchange_time import communication
 from estimator.values.facets.mesh import Mesh
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 WEIGHTS = 2 * 7_241_732_096
@@ -33,12 +33,12 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 """300 GB/s each way inside; 12.5 (a2-ultragpu-8g) to 200 (NDm A100 v4) between machines of eight."""
 
 
-def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
+def exchanged(setup: TrainingSetup) -> tuple[float, float]:
     """Low and high seconds of the exchange between Mistral's GPUs, before any overlap with compute."""
     resident = resident_memory(
         MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1))
     )
-    sent = communication(A100, MISTRAL, setup, resident, sharing=sharing)
+    sent = communication(A100, MISTRAL, setup, resident)
     return sent.behind[0] + sent.alone[0], sent.high_seconds
 
 
@@ -46,14 +46,14 @@ def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
 
 
 def test_only_the_gpu_link_counts_inside_a_machine() -> None:
-    low, high = exchanged(TrainingSetup(num_gpus=8, strategy=Strategy.DDP), Sharing.REPLICAS)
+    low, high = exchanged(TrainingSetup(num_gpus=8, strategy=Strategy.DDP))
     assert low == pytest.approx(2 * WEIGHTS * 7 / 8 / 300e9)
     assert high == pytest.approx(low / 0.78)  # what a ring reaches of the link on eight A100
 
 
 def test_the_slower_of_link_and_network_bounds_a_ring_between_machines() -> None:
     """16 GPUs in two machines: at worst a ring over 12.5 GB/s; at best each machine receives the other's half."""
-    low, high = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.DDP), Sharing.REPLICAS)
+    low, high = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.DDP))
     assert high == pytest.approx(2 * WEIGHTS * 15 / 16 / 12.5e9)
     assert low == pytest.approx(max(2 * WEIGHTS * 15 / 16 / 300e9, 2 * WEIGHTS / 2 / 200e9))
 
@@ -67,7 +67,7 @@ def test_the_link_bounds_the_exchange_on_a_fast_network() -> None:
 def test_hsdp_gathers_within_a_machine_and_reduces_shards_between_machines() -> None:
     """Within: 3 · weights · 7/8 over 300 GB/s. Between: eight sums of 2 · gradients / 8 each, half of it outgoing."""
     setup = TrainingSetup(num_gpus=16, strategy=Strategy.HSDP, dp_replicate_size=2)
-    low, high = exchanged(setup, Sharing.WEIGHTS)
+    low, high = exchanged(setup)
     inside = 3 * WEIGHTS * 7 / 8 / 300e9
     assert low == pytest.approx(inside + WEIGHTS / 200e9)
     assert high == pytest.approx(inside / 0.78 + WEIGHTS / 12.5e9)
@@ -76,8 +76,8 @@ def test_hsdp_gathers_within_a_machine_and_reduces_shards_between_machines() -> 
 def test_hsdp_between_machines_sends_a_third_of_what_fsdp_sends() -> None:
     """HSDP sends gradients twice, halved; FSDP weights twice and gradients once. The ratio is 1 to 3, times 15/16."""
     of_two = {"num_gpus": 16, "dp_replicate_size": 2, "strategy": Strategy.HSDP}
-    hsdp = exchanged(TrainingSetup(**of_two), Sharing.WEIGHTS)[1]
-    fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP), Sharing.WEIGHTS)[1]
+    hsdp = exchanged(TrainingSetup(**of_two))[1]
+    fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP))[1]
     assert hsdp < 0.41 * fsdp  # the rest is inside the machines
 
 
@@ -95,7 +95,7 @@ def test_a_reference_pass_gathers_the_weights_once_more() -> None:
     setup = TrainingSetup(
         num_gpus=8, strategy=Strategy.FSDP, objective="dpo", precompute_ref_log_probs=False
     )
-    low, high = exchanged(setup, Sharing.WEIGHTS)
+    low, high = exchanged(setup)
     assert low == 0.78 * high == pytest.approx(4 * WEIGHTS * 7 / 8 / 300e9)
 
 

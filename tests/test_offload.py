@@ -34,8 +34,8 @@ from estimator.values.specs import (
     Model,
     Offload,
     Phase,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 from tests.test_sharding import LLAMA
 
 NONE, CPU, NVME = Offload

@@ -29,7 +29,7 @@ from estimator import (
 from estimator.answer.overflow import first_overflow, instants, room_bytes, runs_out
 from estimator.contract.setups import parse, write_estimate
 from estimator.contract.text import describe
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")

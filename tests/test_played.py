@@ -9,7 +9,7 @@ import pytest
 from estimator.contract.setups import parse
 from estimator.proof import replays
 from estimator.sources.catalog import PlayedRun, played
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 
 ROWS = played()
 CHEAPEST = 20

@@ -12,7 +12,8 @@ from estimator.answer.ranks import Rank, rank_0_writes, ranks
 from estimator.contract.setups import write_estimate
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.zero import kept_gradients, width
-from estimator.values.specs import Model, Offload, Strategy
+from estimator.values.specs import Model, Offload
+from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 GPT2 = catalog.model("openai-community/gpt2")

@@ -24,7 +24,8 @@ from estimator.values.refusals import (
     RefusedError,
 )
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Strategy
+from estimator.values.specs import Method
+from estimator.values.strategies import Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "estimator").rglob("*.py"))

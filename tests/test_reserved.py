@@ -35,7 +35,7 @@ from estimator.step.blocks import (
 )
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

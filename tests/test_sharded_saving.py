@@ -33,8 +33,8 @@ from estimator.values.specs import (
     MixedPrecision,
     Optimizer,
     Phase,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 
 N, HEAD = 8_000_000_000, 128_256 * 4096
 WEIGHTS, STATES = 4 * N, 8 * N

@@ -38,7 +38,8 @@ from estimator.parallel.zero import (
 from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Method, Model, Phase, Strategy
+from estimator.values.specs import STEP_PHASES, Component, Method, Model, Phase
+from estimator.values.strategies import Strategy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

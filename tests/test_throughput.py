@@ -27,14 +27,14 @@ from estimator import (
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
-from estimator.time.exchange_time import Sharing, communication
+from estimator.time.exchange_time import communication
 from estimator.time.lengths import expected_longest, lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
 from estimator.time.rates import FAST_SHARE_ELSEWHERE, missing_rate, rates
 from estimator.time.spread import Cause, Cost, together
 from estimator.time.step_seconds import step_costs
 from estimator.time.throughput import run_time
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -210,19 +210,17 @@ def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
 
 
 def test_replicas_exchange_their_gradients_twice() -> None:
-    setup = replace(TrainingSetup(mixed_precision=MixedPrecision.NO), num_gpus=4)
+    setup = TrainingSetup(mixed_precision=MixedPrecision.NO, num_gpus=4, strategy=Strategy.DDP)
     resident = resident_memory(MISTRAL, structure(setup))
-    part = communication(
-        A100, MISTRAL, setup, resident, sharing=Sharing.REPLICAS, link_gb_per_s=100
-    )
+    part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
     slow = 2 * 3 / 4 * 2 * 7_241_732_096 / (0.78 * 1e11)  # a ring reaches 0.78 of the link at worst
     assert part.high_seconds == pytest.approx(slow, rel=0.001)
 
 
 def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
-    setup = replace(TrainingSetup(), num_gpus=4, gradient_accumulation_steps=2)
-    resident = resident_memory(MISTRAL, structure(setup))
-    part = communication(A100, MISTRAL, setup, resident, sharing=Sharing.WEIGHTS, link_gb_per_s=100)
+    setup = TrainingSetup(num_gpus=4, gradient_accumulation_steps=2, strategy=Strategy.FSDP)
+    resident = resident_memory(MISTRAL, structure(replace(setup, strategy=Strategy.NONE)))
+    part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
     slow = 2 * 3 / 4 * 6 * 7_241_732_096 / (0.78 * 1e11)
     assert part.high_seconds == pytest.approx(slow, rel=0.001)
 
@@ -233,9 +231,7 @@ def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
     for strategy in (Strategy.ZERO1, Strategy.ZERO2):
         setup = TrainingSetup(num_gpus=4, gradient_accumulation_steps=3, strategy=strategy)
         resident = resident_memory(MISTRAL, structure(replace(setup, strategy=Strategy.NONE)))
-        part = communication(
-            A100, MISTRAL, setup, resident, sharing=Sharing.STATES, link_gb_per_s=100
-        )
+        part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
         sent[strategy] = part.behind[0], part.alone[0]
     once = 3 / 4 * 2 * 7_241_732_096 / 1e11
     assert sent[Strategy.ZERO1] == pytest.approx((2 * once, once))
@@ -280,7 +276,7 @@ def test_deepspeed_copies_gradients_into_buckets_and_out_of_them(
 def test_sharding_divides_the_optimizer_step() -> None:
     setup = replace(LONG, num_gpus=4)
     resident = resident_memory(MISTRAL, structure(setup))
-    shards = run_time(MISTRAL, A100, setup, resident, sharing=Sharing.WEIGHTS)
+    shards = run_time(MISTRAL, A100, replace(setup, strategy=Strategy.FSDP), resident)
     replicas = run_time(MISTRAL, A100, setup, resident)
     # nearly: each is also drawn to the typical seconds of its step
     assert part(shards, "optimizer step")[0] == pytest.approx(

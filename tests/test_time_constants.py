@@ -27,15 +27,8 @@ from estimator.time.rates import Rates, rates
 from estimator.time.step_seconds import step_costs, step_parts
 from estimator.time.traffic import traffic
 from estimator.values.facets.mesh import Mesh
-from estimator.values.specs import (
-    AttnImplementation,
-    DeltaNet,
-    Loss,
-    Model,
-    Offload,
-    StateSpace,
-    Strategy,
-)
+from estimator.values.specs import AttnImplementation, DeltaNet, Loss, Model, Offload, StateSpace
+from estimator.values.strategies import Strategy
 
 LENGTH = 256
 FAST, SLOW = 1e12, 0.8e12

@@ -29,7 +29,7 @@ from estimator import (
 def over_devices(of: Estimate) -> Estimate | str:
     """The setup under a device map, on its own GPUs or at least two; or a sentence that refuses it."""
     setup = of.setup
-    if setup.strategy is Strategy.DEVICE_MAP:
+    if setup.strategy.places_layers:
         return of
     number = min(max(2, setup.num_gpus), setup.gpus_per_node)
     try:

@@ -152,8 +152,8 @@ def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) 
         cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
         where = f"smallest: {cards}, {units.gib(smallest.headroom_bytes)} free"
         if smallest.keys:
-            way = terms.STRATEGIES.get(smallest.setup.strategy, smallest.setup.strategy)
-            where = f"{'not on one GPU' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
+            where = f"{'not on one GPU' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, "
+            where += smallest.setup.strategy.label
     return markup.card(terms.METHODS[method], estimate.verdict, need, where, *_run_line(estimate))
 
 

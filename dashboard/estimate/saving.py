@@ -11,7 +11,6 @@ from estimator import (
     Estimate,
     Method,
     Stage,
-    Strategy,
     TrainingSetup,
     beyond_the_step,
     checkpoint_bytes,
@@ -64,9 +63,9 @@ def _loading(setup: TrainingSetup) -> str:
     if setup.method is Method.QLORA:
         return "A 4-bit base goes to the GPU tensor by tensor."
     first = "Without a device_map, from_pretrained puts all weights on the host first"
-    if setup.strategy is Strategy.NONE:
+    if setup.strategy.is_alone:
         return f"{first}; device_map={{'': 0}} loads straight to the GPU."
-    if setup.strategy is Strategy.DDP:
+    if setup.strategy.averages_in_buckets:
         return f"{first}; device_map={{'': PartialState().process_index}} loads straight to each process' GPU."
     return ""
 
@@ -95,7 +94,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         f"{units.gib(kept_a_batch)} of them on the GPU, and joining them takes as much again; eval_accumulation_steps "
         "moves them to the host.",
     ]
-    if family_of(estimate.model).merges_experts and not setup.strategy.is_sharded:
+    if family_of(estimate.model).merges_experts and not setup.strategy.shards_states:
         lines.append(
             "The files store experts separately, so transformers first splits every layer's stacked gate and up "
             "projections on the GPU."
@@ -119,7 +118,7 @@ def download(estimate: Estimate) -> str:
 def shared_saving(setup: TrainingSetup) -> list[str]:
     """Which rank gathers and writes a sharded checkpoint, and which key changes that."""
     match setup.strategy:
-        case Strategy.DDP:
+        case strategy if strategy.averages_in_buckets:
             return ["Rank 0 saves its own copy; the other processes wait."]
         case strategy if strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
             return [
@@ -132,23 +131,23 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
                 "ends up with the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
                 "process copies its own shards instead."
             ]
-        case Strategy.ZERO1 | Strategy.ZERO2:
+        case strategy if strategy.partitions_flat:
             return [
                 "Every process copies all weights to its host, so "
                 f"{min(setup.num_gpus, setup.gpus_per_node)} processes of a machine hold as many copies; rank 0 "
                 "writes the model and each its own states."
             ]
-        case Strategy.ZERO3 if setup.uses_adapters:
+        case strategy if strategy.gathers_modules and setup.uses_adapters:
             return [
                 "Adapters are gathered module by module, together with frozen weights; each process writes its own "
                 "states."
             ]
-        case Strategy.ZERO3 if setup.zero3_save_16bit_model:
+        case strategy if strategy.gathers_modules and setup.zero3_save_16bit_model:
             return [
                 "16-bit weights are gathered module by module and copied to the host of rank 0 "
                 "(zero3_save_16bit_model is on); each process writes its own states."
             ]
-        case Strategy.ZERO3:
+        case strategy if strategy.gathers_modules:
             return [
                 "Each process writes its own float32 weights and states, but no model: "
                 "zero_to_fp32.py builds one from them, or zero3_save_16bit_model writes 16-bit weights as well. "

@@ -12,7 +12,6 @@ from estimator import (
     Estimate,
     Gpu,
     SimilarRuns,
-    Strategy,
     TrainingSetup,
     Verdict,
     accuracy,
@@ -62,12 +61,13 @@ def _method(setup: TrainingSetup) -> str:
 
 def _shared(setup: TrainingSetup) -> str:
     """The strategy in words: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
-    if setup.strategy is Strategy.NONE:
+    if setup.strategy.is_alone:
         return "on one GPU"
     way = setup.strategy.value
     if setup.strategy.is_fsdp:
         version = 1 if setup.uses_fsdp1 else 2
-        way = f"FSDP {version}" if setup.strategy is Strategy.FSDP else f"{way} of FSDP {version}"
+        is_plain = not (setup.strategy.keeps_gathered or setup.strategy.has_groups)
+        way = f"FSDP {version}" if is_plain else f"{way} of FSDP {version}"
     return f"under {way}{' with offload' * offloads(setup.mesh)}"
 
 

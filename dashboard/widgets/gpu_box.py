@@ -70,7 +70,7 @@ def take(name: str, typed: str = "") -> None:
 def _number(typed: str) -> dict[str, object]:
     """Keys that typed words set in addition to the GPU. A chosen strategy stays."""
     keys = contract.gpu_keys(typed)
-    if session.value("strategy") != Strategy.NONE:
+    if not Strategy(str(session.value("strategy"))).is_alone:
         keys.pop("strategy", None)
     return keys
 

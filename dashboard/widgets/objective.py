@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.state import question
 from dashboard.widgets import boxes
-from estimator import Objective, Strategy, TrainingSetup, contract
+from estimator import Objective, TrainingSetup, contract
 
 
 def generates() -> bool:
@@ -75,7 +75,7 @@ UNUSUAL = {
         where=lambda setup: setup.objective.generates and not setup.use_vllm
     ),
     "ds3_gather_for_generation": boxes.Unusual(
-        where=lambda setup: not setup.use_vllm and setup.strategy is Strategy.ZERO3
+        where=lambda setup: not setup.use_vllm and setup.strategy.gathers_modules
     ),
     "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective is Objective.EMBEDDING),
 }

@@ -113,11 +113,11 @@ def _take_sharing() -> None:
         is_old = strategy == state.get("shared before", had)[1]
         number, strategy = (number, had[1]) if is_old else (had[0], strategy)
     if strategy != had[1]:
-        least = {Strategy.NONE: 1, Strategy.HSDP: 4}.get(Strategy(strategy), 2)
-        number = 1 if strategy == Strategy.NONE else max(least, number)
+        chosen = Strategy(strategy)
+        number = 1 if chosen.is_alone else max(2, chosen.fewest_gpus, number)
     elif number == 1:
         strategy = Strategy.NONE
-    elif strategy == Strategy.NONE:
+    elif Strategy(strategy).is_alone:
         strategy = Strategy.FSDP
     for name, now in (("num_gpus box", number), ("strategy box", str(strategy))):
         if state[name] != now:  # a slider that is set drops the press that it has not sent yet
@@ -131,7 +131,7 @@ def _take_sharing() -> None:
 def _share(number: int, strategy: Strategy) -> None:
     """Sets number and strategy. hsdp uses two groups if the chosen number of groups does not divide the GPUs."""
     groups = cast("int", session.value("dp_replicate_size"))
-    if strategy is not Strategy.HSDP:
+    if not strategy.has_groups:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method, Strategy
+from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method
 
 
 def sentence(estimate: Estimate) -> str:
@@ -23,7 +23,7 @@ def sentence(estimate: Estimate) -> str:
         f"The rule of thumb says {units.gb(weights)} + {units.gb(states)} + 10 to 20 = "
         f"{units.gb(low)} to {units.gb(high)} GB"
     )
-    if setup.num_gpus > 1 and setup.strategy is not Strategy.DDP:
+    if setup.num_gpus > 1 and not setup.strategy.keeps_whole:
         return (
             f"{rule} for one GPU that holds the whole model. Here {setup.num_gpus:,} share it under "
             f"{setup.strategy}, so the rule says nothing about one of them; the fullest peaks at "

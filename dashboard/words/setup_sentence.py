@@ -13,7 +13,6 @@ from estimator import (
     Model,
     Objective,
     Optimizer,
-    Strategy,
     TrainingSetup,
     catalog,
     contract,
@@ -39,17 +38,6 @@ OBJECTIVES: Mapping[Objective, str] = {
     Objective.EMBEDDING: "as an embedding model",
     Objective.GRPO: "by GRPO",
     Objective.RLOO: "by RLOO",
-}
-STRATEGIES: Mapping[Strategy, str] = {
-    Strategy.NONE: "",
-    Strategy.DDP: "under DDP",
-    Strategy.ZERO1: "under ZeRO-1",
-    Strategy.ZERO2: "under ZeRO-2",
-    Strategy.ZERO3: "under ZeRO-3",
-    Strategy.FSDP: "under FSDP",
-    Strategy.FSDP_GRAD_OP: "under FSDP with SHARD_GRAD_OP",
-    Strategy.HSDP: "under HSDP",
-    Strategy.DEVICE_MAP: "over a device map",
 }
 IN_TRL = frozenset(Objective) - {Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING}
 """Objectives that TRL has a trainer for: trl 1.16, trainer/ and experimental/."""
@@ -80,7 +68,8 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     yield from _led(" ", OBJECTIVES[setup.objective], "objective")
     yield SentencePart(" on ")
     yield SentencePart(_cards(gpu, setup.num_gpus), "gpu")
-    yield from _led(" ", STRATEGIES[setup.strategy], "strategy")
+    way = "over" if setup.strategy.places_layers else "under"
+    yield from _led(f" {way} ", setup.strategy.label, "strategy")
     if offloads(setup.mesh):
         yield from _led(" ", "with offload", "offload_optimizer")
     yield SentencePart(", ")

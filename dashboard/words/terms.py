@@ -14,7 +14,6 @@ from estimator import (
     MixedPrecision,
     Moment,
     Phase,
-    Strategy,
     TrainingSetup,
     Verdict,
     catalog,
@@ -62,7 +61,6 @@ METHOD_NOUNS: Mapping[Method, str] = {
     Method.LORA: "LoRA",
     Method.QLORA: "QLoRA",
 }
-STRATEGIES: Mapping[Strategy, str] = {Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
 PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
     "bfloat16": (Dtype.BFLOAT16, MixedPrecision.NO),
     "bfloat16 with autocast": (Dtype.BFLOAT16, MixedPrecision.BF16),

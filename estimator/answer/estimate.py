@@ -88,8 +88,8 @@ from estimator.values.specs import (
     Model,
     Optimizer,
     Phase,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 
 MOST_BYTES = 64 * 2**20
 """Bytes that remembered estimates hold: ours. The records among them are mostly those that are kept anyway."""
@@ -115,7 +115,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     check_sizes(model, setup)
     devices: tuple[OnDevice, ...] = ()
     runs: tuple[DeviceRun, ...] = ()
-    if setup.mesh.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy.places_layers:
         share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
         share = _alone(model, gpu, setup, fixed, workspace)
@@ -257,7 +257,7 @@ class PerStructure:
     def whole(self) -> Resident:
         """Resident memory of one GPU without sharding, which sets the traffic."""
         same = self._structure
-        if not (same.strategy.is_fsdp or same.strategy.is_zero):
+        if not same.strategy.shards_states:
             return self.resident
         alone = replace(same, strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
         return resident_memory(self._model, alone)
@@ -348,7 +348,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     check_float8_card(gpu, setup)
-    if setup.mesh.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy.places_layers:
         found = _over_devices_sizes(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
@@ -425,7 +425,7 @@ def least_need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
-    if setup.mesh.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
+    if setup.mesh.strategy.places_layers:  # the fullest GPU holds at least an even share
         step //= setup.mesh.num_gpus
     low, _ = need_bytes(step, 0, context_bytes(gpu), exchange_bytes(setup.mesh))
     return low
@@ -505,9 +505,9 @@ def _check_towers(model: Model, setup: TrainingSetup) -> None:
     missing = class_not_found(model)
     if strategy.is_fsdp and missing:
         raise CLASS_NOT_FOUND(strategy=strategy, made=made, missing=missing)
-    if strategy is Strategy.DDP and not finds_unused(setup):
+    if strategy.averages_in_buckets and not finds_unused(setup):
         raise UNUSED_IN_DDP(made=made)
-    if strategy not in (Strategy.NONE, Strategy.DDP):
+    if not strategy.keeps_whole:
         raise TOWERS_LATER(strategy=strategy, made=made)
 
 
@@ -536,7 +536,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise SHARES_BETWEEN_LAYERS(strategy=setup.mesh.strategy, model_type=model.model_type)
     _check_towers(model, setup)
     check_images(model, setup)
-    if setup.mesh.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
+    if setup.mesh.strategy.places_layers and model.output_router_logits:
         raise ROUTER_LOSS_OVER_DEVICES()
     if setup.optimisation.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
@@ -565,7 +565,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
         if not (is_head or isinstance(module, Embedding)):
             continue
         loss, strategy = loss_of(model, setup), setup.mesh.strategy
-        if strategy not in (Strategy.NONE, Strategy.DDP):
+        if not strategy.keeps_whole:
             raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
         if is_head and not loss.calls_head:
             raise LATER(name=module.name, what=f"loss {loss}", instead="use loss standard")
@@ -712,9 +712,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         )
     sentences += float8_sentences(model, setup)
     sentences += sharing_sentences(setup)
-    if setup.mesh.strategy is Strategy.DEVICE_MAP and (
-        left_over := why_left_on_the_cpu(model, gpu, setup)
-    ):
+    if setup.mesh.strategy.places_layers and (left_over := why_left_on_the_cpu(model, gpu, setup)):
         sentences.append(left_over)
     if setup.optimisation.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(

@@ -62,7 +62,7 @@ from estimator.tape.attention import attention
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, HeldTensors
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Loss, Offload, Phase, Strategy
+from estimator.values.specs import Component, Loss, Offload, Phase
 
 Function = Callable[..., Any]
 
@@ -156,7 +156,7 @@ def _weights(of: Estimate) -> Explanation:
         share, functions = _weight_share(of)
         terms = [share]
         lead = f"This GPU's shard of every parameter, divided among {_ranks(of.setup.mesh)}"
-        if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+        if of.setup.strategy.partitions_flat:
             lead = f"{of.setup.strategy} keeps every parameter in full on each GPU"
         lead += "; weights gathered from other GPUs are added while they are used."
     else:
@@ -304,7 +304,7 @@ def _states(of: Estimate) -> Explanation:
     each = f"{size / max(trained, 1):.2f} bytes"
     lead = f"{of.setup.optim} keeps {each} per trained parameter, {when}."
     how = f"{trained:,} × {each}"
-    if of.setup.num_gpus > 1 and of.setup.strategy is not Strategy.DDP:
+    if of.setup.num_gpus > 1 and not of.setup.strategy.keeps_whole:
         lead = f"What {of.setup.optim} keeps on one GPU of {of.setup.num_gpus:,}, {when}."
         how = f"of {trained:,} trained parameters"
     if of.setup.strategy.is_zero:
@@ -399,7 +399,7 @@ def _communication(of: Estimate) -> Explanation:
     if buffers := of.timeline.resident[Component.COMMUNICATION]:
         terms.insert(0, Term("buckets", "held all the time", buffers))
     function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
-    if of.setup.strategy is Strategy.DDP:
+    if of.setup.strategy.averages_in_buckets:
         function = bucket_bytes
     elif of.setup.uses_fsdp1:
         function = FlatUnit.gather

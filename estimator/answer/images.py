@@ -9,7 +9,7 @@ from estimator.families.wrapped import class_not_found
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, ModelClass, Part, Strategy
+from estimator.values.specs import AttnImplementation, Model, ModelClass, Part
 
 WITH_IMAGES_LATER = Refusal(
     "{key} {value} is not modelled yet for a model with a vision tower; take {key} {instead}, or model_class text.",
@@ -85,10 +85,10 @@ def _check_trained(setup: TrainingSetup) -> None:
 def _check_strategy(model: Model, setup: TrainingSetup) -> None:
     assert model.vision is not None
     mesh, wrapper = setup.mesh, model.vision.wrapper
-    if mesh.strategy is Strategy.NONE:
+    if mesh.strategy.is_alone:
         return
-    is_modelled = mesh.strategy is not Strategy.DEVICE_MAP and not mesh.uses_fsdp1
-    if not is_modelled or not setup.images.shows_any:
+    is_later = mesh.strategy.places_layers or mesh.uses_fsdp1
+    if is_later or not setup.images.shows_any:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
     if mesh.strategy.is_zero and not vision_family(model.vision).is_ordered:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="ddp")

@@ -27,7 +27,6 @@ from estimator.values.specs import (
     Component,
     Model,
     Phase,
-    Strategy,
 )
 
 PASSES = (*STEP_PHASES, *MORE_PASSES)
@@ -116,7 +115,7 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
         return False
     if setup.strategy.is_fsdp:
         return setup.fsdp_state_dict_type == FULL_STATE_DICT
-    if setup.strategy is Strategy.ZERO3:
+    if setup.strategy.gathers_modules:
         return setup.uses_adapters or setup.zero3_save_16bit_model
     return True
 
@@ -165,7 +164,7 @@ def _sizes(
     ``beside``: what the allocator makes of the fullest rank's run more than the slack of published runs.
     """
     setup = answer.setup
-    keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
+    keeps_gradients = setup.strategy.keeps_parts and setup.gradient_accumulation_steps > 1
     exchange = exchange_bytes(setup.mesh)
     context = answer.context_low_bytes, answer.context_high_bytes
     paged = answer.paged_bytes - less.paged
@@ -187,7 +186,7 @@ def _less(model: Model, setup: TrainingSetup) -> list[Less]:
     """One entry per rank, in order; replicas (hsdp) are equal."""
     if setup.strategy.is_fsdp and not setup.uses_fsdp1:
         return _fewer_rows(model, setup) * setup.dp_replicate_size
-    if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+    if setup.strategy.partitions_flat:
         kept = _kept_gradients(model, setup)
         most = max(kept)
         return [Less(gradients=most - one) for one in kept]

@@ -56,9 +56,9 @@ from estimator.values.specs import (
     Objective,
     Optimizer,
     Phase,
-    Strategy,
     Verdict,
 )
+from estimator.values.strategies import Strategy
 
 FACTS = ("model", "gpu")
 """The keys that name facts; all others are rows of `keys.KEYS`."""
@@ -132,9 +132,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
         if setup.uses_adapters and "lora_target_modules" not in given:
             setup = replace(setup, lora_target_modules=default_targets(model, setup))
         setup = _agree(model, setup, problems)
-        if setup.strategy is Strategy.DEVICE_MAP and (
-            sentence := why_left_on_the_cpu(model, gpu, setup)
-        ):
+        if setup.strategy.places_layers and (sentence := why_left_on_the_cpu(model, gpu, setup)):
             problems.append(sentence)
     return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
 

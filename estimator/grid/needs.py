@@ -24,7 +24,7 @@ from estimator.step.timeline import Plan, Schedule, Sizes, structure
 from estimator.values.facets.batch import Batch
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
+from estimator.values.specs import Component, Gpu, Model, Verdict
 
 AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
@@ -105,7 +105,7 @@ class _Reader:
             setup = group.setup
             evaluates = setup.eval_strategy != "no"
             if (
-                setup.strategy is Strategy.DEVICE_MAP
+                setup.strategy.places_layers
                 or setup.objective.generates
                 or (evaluates and setup.compute_metrics)
             ):
@@ -208,7 +208,7 @@ class _Reader:
         spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
         inputs = np.concatenate([self._inputs(group, batch) for group in groups], axis=1)
         # ZeRO-3's gathers depend on rank and number of GPUs; otherwise all groups are evaluated together
-        joint = spans if self._setup.strategy is Strategy.ZERO3 else [(0, len(cells))]
+        joint = spans if self._setup.strategy.gathers_modules else [(0, len(cells))]
         for first, last in joint:
             for start in range(first, last, AT_ONCE):
                 part = np.arange(start, min(start + AT_ONCE, last))
@@ -290,7 +290,7 @@ class _Fixed:
         resident = fixed.resident
         rests = resident.sizes(workspace)
         begins = dict(rests)
-        if accumulates(setup) or setup.strategy is Strategy.ZERO3:
+        if accumulates(setup) or setup.strategy.has_gradient_buffer:
             begins[Component.GRADIENTS] = resident.accumulated
         stepped = {
             **begins,

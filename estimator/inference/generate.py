@@ -12,7 +12,7 @@ from estimator.inference.rows import row_tokens, rows_at_once
 from estimator.objectives.batch import prompt_tokens
 from estimator.resident.model import Resident, weight_bytes
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MixedPrecision, Model, Strategy
+from estimator.values.specs import MixedPrecision, Model
 
 MAX_LIVE_PARAMETERS = 10**9
 """DeepSpeed 0.19, runtime/zero/config.py, ``stage3_max_live_parameters``."""
@@ -36,7 +36,7 @@ def gathered_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> in
     distributed/fsdp/_fully_shard (one group is gathered while another computes).
     """
     rest = weight_bytes(model, setup) - resident.weights
-    if setup.mesh.strategy is Strategy.ZERO3:
+    if setup.mesh.strategy.gathers_modules:
         if setup.generation.ds3_gather_for_generation:
             return rest
         return min(rest, MAX_LIVE_PARAMETERS * unquantized_width(setup))

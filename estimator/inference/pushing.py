@@ -11,7 +11,7 @@ from estimator.families.weights import adapter_width, module_bytes, weight_width
 from estimator.parallel.sharding import fsdp_groups
 from estimator.resident.model import Resident, weight_bytes
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Strategy
+from estimator.values.specs import Loss, Model
 
 VERL_BUCKET = 2048 * 2**20
 """Bytes of verl's buffer of weights: ``update_weights_bucket_megabytes`` 2048, trainer/config/rollout/rollout.yaml."""
@@ -31,11 +31,11 @@ def push_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
     """
     found = VERL_BUCKET if setup.task.loss is Loss.SELECTIVE_VERL else 0
     strategy = setup.mesh.strategy
-    if setup.mesh.uses_fsdp1 and strategy.is_fsdp:
+    if setup.mesh.uses_fsdp1:
         found += largest_group(model, setup)
-    elif strategy.is_fsdp or (strategy is Strategy.ZERO3 and not setup.adapters.uses_adapters):
+    elif strategy.is_fsdp or (strategy.gathers_modules and not setup.adapters.uses_adapters):
         found += largest_parameter(model, setup)
-    elif strategy is Strategy.ZERO3:
+    elif strategy.gathers_modules:
         found += weight_bytes(model, setup) - resident.weights
     if setup.adapters.uses_adapters:
         found += (

@@ -12,7 +12,7 @@ from estimator.inference.trainer_beside import free_on_startup
 from estimator.objectives.batch import prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Method, MixedPrecision, Model, Strategy
+from estimator.values.specs import Component, Gpu, Method, MixedPrecision, Model
 
 VLLM = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/"
 GIB = 2**30
@@ -145,7 +145,7 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
 def _check_paged(model: Model, setup: TrainingSetup) -> None:
     if setup.generation.use_vllm:
         raise TWO_GENERATORS()
-    if setup.mesh.strategy not in (Strategy.NONE, Strategy.DDP):
+    if not setup.mesh.strategy.keeps_whole:
         raise PAGED_STRATEGY(strategy=setup.mesh.strategy)
     if setup.precision.mixed_precision is not MixedPrecision.NO:
         cast = setup.precision.mixed_precision

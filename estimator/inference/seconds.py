@@ -33,7 +33,7 @@ from estimator.time.throughput import run_time
 from estimator.values.arithmetic import ceil_div, total
 from estimator.values.results import RunTime, TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Strategy
+from estimator.values.specs import Gpu, Model
 
 PROMPTS, TOKENS, PUSH = "prompts of the generation", "tokens of the generation", "weights pushed"
 MOVED = "weights and states to the CPU and back"
@@ -283,7 +283,7 @@ def _of_transformers(
     host = LAYER_OPERATORS * layers * FAST_OPERATOR, LAYER_OPERATORS * layers * SLOW_OPERATOR
     gathers = (0.0, 0.0)
     if setup.mesh.strategy.is_fsdp or (
-        setup.mesh.strategy is Strategy.ZERO3 and not setup.generation.ds3_gather_for_generation
+        setup.mesh.strategy.gathers_modules and not setup.generation.ds3_gather_for_generation
     ):
         size = setup.precision.dtype.bytes * total_parameters(model)
         gathers = exchange_seconds(size, shards(setup), links(gpu, setup.mesh))
@@ -303,7 +303,7 @@ def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> Tim
     merges = 4 * read * setup.adapters.uses_adapters
     seconds = (read + WIDTH + merges) * parameters / rate.bandwidth
     gathers = (0.0, 0.0)
-    if setup.mesh.strategy.is_fsdp or setup.mesh.strategy is Strategy.ZERO3:
+    if setup.mesh.strategy.shards_weights:
         gathers = exchange_seconds(read * parameters, shards(setup), links(gpu, setup.mesh))
     tensors = sum(count for _, count in modules_with_counts(model))
     return TimePart(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Loss, Strategy
+from estimator.values.specs import Component, Gpu, Loss
 
 
 def between_steps(setup: TrainingSetup, resident: Resident, workspace: int) -> dict[Component, int]:
@@ -20,7 +20,7 @@ def between_steps(setup: TrainingSetup, resident: Resident, workspace: int) -> d
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
     found = resident.sizes(workspace)
-    if setup.mesh.strategy is Strategy.ZERO3 or every < accumulation:
+    if setup.mesh.strategy.has_gradient_buffer or every < accumulation:
         found[Component.GRADIENTS] = resident.accumulated
     found[Component.INFERENCE_ENGINE] = 0
     return {part: size for part, size in found.items() if size}
@@ -69,11 +69,11 @@ def at_start(setup: TrainingSetup, resident: Resident) -> dict[Component, int]:
     """
     strategy = setup.mesh.strategy
     is_late = strategy.is_fsdp and setup.task.loss is not Loss.SELECTIVE_VERL
-    is_late |= strategy in (Strategy.ZERO1, Strategy.ZERO2)
+    is_late |= strategy.partitions_flat
     if is_late or setup.generation.generation_offload_model:
         return {}
     found = {Component.WEIGHTS: resident.weights, Component.ADAPTERS: resident.adapters}
-    if strategy in (Strategy.NONE, Strategy.ZERO3):
+    if strategy.is_alone or strategy.gathers_modules:
         found[Component.REFERENCE_MODEL] = resident.reference
     return {part: size for part, size in found.items() if size}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MixedPrecision, Model, Strategy
+from estimator.values.specs import MixedPrecision, Model
 
 COMPILED_LATER = Refusal(
     "torch_compile is not modelled yet with {what}; set it to false, or {instead}.",
@@ -25,7 +25,7 @@ def check_compiled(model: Model, setup: TrainingSetup) -> None:
     strategy = setup.mesh.strategy
     if strategy.is_zero:
         raise COMPILED_LATER(what=f"strategy {strategy}", instead="take strategy fsdp or ddp")
-    if strategy is Strategy.DEVICE_MAP:
+    if strategy.places_layers:
         raise COMPILED_LATER(what="strategy device_map", instead="take strategy fsdp")
     if setup.task.objective.generates:
         raise COMPILED_LATER(

@@ -12,7 +12,7 @@ from estimator.parallel.parameter_order import Located, modules_in_order
 from estimator.tape.float8 import converts, is_aligned
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model, Strategy
+from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model
 
 LATER = Refusal(
     "mixed_precision fp8 is not modelled yet with {what}; {instead}, or set mixed_precision to bf16.",
@@ -138,7 +138,7 @@ def _later(model: Model, setup: TrainingSetup) -> tuple[tuple[bool, str, str], .
             "take fp8_backend ao",
         ),
         (
-            strategy not in (Strategy.NONE, Strategy.DDP),
+            not strategy.keeps_whole,
             f"strategy {strategy}",
             "take strategy ddp",
         ),

@@ -13,7 +13,7 @@ from estimator.families.towers import has_towers
 from estimator.objectives.batch import asks_kl, prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective, Strategy
+from estimator.values.specs import Loss, Model, Objective
 
 STRATEGY_LATER = Refusal(
     "objective {objective} under strategy {strategy} is not modelled yet; take strategy ddp.",
@@ -221,7 +221,7 @@ def _check_metrics(setup: TrainingSetup) -> None:
         raise METRICS_LATER(what=f"objective {setup.objective}")
     if setup.loss is Loss.CHUNKED_TORCHTUNE:
         raise METRICS_LATER(what=f"loss {setup.loss}")
-    if setup.strategy is Strategy.DEVICE_MAP:
+    if setup.strategy.places_layers:
         raise METRICS_LATER(what=f"strategy {setup.strategy}")
     if setup.images_per_example:
         raise METRICS_LATER(what="images")
@@ -263,10 +263,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
 
 
 def _is_later(setup: TrainingSetup) -> bool:
-    if setup.strategy is Strategy.DEVICE_MAP:
-        return True
-    is_alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
-    return setup.objective is Objective.EMBEDDING and not is_alone
+    is_embedding = setup.objective is Objective.EMBEDDING
+    return setup.strategy.places_layers or (is_embedding and not setup.strategy.keeps_whole)
 
 
 def check_rows(setup: TrainingSetup) -> None:
@@ -283,8 +281,8 @@ def check_rows(setup: TrainingSetup) -> None:
 def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
     if setup.loss is Loss.CHUNKED_TORCHTUNE:
         raise NO_SMOOTHING(loss=setup.loss)
-    shares = setup.strategy not in (Strategy.NONE, Strategy.DDP)
-    if setup.strategy is Strategy.DEVICE_MAP or (shares and setup.loss is Loss.CHUNKED_TRL):
+    is_tiled = setup.loss is Loss.CHUNKED_TRL
+    if setup.strategy.places_layers or (is_tiled and not setup.strategy.keeps_whole):
         raise SMOOTHING_LATER(what=f"strategy {setup.strategy}", instead="take strategy ddp")
     if has_towers(model, setup.adapters) or setup.images_per_example:
         raise SMOOTHING_LATER(what="towers", instead="take model_class text")
@@ -334,7 +332,7 @@ def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
 def _check_verl(model: Model, setup: TrainingSetup) -> None:
     if not setup.objective.generates:
         raise NO_SUCH_LOSS(loss=setup.loss, objective=setup.objective, own="TRL's fused head")
-    if not (setup.strategy.is_fsdp or setup.strategy is Strategy.NONE):
+    if not (setup.strategy.is_fsdp or setup.strategy.is_alone):
         raise VERL_IS_FSDP(strategy=setup.strategy)
     if model.output_router_logits:
         raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy
+from estimator.values.specs import Dtype, Loss, Method, Offload
 
 DEVICE_MAP = (
     'The layers are placed as from_pretrained(device_map="auto") places them on free GPUs of this kind: it balances '
@@ -24,11 +24,11 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     if setup.mesh.num_gpus == 1:
         return offload_sentences(setup)
     sentences = [f"All memory figures are for the fullest of {setup.mesh.num_gpus:,} GPUs."]
-    if setup.mesh.strategy is Strategy.DDP:
+    if setup.mesh.strategy.averages_in_buckets:
         sentences.append(
             "DDP keeps a second copy of every gradient in its buckets, which is Trainer's default."
         )
-    if setup.mesh.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy.places_layers:
         sentences += DEVICE_MAP
     if setup.mesh.strategy.is_fsdp:
         sentences += _fsdp(setup)
@@ -37,7 +37,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
             'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
             "takes up to 1 GB more."
         )
-    if setup.mesh.strategy is Strategy.ZERO3 and setup.adapters.uses_adapters:
+    if setup.mesh.strategy.gathers_modules and setup.adapters.uses_adapters:
         sentences.append(
             "ZeRO-3 prefetches while fewer than 10⁹ elements are gathered (stage3_max_live_parameters, DeepSpeed's own "
             "value). With a larger lora_r, a large weight such as the embedding may be gathered later, and the peak be "

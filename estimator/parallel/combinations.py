@@ -25,8 +25,8 @@ from estimator.values.specs import (
     Model,
     Offload,
     Optimizer,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 
 BITSANDBYTES = frozenset(
     {
@@ -81,8 +81,9 @@ def shares_between_layers(model: Model, mesh: Mesh) -> bool:
 
     Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
     """
-    alone = mesh.strategy in (Strategy.NONE, Strategy.DDP)
-    return not alone and bool(model.num_kv_shared_layers or model.hidden_size_per_layer_input)
+    return not mesh.strategy.keeps_whole and bool(
+        model.num_kv_shared_layers or model.hidden_size_per_layer_input
+    )
 
 
 def _unscaled(setup: TrainingSetup) -> bool:
@@ -142,26 +143,23 @@ RULES = (
         GRAD_SCALER,
     ),
     CombinationRule(
-        lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
+        lambda s: s.num_gpus > 1 and s.strategy.is_alone,
         "num_gpus {s.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: (
-            s.num_gpus == 1
-            and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
-        ),
+        lambda s: s.num_gpus == 1 and s.strategy.fewest_gpus > 1,
         "strategy {s.strategy} needs several GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.dp_replicate_size > 1 and s.strategy is not Strategy.HSDP,
+        lambda s: s.dp_replicate_size > 1 and not s.strategy.has_groups,
         "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
         CONTRADICTION,
     ),
     CombinationRule(
         lambda s: (
-            s.strategy is Strategy.HSDP
+            s.strategy.has_groups
             and (
                 s.dp_replicate_size == 1
                 or s.num_gpus % s.dp_replicate_size != 0
@@ -173,27 +171,20 @@ RULES = (
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: (
-            _offloads(s.mesh) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP)
-        ),
+        lambda s: _offloads(s.mesh) and not s.strategy.shards_states,
         "strategy {s.strategy} keeps everything on the GPU; offload_param and offload_optimizer work with zero3 or "
         "fsdp.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: (
-            s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
-        ),
+        lambda s: s.strategy.places_layers and (s.use_liger_kernel or s.loss is Loss.LIGER),
         # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
         "Liger's kernels always launch on the first GPU, even for tensors on another (Liger-Kernel issue 1303), so "
         "device_map fails; leave use_liger_kernel and loss at their defaults.",
         Report("https://github.com/linkedin/Liger-Kernel/issues/1303"),
     ),
     CombinationRule(
-        lambda s: (
-            s.strategy is Strategy.DEVICE_MAP
-            and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
-        ),
+        lambda s: s.strategy.places_layers and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE),
         "loss {s.loss} under device_map is not modelled yet; take loss standard.",
         NOT_MODELLED,
     ),
@@ -210,7 +201,7 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
+            s.strategy.partitions_flat
             and (s.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
         ),
         "DeepSpeed offloads weights, and anything to NVMe, only at stage 3; take zero3, or only offload_optimizer cpu.",
@@ -309,7 +300,7 @@ RULES = (
         lambda s: (
             (
                 s.use_dora
-                and s.strategy.is_sharded
+                and s.strategy.shards_states
                 and (s.uses_fsdp1 or s.strategy.is_zero or s.has_packed_base)
             )
             or (s.load_in_8bit and s.strategy.is_zero)
@@ -327,7 +318,7 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy is Strategy.ZERO3
+            s.strategy.gathers_modules
             and s.offload_param is not Offload.NONE
             and s.method is Method.QLORA
         ),
@@ -348,7 +339,7 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy is Strategy.ZERO3
+            s.strategy.gathers_modules
             and s.method is Method.QLORA
             and s.bnb_4bit_quant_storage == "uint8"
         ),
@@ -387,7 +378,7 @@ RULES = (
         FULL_FINETUNE,
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and s.strategy is not Strategy.NONE,
+        lambda s: s.optimizer_in_bwd and not s.strategy.is_alone,
         "optimizer_in_bwd under {s.strategy} is not modelled yet; set it false, or take strategy none.",
         NOT_MODELLED,
     ),
@@ -431,7 +422,7 @@ RULES = (
         ),
     ),
     CombinationRule(
-        lambda s: s.adapters.by_layer and s.strategy not in (Strategy.NONE, Strategy.DDP),
+        lambda s: s.adapters.by_layer and not s.strategy.keeps_whole,
         "Adapters that differ between layers are not modelled yet under {s.strategy}; leave layers_to_transform and "
         "numbers of layers out, or take strategy ddp.",
         NOT_MODELLED,
@@ -440,15 +431,13 @@ RULES = (
         lambda s: (
             s.uses_adapters
             and s.bias != "none"
-            and (s.has_packed_base or s.strategy not in (Strategy.NONE, Strategy.DDP))
+            and (s.has_packed_base or not s.strategy.keeps_whole)
         ),
         "bias {s.bias} is modelled beside a base of 16 or 32 bits on one GPU and under ddp only; leave it at none.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: (
-            s.uses_adapters and s.lora_bias and (s.uses_fsdp1 or s.strategy is Strategy.ZERO3)
-        ),
+        lambda s: s.uses_adapters and s.lora_bias and (s.uses_fsdp1 or s.strategy.gathers_modules),
         "lora_bias under {s.strategy} is not modelled yet; turn it off, or take strategy ddp.",
         NOT_MODELLED,
     ),
@@ -480,7 +469,7 @@ RULES = (
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.activation_offloading and s.strategy is Strategy.DEVICE_MAP,
+        lambda s: s.activation_offloading and s.strategy.places_layers,
         "activation_offloading under device_map is not modelled yet; take offload_checkpoints.",
         NOT_MODELLED,
     ),
@@ -488,7 +477,7 @@ RULES = (
         lambda s: (
             s.activation_offloading
             and (not s.gradient_checkpointing or s.use_reentrant)
-            and (s.strategy.is_fsdp or s.strategy is Strategy.ZERO3)
+            and s.strategy.shards_weights
         ),
         "activation_offloading under {s.strategy} is not modelled yet without checkpoints that are not reentrant "
         "(gathered weights are offloaded too); set gradient_checkpointing true and use_reentrant false, or take "
@@ -504,13 +493,10 @@ def offload_targets(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offl
     >>> offload_targets(Strategy.ZERO2)[1]
     (<Offload.NONE: 'none'>,)
     """
-    here, host = (Offload.NONE,), (Offload.NONE, Offload.CPU)
-    if strategy is Strategy.ZERO3:
-        return tuple(Offload), tuple(Offload)
-    return (
-        host if strategy.is_fsdp or strategy.is_zero else here,
-        host if strategy.is_fsdp else here,
-    )
+    here, host = (Offload.NONE,), tuple(Offload)
+    if not strategy.gathers_modules:
+        host = (Offload.NONE, Offload.CPU)
+    return host if strategy.shards_states else here, host if strategy.shards_weights else here
 
 
 def sharing(
@@ -577,6 +563,6 @@ BEYOND_ONE_MACHINE = Refusal(
 
 def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
     """Why a device map cannot span so many GPUs; None if it can. Not part of a structure, which ignores machines."""
-    if setup.strategy is not Strategy.DEVICE_MAP or setup.num_gpus <= setup.gpus_per_node:
+    if not setup.strategy.places_layers or setup.num_gpus <= setup.gpus_per_node:
         return None
     return BEYOND_ONE_MACHINE(s=setup)

@@ -43,15 +43,7 @@ from estimator.resident.model import weight_bytes
 from estimator.tape.tape import COMMUNICATION, WEIGHTS, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    Dtype,
-    Loss,
-    Method,
-    MixedPrecision,
-    Model,
-    Offload,
-    Strategy,
-)
+from estimator.values.specs import Dtype, Loss, Method, MixedPrecision, Model, Offload
 
 AUTOCAST = MappingProxyType(
     {MixedPrecision.BF16: Dtype.BFLOAT16, MixedPrecision.FP16: Dtype.FLOAT16}
@@ -98,7 +90,7 @@ def frozen_hooks(tape: Tape, model: Model, setup: TrainingSetup, outer: Block, r
         return Fsdp2Hooks(tape, model, setup, outer, ranks, stays=False)
     if setup.mesh.strategy.is_fsdp:
         return FrozenFsdp2Hooks(tape, model, setup, outer, ranks)
-    if setup.mesh.strategy is Strategy.ZERO3:
+    if setup.mesh.strategy.gathers_modules:
         return ZeroHooks(tape, model, setup, outer, ranks)
     return Hooks(tape, model, setup, outer, ranks)
 
@@ -111,7 +103,7 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_post_forward_reshard``;
     _fully_shard/_fsdp_param_group.py, ``reshard``; DeepSpeed 0.19.6, runtime/zero/partition_parameters.py.
     """
-    stays = setup.mesh.strategy is Strategy.FSDP_GRAD_OP
+    stays = setup.mesh.strategy.keeps_gathered
     if setup.mesh.uses_fsdp1:
         width = gathered_width(setup, is_adapter=False)
         whole = [
@@ -134,7 +126,7 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
             else sharded_weight_bytes(model, setup)
         )
         return shards + buffer_bytes(model) + (gathered if stays else 0)
-    if setup.mesh.strategy is Strategy.ZERO3:
+    if setup.mesh.strategy.gathers_modules:
         return frozen_part_bytes(model, setup) + buffer_bytes(model)
     return weight_bytes(model, computed(setup))
 
@@ -161,7 +153,7 @@ class FrozenFsdp1Hooks(Fsdp1Hooks):
 
     def layer(self, index: int, block: Block) -> FlatUnit | None:
         """The unit of one layer, unless it is there, too."""
-        if self.setup.mesh.strategy is Strategy.FSDP_GRAD_OP:
+        if self.setup.mesh.strategy.keeps_gathered:
             return None
         return super().layer(index, block)
 
@@ -203,7 +195,7 @@ class FrozenFsdp2Hooks(Hooks):
         self._stored = member_width(setup, is_adapter=False)
         self._width = member_width(computed(setup), is_adapter=False)
         self._offloads = setup.mesh.offload_param is not Offload.NONE
-        self._stays = setup.mesh.strategy is Strategy.FSDP_GRAD_OP
+        self._stays = setup.mesh.strategy.keeps_gathered
         self._gathered: list[Storage] = []
 
     def enter_model(self, ids: Tensor) -> None:

@@ -29,7 +29,7 @@ from estimator.resident.model import Resident, counts, stepped
 from estimator.tape.tape import GRADIENTS, Leaf, Place, Tape, Tensor, leaf_node
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Phase, Strategy
+from estimator.values.specs import Model, Phase
 
 SECOND_REENTRANT_PASS = Refusal(
     "use_reentrant under FSDP 1 stops in a step with two forward passes to go back through: the hooks are those of the "
@@ -73,7 +73,7 @@ class Fsdp1Hooks(Hooks):
         sizes = [
             size for module in block.modules for size in module_sizes(module, self.setup.adapters)
         ]
-        stays = self.setup.strategy is Strategy.FSDP_GRAD_OP
+        stays = self.setup.strategy.keeps_gathered
         unit = self._unit(f"layer {index}", block, sizes, stays=stays)
         unit.is_lowest = unit.is_lowest or is_lowest
         self._adapters(block)
@@ -84,7 +84,7 @@ class Fsdp1Hooks(Hooks):
         return self._called(key, owned, sizes, stays=stays, is_adapter=False)
 
     def _adapters(self, block: Block) -> None:
-        stays = self.setup.strategy is Strategy.FSDP_GRAD_OP
+        stays = self.setup.strategy.keeps_gathered
         for owned in block.owned:
             if owned.is_adapter:
                 key, sizes = owned.parameter.key, [owned.parameter.elements]

@@ -48,7 +48,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Model, Offload, Strategy
+from estimator.values.specs import Loss, MixedPrecision, Model, Offload
 
 HALF = 2
 """Bytes per element of what FSDP 2 casts under mixed precision."""
@@ -106,11 +106,11 @@ class Fsdp2Hooks(Hooks):
         self._model, self._setup = model, setup
         self._embedding_name = outer.embedding_name
         self._norm_name = outer.final_norm_name
-        self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
+        self._reshards = not setup.strategy.keeps_gathered
         self._traffic = Fsdp2Traffic(
             tape,
             ranks,
-            replicated=setup.strategy is Strategy.HSDP,
+            replicated=setup.strategy.has_groups,
             offloads=setup.offload_param is not Offload.NONE,
             reduced_width=4 * setup.reduces_every_micro_step,
         )

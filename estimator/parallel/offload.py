@@ -37,7 +37,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Offload, Strategy
+from estimator.values.specs import Model, Offload
 
 STATES = 2
 """Adam's moments, in float32 even with 16-bit weights: DeepSpeed 0.19.6, ops/adam/cpu_adam.py."""
@@ -124,7 +124,7 @@ def offloaded(model: Model, setup: TrainingSetup) -> Offloaded:
         return Offloaded(0, 0, 0)
     if setup.strategy.is_fsdp:
         return offloaded_by_fsdp2(model, setup)
-    if setup.strategy is Strategy.ZERO3:
+    if setup.strategy.shards_weights:
         return offloaded_by_zero3(model, setup)
     return offloaded_by_zero12(model, setup)
 
@@ -302,16 +302,16 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     if setup.strategy.is_fsdp:
         return _moved_shards(model, setup)
     times, size = setup.gradient_accumulation_steps, width(setup.precision)
-    if setup.strategy is not Strategy.ZERO3:
+    if setup.strategy.partitions_flat:
         part = partition(model, setup)
-        on_host = 1 if setup.strategy is Strategy.ZERO1 else times
+        on_host = 1 if setup.strategy.reduces_after_backward else times
         again = (2 * on_host - 1) * size * part if times > 1 else 0
         return OffloadTraffic(FLOAT32_BYTES * part + again, size * part, 0, 0, part)
     return _moved_parts(model, setup)
 
 
 def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    passes = 1 if setup.strategy is Strategy.FSDP_GRAD_OP else PASSES
+    passes = 1 if setup.strategy.keeps_gathered else PASSES
     gathered = trained = stepped = 0
     for shard in shards(model, setup):
         gathered += shard.alike * shard.bytes

@@ -30,7 +30,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Part, Strategy
+from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Part
 
 UINT8 = "uint8"
 """bitsandbytes' default dtype for packed 4-bit weights."""
@@ -202,7 +202,7 @@ def sharded_on_init(setup: TrainingSetup) -> bool:
     ``_enable_mem_efficient_linear``.
     """
     quantised = setup.method is Method.QLORA or setup.load_in_8bit
-    return setup.strategy is Strategy.ZERO3 and not quantised
+    return setup.strategy.gathers_modules and not quantised
 
 
 def computed(setup: TrainingSetup) -> TrainingSetup:
@@ -213,9 +213,9 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``);
     DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
     """
-    divided = setup.strategy.is_fsdp or setup.strategy.is_zero
+    divided = setup.strategy.shards_states
     # each micro-step reduces its gradients, or adds them to the flat buffer
-    if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3) or setup.uses_fsdp1:
+    if setup.strategy.shards_gradients and (setup.strategy.is_zero or setup.uses_fsdp1):
         setup = replace(setup, batch=setup.batch.without_accumulation())
     if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
         # accelerate 1.15, _prepare_deepspeed: no autocast for a model that DeepSpeed has cast

@@ -22,7 +22,8 @@ from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Optimizer, Strategy
+from estimator.values.specs import Model, Optimizer
+from estimator.values.strategies import Strategy
 
 
 class StrategyRule(NamedTuple):
@@ -50,10 +51,6 @@ RULES: dict[Strategy, StrategyRule] = {
     Strategy.HSDP: FSDP2,
 }
 """One row per strategy."""
-
-
-WHOLE = (Strategy.NONE, Strategy.DDP)
-"""Strategies under which a GPU steps whole tensors, all of them."""
 
 
 def _rule(mesh: Mesh) -> StrategyRule:
@@ -88,7 +85,7 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     if (
         resident.transient
         and structure.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
-        and structure.strategy in WHOLE
+        and structure.strategy.keeps_whole
     ):
         tensors = [it for group in stepped_in_order(model, structure) for it in group]
         resident = replace(resident, transient=step_transient(tensors, structure.optim, None))

@@ -48,7 +48,8 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MixedPrecision, Model, Offload, Strategy
+from estimator.values.specs import MixedPrecision, Model, Offload
+from estimator.values.strategies import Strategy
 
 SUB_GROUP = 10**9
 """Elements that a rank updates together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
@@ -90,7 +91,7 @@ def gathers_nothing(mesh: Mesh) -> bool:
 
     Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_no_gather_coalesced`` and ``NoGatherHandle``.
     """
-    alone = mesh.strategy is Strategy.ZERO3 and mesh.num_gpus == 1
+    alone = mesh.strategy.gathers_modules and mesh.num_gpus == 1
     return alone and mesh.offload_param is Offload.NONE
 
 
@@ -101,7 +102,7 @@ def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Ru
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
     ``stage3_param_persistence_threshold``.
     """
-    if setup.strategy is not Strategy.ZERO3 or gathers_nothing(setup.mesh):
+    if not setup.strategy.gathers_modules or gathers_nothing(setup.mesh):
         return None
     hidden = model.hidden_size
     return Rules(
@@ -243,7 +244,7 @@ def keeps_parts(mesh: Mesh) -> bool:
 
     Source: as ``kept_gradients``.
     """
-    return mesh.strategy is Strategy.ZERO2 and mesh.offload_optimizer is Offload.NONE
+    return mesh.strategy.keeps_parts and mesh.offload_optimizer is Offload.NONE
 
 
 class PartitionPlace(NamedTuple):
@@ -481,7 +482,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
     ranks, size = setup.num_gpus, width(setup.precision)
-    stage3 = setup.strategy is Strategy.ZERO3
+    stage3 = setup.strategy.shards_weights
     steps_on_host = setup.offload_optimizer is not Offload.NONE
     whole = whole_tensors(model, setup)
     modules = tuple(_modules(model, setup.adapters))
@@ -515,11 +516,11 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         if setup.gradient_accumulation_steps > 1:
             # stage 1 also frees its bucket after reducing
             of_stage_1 = size * (trained + hidden**2)
-            accumulated = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
+            accumulated = of_stage_1 if setup.strategy.reduces_after_backward else gradients
     # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
     master = FLOAT32_BYTES * part
     if steps_on_host:
-        on_the_gpu = accumulated if setup.strategy is Strategy.ZERO1 else 0
+        on_the_gpu = accumulated if setup.strategy.reduces_after_backward else 0
         beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
         if setup.offload_optimizer is Offload.NVME:
             beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
@@ -664,7 +665,7 @@ class Bucket:
         """At stage 2, where gradients stay on the GPU."""
         self.accumulates = setup.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
-        if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
+        if setup.strategy.reduces_after_backward and setup.gradient_accumulation_steps > 1:
             self.buffer = Storage.existing(tape, allocated(self.size), GRADIENTS)
         self.kept: list[Storage] = []
         self.kept_so_far = 0
@@ -708,10 +709,10 @@ class Bucket:
         self, leaf: Leaf, elements: int, place: PartitionPlace | None, *, repeats: bool
     ) -> None:
         tape = self.tape
-        if self.buffer is None and self.stage is not Strategy.ZERO3:
+        if self.buffer is None and self.stage.partitions_flat:
             tape.operation = "bucket"
             self.buffer = Storage(tape, allocated(self.size), COMMUNICATION)
-        if self.stage is Strategy.ZERO1 or leaf.grad is None:
+        if self.stage.reduces_after_backward or leaf.grad is None:
             return
         gradient, leaf.grad = leaf.grad, None
         if self.elements + elements > self.limit:
@@ -728,7 +729,7 @@ class Bucket:
         """Reduces the bucket and empties it."""
         tape = self.tape
         tape.operation = "reduction of gradients"
-        if self.stage is Strategy.ZERO3:
+        if self.stage.shards_weights:
             # reduce_scatter_coalesced concatenates several tensors by rank and pads each to the ranks; a single
             # evenly divisible one is sent without a copy: runtime/comm/coalesced_collectives.py
             padded = [ceil_div(count, self.ranks) * self.ranks for count in self.inside]
@@ -738,7 +739,7 @@ class Bucket:
                 copied = Storage(tape, allocated(self.width * sum(padded)), TEMPORARIES)
             self._send()
             del copied
-        elif self.stage is Strategy.ZERO1:
+        elif self.stage.reduces_after_backward:
             Storage(tape, allocated(self.kept_bytes), TEMPORARIES)
         elif self.to_host is not None:
             self._send()

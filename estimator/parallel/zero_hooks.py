@@ -38,7 +38,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Offload, Part, Strategy
+from estimator.values.specs import Model, Offload, Part
 
 SECOND_REDUCTION = Refusal(
     "use_reentrant under {strategy} stops in a step with two forward passes to go back through: each replay hands over "
@@ -61,7 +61,7 @@ class ZeroHooks(Hooks):
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
         self._parts = parts_of(model, setup) if keeps_parts(setup.mesh) else None
-        kept = after_backward(model, setup, ranks) if setup.strategy is Strategy.ZERO1 else 0
+        kept = after_backward(model, setup, ranks) if setup.strategy.reduces_after_backward else 0
         most_kept = partial(most_kept_bytes, model, setup) if self._parts is not None else None
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, most_kept)
@@ -77,7 +77,7 @@ class ZeroHooks(Hooks):
         setup = self._setup
         if called in self._called:
             replays = setup.gradient_checkpointing and setup.use_reentrant and self.tape.records
-            if replays and setup.strategy is not Strategy.ZERO3:
+            if replays and setup.strategy.partitions_flat:
                 raise SECOND_REDUCTION(strategy=setup.strategy)
             return
         self._called.add(called)
@@ -140,7 +140,7 @@ class ZeroHooks(Hooks):
 def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
     if setup.offload_optimizer is Offload.NONE:
         return None
-    if setup.strategy is Strategy.ZERO3:
+    if setup.strategy.gathers_modules:
         return sent_from_stage_3(setup, ranks)
     return sent_from_stage_2(partition(model, setup))
 

@@ -14,16 +14,8 @@ from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
 from estimator.time.lengths import expected_longest
 from estimator.tools.defaults import tool_named
-from estimator.values.specs import Dtype, Method, Price, Strategy
+from estimator.values.specs import Dtype, Method, Price
 
-STRATEGY_NAMES = {
-    Strategy.DDP: "DDP",
-    Strategy.ZERO1: "ZeRO-1",
-    Strategy.ZERO2: "ZeRO-2",
-    Strategy.ZERO3: "ZeRO-3",
-    Strategy.FSDP: "FSDP",
-    Strategy.FSDP_GRAD_OP: "FSDP (gradients)",
-}
 METHOD_NAMES = {Method.FULL: "full fine-tuning", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
 SAME_SHARE = 0.02
 """Share of the dollars that is no difference: ours, the last of two digits."""
@@ -103,7 +95,7 @@ def title(found: Candidates, place: int) -> str:
         parts.insert(1, found.of(place).model.hub_id)
     parts.append(f"{setup.dtype} weights")
     if setup.num_gpus > 1:
-        parts.append(STRATEGY_NAMES.get(setup.strategy, setup.strategy.value))
+        parts.append(setup.strategy.label)
     if setup.gradient_checkpointing:
         parts.append("checkpointing")
     if setup.use_liger_kernel:

@@ -22,11 +22,11 @@ from estimator.run.prequantized import as_loaded
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
-from estimator.time.exchange_time import SHARING_OF_STRATEGY, Sharing
 from estimator.time.throughput import run_time
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Strategy, Verdict
+from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Verdict
+from estimator.values.strategies import Strategy
 
 COUNTS = (
     "lora_r",
@@ -83,7 +83,6 @@ class PublishedRun:
     model: Model
     gpu: Gpu
     setup: TrainingSetup
-    sharing: Sharing
     link_gb_per_s: float | None
     tokens_per_second_per_gpu: float
     as_it_ran: TrainingSetup
@@ -149,7 +148,6 @@ class PublishedRun:
             self.gpu,
             self.setup,
             self.resident_memory,
-            sharing=self.sharing,
             link_gb_per_s=None if self.crosses else given,
             network_gb_per_s=given if self.crosses else None,
         )
@@ -215,7 +213,6 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
             fp8_backend=read.setup.precision.fp8_backend,
             **{name: getattr(read.setup, name) for name in OF_THE_MACHINE},
         ),
-        sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),
         as_it_ran=read.setup,

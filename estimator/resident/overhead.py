@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Shown
-from estimator.values.specs import Gpu, Strategy
+from estimator.values.specs import Gpu
 
 MIB = 2**20
 HANDLES = 2
@@ -128,7 +128,7 @@ def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
     if mesh.replicas == 1:
         return 0, 0
     groups = [mesh.shard_ranks]
-    if mesh.strategy is Strategy.HSDP:
+    if mesh.strategy.has_groups:
         groups.append(mesh.dp_replicate_size)
     high = sum(
         next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups

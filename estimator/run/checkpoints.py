@@ -42,7 +42,7 @@ from estimator.step.timeline import structure
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload, Phase, Strategy
+from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload, Phase
 
 
 def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
@@ -69,7 +69,7 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
         return False
     if setup.mesh.strategy.is_fsdp:
         return setup.mesh.uses_fsdp1 or setup.run.fsdp_state_dict_type != SHARDED_STATE_DICT
-    return setup.mesh.strategy is Strategy.ZERO3 and (
+    return setup.mesh.strategy.gathers_modules and (
         setup.adapters.uses_adapters or setup.run.zero3_save_16bit_model
     )
 
@@ -87,7 +87,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
     ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
     """
     sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
-    divided = setup.mesh.strategy.is_sharded
+    divided = setup.mesh.strategy.shards_states
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
     name = "gathering weights to save" if divided and added else "saving a checkpoint"
     return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})
@@ -201,7 +201,7 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
     trained = whole.trainable_parameters * size
     states = whole.states.resident_bytes + whole.states.paged_bytes
     part = ceil_div(whole.trainable_parameters, setup.mesh.num_gpus)
-    if setup.mesh.strategy is not Strategy.ZERO3:
+    if setup.mesh.strategy.partitions_flat:
         cloned = whole.weights + _tied_elements(model) * size
         kept = 0 if setup.run.save_only_model else states
         return zero_replicated(cloned, trained, kept, FLOAT32_BYTES * part)

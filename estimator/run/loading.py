@@ -29,7 +29,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.precision import Precision
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
+from estimator.values.specs import Component, Dtype, Model, Phase
 
 Modules = tuple[tuple[Module, int], ...]
 """Modules with weights, and their multiplicity."""
@@ -216,7 +216,7 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
     ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
     """
-    if not setup.has_packed_base and setup.strategy is not Strategy.DEVICE_MAP:
+    if not setup.has_packed_base and not setup.strategy.places_layers:
         return weight_bytes(model, setup)
     return max(
         elements(shape) * setup.dtype.bytes

@@ -20,7 +20,8 @@ from estimator.step.evaluation import evaluation_moment
 from estimator.step.timeline import structure
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy
+from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase
+from estimator.values.strategies import Strategy
 
 
 class Stage(NamedTuple):

@@ -18,7 +18,8 @@ from estimator.search.ranking import middle_dollars
 from estimator.search.remedies import offloaded
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model, Strategy
+from estimator.values.specs import Gpu, Method, Model
+from estimator.values.strategies import Strategy
 
 COUNTS = (1, 2, 4, 8)
 """Numbers of GPUs considered, all within one machine."""
@@ -143,12 +144,7 @@ def _candidates(
         shared = _changed(setup, keys)
         if shared is None:
             return
-        yield {**keys, **sharing_keys(shared, way, number)}, (*_names(way),)
-
-
-def _names(way: Strategy) -> Iterator[str]:
-    if way in _NAMES:
-        yield _NAMES[way]
+        yield {**keys, **sharing_keys(shared, way, number)}, (way.label,) * (not way.is_alone)
 
 
 def _steps(
@@ -175,12 +171,13 @@ def reach(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> Reac
     ``within``: as of ``largest_micro_batch``. Raises ``ValueError`` as ``estimate`` does.
     """
     found = [_reach(model, gpu, setup, {}, (), within)]
-    if setup.strategy in (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_GRAD_OP):
+    now = setup.strategy
+    if now.averages_in_buckets or now.partitions_flat or now.keeps_gathered:
         for way in WAYS:
             keys = sharing_keys(setup, way, setup.num_gpus)
             shared = _changed(setup, keys)
             if shared is not None and _high(model, gpu, shared) is not None:
-                found.append(_reach(model, gpu, shared, keys, (_NAMES[way],), within))
+                found.append(_reach(model, gpu, shared, keys, (way.label,), within))
                 break
     return max(found, key=lambda it: it.longest_context)
 
@@ -207,9 +204,6 @@ def _furthest(model: Model, gpu: Gpu, large: TrainingSetup) -> tuple[Keys, tuple
     """All lossless changes that lower the need, and their names: the same wherever batch and context stand."""
     *_, furthest = _steps(model, gpu, large)
     return furthest
-
-
-_NAMES = {Strategy.DDP: "DDP", Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
 
 
 def _high(model: Model, gpu: Gpu, setup: TrainingSetup) -> int | None:

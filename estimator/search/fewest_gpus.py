@@ -12,7 +12,8 @@ from estimator.parallel.sharding import is_packed_sharded
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model, Strategy
+from estimator.values.specs import Gpu, Method, Model
+from estimator.values.strategies import Strategy
 
 MOST_GPUS = 64
 """GPUs proposed at most: ours, eight machines of eight."""

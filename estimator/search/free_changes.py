@@ -29,8 +29,8 @@ from estimator.values.specs import (
     Model,
     Objective,
     Optimizer,
-    Strategy,
 )
+from estimator.values.strategies import Strategy
 
 Keys = Mapping[str, Any]
 
@@ -328,22 +328,12 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
                 "The same result; its weights are pushed again before each generation.",
                 ({"vllm_enable_sleep_mode": True},),
             )
-    elif (
-        not setup.use_vllm and setup.strategy is Strategy.ZERO3 and setup.ds3_gather_for_generation
-    ):
+    elif not setup.use_vllm and setup.strategy.gathers_modules and setup.ds3_gather_for_generation:
         yield Change(
             "Generation that gathers layer by layer",
             "The same result; every token gathers the model again, which is slow.",
             ({"ds3_gather_for_generation": False},),
         )
-
-
-NAMES = {
-    Strategy.ZERO2: "ZeRO-2",
-    Strategy.ZERO3: "ZeRO-3",
-    Strategy.FSDP: "FSDP",
-}
-"""Strategies as a title says them."""
 
 
 def traffic(gpu: Gpu, mesh: Mesh) -> str:
@@ -373,12 +363,12 @@ def _divisions(setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
     for way in _STRONGER.get(setup.strategy, ()):
-        sent = "no more traffic." if way is Strategy.ZERO2 else traffic(gpu, setup.mesh)
+        sent = traffic(gpu, setup.mesh) if way.shards_weights else "no more traffic."
         keys = sharing_keys(setup, way, setup.num_gpus)
-        shards = setup.keeps_reference and way in (Strategy.ZERO3, Strategy.FSDP)
+        shards = setup.keeps_reference and way.shards_weights
         reference = " The reference is sharded too." if shards else ""
         yield Change(
-            f"{NAMES[way]} instead of {setup.strategy}",
+            f"{way.label} instead of {setup.strategy}",
             f"The same GPUs: {sent[0].lower()}{sent[1:]}{reference}{brought_back(keys)}",
             (keys,),
         )

@@ -17,7 +17,6 @@ from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus
 from estimator.search.free_changes import (
     AUTOCAST,
-    NAMES,
     Change,
     Keys,
     base_in,
@@ -39,9 +38,9 @@ from estimator.values.specs import (
     Model,
     Offload,
     Optimizer,
-    Strategy,
     Verdict,
 )
+from estimator.values.strategies import Strategy
 
 MOST_TOGETHER = 3
 """Changes in one remedy that affect the result, and free ones of which every combination is tried. Our choice."""
@@ -268,7 +267,7 @@ def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
 def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     """Prices: see ``free_changes``."""
     setup = found.setup
-    title = f"{setup.num_gpus} × {found.gpu.name} with {NAMES[setup.strategy]}"
+    title = f"{setup.num_gpus} × {found.gpu.name} with {setup.strategy.label}"
     price = f"{setup.num_gpus} GPUs to pay for. {traffic(found.gpu, setup.mesh)}{brought_back(found.keys)}"
     if setup.num_gpus > setup.gpus_per_node:
         price += f" More than {setup.gpus_per_node} span several machines, so the network between them sets the speed."
@@ -448,7 +447,7 @@ def offloaded(setup: TrainingSetup, gpu: Gpu) -> Iterator[Keys]:
     ways = (own,) if own.is_fsdp else (Strategy.ZERO2, Strategy.ZERO3)
     for way in ways:
         keys = sharing(setup.mesh, way, setup.num_gpus, setup.dp_replicate_size)
-        rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
+        rests = OFFLOADS if way.shards_weights else OFFLOADS[:1]
         keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup.optimisation)
         is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
         if way.is_zero and is_pure:  # not modelled without float32 master weights

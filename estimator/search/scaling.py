@@ -14,11 +14,12 @@ from estimator.parallel.combinations import OFFLOADS, sharing
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Strategy, Verdict
+from estimator.values.specs import Gpu, Model, Verdict
+from estimator.values.strategies import Strategy
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Default numbers of GPUs of a curve."""
-STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy.NONE)
+STRATEGIES = tuple(strategy for strategy in Strategy if not strategy.is_alone)
 """Strategies that have a curve, in the order of the contract."""
 
 
@@ -96,9 +97,8 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
     """
     strategy = strategy if num_gpus > 1 else Strategy.NONE
     copies = 1
-    if strategy is Strategy.HSDP:
-        of_own = setup.strategy is Strategy.HSDP
-        shards = setup.shard_ranks if of_own else setup.gpus_per_node
+    if strategy.has_groups:
+        shards = setup.shard_ranks if setup.strategy.has_groups else setup.gpus_per_node
         copies, rest = divmod(num_gpus, shards)
         if copies < 2 or rest or shards < 2:
             raise TooFewError(

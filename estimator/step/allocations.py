@@ -80,7 +80,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Phase, Strategy
+from estimator.values.specs import Gpu, Model, Phase
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -170,7 +170,7 @@ def allocations(
         return found
 
     step = passes()
-    first_step = passes(records=True) if setup.strategy is Strategy.ZERO3 else step
+    first_step = passes(records=True) if setup.strategy.gathers_modules else step
     after: list[Request] = []
     if reduces_after_backward(setup.mesh):
         after += reduced(model, setup, rank, by_size(left.gradients), KEPT, STEPPED)
@@ -253,7 +253,7 @@ def _fixed(
         optimizer = [*norms(chain(*trained))] if clips else []
         optimizer += optimizer_step(keys, trained, same, resident, card)
     again: list[Request] = []
-    if same.strategy is Strategy.DDP:
+    if same.strategy.averages_in_buckets:
         _, rebuilt = buckets(in_module_order(model, same), same)
         if rebuilt is not None:
             again = [Request(GIVE_ALL, BUCKETS)]
@@ -266,7 +266,7 @@ def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
     same = structure(setup)
     if setup.gradient_accumulation_steps > 1:
         # ZeRO-3 has a place for gradients from the start
-        has_place = same.strategy is Strategy.ZERO3
+        has_place = same.strategy.has_gradient_buffer
         yield plan(model, same if has_place else replace(same, gradient_accumulation_steps=1))
     yield plan(model, same)
 
@@ -338,7 +338,7 @@ def _pass(
         order.append((writer.stretch(Request(GIVE_ALL, key) for key in left_over), 1))
     if others is not None:
         others.left.add(sized, schedule.program, own, first)
-    if setup.strategy in (Strategy.NONE, Strategy.DDP):
+    if setup.strategy.keeps_whole:
         gone = _left(schedule.program)
         order.append((writer.stretch(Request(GIVE_ALL, first + key) for key in gone), 1))
     return order

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from estimator.parallel.offload import pinned, ranks_of_a_node
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Strategy
+from estimator.values.specs import Model
+from estimator.values.strategies import Strategy
 
 
 class HostCopies(NamedTuple):
@@ -42,7 +43,7 @@ def host_copies(model: Model, setup: TrainingSetup) -> HostCopies:
     checkpoints = setup.computation.gradient_checkpointing and setup.computation.offload_checkpoints
     if not (checkpoints or setup.computation.activation_offloading):
         return HostCopies(0, 0)
-    if setup.mesh.strategy is Strategy.DEVICE_MAP:  # the same tensors, on several GPUs
+    if setup.mesh.strategy.places_layers:  # the same tensors, on several GPUs
         setup = replace(setup, strategy=Strategy.NONE, num_gpus=1)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     times: Counter[int] = Counter()
@@ -60,5 +61,5 @@ def node_copies(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``host_copies``.
     """
-    ranks = 1 if setup.mesh.strategy is Strategy.DEVICE_MAP else ranks_of_a_node(setup.mesh)
+    ranks = 1 if setup.mesh.strategy.places_layers else ranks_of_a_node(setup.mesh)
     return ranks * host_copies(model, setup).pinned

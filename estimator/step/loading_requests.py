@@ -62,7 +62,7 @@ from estimator.step.zero_requests import (
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective, Strategy
+from estimator.values.specs import Loss, Model, Objective
 
 STATES = 2
 """Flat states of DeepSpeed's optimizer."""
@@ -86,7 +86,7 @@ def load_requests(
     tied = tied_head(model)
     own = [module for module in modules if module not in tied]
     of_modules = sum(module_bytes(module, same) for module in own)
-    is_whole = not (same.strategy.is_fsdp or same.strategy.is_zero)
+    is_whole = not same.strategy.shards_states
     is_known = (
         is_whole
         and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
@@ -151,7 +151,7 @@ def load_requests(
     if made is MOVED and is_whole:  # Trainer empties the cache before it trains
         load.append(Request(EMPTY, HELD))
     load.extend(_pieces(resident.engine, 1))
-    if same.strategy is Strategy.DDP:
+    if same.strategy.averages_in_buckets:
         load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
         first_buckets, _ = buckets(in_module_order(model, same), same)
         load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in first_buckets)
@@ -458,7 +458,7 @@ def _flat_states(keys: Keys, resident: Resident, mesh: Mesh) -> Iterator[Request
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
     """
     part, groups = ceil_div(resident.trainable_parameters, mesh.num_gpus), 1
-    if mesh.strategy is Strategy.ZERO3:
+    if mesh.strategy.gathers_modules:
         groups = ceil_div(part, SUB_GROUP)
     yield from _pieces(resident.states.resident_bytes // (1 + STATES), groups)
     yield from _pieces(resident.accumulated, 1)

@@ -25,7 +25,7 @@ from estimator.step.zero_requests import has_partitions, has_shards, ranks_playe
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, Shown
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Offload, Strategy, Verdict
+from estimator.values.specs import Gpu, Model, Offload, Verdict
 
 AMPLE = 2
 """Memory, as a multiple of a run's tensors, on which it is not replayed: of 170 runs on PyTorch's allocator none needed
@@ -48,7 +48,7 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
 
     Source: derived, as ``estimator.step.allocations``.
     """
-    is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    is_whole = setup.strategy.keeps_whole
     is_partitioned = has_partitions(setup.mesh) or has_shards(setup.mesh)
     return (
         (is_whole or is_partitioned or _is_known_fsdp(model, setup))
@@ -61,7 +61,7 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
 
 def _is_known_fsdp(model: Model, setup: TrainingSetup) -> bool:
     """FSDP with nothing on the host, no second model, and no weights that stay gathered between micro-steps."""
-    stays_gathered = setup.uses_fsdp1 and setup.strategy is Strategy.FSDP_GRAD_OP
+    stays_gathered = setup.uses_fsdp1 and setup.strategy.keeps_gathered
     return (
         wraps_in_groups(model, setup)
         and not setup.keeps_reference
@@ -143,7 +143,7 @@ def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_R
     ranks = ranks_played(model, setup)
     if has_partitions(setup.mesh):
         return [run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
-    is_whole = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    is_whole = setup.strategy.keeps_whole
     ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
     return [run(log(made, rank)) for made in ways for rank in ranks]
 
@@ -229,7 +229,7 @@ def reserved(answer: Estimate) -> int:
 
     Source: ``reserved_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
-    if answer.setup.strategy is Strategy.DEVICE_MAP:
+    if answer.setup.strategy.places_layers:
         shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
         return shares.middle - sum(_outside(answer.gpu, answer.setup))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)

@@ -31,7 +31,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Phase, Strategy
+from estimator.values.specs import Model, Phase
 
 
 def on_streams_of_fsdp1(
@@ -143,7 +143,7 @@ class Left(NamedTuple):
 
 def reduces_after_backward(mesh: Mesh) -> bool:
     """Whether gradients are reduced after backward, on the GPU: ``reduced`` has the requests."""
-    return mesh.strategy is Strategy.ZERO1 and has_partitions(mesh)
+    return mesh.strategy.reduces_after_backward and has_partitions(mesh)
 
 
 def without_reduction(
@@ -163,7 +163,7 @@ def without_reduction(
 
 def keeps_parts(mesh: Mesh) -> bool:
     """Whether gradients are reduced during backward, and each rank keeps its own on the GPU."""
-    return mesh.strategy is Strategy.ZERO2 and has_partitions(mesh)
+    return mesh.strategy.keeps_parts and has_partitions(mesh)
 
 
 KEEPS, SHARES = 1, 2

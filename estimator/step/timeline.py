@@ -50,7 +50,7 @@ from estimator.values.facets.run import TrainingRun
 from estimator.values.remembered import remembered
 from estimator.values.results import HeldTensors, Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
+from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase
 
 SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Task, Mesh, TrainingRun)
 
@@ -470,13 +470,9 @@ def _structure(
 @lru_cache(maxsize=1024)
 def plan(model: Model, structure: TrainingSetup) -> Plan:
     """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers."""
-    gpus, replicas = min(2, structure.num_gpus), 1
-    if structure.strategy is Strategy.HSDP:
-        gpus, replicas = 4, 2
-    elif structure.strategy is Strategy.ZERO2:
-        gpus = (
-            structure.num_gpus
-        )  # which gradients a rank keeps depends on where its partition begins
+    replicas, gpus = 2 if structure.strategy.has_groups else 1, structure.num_gpus
+    if not structure.strategy.keeps_parts:
+        gpus = replicas * min(2, gpus)
     if not structure.optimizer_in_bwd:  # its temporaries are in backward
         structure = replace(structure, optim=Optimizer.SGD, optim_state_dtype=None)
     return _plan(
@@ -646,9 +642,9 @@ class StepTimeline(Walk):
     ) -> None:
         begins = resident.sizes(workspace)
         to_come = 0
-        if accumulates(setup) or setup.mesh.strategy is Strategy.ZERO3:
+        if accumulates(setup) or setup.mesh.strategy.has_gradient_buffer:
             begins[Component.GRADIENTS] = resident.accumulated
-            if setup.task.objective.generates and setup.mesh.strategy is not Strategy.ZERO3:
+            if setup.task.objective.generates and not setup.mesh.strategy.has_gradient_buffer:
                 to_come = resident.accumulated
         super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks, to_come)
         stepped = {

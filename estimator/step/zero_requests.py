@@ -23,7 +23,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Offload, Strategy
+from estimator.values.specs import Model, Offload
 
 NewKeys = Callable[[int], int]
 """The first of so many keys that nothing else uses."""
@@ -66,9 +66,7 @@ def has_partitions(mesh: Mesh) -> bool:
 
     Source: derived, from the strategy.
     """
-    return (
-        mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) and mesh.offload_optimizer is Offload.NONE
-    )
+    return mesh.strategy.partitions_flat and mesh.offload_optimizer is Offload.NONE
 
 
 def has_shards(mesh: Mesh) -> bool:
@@ -77,7 +75,7 @@ def has_shards(mesh: Mesh) -> bool:
     Source: derived, from the strategy.
     """
     return (
-        mesh.strategy is Strategy.ZERO3
+        mesh.strategy.gathers_modules
         and mesh.offload_optimizer is Offload.NONE
         and mesh.offload_param is Offload.NONE
     )

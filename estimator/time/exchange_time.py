@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
 from typing import NamedTuple
 
 from estimator.families.adapters import trainable_parameters
@@ -17,31 +15,8 @@ from estimator.values.arithmetic import real, smaller, total
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Strategy
+from estimator.values.specs import Gpu, Model
 
-
-class Sharing(Enum):
-    """What is sharded, which determines the communication."""
-
-    REPLICAS = "everything on each GPU, as in DDP"
-    STATES = "sharded optimizer states, as in ZeRO 1 and 2"
-    WEIGHTS = "sharded weights too, as in ZeRO 3 and FSDP"
-    GATHERED_ONCE = "sharded weights that stay gathered until backward, as in FSDP's shard_grad_op"
-    LAYERS = "layers on different GPUs that work in turn, as in a device map"
-
-
-SHARING_OF_STRATEGY: Mapping[Strategy, Sharing] = {
-    Strategy.NONE: Sharing.REPLICAS,
-    Strategy.DDP: Sharing.REPLICAS,
-    Strategy.ZERO1: Sharing.STATES,
-    Strategy.ZERO2: Sharing.STATES,
-    Strategy.ZERO3: Sharing.WEIGHTS,
-    Strategy.FSDP: Sharing.WEIGHTS,
-    Strategy.FSDP_GRAD_OP: Sharing.GATHERED_ONCE,
-    Strategy.HSDP: Sharing.WEIGHTS,
-    Strategy.DEVICE_MAP: Sharing.LAYERS,
-}
-"""What each strategy shards."""
 FAST_EXPOSED, SLOW_EXPOSED = 0.1, 1.0
 """Share of the communication that adds to the step although computation could hide it; at worst
 all of it. Fast end fitted: data/throughput.csv."""
@@ -69,7 +44,6 @@ def communication(
     setup: TrainingSetup,
     resident: Resident,
     *,
-    sharing: Sharing,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> Exchange:
@@ -92,16 +66,16 @@ def communication(
     PyTorch, FSDP, ``ShardingStrategy``.
     """
     by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
-    times = setup.batch.gradient_accumulation_steps
+    times, strategy = setup.batch.gradient_accumulation_steps, setup.mesh.strategy
     after = 0.0
-    if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
+    if strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
-        gathers = (2 if sharing is Sharing.WEIGHTS else 1) + passes_without_grad(setup)
+        gathers = (1 if strategy.keeps_gathered else 2) + passes_without_grad(setup)
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = times * narrow * exchanged
-    elif sharing is Sharing.STATES:
+    elif strategy.shards_states:
         after = real(width(setup.precision) * trainable_parameters(model, setup))
-        size = 2 * after * (1 if setup.mesh.strategy is Strategy.ZERO1 else times)
+        size = 2 * after * (1 if strategy.reduces_after_backward else times)
     else:
         size = 2.0 * resident.gradients
     low, high = exchange_seconds(size, shards(setup), by)
@@ -164,7 +138,7 @@ def copies_part(
         return None
     times, ranks = setup.batch.gradient_accumulation_steps, mesh.num_gpus
     reduced = width(setup.precision) * trainable_parameters(model, setup)
-    if mesh.strategy is Strategy.ZERO3:
+    if mesh.strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         gathered = (
             (2 + passes_without_grad(setup)) * narrow * (resident.weights + resident.adapters)
@@ -174,7 +148,7 @@ def copies_part(
         least = 0.0
         whole = times * (gathered * (2 + 2 / ranks) + reduced * (6 + 2 / ranks))
     else:
-        times = 1 if mesh.strategy is Strategy.ZERO1 else times
+        times = 1 if mesh.strategy.reduces_after_backward else times
         least, whole = times * 2.0 * reduced, times * reduced * (6 + 4 / ranks)
     low = whole if mesh.overlap_comm is False else least
     high = whole / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)

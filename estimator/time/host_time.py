@@ -9,7 +9,7 @@ from estimator.time.recurrences import DELTA_BACKWARD_KERNELS, DELTA_FORWARD_KER
 from estimator.values.arithmetic import ceil_div, larger, total
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Strategy
+from estimator.values.specs import Model
 
 FAST_OPERATOR, SLOW_OPERATOR = 11e-6, 25e-6
 """Seconds for the host to launch an operator: Python, dispatch, autograd and the kernel. An empty kernel takes 4 to 5
@@ -51,7 +51,7 @@ def launches_part(
     low += kernels * (ceil_div(length.fast, CHUNK) - 1) * FAST_OPERATOR
     high += kernels * (ceil_div(length.slow, CHUNK) - 1) * SLOW_OPERATOR
     high *= SLOW_OPERATOR_SHARED if setup.mesh.num_gpus > 1 else 1
-    high += SLOW_HOOK * calls * (setup.mesh.strategy is Strategy.ZERO3)
+    high += SLOW_HOOK * calls * setup.mesh.strategy.gathers_modules
     return TimePart(
         "waiting for the host",
         larger(0.0, times * low - total(part.low_seconds for part in parts)),

@@ -12,7 +12,7 @@ from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy
+from estimator.values.specs import Gpu, Model, Offload, Optimizer
 
 GIGA = 1e9
 """Bytes per second in one GB/s."""
@@ -81,7 +81,7 @@ def _stepping(
 
 
 def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float) -> TimePart:
-    hidden = 0.0 if mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
+    hidden = 0.0 if mesh.strategy.partitions_flat else behind
     low = larger(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
     low += of.after / (fast.link * GIGA)
     high = (of.in_micro_steps + of.after) / (slow.link * GIGA)

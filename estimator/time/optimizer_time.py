@@ -10,13 +10,11 @@ from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Optimizer, Strategy
+from estimator.values.specs import Model, Optimizer
 
 ADDED_GRADIENTS = 3
 """Memory passes over the gradients in each micro-batch but the first, which adds to them in place: torch 2.13,
 torch/csrc/autograd/functions/accumulate_grad.h."""
-WHOLE_GRADIENTS = frozenset({Strategy.NONE, Strategy.DDP, Strategy.ZERO1, Strategy.DEVICE_MAP})
-"""Strategies under which a GPU adds up the gradients of all its weights, not those of its shard."""
 OPTIMIZER_STEP = "optimizer step"
 FOREACH_PASSES = 20 / 7
 """Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
@@ -35,7 +33,7 @@ runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct`` and ``step``; stage3.py,
 
 def accumulation_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
     """Gradients of the second and later micro-batches are added to those of the first."""
-    ranks = 1 if setup.mesh.strategy in WHOLE_GRADIENTS else setup.mesh.shard_ranks
+    ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_gradients else 1
     moved = ADDED_GRADIENTS * resident.gradients / ranks
     seconds = (setup.batch.gradient_accumulation_steps - 1) * moved / rate.bandwidth
     return TimePart("gradients added up", seconds, seconds / SLOW_BANDWIDTH_SHARE)

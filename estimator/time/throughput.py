@@ -20,8 +20,6 @@ from estimator.parallel.network import links
 from estimator.parallel.offload import offloads
 from estimator.resident.model import Resident
 from estimator.time.exchange_time import (
-    SHARING_OF_STRATEGY,
-    Sharing,
     communication,
     copies_part,
     one_after_another,
@@ -45,7 +43,6 @@ def run_time(
     setup: TrainingSetup,
     resident: Resident,
     *,
-    sharing: Sharing | None = None,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> RunTime:
@@ -53,8 +50,8 @@ def run_time(
 
         steps per epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps per epoch⌉
 
-    ``resident``: memory of one GPU if nothing were sharded. ``sharing`` (None: the strategy's), ``link_gb_per_s`` and
-    ``network_gb_per_s`` determine the communication, as in ``communication``.
+    ``resident``: memory of one GPU if nothing were sharded. ``link_gb_per_s`` and ``network_gb_per_s`` as in
+    ``communication``.
 
     Leaves out: loading, evaluation, saving, a slow input pipeline, the first step's compilation and warm-up.
     Error: tests/test_throughput.py compares it with data/throughput.csv.
@@ -71,14 +68,12 @@ def run_time(
         least_model_flops = model_flops  # the utilisation was measured on the actual work
         parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
     else:
-        shared = SHARING_OF_STRATEGY[setup.mesh.strategy] if sharing is None else sharing
-        is_whole = shared in (Sharing.REPLICAS, Sharing.LAYERS)
-        ranks = 1 if is_whole else setup.mesh.shard_ranks
+        ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_states else 1
         elsewhere = steps_on_host(setup.mesh) or setup.mesh.strategy.is_zero
         own = 0.0 if elsewhere else 1 / ranks
         parts = step_parts(model, setup, resident, rate, length, fast, slow, optimizer_share=own)
         if setup.mesh.num_gpus > 1:
-            if shared is Sharing.LAYERS:
+            if setup.mesh.strategy.places_layers:
                 parts = one_after_another(
                     parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu
                 )
@@ -88,7 +83,6 @@ def run_time(
                     model,
                     setup,
                     resident,
-                    sharing=shared,
                     link_gb_per_s=link_gb_per_s,
                     network_gb_per_s=network_gb_per_s,
                 )

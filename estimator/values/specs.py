@@ -202,44 +202,6 @@ class Loss(StrEnum):
         return self not in (Loss.LIGER, Loss.CHUNKED_TRL)
 
 
-class Strategy(StrEnum):
-    """How GPUs share the work: what each keeps, and what is gathered when."""
-
-    NONE = "none"
-    """One GPU."""
-    DDP = "ddp"
-    """Everything on every GPU; gradients are averaged through buckets."""
-    ZERO1 = "zero1"
-    """DeepSpeed: optimizer states and float32 weights are sharded."""
-    ZERO2 = "zero2"
-    """Gradients are sharded too."""
-    ZERO3 = "zero3"
-    """Weights are sharded too."""
-    FSDP = "fsdp"
-    """FSDP2 as accelerate runs it: weights, gradients and states are sharded, and layers gathered one at a time."""
-    FSDP_GRAD_OP = "fsdp_grad_op"
-    """The same, but gathered weights stay from forward to backward (``reshard_after_forward=False``)."""
-    HSDP = "hsdp"
-    """FSDP within groups of GPUs; the groups are replicas of each other."""
-    DEVICE_MAP = "device_map"
-    """Layers on different GPUs, which one process uses in turn (``device_map="auto"``)."""
-
-    @property
-    def is_fsdp(self) -> bool:
-        """Whether this is one of FSDP's strategies."""
-        return self in (Strategy.FSDP, Strategy.FSDP_GRAD_OP, Strategy.HSDP)
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether this is one of DeepSpeed's strategies."""
-        return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether GPUs keep different shards of anything."""
-        return self.is_fsdp or self.is_zero
-
-
 class Offload(StrEnum):
     """Where weights or optimizer states are stored when no layer needs them."""
 

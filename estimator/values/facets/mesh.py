@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.parallelisms import strategy_asks_for
-from estimator.values.specs import Offload, Strategy
+from estimator.values.specs import Offload
+from estimator.values.strategies import Strategy
 
 _OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _UNMODELLED = "only 1 is modelled"
@@ -258,4 +259,4 @@ class Mesh(Checked):
     @property
     def replicas(self) -> int:
         """Processes with a micro-batch of their own: one per GPU, or one in total under ``device_map``."""
-        return 1 if self.strategy is Strategy.DEVICE_MAP else self.num_gpus
+        return 1 if self.strategy.places_layers else self.num_gpus

@@ -17,7 +17,8 @@ import transformers
 from transformers import masking_utils
 
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Objective, Optimizer, Strategy
+from estimator.values.specs import Loss, MixedPrecision, Objective, Optimizer
+from estimator.values.strategies import Strategy
 from tests.verify.null import ranks, triton_kernels
 
 STEPS = 3

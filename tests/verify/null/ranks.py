@@ -11,7 +11,7 @@ import transformers
 from torch import distributed
 
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Strategy
+from estimator.values.strategies import Strategy
 
 PORT = "29533"
 """Nothing listens there."""

@@ -1,0 +1,34 @@
+"""Words that have facts: what is asked about a strategy, from one table."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from estimator.values.records import Record
+from estimator.values.strategies import Strategy
+
+
+def test_a_fact_that_nobody_asks_for_is_refused() -> None:
+    with pytest.raises(AssertionError, match="lemon has facts"):
+        Record("Fruit", [("LEMON", ("lemon", {"is_sour": True}))])
+
+
+def test_a_word_stays_one_object() -> None:
+    # members are compared by identity, also after a process has sent them to another
+    assert pickle.loads(pickle.dumps(Strategy.HSDP)) is Strategy("hsdp") is Strategy.HSDP
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_what_a_strategy_shards_holds_together(strategy: Strategy) -> None:
+    """Rajbhandari et al. 2020, arXiv:1910.02054, figure 1: states, then gradients too, then weights too."""
+    sharded = [strategy.shards_states, strategy.shards_gradients, strategy.shards_weights]
+    assert sharded == sorted(sharded, reverse=True)
+    assert strategy.shards_states == (strategy.is_fsdp or strategy.is_zero)
+    assert [strategy.keeps_whole, strategy.places_layers, strategy.shards_states].count(True) == 1
+    assert strategy.shards_weights or not (strategy.keeps_gathered or strategy.has_groups)
+    # each of DeepSpeed's stages does one thing with gradients
+    stages = strategy.reduces_after_backward, strategy.keeps_parts, strategy.has_gradient_buffer
+    assert stages.count(True) == strategy.is_zero
+    assert strategy.partitions_flat == (strategy.is_zero and not strategy.gathers_modules)
