@@ -64,6 +64,7 @@ from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.writing.changes import Changed, changed_files, changes_between
 from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST
+from estimator.values.objectives import Objective
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
@@ -88,7 +89,6 @@ from estimator.values.specs import (
     MixedPrecision,
     Model,
     ModelClass,
-    Objective,
     Offload,
     Optimizer,
     Phase,

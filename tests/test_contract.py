@@ -43,6 +43,7 @@ from estimator.values.kinds import (
     show,
 )
 from estimator.values.later_keys import LATER
+from estimator.values.objectives import Objective
 from estimator.values.parallelisms import PARALLEL_WORDS, UNMODELLED_STRATEGIES
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
@@ -52,7 +53,6 @@ from estimator.values.specs import (
     Gpu,
     MixedPrecision,
     Model,
-    Objective,
     Optimizer,
     Verdict,
 )

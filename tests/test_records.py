@@ -1,4 +1,4 @@
-"""Words that have facts: what is asked about a strategy, from one table."""
+"""Words that have facts: what is asked about a strategy or an objective holds together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from estimator.values.objectives import Objective
 from estimator.values.records import Record
 from estimator.values.strategies import Strategy
 
@@ -32,3 +33,15 @@ def test_what_a_strategy_shards_holds_together(strategy: Strategy) -> None:
     stages = strategy.reduces_after_backward, strategy.keeps_parts, strategy.has_gradient_buffer
     assert stages.count(True) == strategy.is_zero
     assert strategy.partitions_flat == (strategy.is_zero and not strategy.gathers_modules)
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_what_is_known_of_an_objective_holds_together(objective: Objective) -> None:
+    assert (objective.usual_loss_type in objective.loss_types) == bool(objective.loss_types)
+    # a weight is a reference's, or ORPO's, of which that is the point (Hong et al. 2024, arXiv:2403.07691)
+    assert (objective.beta is not None) == (objective.has_reference or objective.prepares_base)
+    # the head has the vocabulary, or outputs whose number the objective or the setup says
+    has_own_head = objective.labels is not None or objective.asks_labels
+    assert has_own_head == (objective.has_score or objective.compares_rows)
+    assert not (objective.is_paired and (objective.generates or objective.is_unpaired))
+    assert objective.brings_mask != objective.is_causal_lm

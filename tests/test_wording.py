@@ -38,7 +38,8 @@ from estimator import (
 )
 from estimator.answer.overflow import runs_out
 from estimator.contract.text import describe
-from estimator.values.specs import Objective, Offload
+from estimator.values.objectives import Objective
+from estimator.values.specs import Offload
 from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL
 

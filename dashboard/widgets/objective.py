@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.state import question
 from dashboard.widgets import boxes
-from estimator import Objective, TrainingSetup, contract
+from estimator import TrainingSetup, contract
 
 
 def generates() -> bool:
@@ -34,11 +34,11 @@ def _mean_row() -> None:
 UNUSUAL = {
     **dict.fromkeys(
         ("completion_fraction", "label_smoothing_factor"),
-        boxes.Unusual(where=lambda setup: setup.objective is Objective.SFT),
+        boxes.Unusual(where=lambda setup: setup.objective.is_causal_lm),
     ),
     "max_prompt_length": boxes.Unusual(where=_asks_reference),
     "precompute_ref_log_probs": boxes.Unusual(
-        where=lambda setup: setup.objective in (Objective.DPO, Objective.KTO)
+        where=lambda setup: setup.objective.has_reference and not setup.objective.generates
     ),
     **dict.fromkeys(
         (
@@ -52,9 +52,7 @@ UNUSUAL = {
     ),
     "mean_tokens_per_example": boxes.Unusual(where=lambda setup: not setup.objective.generates),
     "loss_type": boxes.Unusual(where=_asks_reference),
-    "num_labels": boxes.Unusual(
-        where=lambda setup: setup.objective is Objective.SEQUENCE_CLASSIFICATION
-    ),
+    "num_labels": boxes.Unusual(where=lambda setup: setup.objective.asks_labels),
     "vllm_mode": boxes.Unusual(where=lambda setup: setup.use_vllm),
     **dict.fromkeys(
         (
@@ -77,5 +75,5 @@ UNUSUAL = {
     "ds3_gather_for_generation": boxes.Unusual(
         where=lambda setup: not setup.use_vllm and setup.strategy.gathers_modules
     ),
-    "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective is Objective.EMBEDDING),
+    "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective.compares_rows),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,19 +28,6 @@ class SentencePart(NamedTuple):
     """The key of the contract whose control changes it; empty: none."""
 
 
-OBJECTIVES: Mapping[Objective, str] = {
-    Objective.SFT: "",
-    Objective.DPO: "by DPO",
-    Objective.KTO: "by KTO",
-    Objective.ORPO: "by ORPO",
-    Objective.REWARD: "as a reward model",
-    Objective.SEQUENCE_CLASSIFICATION: "as a classifier",
-    Objective.EMBEDDING: "as an embedding model",
-    Objective.GRPO: "by GRPO",
-    Objective.RLOO: "by RLOO",
-}
-IN_TRL = frozenset(Objective) - {Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING}
-"""Objectives that TRL has a trainer for: trl 1.16, trainer/ and experimental/."""
 LOADED = ("dtype", "mixed_precision")
 """Keys that say what weights are loaded in and computed in."""
 DECISIVE = (
@@ -65,7 +52,7 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
         yield from _led(" ", f"r={setup.lora_r}", "lora_r")
     yield SentencePart(" of ")
     yield SentencePart(terms.short_name(model.hub_id), "model")
-    yield from _led(" ", OBJECTIVES[setup.objective], "objective")
+    yield from _led(" ", setup.objective.phrase, "objective")
     yield SentencePart(" on ")
     yield SentencePart(_cards(gpu, setup.num_gpus), "gpu")
     way = "over" if setup.strategy.places_layers else "under"
@@ -86,9 +73,9 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     if setup.optim_state_dtype is not None:
         yield SentencePart(f" with {setup.optim_state_dtype} states")
     trl = _of_trl(setup.method, setup.objective)
-    as_trl_trains = setup.objective in IN_TRL and _same(DECISIVE, setup, trl)
+    as_trl_trains = setup.objective.trl and _same(DECISIVE, setup, trl)
     yield from _led(", ", terms.precision(setup), "dtype")
-    if not as_trl_trains and setup.objective in IN_TRL and _same(LOADED, setup, trl):
+    if not as_trl_trains and setup.objective.trl and _same(LOADED, setup, trl):
         yield SentencePart(" as TRL loads it")
     kept = "with" if setup.gradient_checkpointing else "without"
     yield from _led(", ", f"{kept} checkpointing", "gradient_checkpointing")

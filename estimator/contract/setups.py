@@ -53,7 +53,6 @@ from estimator.values.specs import (
     Gpu,
     Model,
     ModelClass,
-    Objective,
     Optimizer,
     Phase,
     Verdict,
@@ -703,7 +702,7 @@ def _absent(setup: TrainingSetup) -> Sequence[Phase]:
 
 def _has_more(setup: TrainingSetup) -> bool:
     """Whether the answer lists passes and the component of a reference model."""
-    return setup.objective is not Objective.SFT
+    return not setup.objective.is_causal_lm
 
 
 def _run(estimate: Estimate) -> dict[str, object]:

@@ -6,7 +6,7 @@ from estimator.families.liger import loss_of
 from estimator.objectives.batch import prompt_tokens, scored_tokens
 from estimator.objectives.registry import RULES
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective
+from estimator.values.specs import Loss, Model
 
 
 def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
@@ -23,7 +23,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
             )
         )
     scores_some = loss_of(model, setup) in (Loss.CHUNKED_TRL, Loss.SELECTIVE)
-    if scores_some and objective is not Objective.SFT:
+    if scores_some and not objective.is_causal_lm:
         sentences.append(
             f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "
             f"{scored_tokens(setup):,} alone."
@@ -34,7 +34,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         )
     if objective.is_paired:
         sentences.append("An example is two rows, which go through the model together.")
-        if objective is Objective.EMBEDDING:
+        if objective.compares_rows:
             sentences[-1] = (
                 "An example is two texts, an anchor and its positive; each has a call of its own."
             )

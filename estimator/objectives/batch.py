@@ -9,7 +9,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.objective import Task
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Objective
+from estimator.values.specs import Loss
 
 
 def rows_per_example(setup: TrainingSetup) -> int:
@@ -60,7 +60,7 @@ def asks_kl(setup: TrainingSetup) -> bool:
     >>> asks_kl(TrainingSetup(objective="kto")), asks_kl(TrainingSetup(objective="kto", loss_type="apo_zero_unpaired"))
     (True, False)
     """
-    return setup.task.objective is Objective.KTO and setup.task.loss_type != "apo_zero_unpaired"
+    return setup.task.objective.is_unpaired and setup.task.loss_type != "apo_zero_unpaired"
 
 
 def scores_policy(setup: TrainingSetup) -> bool:
@@ -75,8 +75,8 @@ def scores_policy(setup: TrainingSetup) -> bool:
     >>> scores_policy(TrainingSetup(objective="grpo")), scores_policy(TrainingSetup(objective="grpo", num_iterations=2))
     (False, True)
     """
-    if setup.task.objective is not Objective.GRPO:
-        return setup.task.objective is Objective.RLOO
+    if setup.task.objective.scores_itself or not setup.task.objective.generates:
+        return setup.task.objective.scores_itself
     if setup.generation.use_vllm or setup.task.loss is Loss.SELECTIVE_VERL:
         return True
     accumulation = setup.batch.gradient_accumulation_steps
@@ -137,7 +137,7 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     >>> passes_without_grad(TrainingSetup(objective="dpo")), passes_without_grad(TrainingSetup(objective="kto"))
     (1, 3)
     """
-    if setup.task.objective is Objective.EMBEDDING:
+    if setup.task.objective.compares_rows:
         return int(setup.task.mini_batch_size is not None)
     if setup.smooths_labels:
         return int(setup.task.loss is Loss.CHUNKED_TRL)
@@ -151,9 +151,7 @@ def accumulates(setup: TrainingSetup) -> bool:
     >>> accumulates(TrainingSetup()), accumulates(TrainingSetup(objective="embedding", mini_batch_size=8))
     (False, True)
     """
-    is_cached = (
-        setup.task.objective is Objective.EMBEDDING and setup.task.mini_batch_size is not None
-    )
+    is_cached = setup.task.objective.compares_rows and setup.task.mini_batch_size is not None
     return is_cached or setup.batch.gradient_accumulation_steps > 1
 
 

@@ -42,7 +42,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, Objective, Phase
+from estimator.values.specs import AttnImplementation, Model, Phase
 
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""
@@ -505,7 +505,7 @@ class Forward:
         Source: transformers 5.23, masking_utils.py, ``sdpa_mask`` (``padding_mask_function``); trl 1.16,
         trainer/dpo_trainer.py, ``DataCollatorForPreference`` (``attention_mask``).
         """
-        brings = self.setup.padded or self.setup.objective is not Objective.SFT
+        brings = self.setup.padded or self.setup.objective.brings_mask
         return brings or self._image_masks
 
     def _alibi(self) -> Tensor | None:

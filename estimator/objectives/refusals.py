@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from estimator.families.adapters import is_adapted
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.modules import Linear
@@ -13,7 +10,7 @@ from estimator.families.towers import has_towers
 from estimator.objectives.batch import asks_kl, prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective
+from estimator.values.specs import Loss, Model
 
 STRATEGY_LATER = Refusal(
     "objective {objective} under strategy {strategy} is not modelled yet; take strategy ddp.",
@@ -143,8 +140,6 @@ SELECTIVE_IS_SFTS = Refusal(
     "leave it out.",
     Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
 )
-OFFLOADING = frozenset({Objective.SFT, Objective.DPO, Objective.KTO, Objective.REWARD})
-"""Whose trainers have ``activation_offloading``: trl 1.16, trainer/*_config.py."""
 OFFLOADS_NOT = Refusal(
     "activation_offloading is no argument of the trainer of objective {objective}; set it false, or take "
     "offload_checkpoints.",
@@ -159,26 +154,12 @@ SWITCHED_OFF = Refusal(
 TOWERS_EVERY_N = Refusal(
     "{key} is not modelled yet for models that see images; leave it at {value}.", NOT_MODELLED
 )
-DPO_TYPES = (
-    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
-    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
-)
-TYPES: Mapping[Objective, tuple[str, ...]] = MappingProxyType(
-    {
-        Objective.SFT: ("nll", "dft"),
-        Objective.DPO: DPO_TYPES,
-        Objective.KTO: ("kto", "apo_zero_unpaired"),
-        Objective.GRPO: ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
-    }
-)
-"""The loss types of each objective: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py,
-grpo_config.py."""
 
 
 def _check_joined(model: Model, setup: TrainingSetup) -> None:
     if not setup.batch.is_joined:
         return
-    if setup.objective is not Objective.SFT:
+    if not setup.objective.is_causal_lm:
         raise JOINED_LATER(objective=setup.objective)
     has_positions = architecture(model).rotary is not None or model.learned_positions > 0
     if (
@@ -189,11 +170,11 @@ def _check_joined(model: Model, setup: TrainingSetup) -> None:
 
 def _check_checkpoints(setup: TrainingSetup) -> None:
     objective = setup.objective
-    if objective is Objective.SFT:
+    if objective.is_causal_lm:
         return
     if setup.selective_checkpointing:
         raise SELECTIVE_IS_SFTS(objective=objective)
-    if setup.activation_offloading and objective not in OFFLOADING:
+    if setup.activation_offloading and not objective.offloads_activations:
         raise OFFLOADS_NOT(objective=objective)
     given = setup.checkpoint_every_n_layers > 1 or setup.offload_checkpoints
     if not (setup.gradient_checkpointing and given):
@@ -217,7 +198,7 @@ def _check_checkpointed_towers(setup: TrainingSetup) -> None:
 def _check_metrics(setup: TrainingSetup) -> None:
     if not setup.compute_metrics or setup.eval_strategy == "no":
         return
-    if setup.objective not in (Objective.SFT, Objective.SEQUENCE_CLASSIFICATION):
+    if not setup.objective.has_metrics:
         raise METRICS_LATER(what=f"objective {setup.objective}")
     if setup.loss is Loss.CHUNKED_TORCHTUNE:
         raise METRICS_LATER(what=f"loss {setup.loss}")
@@ -235,15 +216,15 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     _check_joined(model, setup)
     _check_checkpoints(setup)
     _check_checkpointed_towers(setup)
-    if setup.loss_type is not None and setup.loss_type not in TYPES.get(objective, ()):
+    if setup.loss_type is not None and setup.loss_type not in objective.loss_types:
         raise NO_SUCH_TYPE(
             loss_type=setup.loss_type,
             objective=objective,
-            known=", ".join(TYPES.get(objective, ())) or "none",
+            known=", ".join(objective.loss_types) or "none",
         )
     if setup.smooths_labels:
         _check_smoothing(model, setup)
-    if objective is Objective.SFT:
+    if objective.is_causal_lm:
         if setup.loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL, Loss.SELECTIVE_VERL):
             raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
         return
@@ -263,8 +244,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
 
 
 def _is_later(setup: TrainingSetup) -> bool:
-    is_embedding = setup.objective is Objective.EMBEDDING
-    return setup.strategy.places_layers or (is_embedding and not setup.strategy.keeps_whole)
+    divided = setup.objective.compares_rows and not setup.strategy.keeps_whole
+    return setup.strategy.places_layers or divided
 
 
 def check_rows(setup: TrainingSetup) -> None:
@@ -314,7 +295,7 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
         if loss is Loss.CHUNKED_TORCHTUNE:
             raise NO_SUCH_LOSS(loss=loss, objective=objective, own="TRL's fused head")
     elif loss not in (None, Loss.STANDARD):
-        own = "the whole logits" if objective is Objective.ORPO else "no logits over the vocabulary"
+        own = "the whole logits" if objective.is_preference else "no logits over the vocabulary"
         raise NO_SUCH_LOSS(loss=loss, objective=objective, own=own)
 
 

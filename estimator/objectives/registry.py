@@ -22,8 +22,9 @@ from estimator.objectives.reward import reward
 from estimator.objectives.rloo import rloo
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
+from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective
+from estimator.values.specs import Loss, Model
 
 
 class ObjectiveRule(NamedTuple):
@@ -65,7 +66,7 @@ def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup
     >>> as_trained(TINY_LLAMA, TrainingSetup(objective=Objective.REWARD))[0].num_labels
     1
     """
-    labels = _labels(setup)
+    labels = setup.num_labels if setup.objective.asks_labels else setup.objective.labels
     if labels != model.num_labels:
         model = replace(model, num_labels=labels)
     saved = setup.modules_to_save or ()
@@ -76,18 +77,6 @@ def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup
 
 SCORE = "score"
 """The name of a classification head."""
-
-
-def _labels(setup: TrainingSetup) -> int | None:
-    match setup.objective:
-        case Objective.REWARD:
-            return 1
-        case Objective.SEQUENCE_CLASSIFICATION:
-            return setup.num_labels
-        case Objective.EMBEDDING:
-            return 0
-        case _:
-            return None
 
 
 def step_of(setup: TrainingSetup) -> MicroStep:

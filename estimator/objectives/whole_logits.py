@@ -21,7 +21,7 @@ from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Loss, Objective
+from estimator.values.specs import Loss
 
 
 def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -77,7 +77,7 @@ def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
     copied = tape.new(rows * length * words, width, LOGITS) if rows > 1 else None
     chunk = [tape.new(CHUNK * words, width, LOGITS) for _ in range(3)]
     del copied, chunk
-    if step.setup.objective is Objective.KTO:
+    if step.setup.objective.is_unpaired:
         tape.operation = "logits of good and of bad answers"
         split = tape.new(rows * length * words, width, LOGITS)
         good = tape.new(ceil_div(rows, 2) * kept * words, width, LOGITS)

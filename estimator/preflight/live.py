@@ -19,6 +19,7 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
+from estimator.values.objectives import Objective
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
@@ -53,15 +54,7 @@ _PACKED = frozenset({"Params4bit", "Int8Params"})
 _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
 """Config keys to skip: labels, versions, and quantisation, which is read from the weights."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
-_OBJECTIVES = {
-    "SFTTrainer": "sft",
-    "DPOTrainer": "dpo",
-    "KTOTrainer": "kto",
-    "ORPOTrainer": "orpo",
-    "RewardTrainer": "reward",
-    "GRPOTrainer": "grpo",
-    "RLOOTrainer": "rloo",
-}
+_OBJECTIVES = {f"{it.trl}Trainer": it.value for it in Objective if it.trl}
 """TRL's trainers and their objectives in the contract."""
 MOST_ROWS = 1_000_000
 """Rows of a tokenised dataset searched for the longest: ours."""

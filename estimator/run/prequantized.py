@@ -9,7 +9,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Model, Objective
+from estimator.values.specs import Method, Model
 
 UNKNOWN_FORMAT = Refusal(
     "{model} is stored as {name}, which is not modelled yet; take its original 16-bit checkpoint.",
@@ -81,7 +81,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     ('qlora', False)
     """
     setup = _as_stored(model, setup)
-    if setup.objective is Objective.ORPO and setup.has_packed_base:
+    if setup.objective.prepares_base and setup.has_packed_base:
         return replace(setup, prepare_model_for_kbit_training=True)
     return setup
 

@@ -27,7 +27,6 @@ from estimator.values.specs import (
     Method,
     MixedPrecision,
     Model,
-    Objective,
     Optimizer,
 )
 from estimator.values.strategies import Strategy
@@ -125,7 +124,7 @@ def splits(setup: TrainingSetup) -> Iterator[Keys]:
     size = batch * setup.gradient_accumulation_steps
     for rows in range(1, min(size, LARGEST["per_device_train_batch_size"]) + 1):
         # of an embedding's row, the others of its micro-batch are the negatives
-        if size % rows or (setup.objective is Objective.EMBEDDING and rows != batch):
+        if size % rows or (setup.objective.compares_rows and rows != batch):
             continue
         keys = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": size // rows}
         steps = setup.steps_per_generation
@@ -258,7 +257,7 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same loss up to rounding; needs TRL 1.15 or newer by itself. Backward recomputes the logits.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
-    if loss_of(model, setup) is not Loss.STANDARD or setup.objective is not Objective.SFT:
+    if loss_of(model, setup) is not Loss.STANDARD or not setup.objective.is_causal_lm:
         return
     if fuses_head(model, setup.adapters):
         keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
@@ -289,7 +288,7 @@ def _references(setup: TrainingSetup) -> Iterator[Change]:
                 | ({"loss": Loss.CHUNKED_TRL} if setup.freezes_reference else {}),
             ),
         )
-    if objective is Objective.EMBEDDING:
+    if objective.compares_rows:
         yield Change(
             "GradCache with {mini_batch_size} rows at once",
             "The same result: CachedMultipleNegativesRankingLoss, whose forward runs twice.",

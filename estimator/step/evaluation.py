@@ -18,15 +18,7 @@ from estimator.tape.program import Sized
 from estimator.values.arithmetic import allocated
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    Component,
-    Loss,
-    MixedPrecision,
-    Model,
-    Objective,
-    Optimizer,
-    Phase,
-)
+from estimator.values.specs import Component, Loss, MixedPrecision, Model, Optimizer, Phase
 
 
 def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
@@ -138,7 +130,7 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
     (``skip_logits``).
     """
     makes_logits = structure.compute_metrics and structure.loss in (None, Loss.LIGER)
-    makes_logits = makes_logits and structure.objective is Objective.SFT
+    makes_logits = makes_logits and structure.objective.is_causal_lm
     return replace(
         structure,
         gradient_accumulation_steps=1,
@@ -154,5 +146,5 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
 
 @lru_cache(maxsize=256)
 def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
-    asks = structure.compute_metrics and structure.objective is Objective.SFT
+    asks = structure.compute_metrics and structure.objective.is_causal_lm
     return Plan(model, structure, training=False, objective=with_logits if asks else None)

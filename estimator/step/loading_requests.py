@@ -62,7 +62,7 @@ from estimator.step.zero_requests import (
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model, Objective
+from estimator.values.specs import Loss, Model
 
 STATES = 2
 """Flat states of DeepSpeed's optimizer."""
@@ -444,10 +444,9 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
 
 def _is_trls(same: TrainingSetup) -> bool:
     """Whether one of TRL's trainers trains."""
-    alone = (Objective.SEQUENCE_CLASSIFICATION, Objective.EMBEDDING)
-    if same.task.objective is Objective.SFT:
+    if same.task.objective.is_causal_lm:
         return same.task.loss is Loss.CHUNKED_TRL
-    return same.task.objective not in alone
+    return bool(same.task.objective.trl)
 
 
 def _flat_states(keys: Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:

@@ -18,7 +18,7 @@ from estimator.time.traffic import traffic
 from estimator.values.arithmetic import larger
 from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Model, Objective
+from estimator.values.specs import Loss, MixedPrecision, Model
 
 FAST_WRITES, SLOW_WRITES = 1.0, 6.0
 """Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. An operator
@@ -127,14 +127,11 @@ def between_products(
 
 
 def scored_words(model: Model, setup: TrainingSetup) -> float:
-    """Logits per token: the vocabulary or the labels; with a fused head, scored tokens only.
-
-    ORPO reads those of the chosen half twice.
-    """
+    """Logits per token: the vocabulary or the labels; with a fused head, scored tokens only."""
     words = model.vocab_size if model.num_labels is None else model.num_labels
     if loss_of(model, setup) is Loss.CHUNKED_TRL:
         return words * scored_share(setup)
-    return words * (1.5 if setup.task.objective is Objective.ORPO else 1)
+    return words * setup.task.objective.logit_reads
 
 
 class _Widths(NamedTuple):

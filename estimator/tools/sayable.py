@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from estimator.tools.rules import Value
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
+from estimator.values.objectives import Objective
 
 NOT_OF_A_TOOL = frozenset(
     [
@@ -53,13 +54,13 @@ _OF_CHECKPOINTS = (
     "selective_checkpointing",
 )
 _OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
-_ASKS = frozenset(["dpo", "kto"])
-_GENERATES = frozenset(["grpo", "rloo"])
+_ASKS = frozenset(it for it in Objective if it.has_reference and not it.generates)
+_GENERATES = frozenset(it for it in Objective if it.generates)
 _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
     "precompute_ref_log_probs": _ASKS,
     "loss": frozenset(["sft", "orpo", *_ASKS, *_GENERATES]),
-    "loss_type": frozenset(["sft", "grpo", *_ASKS]),
-    "beta": frozenset(["orpo", *_ASKS, *_GENERATES]),
+    "loss_type": frozenset(it for it in Objective if it.loss_types),
+    "beta": frozenset(it for it in Objective if it.beta is not None),
     **dict.fromkeys(
         (
             "max_completion_length",
@@ -80,19 +81,19 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
         ),
         _GENERATES,
     ),
-    "num_labels": frozenset(["sequence_classification"]),
-    "mini_batch_size": frozenset(["embedding"]),
+    "num_labels": frozenset(it for it in Objective if it.asks_labels),
+    "mini_batch_size": frozenset(it for it in Objective if it.compares_rows),
     "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
 }
 """Keys that only these objectives have a use for."""
+USUAL: Mapping[str, Mapping[str, Value]] = {
+    "beta": {it: it.beta for it in Objective},
+    "loss_type": {it: it.usual_loss_type for it in Objective},
+}
 TOLD_PROMPTS = frozenset(["verl", "ms_swift"])
 """Tools that are told the longest prompt of a generation, of which its longest row follows."""
 PADS = frozenset(["verl"])
 """Tools with a key for whether the rows of a micro-batch are padded."""
-USUAL_BETA = {"dpo": 0.1, "kto": 0.1, "orpo": 0.1, "grpo": 0.0, "rloo": 0.05}
-"""trl 1.16: trainer/dpo_config.py, kto_config.py, grpo_config.py, rloo_config.py, experimental/orpo/orpo_config.py."""
-USUAL_LOSS_TYPE = {"sft": "nll", "dpo": "sigmoid", "kto": "kto", "grpo": "dapo"}
-"""trl 1.16, the same files."""
 
 
 def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
@@ -110,7 +111,7 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
     if values["loss"] is None:
         usual = "liger" if values["use_liger_kernel"] else "standard"
         values["loss"] = "chunked_trl" if objective in _ASKS | _GENERATES else usual
-    for key, usual_of in (("beta", USUAL_BETA), ("loss_type", USUAL_LOSS_TYPE)):
+    for key, usual_of in USUAL.items():
         if values[key] is None:
             values[key] = usual_of.get(objective)
     values["steps_per_generation"] = (

@@ -25,7 +25,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, ShortText, Version
-from estimator.values.specs import Gpu, Loss, Method, MixedPrecision, Objective
+from estimator.values.specs import Gpu, Loss, Method, MixedPrecision
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -197,13 +197,13 @@ class TrainingSetup(_Keys):
 
         Source: transformers 5.23, trainer.py, ``compute_loss``; trl 1.16, trainer/sft_trainer.py (of ``nll`` alone).
         """
-        is_plain = self.task.objective is Objective.SFT and self.task.loss_type in (None, "nll")
+        is_plain = self.task.objective.is_causal_lm and self.task.loss_type in (None, "nll")
         return is_plain and self.task.label_smoothing_factor > 0
 
     @property
     def casts_base_back(self) -> bool:
         """Whether the trainer casts a prepared 4-bit base's head and embeddings back to bfloat16: ORPO's does."""
-        is_packed = self.task.objective is Objective.ORPO and self.adapters.method is Method.QLORA
+        is_packed = self.task.objective.prepares_base and self.adapters.method is Method.QLORA
         return is_packed and self.precision.mixed_precision is MixedPrecision.BF16
 
     @property
@@ -248,8 +248,7 @@ class TrainingSetup(_Keys):
         Source: trl 1.16, trainer/grpo_config.py:681 (``beta`` 0.0), trainer/rloo_config.py:502 (0.05).
         """
         if self.task.objective.generates:
-            usual = 0.0 if self.task.objective is Objective.GRPO else 0.05
-            return (usual if self.task.beta is None else self.task.beta) != 0
+            return (self.task.objective.beta if self.task.beta is None else self.task.beta) != 0
         return self.task.objective.has_reference and not self.task.precompute_ref_log_probs
 
 

@@ -130,58 +130,6 @@ CUDA_GRAPHS = frozenset({CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE})
 """Modes that launch a step as CUDA graphs: torch 2.13, _inductor/__init__.py, ``list_mode_options``."""
 
 
-class Objective(StrEnum):
-    """What a step trains for, as TRL's trainers, Trainer and sentence-transformers do."""
-
-    SFT = "sft"
-    """The next token."""
-    DPO = "dpo"
-    """Pairs of answers, against a reference model."""
-    KTO = "kto"
-    """Answers that are good or bad, against a reference model."""
-    ORPO = "orpo"
-    """Pairs of answers, without a reference model."""
-    REWARD = "reward"
-    """Pairs of answers; a head of one number instead of the vocabulary."""
-    SEQUENCE_CLASSIFICATION = "sequence_classification"
-    """A label for a text."""
-    EMBEDDING = "embedding"
-    """Pairs of texts whose vectors are drawn together, and from those of the rest of the batch apart."""
-
-    GRPO = "grpo"
-    """Answers that the model gives itself, by their rewards against those of their group."""
-    RLOO = "rloo"
-    """The same, each against the others."""
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether an example is two rows."""
-        return self in PAIRED
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the loss may ask a reference model."""
-        return self in (Objective.DPO, Objective.KTO) or self.generates
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model writes the answers that it is trained on."""
-        return self in (Objective.GRPO, Objective.RLOO)
-
-    @property
-    def has_score(self) -> bool:
-        """Whether the model has a head of labels instead of the vocabulary."""
-        return self in (Objective.REWARD, Objective.SEQUENCE_CLASSIFICATION)
-
-    @property
-    def is_preference(self) -> bool:
-        """Whether an example is a prompt and its answers."""
-        return self in (Objective.DPO, Objective.KTO, Objective.ORPO)
-
-
-PAIRED = (Objective.DPO, Objective.ORPO, Objective.REWARD, Objective.EMBEDDING)
-
-
 class Loss(StrEnum):
     """How head and loss are computed: from the full logits, or without ever materialising them."""
 

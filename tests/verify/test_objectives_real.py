@@ -18,10 +18,9 @@ from transformers.models.auto.modeling_auto import (
 from trl import DPOConfig, GRPOConfig, KTOConfig, RewardConfig, RLOOConfig, SFTConfig
 
 from estimator.families.registry import BALANCED, MODELLED, WITHOUT_CLASSES
-from estimator.objectives.refusals import TYPES
 from estimator.objectives.registry import RULES
 from estimator.values.keys import BY_NAME, DEFAULT
-from estimator.values.specs import Objective
+from estimator.values.objectives import Objective
 
 CONFIGS = {
     Objective.SFT: SFTConfig,
@@ -75,5 +74,5 @@ def test_defaults_match_trl() -> None:
 )
 def test_every_loss_type_appears_in_its_trainer(objective: Objective, file: str) -> None:
     text = (SOURCE / file).read_text()
-    for word in TYPES[objective]:
+    for word in Objective(objective).loss_types:
         assert re.search(rf'"{word}"', text), word

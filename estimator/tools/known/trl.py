@@ -21,27 +21,23 @@ from estimator.tools.known.peft import (
 from estimator.tools.known.transformers import attention_from, checkpoint_dtype, is_4bit, is_8bit
 from estimator.tools.lists import listed
 from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
+from estimator.values.objectives import Objective
 
 VERSION = "trl 1.16.0"
 
 OBJECTIVES: Mapping[str, tuple[str, ...]] = {
-    "sft": ("SFTConfig",),
-    "dpo": ("DPOConfig",),
-    "kto": ("KTOConfig",),
-    "reward": ("RewardConfig",),
-    "grpo": ("GRPOConfig",),
-    "rloo": ("RLOOConfig",),
-    "orpo": ("ORPOConfig",),
+    it.value: (f"{it.trl}Config",) for it in Objective if it.trl
 }
 """Each objective with the class of its arguments."""
-_ASKS, _GENERATES = ("dpo", "kto"), ("grpo", "rloo")
+_GENERATES = tuple(it for it in Objective if it.generates)
+_ASKS = tuple(it for it in Objective if it.has_reference and it not in _GENERATES)
 HAVING: Mapping[str, tuple[str, ...]] = {
     "packing": ("sft",),
     "max_length": ("sft", "orpo", "reward", *_ASKS),
-    "activation_offloading": ("sft", "reward", *_ASKS),
+    "activation_offloading": tuple(it for it in Objective if it.offloads_activations),
     "precompute_ref_log_probs": _ASKS,
-    "loss_type": ("sft", "grpo", *_ASKS),
-    "beta": ("orpo", *_ASKS, *_GENERATES),
+    "loss_type": tuple(it for it in Objective if it.loss_types),
+    "beta": tuple(it for it in Objective if it.beta is not None),
     "max_completion_length": _GENERATES,
 }
 """The objectives whose class has an argument for a key of ours; other keys are in every class.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
-from estimator.values.specs import Loss, Objective
+from estimator.values.objectives import Objective
+from estimator.values.specs import Loss
 
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),

@@ -12,8 +12,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Objective
 from tests.verify.null import one_gpu, triton_kernels
 
 with triton_kernels.found():

@@ -16,8 +16,9 @@ import torch
 import transformers
 from transformers import masking_utils
 
+from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Objective, Optimizer
+from estimator.values.specs import Loss, MixedPrecision, Optimizer
 from estimator.values.strategies import Strategy
 from tests.verify.null import ranks, triton_kernels
 
