@@ -17,20 +17,13 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.families import layouts, registry
+from estimator.families import parts, registry
 from estimator.families.block import Block
 from estimator.families.counts import total_parameters
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.module_tree import layer_class, module_tree
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.tree import LEAF, Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
@@ -120,12 +113,10 @@ def test_an_optimizer_needs_one_row(monkeypatch):
 # --- a family: layers without attention, each a norm and an MLP whose width the config calls mix_size --------------
 
 
-def mixed_modules(model: Model) -> tuple[Module, ...]:
-    hidden, width = model.hidden_size, model.intermediate_size
-    return (
-        Norm("norm", hidden),
-        Linear("mix.up", hidden, width),
-        Linear("mix.down", width, hidden),
+def mixed_layer(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=False)
+    return tree(
+        "@DecoderLayer", norm=parts.norm(model), mix=tree("@Mix", up=up, act=LEAF, down=down)
     )
 
 
@@ -141,8 +132,7 @@ MIXED = Family(
     config=ConfigClass(
         tied=True, width=lambda read, hidden: read.whole("mix_size", default=2 * hidden)
     ),
-    modules=FamilyModules(mixed_modules),
-    tree=TreeLayout("Mixed", layouts.decoder("norm mix:@Mix(up act down)")),
+    tree=ModelTree("Mixed", mixed_layer),
     architecture=Architecture(mixed, rotary=None),
     unread={Why.NUMBERS: "mix_scale"},
 )

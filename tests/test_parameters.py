@@ -159,7 +159,7 @@ def test_falcon_11b_has_one_norm_per_layer_and_40b_two() -> None:
 
 def test_opt_350m_projects_its_embedding_and_has_no_final_norm() -> None:
     names = [module.name for module in outer_modules(catalog.model("facebook/opt-350m"))]
-    assert names == ["embed_tokens", "embed_positions", "project_in", "project_out"]
+    assert names == ["embed_tokens", "embed_positions", "project_out", "project_in"]
 
 
 @pytest.mark.parametrize("model_type", sorted(MODELLED))

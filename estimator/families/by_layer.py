@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.counts import layer_groups, layer_kind, layer_modules, outer_modules
-from estimator.families.module_tree import layers_name
+from estimator.families.counts import (
+    layer_groups,
+    layer_kind,
+    layer_modules,
+    layers_name,
+    outer_modules,
+)
 from estimator.families.modules import Bare, Embedding, Linear, Module
 from estimator.values.facets.adapters import Adapters
 from estimator.values.specs import Model

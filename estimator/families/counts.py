@@ -25,6 +25,7 @@ from estimator.families.layer_kinds import (
 )
 from estimator.families.modules import Bare, Embedding, Linear, Module, module_parameters
 from estimator.families.registry import architecture, family_of
+from estimator.families.tree import LAYERS, Tree, extended
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
@@ -43,7 +44,7 @@ def layer_kind(model: Model, index: int) -> str:
         return given
     if given == LINEAR_ATTENTION:
         return MAMBA if model.state_space else DELTA
-    if named := family_of(model).modules.kind:
+    if named := family_of(model).tree.kind:
         return named(model, index)
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     return DENSE if is_dense else ""
@@ -132,9 +133,30 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
         raise InputError(
             f"layer {index} does not exist in a model with {model.num_hidden_layers} layers; count from 0."
         )
-    modules = family_of(model).modules
-    own = modules.others.get(layer_kind(model, index), modules.layer)
-    return own(layer_model(model, index))
+    return tuple(layer_tree(model, index).modules)
+
+
+def layer_tree(model: Model, index: int) -> Tree:
+    """The module tree of decoder layer ``index``, sizes in elements, whole model (derived)."""
+    return _layer_tree(layer_model(model, index), layer_kind(model, index))
+
+
+@lru_cache(maxsize=256)
+def _layer_tree(model: Model, kind: str) -> Tree:
+    tree = family_of(model).tree
+    return tree.others.get(kind, tree.layer)(model)
+
+
+@lru_cache(maxsize=64)
+def root_tree(model: Model) -> Tree:
+    """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived)."""
+    root = family_of(model).tree.root(model)
+    if model.num_labels is None:
+        return root
+    body = replace(root, children=tuple(it for it in root.children if it[0] != "lm_head"))
+    if not model.num_labels:
+        return body
+    return extended(body, score=Linear("", output_width(tuple(root.modules)), model.num_labels))
 
 
 def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
@@ -162,13 +184,24 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
     >>> [module.name for module in outer_modules(TINY_LLAMA)]
     ['embed_tokens', 'norm', 'lm_head']
     """
-    modules = family_of(model).modules.outer(model)
-    if model.num_labels is None:
-        return modules
-    body = tuple(module for module in modules if module.name != "lm_head")
-    return (
-        (*body, Linear("score", output_width(body), model.num_labels)) if model.num_labels else body
-    )
+    return tuple(replace(it, name=_outer_name(it.name, model)) for it in root_tree(model).modules)
+
+
+def _outer_name(name: str, model: Model) -> str:
+    """Relative to what has the layers, where it is part of that."""
+    return name.removeprefix(f"{layers_name(model).rpartition('.')[0]}.")
+
+
+def layers_name(model: Model) -> str:
+    """Full name of the list of decoder layers (a name).
+
+    Source: derived, from the family's tree.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layers_name(TINY_LLAMA)
+    'model.layers'
+    """
+    return next(name for name, node in root_tree(model).walk() if node is LAYERS)
 
 
 def output_width(modules: tuple[Module, ...]) -> int:
@@ -211,7 +244,7 @@ def untrained_parameters(model: Model) -> int:
     >>> untrained_parameters(TINY_LLAMA)
     0
     """
-    count = family_of(model).modules.untrained
+    count = family_of(model).tree.untrained
     return count(model) if count else 0
 
 

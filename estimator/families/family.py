@@ -13,72 +13,35 @@ from typing import Any, NamedTuple
 
 from estimator.families.config_rules import LLAMA_BIASES, Biases
 from estimator.families.modules import Module
-from estimator.families.parts import LLAMA_OUTER
+from estimator.families.parts import decoder
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower
 
-ModuleTable = Callable[[Model], tuple[Module, ...]]
-"""The modules with weights of a model."""
+TreeOf = Callable[[Model], Tree]
+"""Makes a module tree of a model."""
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyModules:
-    """Modules with weights, in a layer and outside the layers."""
+class ModelTree:
+    """A family's modules: each layer, and what is around the layers."""
 
-    layer: ModuleTable
-    outer: ModuleTable = LLAMA_OUTER
-    others: Mapping[str, ModuleTable] = field(default_factory=dict)
+    prefix: str
+    """Prefix of the family's class names, ``@`` in the trees."""
+    layer: TreeOf
+    root: TreeOf = decoder
+    """The whole model with ``tree.LAYERS`` in place of its layers."""
+    others: Mapping[str, TreeOf] = field(default_factory=dict)
     """Layers with other modules, by ``layer_kind``."""
     kind: Callable[[Model, int], str] | None = None
     """The kind of a layer, if ``layer_types`` and ``mlp_layer_types`` do not determine it."""
     untrained: Callable[[Model], int] | None = None
     """Parameters that the class itself freezes, in elements, whole model."""
-
-
-class Width(Enum):
-    """What determines the bytes per element of a tensor."""
-
-    WEIGHT = "in the model's dtype, as are buffers without a dtype of their own"
-    MATRIX = "the weight of a linear layer: in the model's dtype, unless a quantiser packs it"
-    FLOAT32 = "a buffer that is always float32"
-    BOOL = "a mask"
-    INT64 = "a buffer of whole numbers"
-    COMPLEX64 = "a buffer of complex numbers"
-
-
-@dataclass(frozen=True, slots=True)
-class TreeTensor:
-    """A parameter or a buffer."""
-
-    name: str
-    elements: int
-    width: Width
-    is_buffer: bool = False
-    """Whether it is a buffer. When a module is split, its buffers are not placed."""
-
-
-EACH_LAYER = "*"
-"""In ``TreeLayout.buffers``: every layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeLayout:
-    """The module tree of a family, in a compact notation.
-
-    ``name:Class(children)``, children in definition order. ``@``: the family's prefix of class names. ``*``: every
-    layer; ``dense*``: layers whose ``layer_kind`` is dense. ``?``: a module present only if ``FamilyModules`` lists it.
-    ``#``: all modules that ``FamilyModules`` lists below.
-    """
-
-    prefix: str
-    tree: str
     splits_packed_experts: bool = False
     """Whether stacked experts are split before they are packed into 4 or 8 bits."""
-    buffers: Mapping[str, Callable[[Model], tuple[TreeTensor, ...]]] = field(default_factory=dict)
-    """Buffers that a module registers, by the last part of its name. Llama's rotary frequencies need no entry."""
 
 
 class NormKind(Enum):
@@ -380,8 +343,7 @@ class Family:
 
     model_type: str
     config: ConfigClass = ConfigClass()
-    modules: FamilyModules
-    tree: TreeLayout
+    tree: ModelTree
     architecture: Architecture
     liger: Kernels | None = None
     """None: Liger has no kernels for it."""

@@ -104,6 +104,8 @@ class Kernel:
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
+    tensors: tuple[str, ...] = ("weight", "bias")
+    """Names of its parameters."""
     part: Part = Part.TEXT
     """The part of the model that it belongs to."""
 

@@ -6,21 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from estimator.families.counts import layer_groups, layer_modules, outer_modules
-from estimator.families.family import (
-    NO_KERNELS,
-    BlockProgram,
-    Family,
-    Kernels,
-    TreeTensor,
-    Width,
-)
+from estimator.families.counts import layer_groups, layer_modules, layers_name, outer_modules
+from estimator.families.family import NO_KERNELS, BlockProgram, Family, Kernels
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
 from estimator.families.modules import Module
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
 from estimator.families.rotary import Tables
+from estimator.families.tree import LEAF, Tree, TreeTensor, Width, with_buffers
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
@@ -70,33 +64,29 @@ class VisionKernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerTree:
-    """The module tree around a text, in the notation of ``TreeLayout``.
+    """The module tree around tower, projector and text."""
 
-    ``@``: the wrapper's prefix of class names. ``*``: every layer of the tower; ``%``: every projector of a deep layer.
-    ``$``: the text's model or head, with its class if it has another. ``=a,b``: parameters of the module above itself;
-    ``=name/a,b``: those that the tables list under another name.
-    """
-
-    layout: str
+    class_name: str = "@Model"
+    """Class of the module that has tower, projector and text; empty: they are children of the root."""
     whole: tuple[str, ...]
     """The tower's classes in ``_no_split_modules``."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Prefix of class names, by the checkpoint's ``model_type``."""
+    """Prefix of class names, ``@`` in the trees, by the checkpoint's ``model_type``."""
+    text_name: str = "language_model"
+    text_class: str = ""
+    """Class of the text's model; empty: its own."""
+    text_in: str = ""
+    """Class of a module between, which also has the text's head; empty: there is none."""
     text: str = ""
     """Prefix of the text's class names in place of its own; empty: its own."""
     shared: tuple[str, ...] = ()
     """Classes of the text that keep their names nevertheless."""
-    buffers: Mapping[str, Callable[[Vision], tuple[TreeTensor, ...]]] = field(default_factory=dict)
-    """Buffers that a module registers, by the last part of its name."""
 
 
-def turning(parts: int) -> Callable[[Vision], tuple[TreeTensor, ...]]:
+def turning(tower: Model, parts: int) -> Tree:
     """Rotary frequencies and their copy: one for every so many channels of a head, twice."""
-
-    def made(vision: Vision) -> tuple[TreeTensor, ...]:
-        return (TreeTensor("inv_freq", vision.tower.head_dim // parts, Width.FLOAT32),) * 2
-
-    return made
+    frequencies = TreeTensor("inv_freq", tower.head_dim // parts, Width.FLOAT32)
+    return with_buffers(LEAF, frequencies, frequencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +103,8 @@ class VisionFamily:
     """The image processor with its published settings."""
     videos: Callable[[Vision], VideoProcessor] | None = None
     """The video processor with its published settings; None: the model's processor takes no videos."""
-    projector: Callable[[Vision, Model], tuple[Module, ...]]
-    """Modules of the projector, which maps the tower's output to the text's hidden size."""
+    projector: Callable[[Vision, Model], Mapping[str, Tree]]
+    """By full name the modules of the projector, which maps the tower's output to the text's hidden size."""
     embed: BlockProgram
     """Computes the first layer's input from pixels; calls its last argument where the checkpointing hook is."""
     project: BlockProgram
@@ -135,8 +125,6 @@ class VisionFamily:
     """Attention is one call for each image or window, whose outputs are joined."""
     prefix: str
     """Name of the tower in the model."""
-    layers: str
-    """Name of the list of layers in the tower."""
     returns_features: bool = True
     """The model returns the features that it puts into the embeddings, in their dtype (``image_hidden_states``).
     False: nothing, or what ``project`` appends to ``outputs``."""
@@ -213,15 +201,19 @@ def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
     if vision is None:
         return ()
     family = vision_family(vision)
-    prefix = family.prefix
-    made = [(replace(it, name=f"{prefix}.{it.name}"), 1) for it in tower_outer(vision)]
+    made = [(replace(it, name=f"{family.prefix}.{it.name}"), 1) for it in tower_outer(vision)]
     for lowest, count in layer_groups(vision.tower):
         made += [
-            (replace(it, name=f"{prefix}.{family.layers}.{it.name}"), count)
+            (replace(it, name=f"{tower_layers(vision)}.{it.name}"), count)
             for it in tower_layer(vision, lowest)
         ]
     made += [(it, 1) for it in projector_modules(vision, model)]
     return tuple(made)
+
+
+def tower_layers(vision: Vision) -> str:
+    """Full name of the tower's list of layers (derived, from the family's tree)."""
+    return f"{vision_family(vision).prefix}.{layers_name(vision.tower)}"
 
 
 def tower_outer(vision: Vision) -> tuple[Module, ...]:
@@ -237,7 +229,11 @@ def tower_layer(vision: Vision, index: int) -> tuple[Module, ...]:
 def projector_modules(vision: Vision, model: Model) -> tuple[Module, ...]:
     """Modules with weights of the projector; whole model (derived, likewise)."""
     made = vision_family(vision).projector(vision, model)
-    return tuple(replace(it, part=Part.PROJECTOR) for it in made)
+    return tuple(
+        replace(it, part=Part.PROJECTOR, name=f"{name}.{it.name}".removesuffix("."))
+        for name, module in made.items()
+        for it in module.modules
+    )
 
 
 SETTINGS: Mapping[str, str] = {

@@ -6,23 +6,13 @@ tests/verify compares every kind of tower with the real class on the meta device
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
-from estimator.families.counts import layer_modules, outer_modules
-from estimator.families.family import TreeTensor, Width
-from estimator.families.module_tree import (
-    Item,
-    ModuleNode,
-    layer_class,
-    module_tree,
-    read_items,
-    tensors_of,
-)
-from estimator.families.modules import Module, weight_shapes
+from estimator.families.counts import layer_tree, root_tree
+from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.registry import family_of
+from estimator.families.tree import HEAD, LAYERS, TEXT, Tree, extended, tree
 from estimator.families.vision_family import vision_family
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
@@ -68,23 +58,30 @@ def made_tree(model: Model, *, with_tower: bool) -> ModuleNode:
 
 
 class _Builder:
-    """Builds the tree from a layout, the tower's modules with weights, and the text's tree."""
+    """Joins the trees of tower, projector and text."""
 
     def __init__(self, model: Model) -> None:
         assert model.vision is not None
-        family = vision_family(model.vision)
-        if family.tree is None:
+        self.family = vision_family(model.vision)
+        if self.family.tree is None:
             raise NO_TREE(wrapper=model.vision.wrapper)
-        self.model, self.vision, self.tree = model, model.vision, family.tree
+        self.model, self.vision, self.tree = model, model.vision, self.family.tree
         self.prefix = self.tree.prefixes.get(self.vision.wrapper, "")
-        self.base = f"{family.prefix}."
-        self.modules: dict[str, Module] = {
-            **{self.base + it.name: it for it in outer_modules(self.vision.tower)},
-            **{it.name: it for it in family.projector(self.vision, model)},
-        }
 
     def root(self) -> ModuleNode:
-        return ModuleNode("", children=self._children(read_items(self.tree.layout), "", ""))
+        projector = self.family.projector(self.vision, self.model)
+        inside: dict[str, Tree] = {}
+        beside: dict[str, Tree] = {}
+        for name, made in projector.items():
+            block, _, last = name.rpartition(".")
+            (inside if block == self.family.prefix else beside)[last] = made
+        tower = extended(root_tree(self.vision.tower), **inside)
+        parts = {self.family.prefix: tower, **beside}
+        if self.tree.text_in:
+            text = tree(self.tree.text_in, model=TEXT, lm_head=HEAD)
+            return self._node("", tree(**parts, **{self.tree.text_name: text}))
+        base = tree(self.tree.class_name, **parts, **{self.tree.text_name: TEXT})
+        return self._node("", tree(model=base, lm_head=HEAD))
 
     def text_class(self, name: str) -> str:
         """The name of a class of the text in this model."""
@@ -93,52 +90,22 @@ class _Builder:
             return name
         return self.tree.text.replace("@", self.prefix) + name.removeprefix(own)
 
-    def _children(self, items: tuple[Item, ...], above: str, key: str) -> tuple[ModuleNode, ...]:
-        """``above``: the parent's full name; ``key``: its name in the tables."""
-        nodes: list[ModuleNode] = []
-        for item in items:
-            if item.name.startswith("="):
-                continue
-            if item.name == "*":
-                nodes += (
-                    self._layer(item, index, above)
-                    for index in range(self.vision.tower.num_hidden_layers)
-                )
-            elif item.name == "%":  # one for each projected layer
-                nodes += (
-                    self._node(item, f"{above}.{index}", f"{key}.{index}")
-                    for index in range(len(self.vision.deepstack))
-                )
-            else:
-                name = f"{above}.{item.name}" if above else item.name
-                if item.class_name.startswith("$"):
-                    nodes.append(self._text(name, item.class_name[1:].replace("@", self.prefix)))
-                else:
-                    inside = f"{key}.{item.name}" if key else item.name
-                    nodes.append(self._node(item, name, "" if name == "model" else inside))
-        return tuple(nodes)
-
-    def _layer(self, item: Item, index: int, above: str) -> ModuleNode:
-        outside = self.modules
-        self.modules = {it.name: it for it in layer_modules(self.vision.tower, index)}
-        node = self._node(item, f"{above}.{index}", "")
-        self.modules = outside
-        return node
-
-    def _node(self, item: Item, name: str, key: str) -> ModuleNode:
-        own = [it.name.removeprefix("=") for it in item.items if it.name.startswith("=")]
-        tensors = _bare(own[0], key, self.modules) if own else tensors_of(self.modules.get(key))
-        buffers = self.tree.buffers.get(name.rpartition(".")[2])
+    def _node(self, name: str, made: Tree) -> ModuleNode:
+        base, head = module_tree(self.model).children
+        if made is TEXT:
+            return self._renamed(base, name, self.tree.text_class.replace("@", self.prefix))
+        if made is HEAD:
+            return self._renamed(head, name)
+        below = made.children
+        if made is LAYERS:
+            tower = self.vision.tower
+            below = tuple((str(at), layer_tree(tower, at)) for at in range(tower.num_hidden_layers))
         return ModuleNode(
             name,
-            item.class_name.replace("@", self.prefix),
-            (*tensors, *(buffers(self.vision) if buffers else ())),
-            self._children(item.items, name, key),
+            made.class_name.replace("@", self.prefix),
+            made.tensors,
+            tuple(self._node(f"{name}.{child}".lstrip("."), inside) for child, inside in below),
         )
-
-    def _text(self, name: str, class_name: str) -> ModuleNode:
-        base, head = module_tree(self.model).children
-        return self._renamed(head if name.endswith("lm_head") else base, name, class_name)
 
     def _renamed(self, node: ModuleNode, name: str, class_name: str = "") -> ModuleNode:
         return replace(
@@ -149,14 +116,3 @@ class _Builder:
                 self._renamed(it, f"{name}.{it.name.rpartition('.')[2]}") for it in node.children
             ),
         )
-
-
-def _bare(words: str, key: str, modules: Mapping[str, Module]) -> tuple[TreeTensor, ...]:
-    """A module's own parameters, by names, under its name in the tables or one given before a slash."""
-    given, _, names = words.rpartition("/")
-    known = (given, f"{key}.{given}") if given else (key,)
-    shapes = weight_shapes(next(modules[one] for one in known if one in modules))
-    return tuple(
-        TreeTensor(name, prod(shape), Width.WEIGHT)
-        for name, shape in zip(names.split(","), shapes, strict=True)
-    )

@@ -15,7 +15,7 @@ from estimator.families.adapters import is_copied
 from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.modules import Module
-from estimator.families.vision_family import vision_family
+from estimator.families.vision_family import tower_layers
 from estimator.families.vision_tree import image_text_tree
 from estimator.parallel.placement import (
     CPU,
@@ -166,11 +166,11 @@ def placed_with_tower(
 
 def _units(model: Model, tree: ModuleNode, placed: dict[str, Device]) -> Iterator[Unit]:
     assert model.vision is not None
-    family = vision_family(model.vision)
+    of_tower = tower_layers(model.vision)
     named: list[str] = []
 
     def look(node: ModuleNode, above: str) -> Iterator[Unit]:
-        if above.endswith(f"{family.prefix}.{family.layers}"):
+        if above.endswith(of_tower):
             index = int(node.name.rpartition(".")[2])
             yield Unit(_device(node.name, placed), "", index, in_tower=True)
         elif above.endswith("layers"):

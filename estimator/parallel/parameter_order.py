@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.block import ACTIVATION
-from estimator.families.counts import layer_modules, outer_modules, tied_head
+from estimator.families.counts import layers_name, outer_modules, tied_head
 from estimator.families.family import NormKind
-from estimator.families.module_tree import module_tree
+from estimator.families.module_tree import named_modules
 from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
@@ -128,40 +128,13 @@ def _natural(word: str) -> tuple[int, str, int]:
 def _named(model: Model) -> list[tuple[str, Located]]:
     """Modules with their full names, in the order of definition."""
     outer = {module.name: module for module in outer_modules(model)}
-    layers = [
-        {module.name: module for module in layer_modules(model, index)}
-        for index in range(model.num_hidden_layers)
+    base = f"{layers_name(model).rpartition('.')[0]}."
+    return [
+        (name, Located(None, outer[name.removeprefix(base)]))
+        if index is None
+        else (name, Located(At(index), module))
+        for name, index, module in named_modules(model)
     ]
-    found = []
-    for node in module_tree(model).walk():
-        layer, name = _located(node.name, outer)
-        known = outer if layer is None else layers[layer]
-        for tensor in node.tensors:
-            # a stack of experts is a tensor of its parent; a bias comes with its weight
-            for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
-                if candidate in known:
-                    at = None if layer is None else At(layer)
-                    full = node.name if candidate == name else f"{node.name}.{tensor.name}"
-                    found.append((full, Located(at, known.pop(candidate))))
-    if SCORE in outer:  # the last of a classifier's modules
-        found.append((SCORE, Located(None, outer[SCORE])))
-    return found
-
-
-def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:
-    """The layer of a module, from its full name, and its name within the layer.
-
-    >>> _located("model.layers.3.self_attn.q_proj", {}), _located("model.norm", {})
-    ((3, 'self_attn.q_proj'), (None, 'norm'))
-    """
-    *_, last = words = name.split(".")
-    at = next((place for place, word in enumerate(words) if word.isdecimal()), None)
-    if at is None:
-        return None, last
-    block = words[at - 1]
-    if any(one.startswith(f"{block}.") for one in outer):
-        return None, ".".join(words[at - 1 :])
-    return int(words[at]), ".".join(words[at + 1 :])
 
 
 def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:

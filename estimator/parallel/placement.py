@@ -17,8 +17,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from estimator.families.family import Width
 from estimator.families.module_tree import ModuleNode, splits_packed_experts
+from estimator.families.tree import Width
 from estimator.families.vision_tree import made_tree, whole_classes
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal

@@ -10,7 +10,7 @@ from functools import partial
 from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
 from estimator.families.modules import Bare, Linear
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import vision_family
+from estimator.families.vision_family import tower_layers, vision_family
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2_hooks import is_packed
 from estimator.parallel.hooks import Hooks
@@ -107,8 +107,7 @@ class ZeroHooks(Hooks):
     def tower_layer(self, index: int, block: Block) -> None:
         """Hooks the modules of a layer of the tower."""
         assert self._model.vision is not None
-        family = vision_family(self._model.vision)
-        self._take(block, At(index, in_tower=True), f"{family.prefix}.{family.layers}|")
+        self._take(block, At(index, in_tower=True), f"{tower_layers(self._model.vision)}|")
 
     def enter(self, module: str, x: Tensor) -> Tensor:
         """Hooks the call of the embedding. Other modules are hooked where their program calls them."""

@@ -26,6 +26,7 @@ from estimator.families.vision_family import (
     attended_patches,
     images_of,
     sees,
+    tower_layers,
     vision_family,
     vision_modules,
 )
@@ -314,7 +315,7 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
         products += real(passes * elements * rows)
         if isinstance(module, Linear) and is_adapted(module, setup.adapters):
             branches += FORWARD * count * rows * (module.in_features + module.out_features)
-        if module.name.startswith(f"{family.prefix}.{family.layers}."):
+        if module.name.startswith(f"{tower_layers(vision)}."):
             once += elements * rows
     branches *= setup.adapters.lora_r
     pairs = attended_patches(vision, seen)

@@ -14,7 +14,6 @@ import pytest
 from estimator.families.adapters import adapter_parameters, trainable_parameters
 from estimator.families.counts import layer_modules, outer_modules, total_parameters
 from estimator.families.hf_config import model_from_config, text_parts
-from estimator.families.module_tree import BARE_VECTORS
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
 from estimator.resident.model import trainable_tensors
@@ -241,6 +240,18 @@ def build(model_type: str, keys: dict[str, Any]) -> tuple[Any, Model]:
 def _refused(model_type: str, key: str) -> bool:
     """Keys that a family's StrictDataclass config does not accept."""
     return model_type in {"falcon", "opt"} and key in {"intermediate_size", "num_key_value_heads"}
+
+
+BARE_VECTORS = {
+    "A_log",
+    "D",
+    "correct_output_scale",
+    "dt_bias",
+    "per_expert_scale",
+    "scale",
+    "sinks",
+}
+"""One-dimensional parameters that a module holds directly."""
 
 
 def real_tree(real: Any) -> dict[str, int]:

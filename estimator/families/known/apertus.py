@@ -6,39 +6,33 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    TreeLayout,
-    TreeTensor,
-    Width,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.modules import Module, Norm
+from estimator.families.modules import Norm
+from estimator.families.tree import Tree, TreeTensor, Width, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _apertus_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "attention_layernorm"),
-        *parts.configured_attention(model),
-        *parts.head_norms(model, "q_norm", "k_norm"),
-        *parts.norms(model, "feedforward_layernorm"),
-        *parts.plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=False),
-        Norm(
-            "mlp.act_fn", 1, bias=True
-        ),  # xIELU's alpha_p and alpha_n, transformers 5.23 activations.py
+def _layer(model: Model) -> Tree:
+    # xIELU's alpha_p and alpha_n, and its constants: transformers 5.23 activations.py
+    constants = (TreeTensor(name, 1, Width.WEIGHT) for name in ("beta", "eps"))
+    up, down = parts.up_and_down(model, bias=False)
+    return tree(
+        "@DecoderLayer",
+        self_attn=parts.normed_attention(model),
+        mlp=tree(
+            "@MLP",
+            up_proj=up,
+            down_proj=down,
+            act_fn=with_buffers(Norm("", 1, bias=True), *constants),
+        ),
+        attention_layernorm=parts.norm(model),
+        feedforward_layernorm=parts.norm(model),
     )
-
-
-def _xielu_constants(model: Model) -> tuple[TreeTensor, ...]:
-    return (TreeTensor("beta", 1, Width.WEIGHT), TreeTensor("eps", 1, Width.WEIGHT))
 
 
 def apertus(b: Block, x: Tensor) -> Tensor:
@@ -57,14 +51,7 @@ FAMILIES = (
     Family(
         model_type="apertus",
         config=ConfigClass(hidden_act="xielu"),
-        modules=FamilyModules(_apertus_modules),
-        tree=TreeLayout(
-            "Apertus",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.PLAIN} attention_layernorm feedforward_layernorm"
-            ),
-            buffers={"act_fn": _xielu_constants},
-        ),
+        tree=ModelTree("Apertus", _layer),
         architecture=Architecture(apertus),
     ),
 )

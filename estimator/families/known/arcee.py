@@ -6,24 +6,19 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
-from estimator.families.family import Architecture, ConfigClass, Family, FamilyModules, TreeLayout
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.modules import Module
+from estimator.families.tree import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _arcee_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=model.mlp_bias),
-    )
+def _mlp(model: Model) -> Tree:
+    return parts.plain_mlp(model, bias=model.mlp_bias)
 
 
 def arcee(b: Block, x: Tensor) -> Tensor:
@@ -42,10 +37,7 @@ FAMILIES = (
     Family(
         model_type="arcee",
         config=ConfigClass(hidden_act="relu2", biases=attention_biases(has_mlp_key=True)),
-        modules=FamilyModules(_arcee_modules),
-        tree=TreeLayout(
-            "Arcee", layouts.decoder(f"{layouts.ATTENTION} {layouts.PLAIN} {layouts.TWO_NORMS}")
-        ),
+        tree=ModelTree("Arcee", parts.decoder_layer(parts.attention, _mlp)),
         architecture=Architecture(arcee),
     ),
 )

@@ -6,39 +6,43 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.activations import bloom_gelu
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
-from estimator.families.modules import Module, Norm
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.own_attention import plus_mask
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _bloom_modules(model: Model) -> tuple[Module, ...]:
-    fused, output = "self_attention.query_key_value", "self_attention.dense"
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.fused_attention(model, fused, output, bias=True, output_bias=True),
-        *parts.norms(model, "post_attention_layernorm", bias=True),
-        *parts.plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+def _layer(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model, bias=True, output_bias=True)
+    up, down = parts.up_and_down(model, bias=True)
+    return tree(
+        "@Block",
+        input_layernorm=parts.norm(model, bias=True),
+        self_attention=tree(
+            "@Attention", query_key_value=qkv, dense=output, attention_dropout=LEAF
+        ),
+        post_attention_layernorm=parts.norm(model, bias=True),
+        mlp=tree("@MLP", dense_h_to_4h=up, gelu_impl=LEAF, dense_4h_to_h=down),
     )
 
 
-def _bloom_outer(model: Model) -> tuple[Module, ...]:
-    embedding, *rest = parts.outer("word_embeddings", "ln_f", norm_bias=True)(model)
-    return (embedding, Norm("word_embeddings_layernorm", model.hidden_size, bias=True), *rest)
+def _root(model: Model) -> Tree:
+    return tree(
+        transformer=tree(
+            "@Model",
+            word_embeddings=parts.tokens(model),
+            word_embeddings_layernorm=parts.norm(model, bias=True),
+            h=LAYERS,
+            ln_f=parts.norm(model, bias=True),
+        ),
+        lm_head=parts.head(model),
+    )
 
 
 def bloom(b: Block, x: Tensor) -> Tensor:
@@ -86,15 +90,7 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             dropout_modules=(True, True, False),
         ),
-        modules=FamilyModules(_bloom_modules, _bloom_outer),
-        tree=TreeLayout(
-            "Bloom",
-            layouts.transformer(
-                "word_embeddings word_embeddings_layernorm h:ModuleList(*:@Block(input_layernorm "
-                "self_attention:@Attention(query_key_value dense attention_dropout) post_attention_layernorm "
-                "mlp:@MLP(dense_h_to_4h gelu_impl dense_4h_to_h))) ln_f"
-            ),
-        ),
+        tree=ModelTree("Bloom", _layer, _root),
         architecture=Architecture(
             bloom, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
         ),

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
     WindowKeys,
 )
 from estimator.families.layer_kinds import SLIDING
 from estimator.families.layers import gated_mlp, late_norm_attention
-from estimator.families.modules import Module
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _cohere_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *(parts.wide_norms(model) if model.qk_norm else ()),
-        *parts.gated_mlp(model),
+def _layer(model: Model) -> Tree:
+    attention = parts.widely_normed_attention if model.qk_norm else parts.attention
+    return tree(
+        "@DecoderLayer",
+        self_attn=attention(model),
+        mlp=parts.gated_mlp(model),
+        input_layernorm=parts.norm(model),
     )
 
 
@@ -64,10 +64,7 @@ FAMILIES = (
     Family(
         model_type="cohere",
         config=ConfigClass(tied=True, own=_own),
-        modules=FamilyModules(_cohere_modules),
-        tree=TreeLayout(
-            "Cohere", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")
-        ),
+        tree=ModelTree("Cohere", _layer),
         architecture=_STEP,
         unread={Why.NUMBERS: "logit_scale"},
     ),
@@ -79,10 +76,7 @@ FAMILIES = (
             rotary_layers=_turned,
             wrappers=("aya_vision", "cohere2_vision"),
         ),
-        modules=FamilyModules(_cohere_modules),
-        tree=TreeLayout(
-            "Cohere2", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")
-        ),
+        tree=ModelTree("Cohere2", _layer),
         architecture=_STEP,
         unread={
             Why.NUMBERS: "logit_scale",

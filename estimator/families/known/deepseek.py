@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_keys import NEXT_TOKENS
 from estimator.families.config_rules import (
@@ -25,18 +25,16 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
-    TreeLayout,
+    ModelTree,
     Why,
-    Width,
 )
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import gated_mlp, late_norm_attention
-from estimator.families.layouts import correction_bias
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.modules import Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree, Width, tree
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -173,46 +171,36 @@ def _best_groups(b: Block) -> Tensor:
     return b.tape.new(b.rows * b.model.num_experts, 1)
 
 
-def _latent_attention_modules(model: Model) -> tuple[Module, ...]:
+def latent_attention_tree(model: Model) -> Tree:
+    """Queries, keys and values through narrow projections."""
     hidden, rank, bias = model.hidden_size, model.kv_lora_rank, model.attention_bias
     heads, rope = model.num_attention_heads, model.qk_rope_head_dim
     keys_and_values = heads * (model.qk_nope_head_dim + model.v_head_dim)
+    queries: dict[str, Module] = {"q_proj": parts.linear(hidden, model.query_size)}
     if model.q_lora_rank:
-        queries: tuple[Module, ...] = (
-            Linear("self_attn.q_a_proj", hidden, model.q_lora_rank, bias),
-            Norm("self_attn.q_a_layernorm", model.q_lora_rank),
-            Linear("self_attn.q_b_proj", model.q_lora_rank, model.query_size),
-        )
-    else:
-        queries = (Linear("self_attn.q_proj", hidden, model.query_size),)
-    return (
-        *queries,
-        Linear("self_attn.kv_a_proj_with_mqa", hidden, rank + rope, bias),
-        Norm("self_attn.kv_a_layernorm", rank),
-        Linear("self_attn.kv_b_proj", rank, keys_and_values),
-        Linear("self_attn.o_proj", model.value_size, hidden, bias),
+        queries = {
+            "q_a_proj": parts.linear(hidden, model.q_lora_rank, bias),
+            "q_a_layernorm": Norm("", model.q_lora_rank),
+            "q_b_proj": parts.linear(model.q_lora_rank, model.query_size),
+        }
+    return tree(
+        "@Attention",
+        **queries,
+        kv_a_proj_with_mqa=parts.linear(hidden, rank + rope, bias),
+        kv_a_layernorm=Norm("", rank),
+        kv_b_proj=parts.linear(rank, keys_and_values),
+        o_proj=parts.linear(model.value_size, hidden, bias),
     )
 
 
-def deepseek_modules(model: Model) -> tuple[Module, ...]:
-    """A layer with experts."""
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *_latent_attention_modules(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
-        *parts.shared_experts(model),
-    )
+def mixture(model: Model, width: Width = Width.FLOAT32) -> Tree:
+    """Experts and shared experts; ``width``: of the router's correction."""
+    return parts.mixture(model, parts.correction_bias(model, width))
 
 
-def deepseek_dense_modules(model: Model) -> tuple[Module, ...]:
-    """A layer with one MLP."""
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *_latent_attention_modules(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.shadowed_mlp(model),
-    )
+def dense_mlp(model: Model) -> Tree:
+    """The MLP of a layer without experts."""
+    return parts.shadowed(parts.gated_mlp(model, bias=model.mlp_bias))
 
 
 _KERNELS = Kernels(rotary=False, experts=True)
@@ -270,10 +258,10 @@ FAMILIES = (
             ),
             own=_latent_v2,
         ),
-        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
-        tree=TreeLayout(
+        tree=ModelTree(
             "DeepseekV2",
-            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS.replace("@MoE", "@Moe")),
+            parts.decoder_layer(latent_attention_tree, partial(parts.mixture, class_name="@Moe")),
+            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
         ),
         architecture=Architecture(deepseek_v2, rotary=Rotary.COMPLEX),
         liger=_KERNELS,
@@ -294,11 +282,10 @@ FAMILIES = (
             own=_latent_v3,
             aliases=("kimi_k2",),
         ),
-        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
-        tree=TreeLayout(
+        tree=ModelTree(
             "DeepseekV3",
-            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS),
-            buffers={"gate": partial(correction_bias, width=Width.WEIGHT)},
+            parts.decoder_layer(latent_attention_tree, partial(mixture, width=Width.WEIGHT)),
+            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
         ),
         architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
         liger=_KERNELS,

@@ -7,38 +7,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.families import layouts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias, several_shared
 from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    FamilyModules,
-    TreeLayout,
-    Why,
-)
-from estimator.families.known.deepseek import dense_or_mixture, shared_experts
-from estimator.families.known.glm import glm4_moe_dense_modules, glm4_moe_modules
-from estimator.families.known.llama import llama, llama_modules
+from estimator.families.family import Architecture, ConfigClass, ExpertKeys, Family, ModelTree, Why
+from estimator.families.known.deepseek import dense_mlp, dense_or_mixture, shared_experts
+from estimator.families.known.glm import glm_attention
+from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layer_kinds import DENSE
-from estimator.families.layouts import correction_bias
-from estimator.families.modules import Bare, Module
 from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
+from estimator.families.tree import LEAF, Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
 
-def _ernie_moe_modules(model: Model) -> tuple[Module, ...]:
+def _mixture_tree(model: Model) -> Tree:
     """GLM-4.5's modules, with a router in float32; its correction bias is a parameter that is never trained."""
-    modules = glm4_moe_modules(model)
-    return tuple(
-        replace(it, float32=True) if isinstance(it, Bare) and not it.stack else it for it in modules
+    router = replace(parts.router(model, parts.QWEN_NAMES), float32=True)
+    statics = with_buffers(LEAF, parts.correction_bias(model))
+    return tree(
+        "@SparseMoeBlock",
+        gate=replace(tree("@TopKRouter", moe_statics=statics), weights=router),
+        experts=parts.experts(model, parts.QWEN_NAMES),
+        shared_experts=parts.shared_experts(model)
+        if model.shared_expert_intermediate_size
+        else None,
     )
 
 
@@ -122,8 +119,7 @@ FAMILIES = (
         config=ConfigClass(
             tied=True, key_value_heads=2, head_dim=128, biases=one_bias("use_bias", default=False)
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Ernie4_5", layouts.LLAMA),
+        tree=ModelTree("Ernie4_5", llama_layer),
         architecture=Architecture(llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     ),
     Family(
@@ -140,19 +136,11 @@ FAMILIES = (
                 check=_check,
             ),
         ),
-        modules=FamilyModules(
-            _ernie_moe_modules,
-            others={DENSE: glm4_moe_dense_modules},
-            untrained=_correction_biases,
-        ),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Ernie4_5_Moe",
-            layouts.partly_dense(
-                layouts.ATTENTION,
-                "mlp:@SparseMoeBlock(gate:@TopKRouter(moe_statics) experts:@Experts(act_fn) "
-                "shared_experts?:@MLP(gate_proj up_proj down_proj act_fn))",
-            ),
-            buffers={"moe_statics": correction_bias},
+            parts.decoder_layer(glm_attention, _mixture_tree),
+            others={DENSE: parts.decoder_layer(glm_attention, dense_mlp)},
+            untrained=_correction_biases,
         ),
         architecture=Architecture(ernie_moe, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
         unread={

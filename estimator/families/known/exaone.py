@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import fixed_biases, patterned
 from estimator.families.family import (
@@ -15,25 +15,26 @@ from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
-    TreeLayout,
+    ModelTree,
     Why,
     WindowKeys,
 )
 from estimator.families.known.olmo import olmo2
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
-from estimator.families.modules import Module
 from estimator.families.reader import MOST_LAYERS, Config
+from estimator.families.tree import Tree, tree
 from estimator.values.specs import Model
 
 
-def _exaone4_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.separate_attention(model, bias=False, output_bias=False),
-        *parts.head_norms(model, "q_norm", "k_norm"),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
-        *parts.norms(model, "post_feedforward_layernorm"),
+def _layer(model: Model) -> Tree:
+    linears = parts.projections(model, bias=False, output_bias=False)
+    norms = {name: parts.head_norm(model) for name in ("q_norm", "k_norm")}
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree("@Attention", **linears, **norms),
+        mlp=parts.gated_mlp(model),
+        post_attention_layernorm=parts.norm(model),
+        post_feedforward_layernorm=parts.norm(model),
     )
 
 
@@ -63,13 +64,7 @@ FAMILIES = (
             windows=WindowKeys(default=4096, unlisted=_unlisted),
             rotary_layers=_turned,
         ),
-        modules=FamilyModules(_exaone4_modules),
-        tree=TreeLayout(
-            "Exaone4",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.GATED} post_attention_layernorm post_feedforward_layernorm"
-            ),
-        ),
+        tree=ModelTree("Exaone4", _layer),
         architecture=Architecture(olmo2),
         liger=replace(NORMS_BESIDE, heads_first=True),
         unread={Why.OFF: f"{WINDOWS} sliding_window_pattern"},

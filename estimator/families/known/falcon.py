@@ -9,42 +9,49 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Module
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
 from estimator.families.reader import MOST_HEADS, Config
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import AttnImplementation, Model
 
 
-def _falcon_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
+    biases = {"bias": model.attention_bias, "output_bias": model.attention_output_bias}
     linears = (
-        *parts.fused_attention(
-            model,
-            "self_attention.query_key_value",
-            "self_attention.dense",
-            bias=model.attention_bias,
-            output_bias=model.attention_output_bias,
-        ),
-        *parts.plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=model.mlp_bias),
+        *parts.fused_projections(model, **biases),
+        *parts.up_and_down(model, bias=model.mlp_bias),
     )
-    return (
-        *parts.norms(model, *falcon_norm_names(model), bias=True),
-        *(replace(linear, own_class=True) for linear in linears),
+    qkv, output, up, down = (replace(linear, own_class=True) for linear in linears)
+    present = falcon_norm_names(model)
+    order = ("ln_attn", "ln_mlp", "post_attention_layernorm", "input_layernorm")
+    return tree(
+        "@DecoderLayer",
+        self_attention=tree(
+            "@Attention", query_key_value=qkv, dense=output, attention_dropout=LEAF
+        ),
+        mlp=tree("@MLP", dense_h_to_4h=up, act=LEAF, dense_4h_to_h=down),
+        **{name: parts.norm(model, bias=True) for name in order if name in present},
+    )
+
+
+def _root(model: Model) -> Tree:
+    return tree(
+        transformer=tree(
+            "@Model",
+            word_embeddings=parts.tokens(model),
+            h=LAYERS,
+            ln_f=parts.norm(model, bias=True),
+            rotary_emb=parts.rotary(model),
+        ),
+        lm_head=parts.head(model),
     )
 
 
@@ -206,18 +213,7 @@ FAMILIES = (
             dropout_modules=(True, True, False),
             own=_own,
         ),
-        modules=FamilyModules(
-            _falcon_modules, parts.outer("word_embeddings", "ln_f", norm_bias=True)
-        ),
-        tree=TreeLayout(
-            "Falcon",
-            layouts.transformer(
-                "word_embeddings h:ModuleList(*:@DecoderLayer("
-                "self_attention:@Attention(query_key_value dense attention_dropout) "
-                "mlp:@MLP(dense_h_to_4h act dense_4h_to_h) "
-                "ln_attn? ln_mlp? post_attention_layernorm? input_layernorm?)) ln_f rotary_emb"
-            ),
-        ),
+        tree=ModelTree("Falcon", _layer, _root),
         architecture=Architecture(
             falcon,
             NormKind.LAYER_NORM,

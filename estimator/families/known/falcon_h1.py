@@ -8,44 +8,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    TreeLayout,
-    TreeTensor,
-    Why,
-    Width,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
-from estimator.families.modules import Linear, Module
 from estimator.families.reader import Config
+from estimator.families.tree import LAYERS, Tree, TreeTensor, Width, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _falcon_h1_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
     """Both in every layer: a mixer and attention."""
-    hidden, width, bias = model.hidden_size, model.intermediate_size, model.mlp_bias
-    return (
-        Linear("feed_forward.gate_proj", hidden, width, bias),
-        Linear("feed_forward.up_proj", hidden, width, bias),
-        Linear("feed_forward.down_proj", width, hidden, bias),
-        *parts.mamba(model, "mamba", unadaptable=True),
-        *parts.configured_attention(model),
-        *parts.norms(model, "input_layernorm", "pre_ff_layernorm"),
+    assert model.state_space is not None
+    width = model.state_space.projected_width
+    scales = TreeTensor("mup_vector", width, Width.WEIGHT, is_buffer=True)
+    return tree(
+        "@DecoderLayer",
+        feed_forward=parts.gated_mlp(model, bias=model.mlp_bias),
+        mamba=parts.mamba(model, "@Mixer", scales, unadaptable=True),
+        self_attn=parts.attention(model),
+        input_layernorm=parts.norm(model),
+        pre_ff_layernorm=parts.norm(model),
     )
 
 
-def _mup_vector(model: Model) -> tuple[TreeTensor, ...]:
-    assert model.state_space is not None
-    width = model.state_space.projected_width
-    return (TreeTensor("mup_vector", width, Width.WEIGHT, is_buffer=True),)
+def _root(model: Model) -> Tree:
+    return tree(
+        model=tree(
+            "@Model",
+            embed_tokens=parts.tokens(model),
+            layers=LAYERS,
+            final_layernorm=parts.norm(model),
+            rotary_emb=parts.rotary(model),
+        ),
+        lm_head=parts.head(model),
+    )
 
 
 def falcon_h1(b: Block, x: Tensor) -> Tensor:
@@ -103,15 +103,7 @@ FAMILIES = (
     Family(
         model_type="falcon_h1",
         config=ConfigClass(key_value_heads=8, biases=attention_biases(has_mlp_key=True), own=_own),
-        modules=FamilyModules(_falcon_h1_modules, parts.outer("embed_tokens", "final_layernorm")),
-        tree=TreeLayout(
-            "FalconH1",
-            layouts.decoder(
-                "feed_forward:@MLP(gate_proj up_proj down_proj act_fn) "
-                f"mamba:@Mixer(act conv1d in_proj norm out_proj) {layouts.ATTENTION} input_layernorm pre_ff_layernorm"
-            ).replace(" norm rotary_emb", " final_layernorm rotary_emb"),
-            buffers={"mamba": _mup_vector},
-        ),
+        tree=ModelTree("FalconH1", _layer, _root),
         architecture=Architecture(
             falcon_h1, scales_embedding=True, scales_logits=True, fallback=MAMBA_FALLBACK
         ),

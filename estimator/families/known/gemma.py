@@ -9,45 +9,63 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
     NORMS_BESIDE,
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
     Kernels,
+    ModelTree,
     NormKind,
     TowerClass,
-    TreeLayout,
     Why,
     WindowKeys,
 )
-from estimator.families.known.llama import llama, llama_modules
+from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layers import gated_mlp, late_norm_attention, separate_attention
-from estimator.families.layouts import embed_scale
-from estimator.families.modules import Module
+from estimator.families.modules import Norm
 from estimator.families.reader import Config
 from estimator.families.tower_config import siglip_towers
 from estimator.families.towers import siglip_modules
+from estimator.families.tree import Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _gemma2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm", "pre_feedforward_layernorm"),
-        *parts.gated_mlp(model),
-        *parts.norms(model, "post_feedforward_layernorm"),
+def four_norms(model: Model) -> dict[str, Norm]:
+    """Before and after attention, before and after the MLP."""
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return {f"{name}_layernorm": parts.norm(model) for name in names}
+
+
+def _gemma2_layer(model: Model) -> Tree:
+    return tree(
+        "@DecoderLayer",
+        self_attn=parts.attention(model),
+        mlp=parts.gated_mlp(model),
+        **four_norms(model),
     )
 
 
-def _gemma3_modules(model: Model) -> tuple[Module, ...]:
-    return (*_gemma2_modules(model), *parts.head_norms(model, "q_norm", "k_norm"))
+def _gemma3_layer(model: Model) -> Tree:
+    return tree(
+        "@DecoderLayer",
+        self_attn=parts.normed_attention(model),
+        mlp=parts.gated_mlp(model),
+        **four_norms(model),
+    )
+
+
+def _gemma3_root(model: Model) -> Tree:
+    return parts.decoder(
+        model,
+        class_name="@TextModel",
+        embedding=with_buffers(parts.tokens(model), parts.embed_scale()),
+        rotary_emb=parts.rotary_by_kind(model),
+    )
 
 
 def gemma2(b: Block, x: Tensor) -> Tensor:
@@ -101,8 +119,7 @@ FAMILIES = (
                 "max_position_embeddings": 8_192,
             },
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Gemma", layouts.LLAMA, buffers={"embed_tokens": embed_scale}),
+        tree=ModelTree("Gemma", llama_layer, parts.scaled_decoder),
         architecture=replace(GEMMA_STEP, layer=llama),
         liger=Kernels(),
         unread={Why.SAME_BYTES: "use_bidirectional_attention"},
@@ -126,12 +143,7 @@ FAMILIES = (
                 "max_position_embeddings": 8_192,
             },
         ),
-        modules=FamilyModules(_gemma2_modules),
-        tree=TreeLayout(
-            "Gemma2",
-            layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} {layouts.FOUR_NORMS}"),
-            buffers={"embed_tokens": embed_scale},
-        ),
+        tree=ModelTree("Gemma2", _gemma2_layer, parts.scaled_decoder),
         architecture=replace(GEMMA_STEP, eager_only=True),
         liger=NORMS_BESIDE,
         unread={
@@ -159,14 +171,7 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma3",),
         ),
-        modules=FamilyModules(_gemma3_modules),
-        tree=TreeLayout(
-            "Gemma3",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.GATED} {layouts.FOUR_NORMS}", model="@TextModel"
-            ),
-            buffers={"embed_tokens": embed_scale},
-        ),
+        tree=ModelTree("Gemma3", _gemma3_layer, _gemma3_root),
         architecture=replace(GEMMA_STEP, tables_by_kind=True),
         liger=NORMS_BESIDE,
         unread={

@@ -10,34 +10,31 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
     ConfigClass,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
     TowerClass,
-    TreeLayout,
-    TreeTensor,
     Why,
-    Width,
     WindowKeys,
 )
-from estimator.families.known.gemma import GEMMA_STEP
+from estimator.families.known.gemma import GEMMA_STEP, four_norms
 from estimator.families.known.gemma4 import (
     check_layers,
-    gemma4_modules,
-    gemma4_outer,
+    layer_input,
     shared_attention,
     shared_layers,
+    text_model,
 )
 from estimator.families.layer_kinds import REUSING
-from estimator.families.layouts import embed_scale
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.modules import Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config, short
 from estimator.families.tower_config import gemma3n_towers
 from estimator.families.towers import gemma3n_tower_modules
+from estimator.families.tree import LEAF, OwnParameter, Tree, TreeTensor, Width, module_list, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
@@ -211,64 +208,65 @@ def _power(tape: Tape, x: Tensor, backward_copies: int = 3) -> Tensor:
     return op.elementwise(tape, raised, "power", backward_copies=backward_copies)
 
 
-def _gemma3n_modules(model: Model, *, reuses: bool = False) -> tuple[Module, ...]:
+def _layer(model: Model, *, reuses: bool = False) -> Tree:
     hidden, streams, rank = model.hidden_size, model.altup_num_inputs, model.laurel_rank
-    return (
-        *gemma4_modules(model, reuses=reuses),
-        Norm("altup.correct_output_scale", hidden),
-        Linear("altup.correction_coefs", streams, streams),
-        Linear("altup.prediction_coefs", streams, streams**2),
-        Linear("altup.modality_router", hidden, streams),
-        *parts.norms(model, "altup.router_norm"),
-        Linear("laurel.linear_left", hidden, rank),
-        Linear("laurel.linear_right", rank, hidden),
-        *parts.norms(model, "laurel.post_laurel_norm"),
+    return tree(
+        "@TextDecoderLayer",
+        self_attn=_attention(model, reuses=reuses),
+        mlp=parts.gated_mlp(model, class_name="@TextMLP"),
+        **four_norms(model),
+        act_fn=LEAF,
+        altup=tree(
+            "@TextAltUp",
+            TreeTensor("router_input_scale", 1, Width.WEIGHT, is_buffer=True),
+            correct_output_scale=OwnParameter(Norm("", hidden)),
+            correction_coefs=parts.linear(streams, streams),
+            prediction_coefs=parts.linear(streams, streams**2),
+            modality_router=parts.linear(hidden, streams),
+            router_norm=parts.norm(model),
+        ),
+        laurel=tree(
+            "@TextLaurelBlock",
+            linear_left=parts.linear(hidden, rank),
+            linear_right=parts.linear(rank, hidden),
+            post_laurel_norm=parts.norm(model),
+        ),
+        **layer_input(model),
     )
 
 
-def _gemma3n_outer(model: Model) -> tuple[Module, ...]:
-    hidden = model.hidden_size
-    projections = (
-        Linear(f"{block}.{index}", hidden, hidden)
-        for block in ("altup_projections", "altup_unembed_projections")
-        for index in range(model.altup_num_inputs - 1)
+def _attention(model: Model, *, reuses: bool) -> Tree:
+    hidden, bias = model.hidden_size, model.attention_bias
+    own: dict[str, Module] = {
+        "k_proj": parts.linear(hidden, model.key_value_size, bias),
+        "v_proj": parts.linear(hidden, model.key_value_size, bias),
+        "k_norm": parts.head_norm(model),
+        "v_norm": parts.head_norm(model, weight=False),
+    }
+    return tree(
+        "@TextAttention",
+        q_proj=parts.linear(hidden, model.query_size, bias),
+        q_norm=parts.head_norm(model),
+        **({} if reuses else own),
+        o_proj=parts.linear(model.query_size, hidden, bias),
     )
-    return (*gemma4_outer(model), *projections)
 
 
-def _gemma3n_tree() -> str:
-    """As Gemma 3n has it: layers with and without keys and values of their own; projections for each other stream."""
-    rest = (
-        f"{layouts.GATED} {layouts.FOUR_NORMS} act_fn altup:@TextAltUp(correction_coefs prediction_coefs "
-        "modality_router router_norm) laurel:@TextLaurelBlock(linear_left linear_right post_laurel_norm) "
-        "per_layer_input_gate per_layer_projection post_per_layer_input_norm"
-    ).replace("@MLP", "@TextMLP")
-    layers = " ".join(
-        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
-        for kind, inside in (
-            ("", "q_proj q_norm k_proj v_proj k_norm v_norm o_proj"),
-            (REUSING, "q_proj q_norm o_proj"),
-        )
-    )
-    return (
-        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer "
-        "per_layer_model_projection per_layer_projection_norm altup_projections:ModuleList(#) "
-        "altup_unembed_projections:ModuleList(#)) lm_head"
-    )
+def _root(model: Model) -> Tree:
+    """Gemma 4's, and a projection to and from each other stream."""
+    names = ("per_layer_projection_scale", "per_layer_input_scale")
+    scales = (TreeTensor(name, 1, Width.WEIGHT, is_buffer=True) for name in names)
+    hidden, streams = model.hidden_size, model.altup_num_inputs - 1
+    projections = {
+        name: module_list(*(parts.linear(hidden, hidden) for _ in range(streams)))
+        for name in ("altup_projections", "altup_unembed_projections")
+    }
+    return text_model(model, parts.rotary_by_kind(model), *scales, **projections)
 
 
 def _reuses_keys(model: Model, index: int) -> str:
     """Whether a layer takes keys and values from one before it."""
     return REUSING if index >= model.num_hidden_layers - model.num_kv_shared_layers else ""
-
-
-def _input_scales(model: Model) -> tuple[TreeTensor, ...]:
-    names = ("per_layer_projection_scale", "per_layer_input_scale")
-    return tuple(TreeTensor(name, 1, Width.WEIGHT, is_buffer=True) for name in names)
-
-
-def _router_scale(model: Model) -> tuple[TreeTensor, ...]:
-    return (TreeTensor("router_input_scale", 1, Width.WEIGHT, is_buffer=True),)
 
 
 LAYERS_OF_TWO_WIDTHS = Refusal(
@@ -361,21 +359,12 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma3n",),
         ),
-        modules=FamilyModules(
-            _gemma3n_modules,
-            _gemma3n_outer,
-            others={REUSING: partial(_gemma3n_modules, reuses=True)},
-            kind=_reuses_keys,
-        ),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Gemma3n",
-            _gemma3n_tree(),
-            buffers={
-                "embed_tokens": embed_scale,
-                "embed_tokens_per_layer": embed_scale,
-                "model": _input_scales,
-                "altup": _router_scale,
-            },
+            _layer,
+            _root,
+            others={REUSING: partial(_layer, reuses=True)},
+            kind=_reuses_keys,
         ),
         architecture=replace(
             GEMMA_STEP,

@@ -10,33 +10,38 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
 from estimator.families.family import (
-    EACH_LAYER,
     NORMS_BESIDE,
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
     TowerClass,
-    TreeLayout,
-    TreeTensor,
     Why,
-    Width,
     WindowKeys,
 )
-from estimator.families.known.gemma import GEMMA_STEP
+from estimator.families.known.gemma import GEMMA_STEP, four_norms
 from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
 from estimator.families.layers import gated_mlp
-from estimator.families.layouts import embed_scale
-from estimator.families.modules import Embedding, Linear, Module, Norm
+from estimator.families.modules import Embedding, Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
 from estimator.families.rotary import turned
 from estimator.families.tower_config import gemma4_towers
 from estimator.families.towers import gemma4_tower_modules
+from estimator.families.tree import (
+    LAYERS,
+    LEAF,
+    OwnParameter,
+    Tree,
+    TreeTensor,
+    Width,
+    tree,
+    with_buffers,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
@@ -138,96 +143,99 @@ def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
     return op.scale(tape, op.add(tape, projected, by_table))
 
 
-def gemma4_modules(
-    model: Model, *, is_global: bool = False, reuses: bool = False
-) -> tuple[Module, ...]:
+def _layer(model: Model, *, is_global: bool = False, reuses: bool = False) -> Tree:
     """``model`` as this layer sees it, by ``layer_model``."""
-    hidden, bias = model.hidden_size, model.attention_bias
-    own = (
-        Norm("self_attn.k_norm", model.head_dim),
-        Norm("self_attn.v_norm", model.head_dim, weight=False),
-        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
-        *(
-            ()
-            if is_global and model.attention_k_eq_v
-            else (Linear("self_attn.v_proj", hidden, model.key_value_size, bias),)
+    return tree(
+        "@TextDecoderLayer",
+        TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),
+        self_attn=_attention(
+            model, has_values=not (is_global and model.attention_k_eq_v), reuses=reuses
         ),
-    )
-    return (
-        Linear("self_attn.q_proj", hidden, model.query_size, bias),
-        Norm("self_attn.q_norm", model.head_dim),
-        *(() if reuses else own),
-        Linear("self_attn.o_proj", model.query_size, hidden, bias),
-        *parts.gated_mlp(model),
-        *parts.norms(model, "input_layernorm", "post_attention_layernorm"),
-        *parts.norms(model, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        *_layer_input(model),
-        *(_gemma4_experts_modules(model) if model.num_experts else ()),
+        mlp=parts.gated_mlp(model, class_name="@TextMLP"),
+        **four_norms(model),
+        act_fn=LEAF if model.hidden_size_per_layer_input else None,
+        **layer_input(model),
+        **(_experts(model) if model.num_experts else {}),
     )
 
 
-def _layer_input(model: Model) -> tuple[Module, ...]:
+def _attention(model: Model, *, has_values: bool, reuses: bool) -> Tree:
+    hidden, bias = model.hidden_size, model.attention_bias
+    own: dict[str, Module | None] = {
+        "k_norm": parts.head_norm(model),
+        "v_norm": parts.head_norm(model, weight=False),
+        "k_proj": parts.linear(hidden, model.key_value_size, bias),
+        "v_proj": parts.linear(hidden, model.key_value_size, bias) if has_values else None,
+    }
+    return tree(
+        "@TextAttention",
+        q_proj=parts.linear(hidden, model.query_size, bias),
+        q_norm=parts.head_norm(model),
+        **({} if reuses else own),
+        o_proj=parts.linear(model.query_size, hidden, bias),
+    )
+
+
+def layer_input(model: Model) -> dict[str, Tree | Module]:
     """What brings a layer's own embedding in."""
     hidden, width = model.hidden_size, model.hidden_size_per_layer_input
     if not width:
-        return ()
-    return (
-        Linear("per_layer_input_gate", hidden, width),
-        Linear("per_layer_projection", width, hidden),
-        *parts.norms(model, "post_per_layer_input_norm"),
-    )
+        return {}
+    return {
+        "per_layer_input_gate": parts.linear(hidden, width),
+        "per_layer_projection": parts.linear(width, hidden),
+        "post_per_layer_input_norm": parts.norm(model),
+    }
 
 
-def _gemma4_experts_modules(model: Model) -> tuple[Module, ...]:
+def _experts(model: Model) -> dict[str, Tree | Module]:
     """A mixture of experts parallel to the MLP; the router scales its input and each expert's weight."""
     hidden, experts = model.hidden_size, model.num_experts
-    _, gates_and_ups, downs = parts.experts(model, "")
-    return (
-        Norm("router.scale", hidden),
-        Norm("router.per_expert_scale", experts),
-        Norm("router.norm", hidden, weight=False),
-        Linear("router.proj", hidden, experts),
-        replace(gates_and_ups, name="experts.gate_up_proj"),
-        replace(downs, name="experts.down_proj"),
-        *parts.norms(model, "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
-        *parts.norms(model, "pre_feedforward_layernorm_2"),
-    )
+    return {
+        "router": tree(
+            "@TextRouter",
+            scale=OwnParameter(Norm("", hidden)),
+            per_expert_scale=OwnParameter(Norm("", experts)),
+            norm=Norm("", hidden, weight=False),
+            proj=parts.linear(hidden, experts),
+        ),
+        "experts": parts.experts(model, class_name="@TextExperts"),
+        "post_feedforward_layernorm_1": parts.norm(model),
+        "post_feedforward_layernorm_2": parts.norm(model),
+        "pre_feedforward_layernorm_2": parts.norm(model),
+    }
 
 
-def gemma4_outer(model: Model) -> tuple[Module, ...]:
-    """Llama's, and what makes an embedding for every layer."""
-    embedding, norm, *head = parts.LLAMA_OUTER(model)
+def text_model(model: Model, rotary_emb: Tree, *buffers: TreeTensor, **more: Tree) -> Tree:
+    """Llama's root, and what makes an embedding for every layer."""
     width = model.hidden_size_per_layer_input
     of_all_layers = model.num_hidden_layers * width
-    of_layers = (
-        Embedding("embed_tokens_per_layer", model.vocab_size_per_layer_input, of_all_layers),
-        Linear("per_layer_model_projection", model.hidden_size, of_all_layers),
-        Norm("per_layer_projection_norm", width),
+    table = Embedding("", model.vocab_size_per_layer_input, of_all_layers)
+    of_layers: dict[str, Tree | Module] = {
+        "embed_tokens_per_layer": with_buffers(table, parts.embed_scale()),
+        "per_layer_model_projection": parts.linear(model.hidden_size, of_all_layers),
+        "per_layer_projection_norm": Norm("", width),
+    }
+    return tree(
+        model=tree(
+            "@TextModel",
+            *buffers,
+            embed_tokens=with_buffers(parts.tokens(model), parts.embed_scale()),
+            layers=LAYERS,
+            norm=parts.norm(model),
+            rotary_emb=rotary_emb,
+            **(of_layers if width else {}),
+            **more,
+        ),
+        lm_head=parts.head(model),
     )
-    return (embedding, norm, *(of_layers if width else ()), *head)
 
 
-def _gemma4_tree() -> str:
-    """As Gemma 4 has it: layers with and without a window, with and without keys and values of their own."""
-    own = "q_proj q_norm k_norm v_norm k_proj v_proj? o_proj"
-    rest = (
-        f"{layouts.GATED} {layouts.FOUR_NORMS} act_fn? per_layer_input_gate? per_layer_projection? "
-        "post_per_layer_input_norm? router?:@TextRouter(norm proj) experts?:@TextExperts(act_fn) "
-        "post_feedforward_layernorm_1? post_feedforward_layernorm_2? pre_feedforward_layernorm_2?"
-    ).replace("@MLP", "@TextMLP")
-    layers = " ".join(
-        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
-        for kind, inside in (
-            ("", own),
-            (GLOBAL, own),
-            (REUSING, "q_proj q_norm o_proj"),
-            (f"{GLOBAL}-{REUSING}", "q_proj q_norm o_proj"),
-        )
-    )
-    return (
-        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer? "
-        "per_layer_model_projection? per_layer_projection_norm?) lm_head"
-    )
+def _root(model: Model) -> Tree:
+    """Rotary frequencies of layers without a window, and of those with one; each twice."""
+    widths = (model.global_head_dim or model.head_dim, model.head_dim)
+    frequencies = (TreeTensor("inv_freq", it // 2, Width.FLOAT32) for it in widths for _ in "12")
+    return text_model(model, with_buffers(LEAF, *frequencies))
 
 
 def shares_keys(model: Model, index: int) -> str:
@@ -235,16 +243,6 @@ def shares_keys(model: Model, index: int) -> str:
     is_global = bool(model.layer_types) and model.layer_types[index] == FULL_ATTENTION
     is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
     return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
-
-
-def _frequencies(model: Model) -> tuple[TreeTensor, ...]:
-    """Of layers without a window, and of those with one; each twice."""
-    widths = (model.global_head_dim or model.head_dim, model.head_dim)
-    return tuple(TreeTensor("inv_freq", it // 2, Width.FLOAT32) for it in widths for _ in "12")
-
-
-def _layer_scalar(model: Model) -> tuple[TreeTensor, ...]:
-    return (TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),)
 
 
 SHARED_WITHOUT_PER_LAYER_INPUT = Refusal(
@@ -398,25 +396,16 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma4",),
         ),
-        modules=FamilyModules(
-            gemma4_modules,
-            gemma4_outer,
+        tree=ModelTree(
+            "Gemma4",
+            _layer,
+            _root,
             others={
-                GLOBAL: partial(gemma4_modules, is_global=True),
-                REUSING: partial(gemma4_modules, reuses=True),
-                f"{GLOBAL}-{REUSING}": partial(gemma4_modules, is_global=True, reuses=True),
+                GLOBAL: partial(_layer, is_global=True),
+                REUSING: partial(_layer, reuses=True),
+                f"{GLOBAL}-{REUSING}": partial(_layer, is_global=True, reuses=True),
             },
             kind=shares_keys,
-        ),
-        tree=TreeLayout(
-            "Gemma4",
-            _gemma4_tree(),
-            buffers={
-                "embed_tokens": embed_scale,
-                "embed_tokens_per_layer": embed_scale,
-                "rotary_emb": _frequencies,
-                EACH_LAYER: _layer_scalar,
-            },
         ),
         architecture=replace(
             GEMMA_STEP,

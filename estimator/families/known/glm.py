@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import (
     first_dense,
@@ -23,64 +23,48 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
-    TreeLayout,
+    ModelTree,
     Why,
 )
 from estimator.families.known.deepseek import (
     DEEPSEEK_UNREAD,
     check_interleaved,
-    deepseek_dense_modules,
-    deepseek_modules,
     deepseek_v3,
+    dense_mlp,
+    latent_attention_tree,
+    mixture,
 )
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import fused_gated_mlp, separate_attention
-from estimator.families.layouts import correction_bias
-from estimator.families.modules import Module
 from estimator.families.reader import Config, kinds_in
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree, extended, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def glm4_moe_modules(model: Model) -> tuple[Module, ...]:
-    """A layer with experts."""
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *(parts.head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
-        *parts.shared_experts(model),
+def glm_attention(model: Model) -> Tree:
+    """With norms of queries and keys if the config has them."""
+    return parts.normed_attention(model) if model.qk_norm else parts.attention(model)
+
+
+def _glm_layer(model: Model) -> Tree:
+    linears = parts.projections(model, bias=model.attention_bias, output_bias=False)
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree("@Attention", **linears),
+        mlp=parts.fused_gated_mlp(model),
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
     )
 
 
-def glm4_moe_dense_modules(model: Model) -> tuple[Module, ...]:
-    """A layer with one MLP."""
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *(parts.head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.shadowed_mlp(model),
-    )
-
-
-def _glm_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.separate_attention(model, bias=model.attention_bias, output_bias=False),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.fused_gated_mlp(model),
-    )
-
-
-def _glm4_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *_glm_modules(model),
-        *parts.norms(model, "post_self_attn_layernorm", "post_mlp_layernorm"),
+def _glm4_layer(model: Model) -> Tree:
+    return extended(
+        _glm_layer(model),
+        post_self_attn_layernorm=parts.norm(model),
+        post_mlp_layernorm=parts.norm(model),
     )
 
 
@@ -133,10 +117,7 @@ FAMILIES = (
             partial_rotary_factor=0.5,
             biases=input_biases("attention_bias", default=True),
         ),
-        modules=FamilyModules(_glm_modules),
-        tree=TreeLayout(
-            "Glm", layouts.decoder(f"{layouts.ATTENTION} {layouts.FUSED} {layouts.TWO_NORMS}")
-        ),
+        tree=ModelTree("Glm", _glm_layer),
         architecture=_GLM,
         unread={Why.OFF: "head_dim"},
     ),
@@ -151,13 +132,7 @@ FAMILIES = (
             aliases=("glm4v_text",),
             alias_rotary_factors={"glm4v_text": 1.0},  # modeling_glm4v.py, Glm4vTextRotaryEmbedding
         ),
-        modules=FamilyModules(_glm4_modules),
-        tree=TreeLayout(
-            "Glm4",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.FUSED} {layouts.TWO_NORMS} post_self_attn_layernorm post_mlp_layernorm"
-            ),
-        ),
+        tree=ModelTree("Glm4", _glm4_layer),
         architecture=_GLM,
         liger=replace(NORMS_BESIDE, rotary=False),
     ),
@@ -178,11 +153,10 @@ FAMILIES = (
             aliases=("glm4v_moe_text",),
             own=_own,
         ),
-        modules=FamilyModules(glm4_moe_modules, others={DENSE: glm4_moe_dense_modules}),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Glm4Moe",
-            layouts.partly_dense(layouts.ATTENTION, layouts.SHARED_EXPERTS),
-            buffers={"gate": correction_bias},
+            parts.decoder_layer(glm_attention, mixture),
+            others={DENSE: parts.decoder_layer(glm_attention, dense_mlp)},
         ),
         architecture=Architecture(deepseek_v3),
         unread=DEEPSEEK_UNREAD,
@@ -201,11 +175,10 @@ FAMILIES = (
             ),
             own=_latent,
         ),
-        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Glm4MoeLite",
-            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS),
-            buffers={"gate": correction_bias},
+            parts.decoder_layer(latent_attention_tree, mixture),
+            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
         ),
         architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
         unread={**DEEPSEEK_UNREAD, Why.OFF: f"{DEEPSEEK_UNREAD[Why.OFF]} head_dim mlp_layer_types"},

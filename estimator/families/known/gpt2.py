@@ -8,60 +8,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
     LargeBuffer,
+    ModelTree,
     NormKind,
-    TreeLayout,
-    TreeTensor,
     Why,
-    Width,
 )
 from estimator.families.layers import fused_attention, plain_mlp
-from estimator.families.modules import Embedding, Module, Norm
 from estimator.families.reader import Config
+from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _gpt2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "ln_1", bias=True),
-        *parts.fused_attention(
-            model, "attn.c_attn", "attn.c_proj", bias=True, output_bias=True, conv1d=True
+def _gpt2_layer(model: Model) -> Tree:
+    return _layer(model, conv1d=True, attn_dropout=LEAF)
+
+
+def _layer(model: Model, *, conv1d: bool = False, **dropouts: Tree) -> Tree:
+    qkv, output = parts.fused_projections(model, bias=True, output_bias=True, conv1d=conv1d)
+    up, down = parts.up_and_down(model, bias=True, conv1d=conv1d)
+    return tree(
+        "@Block",
+        ln_1=parts.norm(model, bias=True),
+        attn=tree("@Attention", c_attn=qkv, c_proj=output, **dropouts, resid_dropout=LEAF),
+        ln_2=parts.norm(model, bias=True),
+        mlp=tree("@MLP", c_fc=up, c_proj=down, act=LEAF, dropout=LEAF),
+    )
+
+
+def _root(model: Model, *buffers: TreeTensor) -> Tree:
+    return tree(
+        transformer=tree(
+            "@Model",
+            *buffers,
+            wte=parts.tokens(model),
+            wpe=parts.learned_positions(model),
+            drop=LEAF,
+            h=LAYERS,
+            ln_f=parts.norm(model, bias=True),
         ),
-        *parts.norms(model, "ln_2", bias=True),
-        *parts.plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=True, conv1d=True),
+        lm_head=parts.head(model),
     )
 
 
-def _gpt_bigcode_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "ln_1", bias=True),
-        *parts.fused_attention(model, "attn.c_attn", "attn.c_proj", bias=True, output_bias=True),
-        *parts.norms(model, "ln_2", bias=True),
-        *parts.plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=True),
-    )
-
-
-def _gpt2_outer(model: Model) -> tuple[Module, ...]:
-    return (
-        Embedding("wte", model.vocab_size, model.hidden_size),
-        Embedding("wpe", parts.learned_positions(model), model.hidden_size),
-        Norm("ln_f", model.hidden_size, bias=True),
-        *parts.head(model, model.hidden_size),
-    )
-
-
-def _causal_mask(model: Model) -> tuple[TreeTensor, ...]:
-    return (TreeTensor("bias", model.max_position_embeddings**2, Width.BOOL),)
+def _masked_root(model: Model) -> Tree:
+    return _root(model, TreeTensor("bias", model.max_position_embeddings**2, Width.BOOL))
 
 
 def gpt2(b: Block, x: Tensor) -> Tensor:
@@ -111,14 +110,7 @@ FAMILIES = (
             dropout_modules=(True, True, True),
             own=_own,
         ),
-        modules=FamilyModules(_gpt2_modules, _gpt2_outer),
-        tree=TreeLayout(
-            "GPT2",
-            layouts.transformer(
-                "wte wpe drop h:ModuleList(*:@Block(ln_1 attn:@Attention(c_attn c_proj attn_dropout resid_dropout) "
-                f"ln_2 {layouts.GPT2_MLP})) ln_f"
-            ),
-        ),
+        tree=ModelTree("GPT2", _gpt2_layer, _root),
         architecture=Architecture(gpt2, NormKind.LAYER_NORM, rotary=None, softmax_float32=False),
         unread={
             Why.NUMBERS: "scale_attn_by_inverse_layer_idx scale_attn_weights",
@@ -139,15 +131,7 @@ FAMILIES = (
             biases=fixed_biases(True, True, True),
             dropouts=_DROPOUTS,
         ),
-        modules=FamilyModules(_gpt_bigcode_modules, _gpt2_outer),
-        tree=TreeLayout(
-            "GPTBigCode",
-            layouts.transformer(
-                "wte wpe drop h:ModuleList(*:@Block(ln_1 attn:@Attention(c_attn c_proj resid_dropout) "
-                f"ln_2 {layouts.GPT2_MLP})) ln_f"
-            ),
-            buffers={"transformer": _causal_mask},
-        ),
+        tree=ModelTree("GPTBigCode", _layer, _masked_root),
         architecture=Architecture(gpt2, NormKind.LAYER_NORM, rotary=None),
         unread={
             Why.NUMBERS: "scale_attn_weights",

@@ -10,35 +10,41 @@ from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import fused_attention, plain_mlp
-from estimator.families.modules import Module
 from estimator.families.reader import Config
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _gpt_neox_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.fused_attention(
-            model,
-            "attention.query_key_value",
-            "attention.dense",
-            bias=model.attention_bias,
-            output_bias=model.attention_output_bias,
+def _layer(model: Model) -> Tree:
+    biases = {"bias": model.attention_bias, "output_bias": model.attention_output_bias}
+    qkv, output = parts.fused_projections(model, **biases)
+    up, down = parts.up_and_down(model, bias=True)
+    return tree(
+        "@Layer",
+        input_layernorm=parts.norm(model, bias=True),
+        post_attention_layernorm=parts.norm(model, bias=True),
+        post_attention_dropout=LEAF,
+        post_mlp_dropout=LEAF,
+        attention=tree("@Attention", query_key_value=qkv, dense=output),
+        mlp=tree("@MLP", dense_h_to_4h=up, dense_4h_to_h=down, act=LEAF),
+    )
+
+
+def _root(model: Model) -> Tree:
+    return tree(
+        gpt_neox=tree(
+            "@Model",
+            embed_in=parts.tokens(model),
+            emb_dropout=LEAF,
+            layers=LAYERS,
+            final_layer_norm=parts.norm(model, bias=True),
+            rotary_emb=parts.rotary(model),
         ),
-        *parts.norms(model, "post_attention_layernorm", bias=True),
-        *parts.plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+        lm_head=parts.head(model),
     )
 
 
@@ -87,15 +93,7 @@ FAMILIES = (
             dropouts=(("hidden_dropout", 0.0), ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             own=_own,
         ),
-        modules=FamilyModules(
-            _gpt_neox_modules, parts.outer("embed_in", "final_layer_norm", norm_bias=True)
-        ),
-        tree=TreeLayout(
-            "GPTNeoX",
-            "gpt_neox:@Model(embed_in emb_dropout layers:ModuleList(*:@Layer(input_layernorm post_attention_layernorm "
-            "post_attention_dropout post_mlp_dropout attention:@Attention(query_key_value dense) "
-            "mlp:@MLP(dense_h_to_4h dense_4h_to_h act))) final_layer_norm rotary_emb) lm_head",
-        ),
+        tree=ModelTree("GPTNeoX", _layer, _root),
         architecture=Architecture(gpt_neox, NormKind.LAYER_NORM),
         unread={Why.NUMBERS: "rotary_emb_base", Why.OFF: "rotary_pct"},
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
 from estimator.families.experts import Routing, grouped_experts
@@ -17,15 +17,15 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
     WindowKeys,
 )
-from estimator.families.modules import Module, Norm
+from estimator.families.modules import Norm
 from estimator.families.rotary import Rotary
+from estimator.families.tree import OwnParameter, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.attention import heads_repeated
 from estimator.tape.tape import Tensor
@@ -116,16 +116,16 @@ def _clamped_gate(b: Block, both: Tensor) -> Tensor:
     return op.multiply(tape, op.add_number(tape, up), glu, "gate × up")
 
 
-def _gpt_oss_modules(model: Model) -> tuple[Module, ...]:
-    router, gates_and_ups, downs = parts.experts(model, "mlp", router="router")
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        Norm("self_attn.sinks", model.num_attention_heads),
-        *parts.norms(model, "post_attention_layernorm"),
-        replace(router, bias=True),
-        replace(gates_and_ups, bias=True, transposed=True),
-        replace(downs, bias=True, transposed=True),
+def _attention_tree(model: Model) -> Tree:
+    return parts.attention(model, sinks=OwnParameter(Norm("", model.num_attention_heads)))
+
+
+def _mlp(model: Model) -> Tree:
+    stacks = parts.stacks(model, transposed=True)
+    return tree(
+        "@MLP",
+        router=replace(parts.router(model), bias=True),
+        experts=tree(**{name: OwnParameter(replace(it, bias=True)) for name, it in stacks.items()}),
     )
 
 
@@ -139,11 +139,7 @@ FAMILIES = (
             windows=WindowKeys(default=128, pattern=2, pattern_is_fixed=True),
             experts=ExpertKeys(),
         ),
-        modules=FamilyModules(_gpt_oss_modules),
-        tree=TreeLayout(
-            "GptOss",
-            layouts.decoder(f"{layouts.ATTENTION} mlp:@MLP(router experts) {layouts.TWO_NORMS}"),
-        ),
+        tree=ModelTree("GptOss", parts.decoder_layer(_attention_tree, _mlp)),
         architecture=Architecture(
             gpt_oss,
             NormKind.RMS_CAST_LAST,

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
     LargeBuffer,
+    ModelTree,
     NormKind,
-    TreeLayout,
-    TreeTensor,
     Why,
-    Width,
 )
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Module
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
 from estimator.families.reader import Config
 from estimator.families.rotary import rotate_pairs
+from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape
@@ -35,20 +32,35 @@ from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import Model
 
 
-def _gptj_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "ln_1", bias=True),
-        *parts.separate_attention(
-            model, bias=False, output_bias=False, block="attn", output="out_proj"
+def _layer(model: Model) -> Tree:
+    turned = int(model.head_dim * model.partial_rotary_factor)
+    elements = model.max_position_embeddings * turned
+    up, down = parts.up_and_down(model, bias=True)
+    return tree(
+        "@Block",
+        ln_1=parts.norm(model, bias=True),
+        attn=tree(
+            "@Attention",
+            TreeTensor("embed_positions", elements, Width.FLOAT32),
+            attn_dropout=LEAF,
+            resid_dropout=LEAF,
+            **parts.projections(model, "kvqo", "out_proj", bias=False, output_bias=False),
         ),
-        *parts.plain_mlp(model, "mlp.fc_in", "mlp.fc_out", bias=True),
+        mlp=tree("@MLP", fc_in=up, fc_out=down, act=LEAF, dropout=LEAF),
     )
 
 
-def _sines_and_cosines(model: Model) -> tuple[TreeTensor, ...]:
-    rotary = int(model.head_dim * model.partial_rotary_factor)
-    elements = model.max_position_embeddings * rotary
-    return (TreeTensor("embed_positions", elements, Width.FLOAT32),)
+def _root(model: Model) -> Tree:
+    return tree(
+        transformer=tree(
+            "@Model",
+            wte=parts.tokens(model),
+            drop=LEAF,
+            h=LAYERS,
+            ln_f=parts.norm(model, bias=True),
+        ),
+        lm_head=parts.head(model, bias=True),
+    )
 
 
 def gptj(b: Block, x: Tensor) -> Tensor:
@@ -132,18 +144,7 @@ FAMILIES = (
             dropout_modules=(True, True, True),
             own=_own,
         ),
-        modules=FamilyModules(
-            _gptj_modules, parts.outer("wte", "ln_f", norm_bias=True, head_bias=True)
-        ),
-        tree=TreeLayout(
-            "GPTJ",
-            layouts.transformer(
-                "wte drop h:ModuleList(*:@Block(ln_1 "
-                "attn:@Attention(attn_dropout resid_dropout k_proj v_proj q_proj out_proj) "
-                "mlp:@MLP(fc_in fc_out act dropout))) ln_f"
-            ),
-            buffers={"attn": _sines_and_cosines},
-        ),
+        tree=ModelTree("GPTJ", _layer, _root),
         architecture=Architecture(
             gptj, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
         ),

@@ -7,9 +7,10 @@ Local names are those of the source, because they determine how long each tensor
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.experts import mixture
@@ -18,60 +19,68 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
-    TreeLayout,
+    ModelTree,
     Why,
 )
-from estimator.families.known.llama import llama, llama_modules
+from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import late_norm_attention
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
-from estimator.families.modules import Linear, Module
 from estimator.families.reader import Config, kinds_in
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _granitemoe_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "block_sparse_moe", router="router"),
+def _experts(model: Model) -> Tree:
+    return tree("@MoE", router=parts.router(model), experts=parts.experts(model))
+
+
+def _granitemoe_layer(model: Model) -> Tree:
+    return tree(
+        "@DecoderLayer",
+        self_attn=parts.attention(model),
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
+        block_sparse_moe=_experts(model),
     )
 
 
-def _granite_hybrid_modules(model: Model) -> tuple[Module, ...]:
+def _hybrid_layer(model: Model, *, is_mamba: bool = False) -> Tree:
     """Granite 4.0: the MLP called shared is the only one if there are no experts."""
-    return (*_mlp_modules(model), *parts.configured_attention(model))
-
-
-def _granite_mamba_modules(model: Model) -> tuple[Module, ...]:
-    return (*_mlp_modules(model), *parts.mamba(model, "mamba"))
-
-
-def _mlp_modules(model: Model) -> tuple[Module, ...]:
     hidden, width = model.hidden_size, model.intermediate_size
-    experts = parts.experts(model, "block_sparse_moe", router="router") if model.num_experts else ()
-    return (
-        *parts.norms(model, "input_layernorm", "post_attention_layernorm"),
-        *experts,
-        Linear("shared_mlp.input_linear", hidden, 2 * width),
-        Linear("shared_mlp.output_linear", width, hidden),
+    shared = tree(
+        "@MLP",
+        activation=LEAF,
+        input_linear=parts.linear(hidden, 2 * width),
+        output_linear=parts.linear(width, hidden),
+    )
+    return tree(
+        "@DecoderLayer",
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
+        block_sparse_moe=_experts(model) if model.num_experts else None,
+        shared_mlp=shared,
+        self_attn=None if is_mamba else parts.attention(model),
+        mamba=parts.mamba(model, "@MambaLayer") if is_mamba else None,
     )
 
 
-def _granite_hybrid_tree() -> str:
-    """As Granite 4.0 has it: layers with attention, layers with a mixer; rotary only if the config asks for it."""
-    rest = (
-        f"{layouts.TWO_NORMS} block_sparse_moe?:@MoE(router experts:@Experts(act_fn)) "
-        "shared_mlp:@MLP(activation input_linear output_linear)"
+def _hybrid_root(model: Model) -> Tree:
+    """Rotary embeddings only if the config asks for them."""
+    turns = not (model.no_rope_layers and all(model.no_rope_layers))
+    return tree(
+        model=tree(
+            "@Model",
+            embed_tokens=parts.tokens(model),
+            layers=LAYERS,
+            norm=parts.norm(model),
+            rotary_emb=parts.rotary(model) if turns else None,
+        ),
+        lm_head=parts.head(model),
     )
-    mixer = "mamba:@MambaLayer(act conv1d in_proj norm out_proj)"
-    layers = f"*:@DecoderLayer({rest} {layouts.ATTENTION}) mamba*:@DecoderLayer({rest} {mixer})"
-    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb?) lm_head"
 
 
 def granite_hybrid(b: Block, x: Tensor) -> Tensor:
@@ -133,8 +142,7 @@ FAMILIES = (
     Family(
         model_type="granite",
         config=ConfigClass(biases=attention_biases(has_mlp_key=True)),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Granite", layouts.LLAMA),
+        tree=ModelTree("Granite", llama_layer),
         architecture=_STEP,
         liger=Kernels(fuses_head=False, whole_logits=True),
         unread={Why.NUMBERS: _MULTIPLIERS},
@@ -143,13 +151,7 @@ FAMILIES = (
     Family(
         model_type="granitemoe",
         config=ConfigClass(experts=ExpertKeys()),
-        modules=FamilyModules(_granitemoe_modules),
-        tree=TreeLayout(
-            "GraniteMoe",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.TWO_NORMS} block_sparse_moe:@MoE(router experts:@Experts(act_fn))"
-            ),
-        ),
+        tree=ModelTree("GraniteMoe", _granitemoe_layer),
         architecture=_STEP,
         unread={Why.NUMBERS: _MULTIPLIERS},
         multiplies_residual=True,
@@ -162,8 +164,12 @@ FAMILIES = (
             experts=ExpertKeys(),
             own=_own,
         ),
-        modules=FamilyModules(_granite_hybrid_modules, others={MAMBA: _granite_mamba_modules}),
-        tree=TreeLayout("GraniteMoeHybrid", _granite_hybrid_tree()),
+        tree=ModelTree(
+            "GraniteMoeHybrid",
+            _hybrid_layer,
+            _hybrid_root,
+            others={MAMBA: partial(_hybrid_layer, is_mamba=True)},
+        ),
         architecture=replace(
             _STEP, layer=granite_hybrid, tables_if_turned=True, fallback=MAMBA_FALLBACK
         ),

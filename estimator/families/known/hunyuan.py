@@ -6,32 +6,19 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    Architecture,
-    Family,
-    FamilyModules,
-    Kernels,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind, Why
 from estimator.families.layers import gated_mlp
-from estimator.families.modules import Module
+from estimator.families.tree import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _hunyuan_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.head_norms(model, "query_layernorm", "key_layernorm"),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
-    )
+def _attention(model: Model) -> Tree:
+    norms = {name: parts.head_norm(model) for name in ("query_layernorm", "key_layernorm")}
+    return parts.attention(model, **norms)
 
 
 def hunyuan(b: Block, x: Tensor) -> Tensor:
@@ -62,14 +49,7 @@ def _late_rotated_attention(b: Block, x: Tensor) -> Tensor:
 FAMILIES = (
     Family(
         model_type="hunyuan_v1_dense",
-        modules=FamilyModules(_hunyuan_modules),
-        tree=TreeLayout(
-            "HunYuanDenseV1",
-            layouts.decoder(
-                "self_attn:@Attention(q_proj k_proj v_proj o_proj query_layernorm key_layernorm) "
-                f"{layouts.GATED} {layouts.TWO_NORMS}"
-            ),
-        ),
+        tree=ModelTree("HunYuanDenseV1", parts.decoder_layer(_attention, parts.gated_mlp)),
         architecture=Architecture(hunyuan),
         liger=Kernels(head_norms=False),
         unread={

@@ -5,9 +5,8 @@ Source: the repository's own modeling_internlm3.py.
 
 from __future__ import annotations
 
-from estimator.families import layouts
-from estimator.families.family import ConfigClass, Family, FamilyModules, TreeLayout
-from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.family import ConfigClass, Family, ModelTree
+from estimator.families.known.llama import LLAMA_STEP, llama_layer
 from estimator.families.reader import Config
 
 
@@ -22,8 +21,7 @@ FAMILIES = (
     Family(
         model_type="internlm3",
         config=ConfigClass(biases=_biases),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("InternLM3", layouts.LLAMA),
+        tree=ModelTree("InternLM3", llama_layer),
         architecture=LLAMA_STEP,
     ),
 )

@@ -13,16 +13,9 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.modules import Norm
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
     MOST_HEADS,
@@ -31,6 +24,7 @@ from estimator.families.reader import (
     refuse_others,
     short,
 )
+from estimator.families.tree import LAYERS, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.arithmetic import ceil_div
@@ -94,42 +88,49 @@ def _mlp(b: Block, x: Tensor) -> Tensor:
     )
 
 
-def _lfm2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.separate_attention(model, bias=False, output_bias=False, output="out_proj"),
-        *parts.head_norms(model, "q_layernorm", "k_layernorm"),
-        *_mlp_modules(model),
-    )
+def _attention_layer(model: Model) -> Tree:
+    linears = parts.projections(model, output="out_proj", bias=False, output_bias=False)
+    norms = {name: parts.head_norm(model) for name in ("q_layernorm", "k_layernorm")}
+    return _layer(model, self_attn=tree("@Attention", **linears, **norms))
 
 
-def _lfm2_convolution_modules(model: Model) -> tuple[Module, ...]:
+def _convolution_layer(model: Model) -> Tree:
     hidden = model.hidden_size
-    return (
-        Norm("conv.conv", hidden, taps=model.short_filter),
-        Linear("conv.in_proj", hidden, 3 * hidden),
-        Linear("conv.out_proj", hidden, hidden),
-        *_mlp_modules(model),
+    convolution = tree(
+        "@ShortConv",
+        conv=Norm("", hidden, taps=model.short_filter),
+        in_proj=parts.linear(hidden, 3 * hidden),
+        out_proj=parts.linear(hidden, hidden),
     )
+    return _layer(model, conv=convolution)
 
 
-def _mlp_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model, **mixer: Tree) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    return (
-        Linear("feed_forward.w1", hidden, width),
-        Linear("feed_forward.w3", hidden, width),
-        Linear("feed_forward.w2", width, hidden),
-        *parts.norms(model, "operator_norm", "ffn_norm"),
+    return tree(
+        "@DecoderLayer",
+        **mixer,
+        feed_forward=tree(
+            "@MLP",
+            w1=parts.linear(hidden, width),
+            w3=parts.linear(hidden, width),
+            w2=parts.linear(width, hidden),
+        ),
+        operator_norm=parts.norm(model),
+        ffn_norm=parts.norm(model),
     )
 
 
-def _lfm2_tree() -> str:
-    """As LFM2 has it: layers with attention, and layers with a short convolution."""
-    rest = "feed_forward:@MLP(w1 w3 w2) operator_norm ffn_norm"
-    attention = "self_attn:@Attention(q_proj k_proj v_proj out_proj q_layernorm k_layernorm)"
-    convolution = "conv:@ShortConv(conv in_proj out_proj)"
-    layers = f"*:@DecoderLayer({attention} {rest}) conv*:@DecoderLayer({convolution} {rest})"
-    return (
-        f"model:@Model(embed_tokens layers:ModuleList({layers}) rotary_emb embedding_norm) lm_head"
+def _root(model: Model) -> Tree:
+    return tree(
+        model=tree(
+            "@Model",
+            embed_tokens=parts.tokens(model),
+            layers=LAYERS,
+            rotary_emb=parts.rotary(model),
+            embedding_norm=parts.norm(model),
+        ),
+        lm_head=parts.head(model),
     )
 
 
@@ -182,12 +183,7 @@ FAMILIES = (
             mixers=_lfm2_layers,
             own=_own,
         ),
-        modules=FamilyModules(
-            _lfm2_modules,
-            parts.outer("embed_tokens", "embedding_norm"),
-            others={CONVOLUTION: _lfm2_convolution_modules},
-        ),
-        tree=TreeLayout("Lfm2", _lfm2_tree()),
+        tree=ModelTree("Lfm2", _attention_layer, _root, others={CONVOLUTION: _convolution_layer}),
         architecture=Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),
         unread={
             Why.OFF: "block_multiple_of full_attn_idxs intermediate_size",

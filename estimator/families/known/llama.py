@@ -6,34 +6,25 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
 from estimator.families.experts import mixture
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    Kernels,
-    TreeLayout,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, Kernels, ModelTree
 from estimator.families.layers import gated_mlp, separate_attention
-from estimator.families.modules import Module
 from estimator.families.registry import family_of
+from estimator.families.tree import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def llama_modules(model: Model) -> tuple[Module, ...]:
-    """Llama's layer."""
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model, bias=model.mlp_bias),
-    )
+def _mlp(model: Model) -> Tree:
+    return parts.gated_mlp(model, bias=model.mlp_bias)
+
+
+llama_layer = parts.decoder_layer(parts.attention, _mlp)
+"""Llama's layer."""
 
 
 def llama(b: Block, x: Tensor) -> Tensor:
@@ -84,8 +75,7 @@ FAMILIES = (
                 "max_position_embeddings": 2_048,
             },
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Llama", layouts.LLAMA),
+        tree=ModelTree("Llama", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),
     ),

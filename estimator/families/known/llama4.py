@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import listed_rotary
 from estimator.families.family import (
@@ -21,15 +21,15 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
-    TreeLayout,
+    ModelTree,
     Why,
     WindowKeys,
 )
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.modules import Linear
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError, Line, Refusal
@@ -141,32 +141,36 @@ def _products(b: Block, x: Tensor) -> Tensor:
     return op.matmul(tape, states, downs, rows * model.hidden_size, "experts' down")
 
 
-def _attention_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+def _layer(model: Model, *, is_dense: bool = False, turned: bool = True) -> Tree:
+    """With experts or one MLP; layers without rotary embeddings lack norms of queries and keys."""
     normed = model.qk_norm and turned
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *((Norm("self_attn.qk_norm", model.head_dim, weight=False),) if normed else ()),
-        *parts.norms(model, "post_attention_layernorm"),
+    return tree(
+        "@TextDecoderLayer",
+        self_attn=tree(
+            "@TextAttention",
+            **parts.configured_projections(model),
+            qk_norm=parts.head_norm(model, weight=False) if normed else None,
+        ),
+        feed_forward=_mlp_tree(model, model.intermediate_size)
+        if is_dense
+        else _mixture_tree(model),
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
     )
 
 
-def _llama4_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
-    _, gates_and_ups, downs = parts.experts(model, "feed_forward")
-    router = Linear("feed_forward.router", model.hidden_size, model.num_experts)
-    shared = _gated(model, "feed_forward.shared_expert", model.shared_expert_intermediate_size)
-    return (
-        *_attention_modules(model, turned=turned),
-        replace(gates_and_ups, transposed=True),
-        replace(downs, transposed=True),
-        replace(router, own_class=True, routes=True),
-        *shared,
+def _mlp_tree(model: Model, width: int) -> Tree:
+    return parts.gated_mlp(model, width, class_name="@TextMLP", act="activation_fn")
+
+
+def _mixture_tree(model: Model) -> Tree:
+    router = parts.linear(model.hidden_size, model.num_experts)
+    return tree(
+        "@TextMoe",
+        experts=parts.experts(model, class_name="@TextExperts", transposed=True),
+        router=replace(router, own_class=True, routes=True),
+        shared_expert=_mlp_tree(model, model.shared_expert_intermediate_size),
     )
-
-
-def _llama4_dense_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
-    mlp = _gated(model, "feed_forward", model.intermediate_size)
-    return (*_attention_modules(model, turned=turned), *mlp)
 
 
 def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
@@ -177,21 +181,8 @@ def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
     )
 
 
-def _llama4_tree() -> str:
-    """As Llama 4 has it: layers with experts or one MLP, with or without a norm of queries and keys."""
-    attention = "self_attn:@TextAttention(q_proj k_proj v_proj o_proj qk_norm?)"
-    mlp = "@TextMLP(gate_proj up_proj down_proj activation_fn)"
-    mixture = f"@TextMoe(experts:@TextExperts(act_fn) router shared_expert:{mlp})"
-    layers = " ".join(
-        f"{kind}*:@TextDecoderLayer({attention} feed_forward:{inside} {layouts.TWO_NORMS})"
-        for kind, inside in (
-            ("", mixture),
-            (DENSE, mlp),
-            (UNTURNED, mixture),
-            (f"{DENSE}-{UNTURNED}", mlp),
-        )
-    )
-    return f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
+def _root(model: Model) -> Tree:
+    return parts.decoder(model, class_name="@TextModel")
 
 
 def _llama4_kind(model: Model, index: int) -> str:
@@ -273,16 +264,18 @@ FAMILIES = (
             own=_own,
             wrappers=("llama4",),
         ),
-        modules=FamilyModules(
-            _llama4_modules,
+        tree=ModelTree(
+            "Llama4",
+            _layer,
+            _root,
             others={
-                DENSE: _llama4_dense_modules,
-                UNTURNED: partial(_llama4_modules, turned=False),
-                f"{DENSE}-{UNTURNED}": partial(_llama4_dense_modules, turned=False),
+                DENSE: partial(_layer, is_dense=True),
+                UNTURNED: partial(_layer, turned=False),
+                f"{DENSE}-{UNTURNED}": partial(_layer, is_dense=True, turned=False),
             },
             kind=_llama4_kind,
+            splits_packed_experts=True,
         ),
-        tree=TreeLayout("Llama4", _llama4_tree(), splits_packed_experts=True),
         architecture=Architecture(
             llama4,
             rotary=Rotary.COMPLEX,

@@ -7,33 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
-    TreeLayout,
+    ModelTree,
     WindowKeys,
 )
-from estimator.families.known.llama import LLAMA_STEP, llama_modules
-from estimator.families.modules import Module
+from estimator.families.known.llama import LLAMA_STEP, llama_layer
 from estimator.families.reader import Config
+from estimator.families.tree import Tree
 from estimator.values.specs import Model
 
 _FORMER_NAMES = ("gate", "w1", "w3", "w2")
 """As ``parts.QWEN_NAMES``, for the model types that are mapped to "mixtral"."""
 
 
-def _mixtral_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=_FORMER_NAMES),
-    )
+def _mixture(model: Model) -> Tree:
+    return parts.sparse(model, _FORMER_NAMES)
 
 
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
@@ -49,8 +43,7 @@ FAMILIES = (
             biases=fixed_biases(False, False, False),
             windows=WindowKeys(everywhere=True),
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Ministral3", layouts.LLAMA),
+        tree=ModelTree("Ministral3", llama_layer),
         architecture=LLAMA_STEP,
         scales_queries=True,
     ),
@@ -70,8 +63,7 @@ FAMILIES = (
                 "max_position_embeddings": 131_072,
             },
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("Mistral", layouts.LLAMA),
+        tree=ModelTree("Mistral", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),
     ),
@@ -84,10 +76,7 @@ FAMILIES = (
             experts=ExpertKeys(always_normed=True),
             own=_own,
         ),
-        modules=FamilyModules(_mixtral_modules),
-        tree=TreeLayout(
-            "Mixtral", layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE} {layouts.TWO_NORMS}")
-        ),
+        tree=ModelTree("Mixtral", parts.decoder_layer(parts.attention, _mixture)),
         architecture=LLAMA_STEP,
         liger=Kernels(experts=True),
         merges_experts=True,

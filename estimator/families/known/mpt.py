@@ -8,33 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Module
 from estimator.families.own_attention import attention_scores, weighted
 from estimator.families.reader import Config
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _mpt_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "norm_1"),
-        *parts.fused_attention(model, "attn.Wqkv", "attn.out_proj", bias=False, output_bias=False),
-        *parts.norms(model, "norm_2"),
-        *parts.plain_mlp(model, "ffn.up_proj", "ffn.down_proj", bias=False),
+def _layer(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model, bias=False, output_bias=False)
+    up, down = parts.up_and_down(model, bias=False)
+    return tree(
+        "@Block",
+        norm_1=parts.norm(model),
+        attn=tree("@Attention", Wqkv=qkv, out_proj=output),
+        norm_2=parts.norm(model),
+        ffn=tree("@MLP", up_proj=up, act=LEAF, down_proj=down),
+        resid_attn_dropout=LEAF,
+    )
+
+
+def _root(model: Model) -> Tree:
+    return tree(
+        transformer=tree(
+            "@Model", wte=parts.tokens(model), blocks=LAYERS, norm_f=parts.norm(model)
+        ),
+        lm_head=parts.head(model),
     )
 
 
@@ -98,14 +103,7 @@ FAMILIES = (
             own=_own,
             nested=ATTENTION,
         ),
-        modules=FamilyModules(_mpt_modules, parts.outer("wte", "norm_f")),
-        tree=TreeLayout(
-            "Mpt",
-            layouts.transformer(
-                "wte blocks:ModuleList(*:@Block(norm_1 attn:@Attention(Wqkv out_proj) norm_2 "
-                "ffn:@MLP(up_proj act down_proj) resid_attn_dropout)) norm_f"
-            ),
-        ),
+        tree=ModelTree("Mpt", _layer, _root),
         architecture=Architecture(
             mpt,
             NormKind.LAYER_NORM,

@@ -6,6 +6,7 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from estimator.families import parts
@@ -17,65 +18,65 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
 )
 from estimator.families.known.deepseek import sigmoid_routing
 from estimator.families.layer_kinds import EXPERTS, FULL_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP
-from estimator.families.layouts import correction_bias
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
-from estimator.families.modules import Bare, Linear, Module
+from estimator.families.modules import Bare
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
+from estimator.families.tree import LAYERS, LEAF, OwnParameter, Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model, StateSpace
 
 
-def _nemotron_h_modules(model: Model) -> tuple[Module, ...]:
+def _layer(mixer: Callable[[Model], Tree]) -> Callable[[Model], Tree]:
     """One mixer a layer: attention, or one of those below."""
-    attention = parts.separate_attention(model, bias=False, output_bias=False, block="mixer")
-    return (*parts.norms(model, "norm"), *attention)
+    return lambda model: tree("@Block", norm=parts.norm(model), mixer=mixer(model))
 
 
-def _nemotron_h_mamba_modules(model: Model) -> tuple[Module, ...]:
-    return (*parts.norms(model, "norm"), *parts.mamba(model, "mixer", unadaptable=True))
+def _attention(model: Model) -> Tree:
+    return tree("@Attention", **parts.projections(model, bias=False, output_bias=False))
 
 
-def _nemotron_h_mlp_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "norm"),
-        *parts.plain_mlp(model, "mixer.up_proj", "mixer.down_proj", bias=model.mlp_bias),
-    )
+def _mamba(model: Model) -> Tree:
+    return parts.mamba(model, "@Mamba2Mixer", unadaptable=True)
 
 
-def _nemotron_h_experts_modules(model: Model) -> tuple[Module, ...]:
+def _mlp(model: Model) -> Tree:
+    return parts.plain_mlp(model, bias=model.mlp_bias)
+
+
+def _experts(model: Model) -> Tree:
     """Experts of two matrices each, and a shared one."""
     hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
-    shared, bias = model.shared_expert_intermediate_size, model.mlp_bias
-    return (
-        *parts.norms(model, "norm"),
-        Bare("mixer.experts.up_proj", hidden, width, experts),
-        Bare("mixer.experts.down_proj", width, hidden, experts),
-        Bare("mixer.gate", hidden, experts),
-        Linear("mixer.shared_experts.up_proj", hidden, shared, bias),
-        Linear("mixer.shared_experts.down_proj", shared, hidden, bias),
+    shared = parts.plain_mlp(model, model.shared_expert_intermediate_size, bias=model.mlp_bias)
+    return tree(
+        "@MoE",
+        experts=tree(
+            "@Experts",
+            up_proj=OwnParameter(Bare("", hidden, width, experts)),
+            down_proj=OwnParameter(Bare("", width, hidden, experts)),
+            act_fn=LEAF,
+        ),
+        gate=with_buffers(parts.router(model), parts.correction_bias(model)),
+        shared_experts=shared,
+        fc1_latent_proj=LEAF,
+        fc2_latent_proj=LEAF,
     )
 
 
-def _nemotron_h_tree() -> str:
-    """As Nemotron-H has it: one mixer a layer, of four kinds."""
-    mixers = {
-        "": "Attention(q_proj k_proj v_proj o_proj)",
-        "mamba": "Mamba2Mixer(act conv1d in_proj norm out_proj)",
-        "mlp": "MLP(up_proj down_proj act_fn)",
-        "moe": "MoE(experts:@Experts(act_fn) gate shared_experts:@MLP(up_proj down_proj act_fn) "
-        "fc1_latent_proj fc2_latent_proj)",
-    }
-    layers = " ".join(f"{kind}*:@Block(norm mixer:@{mixer})" for kind, mixer in mixers.items())
-    return f"model:@Model(embeddings layers:ModuleList({layers}) norm_f) lm_head"
+def _root(model: Model) -> Tree:
+    return tree(
+        model=tree(
+            "@Model", embeddings=parts.tokens(model), layers=LAYERS, norm_f=parts.norm(model)
+        ),
+        lm_head=parts.head(model),
+    )
 
 
 def nemotron_h(b: Block, x: Tensor) -> Tensor:
@@ -202,16 +203,12 @@ FAMILIES = (
             ),
             own=_own,
         ),
-        modules=FamilyModules(
-            _nemotron_h_modules,
-            parts.outer("embeddings", "norm_f"),
-            others={
-                MAMBA: _nemotron_h_mamba_modules,
-                MLP: _nemotron_h_mlp_modules,
-                EXPERTS: _nemotron_h_experts_modules,
-            },
+        tree=ModelTree(
+            "NemotronH",
+            _layer(_attention),
+            _root,
+            others={MAMBA: _layer(_mamba), MLP: _layer(_mlp), EXPERTS: _layer(_experts)},
         ),
-        tree=TreeLayout("NemotronH", _nemotron_h_tree(), buffers={"gate": correction_bias}),
         architecture=Architecture(
             nemotron_h,
             NormKind.RMS_WEIGHT_FLOAT32,

@@ -9,69 +9,54 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
+    ModelTree,
     NormKind,
-    TreeLayout,
     WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import LAST
 from estimator.families.layers import gated_mlp, separate_attention
-from estimator.families.modules import Linear, Module, Norm
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
+from estimator.families.tree import Tree, extended, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _olmoe_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.wide_norms(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
+def _sparse(model: Model) -> Tree:
+    return parts.sparse(model, parts.QWEN_NAMES)
+
+
+_olmo_layer = parts.decoder_layer(parts.attention, parts.gated_mlp)
+
+
+def _olmo_last_mlp(model: Model) -> Tree:
+    """If the head is tied, the last linear of all is taken for it."""
+    down = parts.linear(model.intermediate_size, model.hidden_size)
+    return extended(parts.gated_mlp(model), down_proj=replace(down, is_last=True))
+
+
+def _olmo2_layer(model: Model) -> Tree:
+    return tree(
+        "@DecoderLayer",
+        self_attn=parts.widely_normed_attention(model),
+        mlp=parts.gated_mlp(model),
+        post_attention_layernorm=parts.norm(model),
+        post_feedforward_layernorm=parts.norm(model),
     )
 
 
-def _olmo_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        Norm("input_layernorm", model.hidden_size, weight=False),
-        *parts.configured_attention(model),
-        Norm("post_attention_layernorm", model.hidden_size, weight=False),
-        *parts.gated_mlp(model),
-    )
-
-
-def _olmo_last_modules(model: Model) -> tuple[Module, ...]:
-    *rest, down = _olmo_modules(model)
-    assert isinstance(down, Linear)
-    return (*rest, replace(down, is_last=True))
-
-
-def _olmo2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.configured_attention(model),
-        *parts.wide_norms(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
-        *parts.norms(model, "post_feedforward_layernorm"),
-    )
-
-
-def _olmo_tree() -> str:
-    """Llama's tree, with a separate entry for the last layer if the head is tied."""
-    layer = f"@DecoderLayer({layouts.ATTENTION} {layouts.GATED} {layouts.TWO_NORMS})"
-    return f"model:@Model(embed_tokens layers:ModuleList(*:{layer} last*:{layer}) norm rotary_emb) lm_head"
+def _olmo3_root(model: Model) -> Tree:
+    return parts.decoder(model, rotary_emb=parts.rotary_by_kind(model))
 
 
 def _olmo_kind(model: Model, index: int) -> str:
@@ -110,47 +95,31 @@ FAMILIES = (
     Family(
         model_type="olmo",
         config=ConfigClass(own=_own),
-        modules=FamilyModules(
-            _olmo_modules,
-            parts.outer("embed_tokens", "norm", norm_weight=False),
-            others={LAST: _olmo_last_modules},
+        tree=ModelTree(
+            "Olmo",
+            _olmo_layer,
+            others={LAST: parts.decoder_layer(parts.attention, _olmo_last_mlp)},
             kind=_olmo_kind,
         ),
-        tree=TreeLayout("Olmo", _olmo_tree()),
         architecture=Architecture(llama, NormKind.LAYER_NORM_FLOAT32, Rotary.CAST_BACK),
     ),
     Family(
         model_type="olmo2",
-        modules=FamilyModules(_olmo2_modules),
-        tree=TreeLayout(
-            "Olmo2",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.GATED} post_attention_layernorm post_feedforward_layernorm"
-            ),
-        ),
+        tree=ModelTree("Olmo2", _olmo2_layer),
         architecture=_OLMO2,
         liger=_OLMO_KERNELS,
     ),
     Family(
         model_type="olmo3",
         config=ConfigClass(windows=WindowKeys(default=4096, pattern=4, pattern_is_fixed=True)),
-        modules=FamilyModules(_olmo2_modules),
-        tree=TreeLayout(
-            "Olmo3",
-            layouts.decoder(
-                f"{layouts.ATTENTION} {layouts.GATED} post_attention_layernorm post_feedforward_layernorm"
-            ),
-        ),
+        tree=ModelTree("Olmo3", _olmo2_layer, _olmo3_root),
         architecture=replace(_OLMO2, tables_by_kind=True),
         liger=_OLMO_KERNELS,
     ),
     Family(
         model_type="olmoe",
         config=ConfigClass(experts=ExpertKeys(), own=_clips),
-        modules=FamilyModules(_olmoe_modules),
-        tree=TreeLayout(
-            "Olmoe", layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE} {layouts.TWO_NORMS}")
-        ),
+        tree=ModelTree("Olmoe", parts.decoder_layer(parts.widely_normed_attention, _sparse)),
         architecture=LLAMA_STEP,
         merges_experts=True,
     ),

@@ -11,51 +11,48 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import separate_attention
-from estimator.families.modules import OPT_POSITION_OFFSET, Embedding, Linear, Module
+from estimator.families.modules import OPT_POSITION_OFFSET
 from estimator.families.reader import KEY_NOT_MODELLED, Config
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _opt_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "self_attn_layer_norm", bias=True),
-        *parts.separate_attention(
-            model,
-            bias=model.attention_bias,
-            output_bias=model.attention_output_bias,
-            output="out_proj",
-        ),
-        *parts.norms(model, "final_layer_norm", bias=True),
-        *parts.plain_mlp(model, "fc1", "fc2", bias=model.mlp_bias),
+def _layer(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=model.mlp_bias)
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree("@Attention", **parts.configured_projections(model, "kvqo", "out_proj")),
+        activation_fn=LEAF,
+        self_attn_layer_norm=parts.norm(model, bias=True),
+        fc1=up,
+        fc2=down,
+        final_layer_norm=parts.norm(model, bias=True),
     )
 
 
-def _opt_outer(model: Model) -> tuple[Module, ...]:
-    width = model.word_embed_proj_dim or model.hidden_size
-    projected = width != model.hidden_size
-    return (
-        Embedding("embed_tokens", model.vocab_size, width),
-        Embedding(
-            "embed_positions",
-            parts.learned_positions(model, OPT_POSITION_OFFSET),
-            model.hidden_size,
+def _root(model: Model) -> Tree:
+    hidden, width = model.hidden_size, model.word_embed_proj_dim or model.hidden_size
+    projected = width != hidden
+    return tree(
+        model=tree(
+            "@Model",
+            decoder=tree(
+                "@Decoder",
+                embed_tokens=parts.tokens(model, width),
+                embed_positions=parts.learned_positions(model, OPT_POSITION_OFFSET),
+                project_out=parts.linear(hidden, width) if projected else None,
+                project_in=parts.linear(width, hidden) if projected else None,
+                final_layer_norm=parts.norm(model, bias=True)
+                if model.do_layer_norm_before
+                else None,
+                layers=LAYERS,
+            ),
         ),
-        *((Linear("project_in", width, model.hidden_size),) if projected else ()),
-        *(parts.norms(model, "final_layer_norm", bias=True) if model.do_layer_norm_before else ()),
-        *((Linear("project_out", model.hidden_size, width),) if projected else ()),
-        *parts.head(model, width),
+        lm_head=parts.head(model, width=width),
     )
 
 
@@ -110,13 +107,7 @@ FAMILIES = (
             dropout_modules=(True, False, False),
             own=_own,
         ),
-        modules=FamilyModules(_opt_modules, _opt_outer),
-        tree=TreeLayout(
-            "OPT",
-            "model:@Model(decoder:@Decoder(embed_tokens embed_positions project_out? project_in? final_layer_norm? "
-            "layers:ModuleList(*:@DecoderLayer(self_attn:@Attention(k_proj v_proj q_proj out_proj) activation_fn "
-            "self_attn_layer_norm fc1 fc2 final_layer_norm)))) lm_head",
-        ),
+        tree=ModelTree("OPT", _layer, _root),
         architecture=Architecture(opt, NormKind.LAYER_NORM, rotary=None),
         unread={Why.UNREAD: "activation_dropout"},
         finds_final_norm=False,

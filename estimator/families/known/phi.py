@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
     Kernels,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
     WindowKeys,
 )
@@ -28,34 +27,53 @@ from estimator.families.layers import (
     late_norm_attention,
     plain_mlp,
 )
-from estimator.families.modules import Module, Norm
 from estimator.families.reader import Config
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _phi3_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.fused_attention(
-            model, "self_attn.qkv_proj", "self_attn.o_proj", bias=False, output_bias=False
+def _phi3_layer(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model, bias=False, output_bias=False)
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree("@Attention", o_proj=output, qkv_proj=qkv),
+        mlp=parts.fused_gated_mlp(model),
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
+        resid_attn_dropout=LEAF,
+        resid_mlp_dropout=LEAF,
+    )
+
+
+def _phi_layer(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=True)
+    norms = {name: parts.head_norm(model, bias=True) for name in ("q_layernorm", "k_layernorm")}
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree(
+            "@Attention",
+            **parts.projections(model, output="dense", bias=True, output_bias=True),
+            **(norms if model.qk_norm else {}),
         ),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.fused_gated_mlp(model),
+        mlp=tree("@MLP", activation_fn=LEAF, fc1=up, fc2=down),
+        input_layernorm=parts.norm(model, bias=True),
+        resid_dropout=LEAF,
     )
 
 
-def _phi_modules(model: Model) -> tuple[Module, ...]:
-    head_norms = (
-        Norm("self_attn.q_layernorm", model.head_dim, bias=True),
-        Norm("self_attn.k_layernorm", model.head_dim, bias=True),
-    )
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.separate_attention(model, bias=True, output_bias=True, output="dense"),
-        *(head_norms if model.qk_norm else ()),
-        *parts.plain_mlp(model, "mlp.fc1", "mlp.fc2", bias=True),
+def _phi_root(model: Model) -> Tree:
+    return tree(
+        model=tree(
+            "@Model",
+            embed_tokens=parts.tokens(model),
+            layers=LAYERS,
+            rotary_emb=parts.rotary(model),
+            embed_dropout=LEAF,
+            final_layernorm=parts.norm(model, bias=True),
+        ),
+        lm_head=parts.head(model, bias=True),
     )
 
 
@@ -97,17 +115,7 @@ FAMILIES = (
             dropouts=(("embd_pdrop", 0.0), ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
             own=_own,
         ),
-        modules=FamilyModules(
-            _phi_modules,
-            parts.outer("embed_tokens", "final_layernorm", norm_bias=True, head_bias=True),
-        ),
-        tree=TreeLayout(
-            "Phi",
-            "model:@Model(embed_tokens layers:ModuleList(*:@DecoderLayer("
-            "self_attn:@Attention(q_proj k_proj v_proj dense q_layernorm? k_layernorm?) "
-            "mlp:@MLP(activation_fn fc1 fc2) input_layernorm resid_dropout)) rotary_emb embed_dropout final_layernorm) "
-            "lm_head",
-        ),
+        tree=ModelTree("Phi", _phi_layer, _phi_root),
         architecture=Architecture(phi, NormKind.LAYER_NORM, rebinds_embedding=True),
     ),
     Family(
@@ -118,14 +126,7 @@ FAMILIES = (
             windows=WindowKeys(everywhere=True),
             dropouts=(None, ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
         ),
-        modules=FamilyModules(_phi3_modules),
-        tree=TreeLayout(
-            "Phi3",
-            layouts.decoder(
-                f"self_attn:@Attention(o_proj qkv_proj) {layouts.FUSED} {layouts.TWO_NORMS} "
-                "resid_attn_dropout resid_mlp_dropout"
-            ),
-        ),
+        tree=ModelTree("Phi3", _phi3_layer),
         architecture=Architecture(phi3),
         liger=Kernels(),
         unread={

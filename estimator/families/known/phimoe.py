@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
 from estimator.families.family import (
@@ -17,15 +17,14 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
     WindowKeys,
 )
 from estimator.families.layers import late_norm_attention
-from estimator.families.modules import Linear, Module
 from estimator.families.reader import Config
+from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, Refusal
@@ -118,21 +117,18 @@ def _after(tape: Tape, elements: int, width: int, *, result: int | None = None) 
     return made
 
 
-def _phimoe_modules(model: Model) -> tuple[Module, ...]:
-    _, gates_and_ups, downs = parts.experts(model, "mlp")
-    router = Linear("mlp.router", model.hidden_size, model.num_experts)
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm", bias=True),
-        replace(router, own_class=True, routes=True),
-        gates_and_ups,
-        downs,
+def _mixture_tree(model: Model) -> Tree:
+    router = parts.linear(model.hidden_size, model.num_experts)
+    return tree(
+        "@SparseMoeBlock",
+        router=replace(router, own_class=True, routes=True),
+        experts=parts.experts(model),
     )
 
 
-def _phimoe_outer(model: Model) -> tuple[Module, ...]:
-    return parts.outer("embed_tokens", "norm", norm_bias=True, head_bias=model.lm_head_bias)(model)
+def _root(model: Model) -> Tree:
+    norm = parts.norm(model, bias=True)
+    return parts.decoder(model, final_norm=norm, head_bias=model.lm_head_bias)
 
 
 TIED_HEAD_WITH_BIAS = Refusal(
@@ -165,12 +161,8 @@ FAMILIES = (
         config=ConfigClass(
             key_value_heads=8, windows=WindowKeys(everywhere=True), experts=_EXPERTS, own=_own
         ),
-        modules=FamilyModules(_phimoe_modules, _phimoe_outer),
-        tree=TreeLayout(
-            "Phimoe",
-            layouts.decoder(
-                f"{layouts.ATTENTION} mlp:@SparseMoeBlock(router experts:@Experts(act_fn)) {layouts.TWO_NORMS}"
-            ),
+        tree=ModelTree(
+            "Phimoe", parts.decoder_layer(parts.attention, _mixture_tree, bias=True), _root
         ),
         architecture=Architecture(phimoe, NormKind.LAYER_NORM),
         unread={Why.NUMBERS: "router_jitter_noise"},

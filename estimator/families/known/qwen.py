@@ -5,7 +5,7 @@ Source: transformers 5.23, models/qwen2, models/qwen2_moe, models/qwen3, models/
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import fixed_biases, input_biases
 from estimator.families.family import (
@@ -13,66 +13,31 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
     Kernels,
-    TreeLayout,
+    ModelTree,
     Why,
     WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
-from estimator.families.modules import Module
 from estimator.families.reader import MOST_LAYERS, Config, short
+from estimator.families.tree import Tree, tree
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 
-def _qwen2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.separate_attention(model, bias=True, output_bias=False),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
-    )
+def _qwen2_attention(model: Model) -> Tree:
+    return tree("@Attention", **parts.projections(model, bias=True, output_bias=False))
 
 
-def _qwen3_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.head_norms(model, "q_norm", "k_norm"),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
-    )
+_qwen3_layer = parts.decoder_layer(parts.normed_attention, parts.gated_mlp)
 
 
-def _qwen3_moe_modules(model: Model) -> tuple[Module, ...]:
+def _qwen3_mixture(model: Model) -> Tree:
     # PEFT looks up the whole config's model_type, and its map of former names lacks qwen3_vl_moe
     former = None if model.vision is not None else parts.QWEN_NAMES
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.head_norms(model, "q_norm", "k_norm"),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=former),
-    )
-
-
-def _qwen2_moe_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts_and_shared(model),
-    )
-
-
-def _qwen2_moe_dense_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm"),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm"),
-        *parts.gated_mlp(model),
+    return tree(
+        "@SparseMoeBlock", experts=parts.experts(model, former), gate=parts.router(model, former)
     )
 
 
@@ -144,8 +109,7 @@ FAMILIES = (
                 "max_position_embeddings": 32_768,
             },
         ),
-        modules=FamilyModules(_qwen2_modules),
-        tree=TreeLayout("Qwen2", layouts.LLAMA),
+        tree=ModelTree("Qwen2", parts.decoder_layer(_qwen2_attention, parts.gated_mlp)),
         architecture=LLAMA_STEP,
         liger=Kernels(),
         unread={Why.OFF: WINDOWS, Why.UNREAD: "use_mrope"},
@@ -158,8 +122,11 @@ FAMILIES = (
             windows=WindowKeys(default=4096, is_switched=True, unlisted=_every_other_below),
             experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, layer_types=_mlps),
         ),
-        modules=FamilyModules(_qwen2_moe_modules, others={DENSE: _qwen2_moe_dense_modules}),
-        tree=TreeLayout("Qwen2Moe", layouts.partly_dense(layouts.ATTENTION, layouts.SHARED)),
+        tree=ModelTree(
+            "Qwen2Moe",
+            parts.decoder_layer(parts.attention, parts.sparse_with_shared),
+            others={DENSE: parts.decoder_layer(parts.attention, parts.gated_mlp)},
+        ),
         architecture=Architecture(llama, masks_unused_window=True),
         unread={Why.OFF: WINDOWS},
         merges_experts=True,
@@ -173,8 +140,7 @@ FAMILIES = (
             wrappers=("qwen3_vl",),
             aliases=("qwen3_vl_text",),
         ),
-        modules=FamilyModules(_qwen3_modules),
-        tree=TreeLayout("Qwen3", layouts.LLAMA),
+        tree=ModelTree("Qwen3", _qwen3_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),
         unread={Why.OFF: WINDOWS},
@@ -188,9 +154,10 @@ FAMILIES = (
             wrappers=("qwen3_vl_moe",),
             aliases=("qwen3_vl_moe_text",),
         ),
-        modules=FamilyModules(_qwen3_moe_modules, others={DENSE: _qwen3_modules}),
-        tree=TreeLayout(
-            "Qwen3Moe", layouts.partly_dense(layouts.ATTENTION, layouts.SPARSE_GATE_LAST)
+        tree=ModelTree(
+            "Qwen3Moe",
+            parts.decoder_layer(parts.normed_attention, _qwen3_mixture),
+            others={DENSE: _qwen3_layer},
         ),
         architecture=LLAMA_STEP,
         liger=Kernels(experts=True),

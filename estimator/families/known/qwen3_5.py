@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.delta_net import delta_net
 from estimator.families.experts import mixture
@@ -20,14 +20,13 @@ from estimator.families.family import (
     ConfigClass,
     ExpertKeys,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
 )
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
 from estimator.families.layers import gated_mlp
-from estimator.families.modules import Linear, Module, Norm
+from estimator.families.modules import Module, Norm
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
     MOST_HEADS,
@@ -36,81 +35,82 @@ from estimator.families.reader import (
     kinds_in,
     short,
 )
+from estimator.families.tree import OwnParameter, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import DeltaNet, Model
 
 
-def _output_gated_attention(model: Model) -> tuple[Module, ...]:
+def _attention_tree(model: Model) -> dict[str, Tree]:
     """The query projection also computes a gate for the output."""
     hidden, bias = model.hidden_size, model.attention_bias
-    return (
-        Linear("self_attn.q_proj", hidden, 2 * model.query_size, bias),
-        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
-        Linear("self_attn.v_proj", hidden, model.key_value_size, bias),
-        Linear("self_attn.o_proj", model.query_size, hidden, model.attention_output_bias),
-        *parts.head_norms(model, "q_norm", "k_norm"),
+    made = tree(
+        "@Attention",
+        q_proj=parts.linear(hidden, 2 * model.query_size, bias),
+        k_proj=parts.linear(hidden, model.key_value_size, bias),
+        v_proj=parts.linear(hidden, model.key_value_size, bias),
+        o_proj=parts.linear(model.query_size, hidden, model.attention_output_bias),
+        q_norm=parts.head_norm(model),
+        k_norm=parts.head_norm(model),
     )
+    return {"self_attn": made}
 
 
-def _delta_net_modules(model: Model, *, fused: bool = False) -> tuple[Module, ...]:
+def _delta_net(model: Model, *, fused: bool = False) -> dict[str, Tree]:
     """``fused``: one projection for queries, keys, values and gates, one for learning rate and decay (Qwen3-Next)."""
     assert model.delta_net is not None
     hidden, heads = model.hidden_size, model.delta_net.value_heads
     keys, values = model.delta_net.key_width, model.delta_net.value_width
-    projections = (
-        (("in_proj_qkvz", 2 * (keys + values)), ("in_proj_ba", 2 * heads))
+    normed: dict[str, Module] = {
+        "norm": Norm("", model.delta_net.value_dim),
+        "out_proj": parts.linear(values, hidden),
+    }
+    widths = (
+        {"in_proj_qkvz": 2 * (keys + values), "in_proj_ba": 2 * heads}
         if fused
-        else (
-            ("in_proj_qkv", 2 * keys + values),
-            ("in_proj_z", values),
-            ("in_proj_b", heads),
-            ("in_proj_a", heads),
-        )
+        else {
+            "in_proj_qkv": 2 * keys + values,
+            "in_proj_z": values,
+            "in_proj_b": heads,
+            "in_proj_a": heads,
+        }
     )
-    return (
-        Norm("linear_attn.dt_bias", heads),
-        Norm("linear_attn.A_log", heads),
-        Norm("linear_attn.conv1d", 2 * keys + values, taps=DELTA_FILTER),
-        Norm("linear_attn.norm", model.delta_net.value_dim),
-        Linear("linear_attn.out_proj", values, hidden),
-        *(Linear(f"linear_attn.{name}", hidden, width) for name, width in projections),
+    projections: dict[str, Module] = {
+        name: parts.linear(hidden, width) for name, width in widths.items()
+    }
+    made = tree(
+        "@GatedDeltaNet",
+        dt_bias=OwnParameter(Norm("", heads)),
+        A_log=OwnParameter(Norm("", heads)),
+        conv1d=Norm("", 2 * keys + values, taps=DELTA_FILTER),
+        **({**projections, **normed} if fused else {**normed, **projections}),
+    )
+    return {"linear_attn": made}
+
+
+Mixer = Callable[[Model], dict[str, Tree]]
+
+
+def _layer(mixer: Mixer, mlp: Callable[[Model], Tree]) -> Callable[[Model], Tree]:
+    """Attention or a gated delta-net, and an MLP or experts."""
+    return lambda model: tree(
+        "@DecoderLayer",
+        **mixer(model),
+        mlp=mlp(model),
+        input_layernorm=parts.norm(model),
+        post_attention_layernorm=parts.norm(model),
     )
 
 
-Mixer = Callable[[Model], tuple[Module, ...]]
+def _text_root(model: Model) -> Tree:
+    return parts.decoder(model, class_name="@TextModel")
 
 
-def _qwen3_5_modules(model: Model, *, mixer: Mixer = _output_gated_attention) -> tuple[Module, ...]:
-    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
-    return (*mixer(model), *parts.gated_mlp(model), *norms)
-
-
-def _qwen3_5_moe_modules(
-    model: Model, *, mixer: Mixer = _output_gated_attention
-) -> tuple[Module, ...]:
-    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
-    return (*mixer(model), *parts.experts_and_shared(model), *norms)
-
-
-def _qwen3_next_modules(
-    model: Model, *, mixer: Mixer = _output_gated_attention
-) -> tuple[Module, ...]:
-    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
-    return (*mixer(model), *parts.experts_and_shared(model, parts.QWEN_NAMES), *norms)
+def _qwen3_next_mixture(model: Model) -> Tree:
+    return parts.sparse_with_shared(model, parts.QWEN_NAMES)
 
 
 SPLIT_PROJECTIONS = "norm out_proj in_proj_qkv in_proj_z in_proj_b in_proj_a"
-
-
-def _delta_net_tree(inside: str, mlp: str) -> str:
-    """As Qwen3.5 has it: layers with attention, and layers with a gated delta-net."""
-    linear = f"linear_attn:@GatedDeltaNet(conv1d {inside})"
-    layers = " ".join(
-        f"{kind}*:@DecoderLayer({mixer} {mlp} {layouts.TWO_NORMS})"
-        for kind, mixer in (("", layouts.ATTENTION), (DELTA, linear))
-    )
-    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
 
 
 def qwen3_5(b: Block, x: Tensor) -> Tensor:
@@ -211,13 +211,11 @@ FAMILIES = (
             own=_own,
             wrappers=("qwen3_5_moe",),
         ),
-        modules=FamilyModules(
-            _qwen3_5_moe_modules,
-            others={DELTA: partial(_qwen3_5_moe_modules, mixer=_delta_net_modules)},
-        ),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Qwen3_5Moe",
-            _delta_net_tree(SPLIT_PROJECTIONS, layouts.SHARED).replace("@Model", "@TextModel"),
+            _layer(_attention_tree, parts.sparse_with_shared),
+            _text_root,
+            others={DELTA: _layer(_delta_net, parts.sparse_with_shared)},
         ),
         architecture=_STEP,
         unread={
@@ -236,13 +234,11 @@ FAMILIES = (
             own=_own,
             wrappers=("qwen3_5",),
         ),
-        modules=FamilyModules(
-            _qwen3_5_modules,
-            others={DELTA: partial(_qwen3_5_modules, mixer=_delta_net_modules)},
-        ),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Qwen3_5",
-            _delta_net_tree(SPLIT_PROJECTIONS, layouts.GATED).replace("@Model", "@TextModel"),
+            _layer(_attention_tree, parts.gated_mlp),
+            _text_root,
+            others={DELTA: _layer(_delta_net, parts.gated_mlp)},
         ),
         architecture=_STEP,
         unread={
@@ -267,17 +263,10 @@ FAMILIES = (
             ),
             own=_own,
         ),
-        modules=FamilyModules(
-            _qwen3_next_modules,
-            others={
-                DELTA: partial(
-                    _qwen3_next_modules,
-                    mixer=partial(_delta_net_modules, fused=True),
-                )
-            },
-        ),
-        tree=TreeLayout(
-            "Qwen3Next", _delta_net_tree("in_proj_qkvz in_proj_ba norm out_proj", layouts.SHARED)
+        tree=ModelTree(
+            "Qwen3Next",
+            _layer(_attention_tree, _qwen3_next_mixture),
+            others={DELTA: _layer(partial(_delta_net, fused=True), _qwen3_next_mixture)},
         ),
         architecture=replace(_STEP, tables_by_text=False),
         unread={Why.OFF: "full_attention_interval"},

@@ -5,9 +5,8 @@ Source: transformers 5.23, models/seed_oss, modeling_*.py.
 
 from __future__ import annotations
 
-from estimator.families import layouts
-from estimator.families.family import ConfigClass, Family, FamilyModules, TreeLayout
-from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.family import ConfigClass, Family, ModelTree
+from estimator.families.known.llama import LLAMA_STEP, llama_layer
 from estimator.families.reader import Config
 
 
@@ -29,8 +28,7 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.1), ("residual_dropout", 0.1)),
             dropout_modules=(True, False, False),
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("SeedOss", layouts.LLAMA),
+        tree=ModelTree("SeedOss", llama_layer),
         architecture=LLAMA_STEP,
     ),
 )

@@ -5,19 +5,10 @@ Source: transformers 5.23, models/smollm3, modeling_*.py.
 
 from __future__ import annotations
 
-from estimator.families import layouts
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import attention_biases, listed_rotary
-from estimator.families.family import (
-    ConfigClass,
-    Family,
-    FamilyModules,
-    Kernels,
-    TreeLayout,
-    Why,
-    WindowKeys,
-)
-from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.family import ConfigClass, Family, Kernels, ModelTree, Why, WindowKeys
+from estimator.families.known.llama import LLAMA_STEP, llama_layer
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
 from estimator.families.reader import Config
 
@@ -41,8 +32,7 @@ FAMILIES = (
             windows=WindowKeys(is_switched=True, unlisted=_unlisted),
             rotary_layers=_turned,
         ),
-        modules=FamilyModules(llama_modules),
-        tree=TreeLayout("SmolLM3", layouts.LLAMA),
+        tree=ModelTree("SmolLM3", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),
         unread={Why.OFF: f"{WINDOWS} no_rope_layer_interval"},

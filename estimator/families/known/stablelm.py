@@ -8,44 +8,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import input_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    Why,
-)
+from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import gated_mlp, kept_parts
-from estimator.families.modules import Module, Norm
 from estimator.families.reader import Config
+from estimator.families.tree import LEAF, Tree, module_list, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _stablelm_modules(model: Model) -> tuple[Module, ...]:
-    heads = (("q", model.num_attention_heads), ("k", model.num_key_value_heads))
-    head_norms = tuple(
-        Norm(f"self_attn.{side}_layernorm.norms.{head}", model.head_dim)
-        for side, count in heads
-        for head in range(count)
-    )
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.separate_attention(model, bias=model.attention_bias, output_bias=False),
-        *(head_norms if model.qk_norm else ()),
-        *(
-            ()
-            if model.parallel_residual
-            else parts.norms(model, "post_attention_layernorm", bias=True)
+def _layer(model: Model) -> Tree:
+    return tree(
+        "@DecoderLayer",
+        self_attn=tree(
+            "@Attention",
+            **parts.projections(model, bias=model.attention_bias, output_bias=False),
+            q_layernorm=_norm_per_head(model, model.num_attention_heads),
+            k_layernorm=_norm_per_head(model, model.num_key_value_heads),
         ),
-        *parts.gated_mlp(model),
+        mlp=parts.gated_mlp(model),
+        input_layernorm=parts.norm(model, bias=True),
+        post_attention_layernorm=None if model.parallel_residual else parts.norm(model, bias=True),
+        dropout=LEAF,
     )
+
+
+def _norm_per_head(model: Model, heads: int) -> Tree | None:
+    if not model.qk_norm:
+        return None
+    norms = module_list(*(parts.head_norm(model) for _ in range(heads)))
+    return tree("@LayerNormPerHead", norms=norms)
 
 
 def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
@@ -100,18 +95,7 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             own=_own,
         ),
-        modules=FamilyModules(
-            _stablelm_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
-        ),
-        tree=TreeLayout(
-            "StableLm",
-            layouts.decoder(
-                "self_attn:@Attention(q_proj k_proj v_proj o_proj "
-                "q_layernorm?:@LayerNormPerHead(norms:ModuleList(#)) "
-                "k_layernorm?:@LayerNormPerHead(norms:ModuleList(#))) "
-                f"{layouts.GATED} input_layernorm post_attention_layernorm? dropout"
-            ),
-        ),
+        tree=ModelTree("StableLm", _layer, parts.with_biased_norm),
         architecture=Architecture(stablelm, NormKind.LAYER_NORM),
         unread={Why.UNREAD: "rotary_scaling_factor"},
     ),

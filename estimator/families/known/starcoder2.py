@@ -6,33 +6,28 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
-from estimator.families import layouts, parts
+from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
 from estimator.families.family import (
     Architecture,
     ConfigClass,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
     Why,
     WindowKeys,
 )
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.modules import Module
+from estimator.families.tree import LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _starcoder2_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        *parts.norms(model, "input_layernorm", bias=True),
-        *parts.configured_attention(model),
-        *parts.norms(model, "post_attention_layernorm", bias=True),
-        *parts.plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=model.mlp_bias),
-    )
+def _mlp(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=model.mlp_bias)
+    return tree("@MLP", c_fc=up, c_proj=down, act=LEAF)
 
 
 def starcoder2(b: Block, x: Tensor) -> Tensor:
@@ -64,12 +59,10 @@ FAMILIES = (
                 ("residual_dropout", 0.0),
             ),
         ),
-        modules=FamilyModules(
-            _starcoder2_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
-        ),
-        tree=TreeLayout(
+        tree=ModelTree(
             "Starcoder2",
-            layouts.decoder(f"{layouts.ATTENTION} mlp:@MLP(c_fc c_proj act) {layouts.TWO_NORMS}"),
+            parts.decoder_layer(parts.attention, _mlp, bias=True),
+            parts.with_biased_norm,
         ),
         architecture=Architecture(starcoder2, NormKind.LAYER_NORM),
         unread={

@@ -5,13 +5,18 @@ Source: transformers 5.23, models/gemma4/modeling_gemma4.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import Architecture, Family, ModelTree, NormKind
 from estimator.families.images.gemma import Gemma4ImageProcessor
 from estimator.families.images.videos import Gemma4VideoProcessor
-from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.modules import Kernel, Linear, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables, turned
+from estimator.families.tree import LAYERS, Tree, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily, VisionKernels
 from estimator.tape import operators as op
@@ -45,43 +50,41 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    linears = (
-        ("self_attn.q_proj", hidden, model.query_size),
-        ("self_attn.k_proj", hidden, model.key_value_size),
-        ("self_attn.v_proj", hidden, model.key_value_size),
-        ("self_attn.o_proj", model.query_size, hidden),
-        ("mlp.gate_proj", hidden, width),
-        ("mlp.up_proj", hidden, width),
-        ("mlp.down_proj", width, hidden),
-    )
-    return (
-        *(Linear(f"{name}.linear", rows, columns) for name, rows, columns in linears),
-        *(Norm(f"self_attn.{name}_norm", model.head_dim) for name in "qk"),
-        Norm("self_attn.v_norm", model.head_dim, weight=False),
-        *(
-            Norm(f"{name}_layernorm", hidden)
-            for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    linears = parts.projections(model, bias=False, output_bias=False)
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return tree(
+        self_attn=tree(
+            **{name: tree(linear=it) for name, it in linears.items()},
+            q_norm=parts.head_norm(model),
+            k_norm=parts.head_norm(model),
+            v_norm=parts.head_norm(model, weight=False),
         ),
+        mlp=tree(
+            gate_proj=tree(linear=parts.linear(hidden, width)),
+            up_proj=tree(linear=parts.linear(hidden, width)),
+            down_proj=tree(linear=parts.linear(width, hidden)),
+        ),
+        **{f"{name}_layernorm": parts.norm(model) for name in names},
     )
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
+def _root(model: Model) -> Tree:
     hidden = model.hidden_size
-    return (
-        Kernel("patch_embedder", ((2, model.learned_positions, hidden),)),
-        Linear("patch_embedder.input_proj", model.word_embed_proj_dim, hidden),
-    )
+    projected = tree(input_proj=parts.linear(model.word_embed_proj_dim, hidden))
+    positions = Kernel("", ((2, model.learned_positions, hidden),))
+    return tree(patch_embedder=replace(projected, weights=positions), encoder=tree(layers=LAYERS))
 
 
-def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+def _projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
     hidden = vision.tower.hidden_size
     is_last = model.towers is None or model.towers.audio is None
-    return (
-        Linear("embed_vision.embedding_projection", hidden, model.hidden_size, is_last=is_last),
-        Norm("embed_vision.embedding_pre_projection_norm", hidden, weight=False),
+    made = tree(
+        embedding_projection=Linear("", hidden, model.hidden_size, is_last=is_last),
+        embedding_pre_projection_norm=Norm("", hidden, weight=False),
     )
+    return {"embed_vision": made}
 
 
 def _clipped(b: Block, name: str, x: Tensor) -> Tensor:
@@ -211,8 +214,7 @@ TOWERS = (
         wrappers=("gemma4",),
         tower=Family(
             model_type="gemma4_vision",
-            modules=FamilyModules(_layer_modules, _outer_modules),
-            tree=TreeLayout("Gemma4Vision", ""),
+            tree=ModelTree("", _layer, _root),
             architecture=Architecture(gemma4_vision, NormKind.RMS_BY_POWER, rotary=Rotary.HALVES),
         ),
         read=_read,
@@ -225,7 +227,6 @@ TOWERS = (
         tables=_tables,
         mask=_mask,
         prefix="vision_tower",
-        layers="encoder.layers",
         hooks_embedding=False,
         is_ordered=False,
         liger=VisionKernels(),

@@ -5,13 +5,17 @@ Source: transformers 5.23, models/glm4v/modeling_glm4v.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.family import Architecture, Family, ModelTree, NormKind
 from estimator.families.images.qwen_vl import Glm4vImageProcessor
 from estimator.families.images.videos import Glm4vVideoProcessor
-from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.modules import Embedding, Kernel, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.known.qwen_vl import one_row, patch_tables
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
@@ -58,39 +62,53 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
-    hidden, width = model.hidden_size, model.intermediate_size
-    return (
-        Norm("norm1", hidden),
-        Norm("norm2", hidden),
-        Linear("attn.qkv", hidden, 3 * hidden, bias=model.attention_bias),
-        Linear("attn.proj", hidden, hidden),
-        Linear("mlp.gate_proj", hidden, width),
-        Linear("mlp.up_proj", hidden, width),
-        Linear("mlp.down_proj", width, hidden),
+def _layer(model: Model) -> Tree:
+    hidden = model.hidden_size
+    return tree(
+        "@VisionBlock",
+        norm1=Norm("", hidden),
+        norm2=Norm("", hidden),
+        attn=tree(
+            "@VisionAttention",
+            qkv=parts.linear(hidden, 3 * hidden, model.attention_bias),
+            proj=parts.linear(hidden, hidden),
+        ),
+        mlp=parts.gated_mlp(model, class_name="Glm4VisionMlp"),
     )
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
+def _root(model: Model) -> Tree:
     hidden, output = model.hidden_size, model.intermediate_size
-    return (
-        Embedding("embeddings.position_embedding", model.learned_positions, hidden),
-        Kernel("patch_embed.proj", ((hidden, model.word_embed_proj_dim), (hidden,))),
-        Norm("post_conv_layernorm", hidden),
-        Kernel("downsample", ((output, 4 * hidden), (output,))),
-        Norm("post_layernorm", hidden),
+    patches = Kernel("", ((hidden, model.word_embed_proj_dim), (hidden,)))
+    return tree(
+        "@VisionModel",
+        embeddings=tree(
+            "@VisionEmbeddings",
+            position_embedding=Embedding("", model.learned_positions, hidden),
+        ),
+        patch_embed=tree("@VisionPatchEmbed", proj=patches),
+        rotary_pos_emb=turning(model, 4),
+        blocks=LAYERS,
+        merger=LEAF,
+        post_conv_layernorm=Norm("", hidden),
+        downsample=Kernel("", ((output, 4 * hidden), (output,))),
+        post_layernorm=Norm("", hidden),
     )
 
 
-def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
-    name, hidden, width = "visual.merger", vision.projector_input, vision.projector_width
-    return (
-        Linear(f"{name}.proj", hidden, hidden),
-        Norm(f"{name}.post_projection_norm", hidden, bias=True),
-        Linear(f"{name}.gate_proj", hidden, width),
-        Linear(f"{name}.up_proj", hidden, width),
-        Linear(f"{name}.down_proj", width, hidden),
+def _projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    hidden, width = vision.projector_input, vision.projector_width
+    merger = tree(
+        "@VisionPatchMerger",
+        proj=parts.linear(hidden, hidden),
+        post_projection_norm=Norm("", hidden, bias=True),
+        gate_proj=parts.linear(hidden, width),
+        up_proj=parts.linear(hidden, width),
+        down_proj=parts.linear(width, hidden),
+        act1=LEAF,
+        act_fn=LEAF,
     )
+    return {"visual.merger": merger}
 
 
 def glm4v_vision(b: Block, x: Tensor) -> Tensor:
@@ -156,15 +174,10 @@ def _videos(vision: Vision) -> Glm4vVideoProcessor:
 
 
 _TREE = TowerTree(
-    layout="model:@Model(visual:@VisionModel(embeddings:@VisionEmbeddings(position_embedding) "
-    "patch_embed:@VisionPatchEmbed(proj) rotary_pos_emb blocks:ModuleList(*:@VisionBlock("
-    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:Glm4VisionMlp(gate_proj up_proj down_proj act_fn))) "
-    "merger:@VisionPatchMerger(proj post_projection_norm gate_proj up_proj down_proj act1 act_fn) "
-    "post_conv_layernorm downsample post_layernorm) language_model:$@TextModel) lm_head:$",
     whole=("@VisionBlock",),
     prefixes={"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe"},
+    text_class="@TextModel",
     text="@Text",
-    buffers={"rotary_pos_emb": turning(4)},
 )
 TOWERS = (
     VisionFamily(
@@ -172,8 +185,7 @@ TOWERS = (
         tree=_TREE,
         tower=Family(
             model_type="glm4v_vision",
-            modules=FamilyModules(_layer_modules, _outer_modules),
-            tree=TreeLayout("Glm4vVision", ""),
+            tree=ModelTree("", _layer, _root),
             architecture=Architecture(glm4v_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
         ),
         read=_read,
@@ -186,7 +198,6 @@ TOWERS = (
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
-        layers="blocks",
         hooks_embedding=False,
         is_ordered=False,
         liger_is_later=True,

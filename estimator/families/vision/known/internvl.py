@@ -5,22 +5,18 @@ Source: transformers 5.23, models/internvl/modeling_internvl.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    TOWER_NORMS,
-    Architecture,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-)
+from estimator.families.family import TOWER_NORMS, Architecture, Family, ModelTree, NormKind
 from estimator.families.images.tiles import InternVLImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.modules import Kernel, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.tree import LAYERS, LEAF, OwnParameter, Tree, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,
@@ -79,44 +75,64 @@ def read_ratio(whole: Config) -> float:
     return whole.share("downsample_ratio", default=0.5)
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    bias = not model.norms_without_weight
-    heads = (Norm("attention.q_norm", hidden), Norm("attention.k_norm", hidden))
-    return (
-        Kernel("scales", ((hidden,), (hidden,))),
-        *(
-            Linear(f"attention.{name}", hidden, hidden, bias=model.attention_bias)
-            for name in ("q_proj", "k_proj", "v_proj")
+    bias, normed = not model.norms_without_weight, model.qk_norm
+    queries = {f"{it}_proj": parts.linear(hidden, hidden, model.attention_bias) for it in "qkv"}
+    return tree(
+        "InternVLVisionLayer",
+        scales=OwnParameter(Kernel("", ((hidden,), (hidden,)), ("lambda_1", "lambda_2"))),
+        attention=tree(
+            "InternVLVisionAttention",
+            **queries,
+            projection_layer=parts.linear(hidden, hidden, bias=True),
+            projection_dropout=LEAF,
+            q_norm=Norm("", hidden) if normed else LEAF,
+            k_norm=Norm("", hidden) if normed else LEAF,
         ),
-        Linear("attention.projection_layer", hidden, hidden, bias=True),
-        *(heads if model.qk_norm else ()),
-        Linear("mlp.fc1", hidden, width, bias=True),
-        Linear("mlp.fc2", width, hidden, bias=True),
-        Norm("layernorm_before", hidden, bias=bias),
-        Norm("layernorm_after", hidden, bias=bias),
+        mlp=tree(
+            "InternVLVisionMLP",
+            activation_fn=LEAF,
+            fc1=parts.linear(hidden, width, bias=True),
+            fc2=parts.linear(width, hidden, bias=True),
+        ),
+        layernorm_before=Norm("", hidden, bias=bias),
+        layernorm_after=Norm("", hidden, bias=bias),
+        dropout=LEAF,
     )
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
+def _root(model: Model) -> Tree:
     hidden = model.hidden_size
-    return (
-        Kernel("embeddings", ((1, 1, hidden), (1, model.learned_positions, hidden))),
-        Kernel(
-            "embeddings.patch_embeddings.projection",
-            ((hidden, model.word_embed_proj_dim), (hidden,)),
-        ),
+    patches = Kernel("", ((hidden, model.word_embed_proj_dim), (hidden,)))
+    bare = Kernel(
+        "",
+        ((1, 1, hidden), (1, model.learned_positions, hidden)),
+        ("cls_token", "position_embeddings"),
+    )
+    embeddings = tree(
+        "InternVLVisionEmbeddings",
+        patch_embeddings=tree("InternVLVisionPatchEmbeddings", projection=patches),
+        dropout=LEAF,
+    )
+    return tree(
+        "InternVLVisionModel",
+        embeddings=replace(embeddings, weights=bare),
+        encoder=tree("InternVLVisionEncoder", layer=LAYERS),
+        layernorm=LEAF,
     )
 
 
-def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+def _projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
     width = vision.tower.hidden_size * vision.merge_size**2
-    name = "multi_modal_projector"
-    return (
-        Norm(f"{name}.layer_norm", width, bias=True),
-        Linear(f"{name}.linear_1", width, model.hidden_size, bias=True),
-        Linear(f"{name}.linear_2", model.hidden_size, model.hidden_size, bias=True),
+    made = tree(
+        "InternVLMultiModalProjector",
+        layer_norm=Norm("", width, bias=True),
+        linear_1=parts.linear(width, model.hidden_size, bias=True),
+        act=LEAF,
+        linear_2=parts.linear(model.hidden_size, model.hidden_size, bias=True),
     )
+    return {"multi_modal_projector": made}
 
 
 def internvl(b: Block, x: Tensor) -> Tensor:
@@ -192,26 +208,14 @@ def _videos(vision: Vision) -> FrameProcessor:
     return FrameProcessor(image=replace(_processor(vision), crop_to_patches=False))
 
 
-_TREE = TowerTree(
-    layout="model:InternVLModel(vision_tower:InternVLVisionModel("
-    "embeddings:InternVLVisionEmbeddings(=cls_token,position_embeddings "
-    "patch_embeddings:InternVLVisionPatchEmbeddings(projection) dropout) "
-    "encoder:InternVLVisionEncoder(layer:ModuleList(*:InternVLVisionLayer(=scales/lambda_1,lambda_2 "
-    "attention:InternVLVisionAttention("
-    "q_proj k_proj v_proj projection_layer projection_dropout q_norm k_norm) "
-    "mlp:InternVLVisionMLP(activation_fn fc1 fc2) layernorm_before layernorm_after dropout))) layernorm) "
-    "multi_modal_projector:InternVLMultiModalProjector(layer_norm linear_1 act linear_2) "
-    "language_model:$) lm_head:$",
-    whole=("InternVLVisionLayer",),
-)
+_TREE = TowerTree(class_name="InternVLModel", whole=("InternVLVisionLayer",))
 TOWERS = (
     VisionFamily(
         wrappers=("internvl",),
         tree=_TREE,
         tower=Family(
             model_type="internvl_vision",
-            modules=FamilyModules(_layer_modules, _outer_modules),
-            tree=TreeLayout("InternVLVision", ""),
+            tree=ModelTree("", _layer, _root),
             architecture=Architecture(
                 internvl, NormKind.LAYER_NORM, rotary=None, softmax_float32=False
             ),
@@ -224,7 +228,6 @@ TOWERS = (
         project=_project,
         tokens_a_row=_rows,
         prefix="vision_tower",
-        layers="encoder.layer",
         hooks_embedding=True,
         liger=VisionKernels(
             replace(TOWER_NORMS, left=frozenset({"multi_modal_projector.layer_norm"}))

@@ -5,21 +5,26 @@ Source: transformers 5.23, models/llama4/modeling_llama4.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    Architecture,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    TreeTensor,
-    Width,
-)
+from estimator.families.family import Architecture, Family, ModelTree, NormKind
 from estimator.families.images.tiles import Llama4ImageProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.modules import Kernel, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
+from estimator.families.tree import (
+    LAYERS,
+    LEAF,
+    OwnParameter,
+    Tree,
+    TreeTensor,
+    Width,
+    tree,
+    with_buffers,
+)
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op
@@ -61,31 +66,58 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    return (
-        *(Linear(f"self_attn.{it}_proj", hidden, hidden, bias=True) for it in "qkvo"),
-        Linear("mlp.fc1", hidden, width, bias=True),
-        Linear("mlp.fc2", width, hidden, bias=True),
-        Norm("input_layernorm", hidden, bias=True),
-        Norm("post_attention_layernorm", hidden, bias=True),
+    linears = {f"{it}_proj": parts.linear(hidden, hidden, bias=True) for it in "qkvo"}
+    return tree(
+        "Llama4VisionEncoderLayer",
+        self_attn=tree("Llama4VisionAttention", **linears),
+        mlp=tree(
+            "Llama4VisionMLP",
+            activation_fn=LEAF,
+            fc1=parts.linear(hidden, width, bias=True),
+            fc2=parts.linear(width, hidden, bias=True),
+        ),
+        input_layernorm=Norm("", hidden, bias=True),
+        post_attention_layernorm=Norm("", hidden, bias=True),
     )
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
+def _root(model: Model) -> Tree:
     hidden = model.hidden_size
-    return (
-        Kernel("embeddings", ((hidden,), (model.learned_positions, hidden))),
-        Linear("patch_embedding.linear", model.word_embed_proj_dim, hidden),
-        Norm("layernorm_pre", hidden, bias=True),
-        Norm("layernorm_post", hidden, bias=True),
-        Linear("vision_adapter.mlp.fc1", model.intermediate_size, model.q_lora_rank),
-        Linear("vision_adapter.mlp.fc2", model.kv_lora_rank, model.kv_lora_rank),
+    bare = Kernel(
+        "",
+        ((hidden,), (model.learned_positions, hidden)),
+        ("class_embedding", "positional_embedding_vlm"),
+    )
+    angles = TreeTensor("freqs_ci", model.learned_positions * model.head_dim // 2, Width.COMPLEX64)
+    return tree(
+        "Llama4VisionModel",
+        embeddings=OwnParameter(bare),
+        patch_embedding=tree(
+            "Llama4UnfoldConvolution",
+            unfold=LEAF,
+            linear=parts.linear(model.word_embed_proj_dim, hidden),
+        ),
+        rotary_embedding=with_buffers(LEAF, angles),
+        layernorm_pre=Norm("", hidden, bias=True),
+        layernorm_post=Norm("", hidden, bias=True),
+        model=tree("Llama4VisionEncoder", layers=LAYERS),
+        vision_adapter=tree(
+            "Llama4VisionPixelShuffleMLP",
+            mlp=tree(
+                "Llama4VisionMLP2",
+                fc1=parts.linear(model.intermediate_size, model.q_lora_rank),
+                fc2=parts.linear(model.kv_lora_rank, model.kv_lora_rank),
+                activation_fn=LEAF,
+            ),
+        ),
     )
 
 
-def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
-    return (Linear("multi_modal_projector.linear_1", vision.projector_input, model.hidden_size),)
+def _projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    linear = parts.linear(vision.projector_input, model.hidden_size)
+    return {"multi_modal_projector": tree("Llama4MultiModalProjector", linear_1=linear)}
 
 
 def llama4_vision(b: Block, x: Tensor) -> Tensor:
@@ -154,32 +186,14 @@ def _processor(vision: Vision) -> Llama4ImageProcessor:
     )
 
 
-def _angles(vision: Vision) -> tuple[TreeTensor, ...]:
-    tower = vision.tower
-    elements = tower.learned_positions * tower.head_dim // 2
-    return (TreeTensor("freqs_ci", elements, Width.COMPLEX64),)
-
-
-_TREE = TowerTree(
-    layout="vision_model:Llama4VisionModel(=embeddings/class_embedding,positional_embedding_vlm "
-    "patch_embedding:Llama4UnfoldConvolution(unfold linear) rotary_embedding layernorm_pre layernorm_post "
-    "model:Llama4VisionEncoder(layers:ModuleList(*:Llama4VisionEncoderLayer("
-    "self_attn:Llama4VisionAttention(q_proj k_proj v_proj o_proj) mlp:Llama4VisionMLP(activation_fn fc1 fc2) "
-    "input_layernorm post_attention_layernorm))) "
-    "vision_adapter:Llama4VisionPixelShuffleMLP(mlp:Llama4VisionMLP2(fc1 fc2 activation_fn))) "
-    "multi_modal_projector:Llama4MultiModalProjector(linear_1) "
-    "language_model:Llama4ForCausalLM(model:$ lm_head:$)",
-    whole=("Llama4VisionEncoderLayer",),
-    buffers={"rotary_embedding": _angles},
-)
+_TREE = TowerTree(class_name="", text_in="Llama4ForCausalLM", whole=("Llama4VisionEncoderLayer",))
 TOWERS = (
     VisionFamily(
         wrappers=("llama4",),
         tree=_TREE,
         tower=Family(
             model_type="llama4_vision_model",
-            modules=FamilyModules(_layer_modules, _outer_modules),
-            tree=TreeLayout("Llama4Vision", ""),
+            tree=ModelTree("", _layer, _root),
             architecture=Architecture(
                 llama4_vision, NormKind.LAYER_NORM, rotary=Rotary.COMPLEX, softmax_float32=False
             ),
@@ -192,7 +206,6 @@ TOWERS = (
         tokens_a_row=_rows,
         tables=_tables,
         prefix="vision_model",
-        layers="model.layers",
         hooks_embedding=True,
         returns_features=False,
         calls_head=True,

@@ -5,22 +5,17 @@ Source: transformers 5.23, models/pixtral, models/mistral3, models/llava, modeli
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    Architecture,
-    Family,
-    FamilyModules,
-    Kernels,
-    NormKind,
-    TreeLayout,
-)
+from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind
 from estimator.families.images.pixtral import PixtralImageProcessor
-from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.modules import Kernel, Linear, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
+from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,
@@ -65,43 +60,51 @@ def _read(read: Config, whole: Config, *, wrapper: str, merges: bool) -> Vision:
     )
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
+def _layer(model: Model) -> Tree:
     hidden = model.hidden_size
-    mlp = parts.gated_mlp(model)
-    return (
-        Norm("attention_norm", hidden),
-        *(
-            Linear(it.name.replace("mlp", "feed_forward"), it.in_features, it.out_features)
-            for it in mlp
-        ),
-        *(Linear(f"attention.{it}_proj", hidden, hidden) for it in "kvqo"),
-        Norm("ffn_norm", hidden),
+    linears = {f"{it}_proj": parts.linear(hidden, hidden) for it in "kvqo"}
+    return tree(
+        "PixtralAttentionLayer",
+        attention_norm=Norm("", hidden),
+        feed_forward=parts.gated_mlp(model, class_name="PixtralMLP"),
+        attention=tree("PixtralAttention", **linears),
+        ffn_norm=Norm("", hidden),
     )
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
-    return (
-        Kernel("patch_conv", ((model.hidden_size, model.word_embed_proj_dim),)),
-        Norm("ln_pre", model.hidden_size),
+def _root(model: Model) -> Tree:
+    return tree(
+        "PixtralVisionModel",
+        patch_conv=Kernel("", ((model.hidden_size, model.word_embed_proj_dim),)),
+        ln_pre=Norm("", model.hidden_size),
+        transformer=tree("PixtralTransformer", layers=LAYERS),
+        patch_positional_embedding=turning(model, 2),
     )
 
 
-def _two_products(vision: Vision, model: Model) -> tuple[Module, ...]:
-    name, bias = "multi_modal_projector", vision.tower.mlp_bias
-    return (
-        Linear(f"{name}.linear_1", vision.tower.hidden_size, model.hidden_size, bias),
-        Linear(f"{name}.linear_2", model.hidden_size, model.hidden_size, bias),
-    )
+def _llava_projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    return {"multi_modal_projector": tree("@MultiModalProjector", **_two_products(vision, model))}
 
 
-def _mistral3_projector(vision: Vision, model: Model) -> tuple[Module, ...]:
-    name, hidden = "multi_modal_projector", vision.tower.hidden_size
-    merged = hidden * vision.merge_size**2
-    return (
-        Norm(f"{name}.norm", hidden),
-        Linear(f"{name}.patch_merger.merging_layer", merged, hidden),
-        *_two_products(vision, model),
+def _two_products(vision: Vision, model: Model) -> Mapping[str, Linear | Tree]:
+    hidden, bias = vision.tower.hidden_size, vision.tower.mlp_bias
+    return {
+        "linear_1": parts.linear(hidden, model.hidden_size, bias),
+        "act": LEAF,
+        "linear_2": parts.linear(model.hidden_size, model.hidden_size, bias),
+    }
+
+
+def _mistral3_projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    hidden = vision.tower.hidden_size
+    merging = parts.linear(hidden * vision.merge_size**2, hidden)
+    made = tree(
+        "@MultiModalProjector",
+        norm=Norm("", hidden),
+        patch_merger=tree("@PatchMerger", merging_layer=merging),
+        **_two_products(vision, model),
     )
+    return {"multi_modal_projector": made}
 
 
 def pixtral(b: Block, x: Tensor) -> Tensor:
@@ -189,30 +192,20 @@ def _processor(vision: Vision) -> PixtralImageProcessor:
 
 _TOWER = Family(
     model_type="pixtral",
-    modules=FamilyModules(_layer_modules, _outer_modules),
-    tree=TreeLayout("Pixtral", ""),
+    tree=ModelTree("", _layer, _root),
     architecture=Architecture(pixtral, NormKind.RMS, rotary=Rotary.HALVES),
 )
 
 
-def _tree(prefix: str, before: str = "") -> TowerTree:
-    """``before``: the projector's modules before its two linears."""
-    return TowerTree(
-        layout=f"model:{prefix}Model(vision_tower:PixtralVisionModel(patch_conv ln_pre "
-        "transformer:PixtralTransformer(layers:ModuleList(*:PixtralAttentionLayer("
-        "attention_norm feed_forward:PixtralMLP(gate_proj up_proj down_proj act_fn) "
-        "attention:PixtralAttention(k_proj v_proj q_proj o_proj) ffn_norm))) patch_positional_embedding) "
-        f"multi_modal_projector:{prefix}MultiModalProjector({before}linear_1 act linear_2) "
-        "language_model:$) lm_head:$",
-        whole=("PixtralAttentionLayer",),
-        buffers={"patch_positional_embedding": turning(2)},
-    )
+_TREE = TowerTree(
+    whole=("PixtralAttentionLayer",), prefixes={"mistral3": "Mistral3", "llava": "Llava"}
+)
 
 
 TOWERS = (
     VisionFamily(
         wrappers=("mistral3",),
-        tree=_tree("Mistral3", "norm patch_merger:Mistral3PatchMerger(merging_layer) "),
+        tree=_TREE,
         tower=_TOWER,
         read=partial(_read, wrapper="mistral3", merges=True),
         processor=_processor,
@@ -223,24 +216,22 @@ TOWERS = (
         tables=_tables,
         mask=_mask,
         prefix="vision_tower",
-        layers="transformer.layers",
         hooks_embedding=True,
     ),
     VisionFamily(
         wrappers=("llava",),
-        tree=_tree("Llava"),
+        tree=_TREE,
         tower=_TOWER,
         tower_types=("pixtral",),
         read=partial(_read, wrapper="llava", merges=False),
         processor=_processor,
-        projector=_two_products,
+        projector=_llava_projector,
         embed=_embed,
         project=_project_llava,
         tokens_a_row=_rows,
         tables=_tables,
         mask=_mask,
         prefix="vision_tower",
-        layers="transformer.layers",
         hooks_embedding=True,
         liger=VisionKernels(Kernels(fuses_head=False)),
     ),

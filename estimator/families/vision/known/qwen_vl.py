@@ -5,9 +5,9 @@ Source: transformers 5.23, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.activations import quick_gelu
@@ -17,16 +17,16 @@ from estimator.families.family import (
     TOWER_NORMS,
     Architecture,
     Family,
-    FamilyModules,
+    ModelTree,
     NormKind,
-    TreeLayout,
 )
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.modules import Embedding, Kernel, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
+from estimator.families.tree import LAYERS, LEAF, Tree, module_list, tree
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision_family import (
     RequireGrad,
@@ -116,56 +116,68 @@ def _qwen3(read: Config, whole: Config, *, wrapper: str = "qwen3_vl", deep: bool
 # -- modules -----------------------------------------------------------------------------------------------------
 
 
-def _attention(model: Model) -> tuple[Linear, ...]:
+def _layer(model: Model, mlp: Tree, *, bias: bool, attention: str = "@VisionAttention") -> Tree:
     hidden = model.hidden_size
-    return (
-        Linear("attn.qkv", hidden, 3 * hidden, bias=True),
-        Linear("attn.proj", hidden, hidden, bias=True),
+    return tree(
+        "@VisionBlock",
+        norm1=Norm("", hidden, bias=bias),
+        norm2=Norm("", hidden, bias=bias),
+        attn=tree(
+            attention,
+            qkv=parts.linear(hidden, 3 * hidden, bias=True),
+            proj=parts.linear(hidden, hidden, bias=True),
+        ),
+        mlp=mlp,
     )
 
 
-def _qwen2_5_layer(model: Model) -> tuple[Module, ...]:
-    return (
-        Norm("norm1", model.hidden_size),
-        Norm("norm2", model.hidden_size),
-        *_attention(model),
-        *parts.gated_mlp(model, bias=True),
-    )
+def _qwen2_5_layer(model: Model) -> Tree:
+    return _layer(model, parts.gated_mlp(model, bias=True), bias=False)
 
 
-def _qwen2_layer(model: Model) -> tuple[Module, ...]:
-    return (
-        Norm("norm1", model.hidden_size, bias=True),
-        Norm("norm2", model.hidden_size, bias=True),
-        *_attention(model),
-        Linear("mlp.fc1", model.hidden_size, model.intermediate_size, bias=True),
-        Linear("mlp.fc2", model.intermediate_size, model.hidden_size, bias=True),
-    )
+def _qwen2_layer(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=True)
+    mlp = tree("VisionMlp", fc1=up, act=LEAF, fc2=down)
+    return _layer(model, mlp, bias=True, attention="VisionAttention")
 
 
-def _qwen3_layer(model: Model) -> tuple[Module, ...]:
-    return (
-        Norm("norm1", model.hidden_size, bias=True),
-        Norm("norm2", model.hidden_size, bias=True),
-        *_attention(model),
-        Linear("mlp.linear_fc1", model.hidden_size, model.intermediate_size, bias=True),
-        Linear("mlp.linear_fc2", model.intermediate_size, model.hidden_size, bias=True),
-    )
+def _qwen3_layer(model: Model) -> Tree:
+    up, down = parts.up_and_down(model, bias=True)
+    mlp = tree("@VisionMLP", linear_fc1=up, linear_fc2=down, act_fn=LEAF)
+    return _layer(model, mlp, bias=True)
 
 
-def _patches(model: Model, pixels: int, *, bias: bool) -> Kernel:
+def _patches(model: Model, class_name: str, pixels: int, *, bias: bool) -> Tree:
     weight = (model.hidden_size, pixels)
-    return Kernel("patch_embed.proj", (weight, (model.hidden_size,)) if bias else (weight,))
+    shapes = (weight, (model.hidden_size,)) if bias else (weight,)
+    return tree(class_name, proj=Kernel("", shapes))
 
 
-def _qwen2_5_outer(model: Model) -> tuple[Module, ...]:
-    return (_patches(model, 3 * 2 * 14 * 14, bias=False),)
+def _qwen2_root(model: Model) -> Tree:
+    return tree(
+        "Qwen2VisionTransformerPretrainedModel",
+        patch_embed=_patches(model, "PatchEmbed", 3 * 2 * 14 * 14, bias=False),
+        rotary_pos_emb=turning(model, 4),
+        blocks=LAYERS,
+    )
 
 
-def _qwen3_outer(model: Model) -> tuple[Module, ...]:
-    return (
-        _patches(model, 3 * 2 * 16 * 16, bias=True),
-        Embedding("pos_embed", model.learned_positions, model.hidden_size),
+def _qwen2_5_root(model: Model) -> Tree:
+    return tree(
+        "Qwen2_5_VisionTransformerPretrainedModel",
+        patch_embed=_patches(model, "Qwen2_5_VisionPatchEmbed", 3 * 2 * 14 * 14, bias=False),
+        rotary_pos_emb=turning(model, 4),
+        blocks=LAYERS,
+    )
+
+
+def _qwen3_root(model: Model) -> Tree:
+    return tree(
+        "@VisionModel",
+        patch_embed=_patches(model, "@VisionPatchEmbed", 3 * 2 * 16 * 16, bias=True),
+        pos_embed=Embedding("", model.learned_positions, model.hidden_size),
+        rotary_pos_emb=turning(model, 4),
+        blocks=LAYERS,
     )
 
 
@@ -173,36 +185,42 @@ def _merged(vision: Vision) -> int:
     return vision.tower.hidden_size * vision.merge_size**2
 
 
-def _qwen2_5_merger(vision: Vision, model: Model) -> tuple[Module, ...]:
+def _qwen2_5_merger(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    return _old_merger(vision, model, "@PatchMerger", bias=False)
+
+
+def _old_merger(vision: Vision, model: Model, class_name: str, *, bias: bool) -> Mapping[str, Tree]:
     width = _merged(vision)
-    return (
-        Norm("visual.merger.ln_q", vision.tower.hidden_size),
-        Linear("visual.merger.mlp.0", width, width, bias=True),
-        Linear("visual.merger.mlp.2", width, model.hidden_size, bias=True),
-    )
+    inside: dict[str, Tree | Module] = {
+        "0": parts.linear(width, width, bias=True),
+        "1": LEAF,
+        "2": parts.linear(width, model.hidden_size, bias=True),
+    }
+    norm = Norm("", vision.tower.hidden_size, bias=bias)
+    return {"visual.merger": tree(class_name, ln_q=norm, mlp=tree("Sequential", **inside))}
 
 
-def _qwen2_merger(vision: Vision, model: Model) -> tuple[Module, ...]:
+def _qwen2_merger(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    return _old_merger(vision, model, "PatchMerger", bias=True)
+
+
+def _qwen3_mergers(vision: Vision, model: Model) -> Mapping[str, Tree]:
     width = _merged(vision)
-    return (
-        Norm("visual.merger.ln_q", vision.tower.hidden_size, bias=True),
-        Linear("visual.merger.mlp.0", width, width, bias=True),
-        Linear("visual.merger.mlp.2", width, model.hidden_size, bias=True),
-    )
 
+    def merger(normed: int) -> Tree:
+        return tree(
+            "@VisionPatchMerger",
+            norm=Norm("", normed, bias=True),
+            linear_fc1=parts.linear(width, width, bias=True),
+            act_fn=LEAF,
+            linear_fc2=parts.linear(width, model.hidden_size, bias=True),
+        )
 
-def _qwen3_mergers(vision: Vision, model: Model) -> tuple[Module, ...]:
-    width = _merged(vision)
-    names = ["merger", *(f"deepstack_merger_list.{at}" for at in range(len(vision.deepstack)))]
-    modules: list[Module] = []
-    for name in names:
-        normed = vision.tower.hidden_size if name == "merger" else width
-        modules += [
-            Norm(f"visual.{name}.norm", normed, bias=True),
-            Linear(f"visual.{name}.linear_fc1", width, width, bias=True),
-            Linear(f"visual.{name}.linear_fc2", width, model.hidden_size, bias=True),
-        ]
-    return tuple(modules)
+    made = {"visual.merger": merger(vision.tower.hidden_size)}
+    if vision.deepstack:
+        deep = module_list(*(merger(width) for _ in vision.deepstack))
+        made["visual.deepstack_merger_list"] = deep
+    return made
 
 
 # -- programs ----------------------------------------------------------------------------------------------------
@@ -383,53 +401,27 @@ def _videos_3(vision: Vision) -> Qwen3VLVideoProcessor:
     )
 
 
-def _tree(tower: str, inside: str, mergers: str, **others: Any) -> TowerTree:
-    """The tree that Qwen's classes share; ``tower``: the class's name and its modules before the layers."""
-    name, before = tower.split(" ", 1)
-    visual = f"visual:{name}({before} rotary_pos_emb blocks:ModuleList(*:@VisionBlock({inside})) {mergers})"
-    return TowerTree(
-        layout=f"model:@Model({visual} language_model:$@TextModel) lm_head:$",
-        whole=("@VisionBlock",),
-        buffers={"rotary_pos_emb": turning(4)},
-        **others,
-    )
-
-
-_OLD_MERGER = "merger:{}PatchMerger(ln_q mlp:Sequential(0 1 2))"
-_QWEN2_TREE = _tree(
-    "Qwen2VisionTransformerPretrainedModel patch_embed:PatchEmbed(proj)",
-    "norm1 norm2 attn:VisionAttention(qkv proj) mlp:VisionMlp(fc1 act fc2)",
-    _OLD_MERGER.format(""),
-    prefixes={"qwen2_vl": "Qwen2VL"},
+_QWEN2_TREE = TowerTree(
+    whole=("@VisionBlock",),
+    prefixes={"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"},
+    text_class="@TextModel",
     text="@",
     shared=("Qwen2MLP",),
 )
-_QWEN2_5_TREE = _tree(
-    "Qwen2_5_VisionTransformerPretrainedModel patch_embed:Qwen2_5_VisionPatchEmbed(proj)",
-    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:@MLP(gate_proj up_proj down_proj act_fn)",
-    _OLD_MERGER.format("@"),
-    prefixes={"qwen2_5_vl": "Qwen2_5_VL"},
-    text="@",
-    shared=("Qwen2MLP",),
-)
-_MERGER = "@VisionPatchMerger(norm linear_fc1 act_fn linear_fc2)"
-_NEW = (
-    "@VisionModel patch_embed:@VisionPatchEmbed(proj) pos_embed",
-    "norm1 norm2 attn:@VisionAttention(qkv proj) mlp:@VisionMLP(linear_fc1 linear_fc2 act_fn)",
-    f"merger:{_MERGER}",
-)
-_QWEN3_TREE = _tree(
-    *_NEW[:2],
-    f"{_NEW[2]} deepstack_merger_list:ModuleList(%:{_MERGER})",
+_QWEN3_TREE = TowerTree(
+    whole=("@VisionBlock",),
     prefixes={"qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe"},
+    text_class="@TextModel",
     text="@Text",
 )
-_QWEN3_5_TREE = _tree(*_NEW, prefixes={"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"})
-TREE = TreeLayout("Qwen2_5_VLVision", "")
+_QWEN3_5_TREE = TowerTree(
+    whole=("@VisionBlock",),
+    prefixes={"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"},
+    text_class="@TextModel",
+)
 _QWEN3 = Family(
     model_type="qwen3_vl_vision",
-    modules=FamilyModules(_qwen3_layer, _qwen3_outer),
-    tree=TREE,
+    tree=ModelTree("", _qwen3_layer, _qwen3_root),
     architecture=Architecture(qwen3_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
 )
 TOWERS = (
@@ -438,8 +430,7 @@ TOWERS = (
         tree=_QWEN2_TREE,
         tower=Family(
             model_type="qwen2_vl_vision",
-            modules=FamilyModules(_qwen2_layer, _qwen2_5_outer),
-            tree=TREE,
+            tree=ModelTree("", _qwen2_layer, _qwen2_root),
             architecture=Architecture(
                 qwen2_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES
             ),
@@ -454,7 +445,6 @@ TOWERS = (
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
-        layers="blocks",
         hooks_embedding=True,
         returns_features=False,
         liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
@@ -462,11 +452,10 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("qwen2_5_vl",),
-        tree=_QWEN2_5_TREE,
+        tree=_QWEN2_TREE,
         tower=Family(
             model_type="qwen2_5_vl_vision",
-            modules=FamilyModules(_qwen2_5_layer, _qwen2_5_outer),
-            tree=TREE,
+            tree=ModelTree("", _qwen2_5_layer, _qwen2_5_root),
             architecture=Architecture(qwen2_5_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
         ),
         read=_qwen2_5,
@@ -480,7 +469,6 @@ TOWERS = (
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
-        layers="blocks",
         hooks_embedding=True,
         returns_features=False,
         liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
@@ -501,7 +489,6 @@ TOWERS = (
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
-        layers="blocks",
         hooks_embedding=False,
         liger=VisionKernels(replace(NO_KERNELS, rotary=True), keeps_mlp=True),
         liger_needs_older=True,
@@ -521,7 +508,6 @@ TOWERS = (
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",
-        layers="blocks",
         hooks_embedding=False,
         returns_features=False,
     ),

@@ -5,27 +5,20 @@ Source: transformers 5.23, models/siglip, models/gemma3, models/smolvlm, models/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    TOWER_NORMS,
-    Architecture,
-    Family,
-    FamilyModules,
-    NormKind,
-    TreeLayout,
-    TreeTensor,
-    Width,
-)
+from estimator.families.family import TOWER_NORMS, Architecture, Family, ModelTree, NormKind, TreeOf
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.modules import Embedding, Kernel, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,
@@ -96,46 +89,73 @@ def _smolvlm(read: Config, whole: Config, *, wrapper: str, model_type: str) -> V
 # -- modules -----------------------------------------------------------------------------------------------------
 
 
-def _layer_modules(model: Model) -> tuple[Module, ...]:
-    hidden, width = model.hidden_size, model.intermediate_size
-    return (
-        Norm("layer_norm1", hidden, bias=True),
-        *(
-            Linear(f"self_attn.{name}", hidden, hidden, bias=True)
-            for name in ("k_proj", "v_proj", "q_proj", "out_proj")
-        ),
-        Norm("layer_norm2", hidden, bias=True),
-        Linear("mlp.fc1", hidden, width, bias=True),
-        Linear("mlp.fc2", width, hidden, bias=True),
+def _siglip_layer(model: Model) -> Tree:
+    attention, mlp = _attention(model, "SiglipAttention"), _mlp(model, "SiglipMLP")
+    first, second = _norm(model), _norm(model)
+    return tree(
+        "SiglipEncoderLayer", layer_norm1=first, self_attn=attention, layer_norm2=second, mlp=mlp
     )
 
 
-def _attention_first(model: Model) -> tuple[Module, ...]:
-    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
-    first, *attention, second, up, down = _layer_modules(model)
-    return (*attention, first, up, down, second)
+def _norm(model: Model) -> Norm:
+    return Norm("", model.hidden_size, bias=True)
 
 
-def _outer_modules(model: Model) -> tuple[Module, ...]:
+def _attention(model: Model, class_name: str) -> Tree:
     hidden = model.hidden_size
-    return (
-        Kernel("embeddings.patch_embedding", ((hidden, model.word_embed_proj_dim), (hidden,))),
-        Embedding("embeddings.position_embedding", model.learned_positions, hidden),
-        Norm("post_layernorm", hidden, bias=True),
+    names = ("k_proj", "v_proj", "q_proj", "out_proj")
+    return tree(class_name, **{name: parts.linear(hidden, hidden, bias=True) for name in names})
+
+
+def _mlp(model: Model, class_name: str) -> Tree:
+    up, down = parts.up_and_down(model, bias=True)
+    return tree(class_name, activation_fn=LEAF, fc1=up, fc2=down)
+
+
+def _idefics_layer(model: Model) -> Tree:
+    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
+    attention, mlp = _attention(model, "@VisionAttention"), _mlp(model, "@VisionMLP")
+    first, second = _norm(model), _norm(model)
+    return tree(
+        "@EncoderLayer", self_attn=attention, layer_norm1=first, mlp=mlp, layer_norm2=second
     )
 
 
-def _gemma3_projector(vision: Vision, model: Model) -> tuple[Module, ...]:
-    name, hidden = "multi_modal_projector", vision.tower.hidden_size
-    return (
-        Kernel(name, ((hidden, model.hidden_size),)),
-        Norm(f"{name}.mm_soft_emb_norm", hidden),
+def _root(model: Model, class_name: str, prefix: str, *buffers: TreeTensor) -> Tree:
+    hidden = model.hidden_size
+    return tree(
+        class_name,
+        embeddings=tree(
+            f"{prefix}VisionEmbeddings",
+            *buffers,
+            patch_embedding=Kernel("", ((hidden, model.word_embed_proj_dim), (hidden,))),
+            position_embedding=Embedding("", model.learned_positions, hidden),
+        ),
+        encoder=tree(f"{prefix}Encoder", layers=LAYERS),
+        post_layernorm=_norm(model),
     )
 
 
-def _connector(vision: Vision, model: Model) -> tuple[Module, ...]:
+def _siglip_root(model: Model) -> Tree:
+    ids = TreeTensor("position_ids", model.learned_positions, Width.INT64, is_buffer=True)
+    return _root(model, "SiglipVisionModel", "Siglip", ids)
+
+
+def _idefics_root(model: Model) -> Tree:
+    return _root(model, "@VisionTransformer", "@")
+
+
+def _gemma3_projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
+    hidden = vision.tower.hidden_size
+    weight = Kernel("", ((hidden, model.hidden_size),), ("mm_input_projection_weight",))
+    inside = tree("Gemma3MultiModalProjector", mm_soft_emb_norm=Norm("", hidden), avg_pool=LEAF)
+    return {"multi_modal_projector": replace(inside, weights=weight)}
+
+
+def _connector(vision: Vision, model: Model) -> Mapping[str, Tree]:
     width = vision.tower.hidden_size * vision.merge_size**2
-    return (Linear("connector.modality_projection.proj", width, model.hidden_size),)
+    simple = tree("@SimpleMLP", proj=parts.linear(width, model.hidden_size))
+    return {"connector": tree("@Connector", modality_projection=simple)}
 
 
 # -- programs ----------------------------------------------------------------------------------------------------
@@ -262,12 +282,11 @@ def _idefics3_processor(vision: Vision) -> Idefics3ImageProcessor:
 
 
 def _family(
-    model_type: str, layer: Callable[[Model], tuple[Module, ...]] = _layer_modules
+    model_type: str, layer: TreeOf = _idefics_layer, root: TreeOf = _idefics_root
 ) -> Family:
     return Family(
         model_type=model_type,
-        modules=FamilyModules(layer, _outer_modules),
-        tree=TreeLayout("Siglip", ""),
+        tree=ModelTree("", layer, root),
         architecture=Architecture(siglip, NormKind.LAYER_NORM, rotary=None),
     )
 
@@ -276,43 +295,23 @@ def _frames(vision: Vision) -> FrameProcessor:
     return FrameProcessor(image=replace(_idefics3_processor(vision), do_image_splitting=False))
 
 
-def _position_ids(vision: Vision) -> tuple[TreeTensor, ...]:
-    return (
-        TreeTensor("position_ids", vision.tower.learned_positions, Width.INT64, is_buffer=True),
-    )
-
-
-_ATTENTION = "(k_proj v_proj q_proj out_proj)"
 _SIGLIP_TREE = TowerTree(
-    layout="model:Gemma3Model(vision_tower:SiglipVisionModel("
-    "embeddings:SiglipVisionEmbeddings(patch_embedding position_embedding) "
-    "encoder:SiglipEncoder(layers:ModuleList(*:SiglipEncoderLayer("
-    f"layer_norm1 self_attn:SiglipAttention{_ATTENTION} layer_norm2 mlp:SiglipMLP(activation_fn fc1 fc2)))) "
-    "post_layernorm) "
-    "multi_modal_projector:Gemma3MultiModalProjector(=mm_input_projection_weight mm_soft_emb_norm avg_pool) "
-    "language_model:$) lm_head:$",
-    whole=("SiglipEncoderLayer", "SiglipVisionEmbeddings"),
-    buffers={"embeddings": _position_ids},
+    class_name="Gemma3Model", whole=("SiglipEncoderLayer", "SiglipVisionEmbeddings")
 )
 
 
-def _idefics_tree(wrapper: str, prefix: str) -> TowerTree:
-    return TowerTree(
-        layout="model:@Model(vision_model:@VisionTransformer("
-        "embeddings:@VisionEmbeddings(patch_embedding position_embedding) "
-        "encoder:@Encoder(layers:ModuleList(*:@EncoderLayer("
-        f"self_attn:@VisionAttention{_ATTENTION} layer_norm1 mlp:@VisionMLP(activation_fn fc1 fc2) layer_norm2))) "
-        "post_layernorm) connector:@Connector(modality_projection:@SimpleMLP(proj)) text_model:$) lm_head:$",
-        whole=("@VisionAttention",),
-        prefixes={wrapper: prefix},
-    )
+_IDEFICS_TREE = TowerTree(
+    whole=("@VisionAttention",),
+    prefixes={"smolvlm": "SmolVLM", "idefics3": "Idefics3"},
+    text_name="text_model",
+)
 
 
 TOWERS = (
     VisionFamily(
         wrappers=("gemma3",),
         tree=_SIGLIP_TREE,
-        tower=_family("siglip_vision_model"),
+        tower=_family("siglip_vision_model", _siglip_layer, _siglip_root),
         read=_gemma3,
         processor=_gemma3_processor,
         projector=_gemma3_projector,
@@ -320,15 +319,14 @@ TOWERS = (
         project=_project_gemma3,
         tokens_a_row=_rows,
         prefix="vision_tower",
-        layers="encoder.layers",
         hooks_embedding=True,
         masks_text=True,
         liger=VisionKernels(replace(TOWER_NORMS, in_place=False, final_in_place=False)),
     ),
     VisionFamily(
         wrappers=("smolvlm",),
-        tree=_idefics_tree("smolvlm", "SmolVLM"),
-        tower=_family("smolvlm_vision", _attention_first),
+        tree=_IDEFICS_TREE,
+        tower=_family("smolvlm_vision"),
         read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
         processor=_idefics3_processor,
         videos=_frames,
@@ -337,7 +335,6 @@ TOWERS = (
         project=_project_smolvlm,
         tokens_a_row=_rows,
         prefix="vision_model",
-        layers="encoder.layers",
         hooks_embedding=True,
         wraps_layers=False,
         returns_features=False,
@@ -345,8 +342,8 @@ TOWERS = (
     ),
     VisionFamily(
         wrappers=("idefics3",),
-        tree=_idefics_tree("idefics3", "Idefics3"),
-        tower=_family("idefics3_vision", _attention_first),
+        tree=_IDEFICS_TREE,
+        tower=_family("idefics3_vision"),
         read=partial(_smolvlm, wrapper="idefics3", model_type="idefics3_vision"),
         processor=_idefics3_processor,
         projector=_connector,
@@ -354,7 +351,6 @@ TOWERS = (
         project=_project_idefics3,
         tokens_a_row=_rows,
         prefix="vision_model",
-        layers="encoder.layers",
         hooks_embedding=True,
         wraps_layers=False,
     ),
