@@ -202,3 +202,15 @@ def test_a_compiled_dropout_saves_its_mask_and_what_the_adapter_reads() -> None:
     dropped = saved_by_a_layer(lora_dropout=0.1, **adapters)
     # each of six inputs of 256 and one of 512 is 2 bytes for A and 1 of mask; the undropped three are read no more
     assert dropped - without == 3 * (6 * 256 + 512) - 2 * (2 * 256 + 512)
+
+
+def test_a_compiled_pass_without_gradients_keeps_nothing_of_its_layers() -> None:
+    """Products of 4-bit weights are cast to float32 and turned by views, which is no second cast."""
+    given = {"model": "microsoft/phi-1_5", "method": "qlora", "objective": "dpo", "max_length": 64}
+    model, _, setup = parse({**given, "torch_compile": True})
+    heights = [
+        it.bytes for it in estimate(model, None, setup).moments if it.phase is Phase.REFERENCE
+    ]
+    of_layers = heights[2 : model.num_hidden_layers + 1]
+    assert len(of_layers) > 20
+    assert len(set(of_layers)) == 1

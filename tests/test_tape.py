@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from estimator.tape import operators as op
-from estimator.tape.tape import GRADIENTS, TEMPORARIES, Parameter, Tape, Tensor
+from estimator.tape.operators import cast_input
+from estimator.tape.tape import (
+    GRADIENTS,
+    TEMPORARIES,
+    Leaf,
+    Parameter,
+    Tape,
+    Tensor,
+    leaf_node,
+)
 from estimator.values.specs import Phase
 from tests.tapes import alive, played
 
@@ -162,3 +171,14 @@ def test_autocast_casts_a_float32_weight_once_and_each_input_every_time():
     outputs = [op.linear(tape, x, w, None, IN, OUT, "linear") for _ in range(2)]
     weight_copy, input_copies = OUT * IN * 2, 2 * ROWS * IN * 2
     assert total(tape) == ROWS * IN * 4 + weight_copy + input_copies + len(outputs) * ROWS * OUT * 2
+
+
+def test_a_leaf_is_not_taken_for_one_that_was_freed() -> None:
+    """Python gives a new object the address of a freed one; each leaf's 16-bit copy is its own nevertheless."""
+    tape = Tape(autocast_width=2)
+    for _ in range(20):
+        leaf = tape.new(256, 4)
+        leaf.node = leaf_node(Leaf(TEMPORARIES))
+        cast_input(tape, leaf, 2)
+        del leaf
+    assert sum(event.sign == 1 and event.size == 512 for event in tape.events) == 20

@@ -379,12 +379,14 @@ def cast_input(tape: Tape, x: Tensor, width: int) -> Tensor:
 
     Leaves are the input of a reentrant checkpoint's replay, and embeddings that were made to require a gradient.
 
-    Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (``arg.is_leaf()``); utils/checkpoint.py,
-    ``detach_variable``.
+    A freed leaf's copy stays in the cache, and no other leaf is taken for it.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (``arg.is_leaf()``; a weak reference keeps the
+    address from being used again); utils/checkpoint.py, ``detach_variable``.
     """
     if x.node is None or x.node.leaf is None or x.width == width:
         return cast(tape, x, width)
-    key = f"leaf {id(x.node)}"
+    key = x.node.leaf.identity
     if key not in tape.cast_cache:
         tape.cast_cache[key] = tape.place, cast(tape, x, width)
     return tape.cast_cache[key][1]

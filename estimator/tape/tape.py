@@ -302,7 +302,7 @@ SUM_OF_GRADIENTS = "sum of a weight's gradients"
 class Leaf:
     """Holds a trained tensor's accumulated gradient (its ``.grad``)."""
 
-    __slots__ = ("arrived", "component", "grad", "has_grad", "variable")
+    __slots__ = ("arrived", "component", "grad", "has_grad", "identity", "variable")
 
     def __init__(
         self, component: int, *, has_grad: bool = False, variable: Storage | None = None
@@ -313,6 +313,8 @@ class Leaf:
         self.has_grad = has_grad
         """A gradient from an earlier micro-batch exists and is counted elsewhere; the new one is added to it."""
         self.grad: Storage | None = None
+        self.identity = object()
+        """Outlives the leaf where something is kept under it."""
         self.arrived: Callable[[Leaf], None] | None = None
         """Hook called when the gradient has been accumulated."""
 
@@ -480,7 +482,8 @@ class Tape:
         self.autocast_width = autocast_width
         """Bytes per element of autocast's compute dtype; None without autocast."""
         self.autocast_active = autocast_width is not None
-        self.cast_cache: dict[str, tuple[Place, Tensor]] = {}
+        self.cast_cache: dict[object, tuple[Place, Tensor]] = {}
+        """By a weight's key or a leaf's identity."""
         self.operation = ""
         self.device = 0
         """The GPU in use: new tensors are allocated on it, gradients on the GPU of their node."""
@@ -666,7 +669,8 @@ class Tape:
         if storage is None or storage.sources is None:
             return
         storage.sources = list(dict.fromkeys([*storage.sources, *reads]))
-        if self.operation == "cast to float32" and only is not None and only.sources is not None:
+        is_cast = self.operation == "cast to float32" and only is not storage  # not a view of it
+        if is_cast and only is not None and only.sources is not None:
             storage.narrow = only.narrow or only
         if len(storage.sources) > MOST_READS:
             (storage.narrow or storage).allocate()
