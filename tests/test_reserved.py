@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,7 +16,10 @@ from dashboard.estimate import ledger
 from estimator import Verdict, accuracy, catalog, estimate
 from estimator.contract.setups import write_estimate
 from estimator.contract.text import describe
+from estimator.families.hf_config import model_from_config
 from estimator.proof.accuracy import Metric
+from estimator.step import allocations
+from estimator.step.allocations import hardware_of
 from estimator.step.blocks import (
     EMPTY,
     GIVE,
@@ -36,6 +40,7 @@ from estimator.step.blocks import (
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
+from tests.test_delta_net import QWEN3_5
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -439,3 +444,35 @@ def test_only_a_program_that_the_cards_maker_ships_is_named(card: str, program: 
 def test_only_a_card_with_pytorchs_allocator_is_replayed(card: str, is_replayed: bool) -> None:
     answer = estimate(MISTRAL, catalog.gpu(card), TrainingSetup(method="lora"))
     assert (answer.needs.replay is not None) is is_replayed
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"method": "lora", "gradient_checkpointing": True},
+        {"objective": "dpo", "method": "lora"},  # the tied head is made or moved
+        {"loss": "chunked_trl", "gradient_accumulation_steps": 4},
+        {"attn_implementation": "flash_attention_2", "eval_strategy": "epoch"},
+        {"strategy": "fsdp", "num_gpus": 2},
+        {"strategy": "fsdp", "num_gpus": 2, "fsdp_version": 1, "gradient_accumulation_steps": 2},
+        {"model": model_from_config(QWEN3_5)},  # one round of its loop stands for several
+    ],
+)
+def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict[str, Any]) -> None:
+    """What kernels take for themselves, tiles of the loss and rounds of a loop change with the size, too."""
+    smol, hardware = catalog.model("HuggingFaceTB/SmolLM2-135M"), hardware_of(A100)
+    model = keys.get("model", smol)
+    keys = {key: value for key, value in keys.items() if key != "model"}
+    sizes = [(1, 64), (1, 512), (1, 5000), (3, 512), (2, 1025)]
+    found = {}
+    for anew in (False, True):
+        allocations._templates.cache_clear()
+        for size in sizes:
+            if anew:
+                allocations._templates.cache_clear()
+            setup = TrainingSetup(
+                **{**keys, "per_device_train_batch_size": size[0], "max_length": size[1]}
+            )
+            found[anew, size] = allocations.allocations.__wrapped__(model, hardware, setup)
+    for size in sizes:
+        assert found[False, size] == found[True, size]

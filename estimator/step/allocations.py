@@ -7,8 +7,9 @@ backward frees the newest of a key first.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, groupby
@@ -45,6 +46,7 @@ from estimator.step.request_keys import (
     Keys,
     StorageKey,
     scratch,
+    taken,
 )
 from estimator.step.strategy_requests import (
     Left,
@@ -61,7 +63,7 @@ from estimator.step.strategy_requests import (
     waits_whole,
     without_reduction,
 )
-from estimator.step.timeline import Plan, Sizes, plan, structure
+from estimator.step.timeline import Plan, Sizes, Steps, plan, structure
 from estimator.step.zero_requests import (
     by_size,
     has_partitions,
@@ -71,7 +73,7 @@ from estimator.step.zero_requests import (
     stepped,
     stepped_in_groups,
 )
-from estimator.tape.program import Program, Sized
+from estimator.tape.program import Program
 from estimator.tape.scratch import Card
 from estimator.tape.tape import (
     ACTIVATIONS,
@@ -80,7 +82,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Phase
+from estimator.values.specs import Gpu, Model, Optimizer, Phase
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -129,6 +131,11 @@ class _Writer:
         """Run requests next."""
         self.run(self.stretch(requests))
 
+    @property
+    def sizes(self) -> Iterator[int]:
+        """Bytes of each request, in the order of the log's."""
+        return (request.size for stretch in self._stretches for request in stretch)
+
     def log(self) -> Log:
         """The requests as ``play`` reads them."""
         return log_of(self._stretches, self._order)
@@ -154,17 +161,162 @@ def allocations(
     ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
     """
     same, (workspace, card) = structure(setup), hardware
+    here = Sizes.of(setup)
+    steps = [_PassAt(it, here, card) for it in _micro_steps(model, setup)]
+    evaluated: list[_PassAt] = []
+    if setup.run.eval_strategy != "no":
+        sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
+        evaluated.append(_PassAt(evaluation_plan(model, same), sizes, card))
+    every = [*steps, *evaluated]
+    if setup.optim is not Optimizer.ADAFACTOR:
+        card = Card()  # no other optimizer's step depends on it
     fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
+    if setup.strategy.is_zero:  # whose gathers and parts have sizes of their own
+        return _written(model, setup, fixed, steps, evaluated, workspace, rank).log()
+    unsized = replace(setup, batch=same.batch, task=same.task, run=same.run)
+    pattern = tuple(it.pattern for it in every)
+    values = [size for it in every for size in it.values]
+    templates = _templates(model, workspace, card, unsized, made, len(evaluated))
+    if pattern not in templates:
+        named, first = [_Named.of(values, place) for place in range(len(values))], 0
+        for it in every:
+            first = it.name(named, first)
+        written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
+        if len(templates) == MOST_PATTERNS:
+            templates.clear()
+        templates[pattern] = _Template.of(written, values)
+    return templates[pattern].at(values)
+
+
+class _Named(int):
+    """Bytes of a tensor of the tape, which know their place among a run's values."""
+
+    place: int
+
+    @classmethod
+    def of(cls, values: Sequence[int], place: int) -> _Named:
+        """One of the values."""
+        named = cls(values[place])
+        named.place = place
+        return named
+
+
+class _Template(NamedTuple):
+    """The log of all runs that differ in the bytes of their tensors alone."""
+
+    log: Log
+    places: Sequence[int]
+    """Where the bytes of each request are found: among a run's values, or after them in ``others``."""
+    others: Sequence[int]
+
+    @classmethod
+    def of(cls, written: _Writer, values: Sequence[int]) -> _Template:
+        """That of one of these runs, whose values are named."""
+        others: list[int] = []
+        places = []
+        for size in written.sizes:
+            places.append(size.place if isinstance(size, _Named) else len(values) + len(others))
+            if not isinstance(size, _Named):
+                others.append(size)
+        return cls(written.log(), places, others)
+
+    def at(self, values: Sequence[int]) -> Log:
+        """The log of the run with these values."""
+        whats, keys, _, streams = self.log.requests
+        sizes = map([*values, *self.others].__getitem__, self.places)
+        return self.log._replace(requests=[whats, keys, array("q", sizes), streams])
+
+
+MOST_PATTERNS = 4
+"""Patterns of one structure that are remembered: ours."""
+
+
+@lru_cache(maxsize=32)
+def _templates(
+    model: Model,
+    workspace: int,
+    card: Card,
+    unsized: TrainingSetup,
+    made: bool,
+    evaluates: int,
+) -> dict[Hashable, _Template]:
+    """The templates of one structure, by what decides the order of their requests; empty at first."""
+    return {}
+
+
+class _PassAt:
+    """A pass at its sizes."""
+
+    def __init__(self, steps: Steps, sizes: Sizes, card: Card) -> None:
+        self.sized, self.schedule = steps.step(sizes)
+        self.program = self.schedule.program
+        self.sizes: Sequence[int] = self.sized.sizes
+        """Bytes of the tensors of each slot."""
+        self.temporaries = {
+            at: [taken(temporary) for temporary in self.sized.scratch_before(at, card)]
+            for at in self.program.scratches
+        }
+        """Bytes of what the kernels before an event allocate for themselves, kernel by kernel."""
+
+    @property
+    def values(self) -> Iterator[int]:
+        """All of its bytes, in order."""
+        yield from self.sizes
+        for kernels in self.temporaries.values():
+            yield from chain.from_iterable(kernels)
+
+    @property
+    def pattern(self) -> Hashable:
+        """What decides the order of its requests: the program, what is empty, and how many tensors stand for one."""
+        sizes = self.sizes
+        return (
+            self.program,
+            bytes(map(bool, sizes)),
+            tuple(sizes[one] and sizes[slot] // sizes[one] for slot, one in _stands(self.program)),
+            tuple(len(it) for kernels in self.temporaries.values() for it in kernels),
+        )
+
+    def name(self, named: Sequence[_Named], first: int) -> int:
+        """Take its bytes from named values, which begin with ``first``; returns where they end."""
+        place = first + len(self.sizes)
+        self.sizes = named[first:place]
+        for kernels in self.temporaries.values():
+            for number, kernel in enumerate(kernels):
+                kernels[number] = [*named[place : place + len(kernel)]]
+                place += len(kernel)
+        return place
+
+
+@lru_cache(maxsize=32)
+def _stands(played: Program) -> Sequence[tuple[int, int]]:
+    """Slots of tensors that stand for several, each with the slot of one of these."""
+    keys = _keys(played)
+    found = {
+        (slot, keys[number].slot)
+        for slot, number in zip(played.slots, played.storages, strict=True)
+        if keys[number].key >= 0
+    }
+    return sorted((slot, one) for slot, one in found if slot != one)
+
+
+def _written(
+    model: Model,
+    setup: TrainingSetup,
+    fixed: _Fixed,
+    steps: Sequence[_PassAt],
+    evaluated: Sequence[_PassAt],
+    workspace: int,
+    rank: int,
+) -> _Writer:
     writer, keys = _Writer(), Keys(fixed.keys)
     writer.once(fixed.load)
     left = Left([], [])
-    here = Sizes.of(setup)
 
     def passes(*, records: bool = False) -> list[tuple[int, int]]:
         waiting, found = Waiting(), list[tuple[int, int]]()
-        for number, micro_step in enumerate(_micro_steps(model, setup)):
+        for number, micro_step in enumerate(steps):
             others = _Others(waiting, left, records and number == 0, rank)
-            found += _pass(writer, keys, model, micro_step, setup, here, card, workspace, others)
+            found += _pass(writer, keys, model, micro_step, setup, workspace, others)
             waiting.collects = False
             found.append((writer.stretch(_waited(setup)), 1))
         return found
@@ -181,10 +333,8 @@ def allocations(
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     emptied = writer.stretch([Request(EMPTY, HELD)])
     evaluation: list[tuple[int, int]] = []
-    if setup.run.eval_strategy != "no":
-        sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
-        evaluated_plan = evaluation_plan(model, same)
-        evaluation = _pass(writer, keys, model, evaluated_plan, setup, sizes, card, workspace)
+    for it in evaluated:
+        evaluation = _pass(writer, keys, model, it, setup, workspace)
     for number in range(STEPS):
         if number == 1:
             writer.once(fixed.before_second)
@@ -198,7 +348,7 @@ def allocations(
         if number == STEPS - 2:
             for stretch, times in evaluation:
                 writer.run(stretch, times)
-    return writer.log()
+    return writer
 
 
 def _empties(setup: TrainingSetup, step: int) -> bool:
@@ -275,15 +425,13 @@ def _pass(
     writer: _Writer,
     keys: Keys,
     model: Model,
-    steps: Plan,
+    here: _PassAt,
     setup: TrainingSetup,
-    sizes: Sizes,
-    card: Card,
     workspace: int,
     others: _Others | None = None,
 ) -> list[tuple[int, int]]:
     """The stretches of one played pass, in order."""
-    sized, schedule = steps.step(sizes)
+    sized, schedule = here.sized, here.schedule
     own = _keys(schedule.program)
     first = keys.new(max(it.key for it in own) + 1)
     gathers = schedule.gathers(
@@ -307,7 +455,7 @@ def _pass(
             if (run.segment, pattern) not in known:
                 played = schedule.program
                 waits = others.waiting.of(played.marks[run.segment]) if others else []
-                requests = _segment(sized, played, run.segment, own, first, card, workspace, waits)
+                requests = _segment(here, run.segment, own, first, workspace, waits)
                 if setup.mesh.uses_fsdp1:
                     requests = on_streams_of_fsdp1(
                         requests, played, OLD if run.layers else OLD_ROOT
@@ -382,12 +530,10 @@ def _keys(played: Program) -> Sequence[StorageKey]:
 
 
 def _segment(
-    sized: Sized,
-    played: Program,
+    here: _PassAt,
     segment: int,
     keys: Sequence[StorageKey],
     first: int,
-    card: Card,
     workspace: int,
     left: list[int],
 ) -> Iterator[tuple[Request, int]]:
@@ -396,16 +542,16 @@ def _segment(
     ``left``: keys of an earlier micro-step's gradients that are freed here, in order. A tensor that only changes its
     component stays where it is; one that comes to stand for several equal ones is joined by these.
     """
+    played, sizes = here.program, here.sizes
     at, end = played.spans[segment]
-    signs, slots, storages, sizes = played.signs, played.slots, played.storages, sized.sizes
+    signs, slots, storages = played.signs, played.slots, played.storages
     made: dict[int, set[int]] = {}
     while at < end:
         if at in played.first_products:
             handle = played.first_products.index(at)
             yield Request(TAKE_ONCE, WORKSPACES + handle, workspace), at
-        if at in played.scratches:
-            for temporaries in sized.scratch_before(at, card):
-                yield from ((it, at) for it in scratch(temporaries))
+        for temporaries in here.temporaries.get(at, ()):
+            yield from ((it, at) for it in scratch(temporaries))
         sign, size, number = signs[at], sizes[slots[at]], storages[at]
         key, slot = keys[number]
         if not size or key < 0:
@@ -414,7 +560,7 @@ def _segment(
             at += 1
             continue
         key, one = first + key, sizes[slot]
-        here = made.setdefault(key, set())
+        alive = made.setdefault(key, set())
         if sign < 0 and played.is_kept(at, end):
             joined = sizes[slots[at + 1]]
             if joined // one > MOST_ALIKE:
@@ -426,11 +572,11 @@ def _segment(
             at += 2
             continue
         if sign > 0:
-            here.add(number)
+            alive.add(number)
             yield Request(TAKE, key, size), at
         else:
-            what = GIVE_BEFORE if here - {number} and number not in here else GIVE
-            here.discard(number)
+            what = GIVE_BEFORE if alive - {number} and number not in alive else GIVE
+            alive.discard(number)
             for _ in range(1 if size // one > MOST_ALIKE else size // one):
                 yield Request(what, key), at
         at += 1

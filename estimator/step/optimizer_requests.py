@@ -21,7 +21,7 @@ from estimator.step.blocks import (
     TAKE_ONCE,
     Request,
 )
-from estimator.step.request_keys import STEPPED, Keys, scratch
+from estimator.step.request_keys import STEPPED, Keys, scratch, taken
 from estimator.tape.scratch import Card, rows_summed
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.setup import TrainingSetup
@@ -116,7 +116,7 @@ def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator
             yield Request(TAKE, inner, rows)
             yield Request(GIVE, inner)
             yield Request(TAKE, inner, columns)
-            yield from scratch(rows_summed(it.shape[-2], it.shape[-1], card))
+            yield from scratch(taken(rows_summed(it.shape[-2], it.shape[-1], card)))
             yield Request(GIVE, inner)
             yield Request(TAKE, inner, rows)
             yield Request(TAKE, inner, columns)

@@ -36,9 +36,14 @@ class Keys:
         return self.first - count
 
 
+def taken(sizes: Iterable[int]) -> list[int]:
+    """Bytes that a kernel's temporaries take, each; an empty one takes none."""
+    return [allocated(size) for size in sizes if size]
+
+
 def scratch(sizes: Iterable[int]) -> Iterator[Request]:
-    """A kernel's temporaries, bytes each; freed when it has run."""
-    yield from (Request(TAKE, SCRATCH, allocated(size)) for size in sizes if size)
+    """A kernel's temporaries, as ``taken``; freed when it has run."""
+    yield from (Request(TAKE, SCRATCH, size) for size in sizes)
     yield Request(GIVE_ALL, SCRATCH)
 
 
