@@ -64,6 +64,7 @@ from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.writing.changes import Changed, changed_files, changes_between
 from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST
+from estimator.values.losses import Loss
 from estimator.values.objectives import Objective
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -83,7 +84,6 @@ from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,
-    Loss,
     Machine,
     Method,
     MixedPrecision,

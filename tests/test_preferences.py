@@ -36,7 +36,7 @@ from estimator.families.modules import Linear
 from estimator.objectives import registry
 from estimator.objectives.batch import scored_tokens
 from estimator.parallel.zero_hooks import ZeroHooks
-from estimator.values.specs import Loss
+from estimator.values.losses import Loss
 
 MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")
 A100 = catalog.gpu("A100-SXM4-80GB")

@@ -33,7 +33,7 @@ from estimator.proof.calibration import calibrate
 from estimator.resident import overhead
 from estimator.step.reserved import shown
 from estimator.time.rates import INSIDE, SLOW_SHARE
-from estimator.values.specs import Loss
+from estimator.values.losses import Loss
 from tests.test_start_page import open_page
 
 ROOT = Path(__file__).resolve().parent.parent

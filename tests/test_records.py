@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from estimator.values.losses import Loss
 from estimator.values.objectives import Objective
 from estimator.values.records import Record
 from estimator.values.strategies import Strategy
@@ -45,3 +46,12 @@ def test_what_is_known_of_an_objective_holds_together(objective: Objective) -> N
     assert has_own_head == (objective.has_score or objective.compares_rows)
     assert not (objective.is_paired and (objective.generates or objective.is_unpaired))
     assert objective.brings_mask != objective.is_causal_lm
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_a_loss_computes_the_logits_in_one_way(loss: Loss) -> None:
+    ways = loss.takes_whole_logits, loss.fuses_gradient, loss.tiles_logits, loss.chunks_sequence
+    assert [*ways, loss.selects].count(True) == 1
+    # a fused loss reads the head's weight by itself: trl 1.16, trainer/utils.py, add_fused_lm_head
+    assert loss.calls_head != (loss.fuses_gradient or loss.tiles_logits)
+    assert loss.selects or not (loss.keeps_logits or loss.is_verls)

@@ -27,7 +27,8 @@ from estimator.time.rates import Rates, rates
 from estimator.time.step_seconds import step_costs, step_parts
 from estimator.time.traffic import traffic
 from estimator.values.facets.mesh import Mesh
-from estimator.values.specs import AttnImplementation, DeltaNet, Loss, Model, Offload, StateSpace
+from estimator.values.losses import Loss
+from estimator.values.specs import AttnImplementation, DeltaNet, Model, Offload, StateSpace
 from estimator.values.strategies import Strategy
 
 LENGTH = 256

@@ -16,7 +16,8 @@ from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
 from estimator.contract.setups import parse
 from estimator.grid.needs import needs
 from estimator.tools.imported import read_files
-from estimator.values.specs import Loss, Verdict
+from estimator.values.losses import Loss
+from estimator.values.specs import Verdict
 
 LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
 SMALL = catalog.model("HuggingFaceTB/SmolLM2-135M")

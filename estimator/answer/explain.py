@@ -60,9 +60,10 @@ from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
 from estimator.values.facets.mesh import Mesh
+from estimator.values.losses import Loss
 from estimator.values.results import Estimate, HeldTensors
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Loss, Offload, Phase
+from estimator.values.specs import Component, Offload, Phase
 
 Function = Callable[..., Any]
 
@@ -380,7 +381,7 @@ def _gradients(of: Estimate) -> Explanation:
             else "."
         )
     )
-    if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
+    if loss_of(of.model, of.setup).fuses_gradient and not of.setup.uses_adapters:
         lead += " Liger computes the head's gradient with the loss, so it exists before backward begins."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"

@@ -19,9 +19,10 @@ from estimator.families.registry import family_of
 from estimator.families.vision_family import sees, vision_family
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
+from estimator.values.losses import Loss
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 
 def kernels(model: Model, computation: Computation, adapters: Adapters) -> Kernels:
@@ -92,30 +93,21 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
     family, is_later = _loaded_type(model, setup), family_of(model).liger_is_later
     if model.vision is not None and sees(model, setup.adapters):
         is_later |= vision_family(model.vision).liger_is_later
-    if is_later and (setup.computation.use_liger_kernel or setup.task.loss is Loss.LIGER):
+    if is_later and (setup.computation.use_liger_kernel or setup.task.given_loss.fuses_gradient):
         raise LATER_FAMILY(family=family)
     if kernels(model, setup.computation, setup.adapters).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup.adapters)
         for module, _ in modules_with_counts(model)
     ):
         raise WRAPPED_EXPERTS()
-    if setup.task.loss is Loss.LIGER and not fuses_head(model, setup.adapters):
+    if setup.task.given_loss.fuses_gradient and not fuses_head(model, setup.adapters):
         raise NO_FUSED_LOSS(family=family)
-
-
-LOSSES = {
-    Loss.LIGER: "Liger computes head and loss together, in chunks of tokens, so the full logits never exist.",
-    Loss.CHUNKED_TRL: "Head and loss are TRL's, which compute the logits tile by tile, twice per step.",
-    Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's, with one eighth of each sequence at a time in float32.",
-    Loss.SELECTIVE_TRL: "The loss is TRL's before 1.15, which keeps all logits whole.",
-    Loss.SELECTIVE: "The loss is ms-swift's, which keeps the logits of the completions whole.",
-}
 
 
 def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     """Sentences on what Liger does with this family, and how the loss is computed."""
-    loss = loss_of(model, setup)
-    return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
+    sentence = loss_of(model, setup).sentence
+    return [*_liger_sentences(model, setup), *([sentence] if sentence else [])]
 
 
 def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
@@ -133,7 +125,7 @@ def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
             f"Liger 0.8.5 cannot be used for {loaded} with transformers 5.23, which lacks an output class that it "
             "imports; take an older transformers."
         )
-    if known.whole_logits and loss_of(model, setup) is Loss.STANDARD:
+    if known.whole_logits and loss_of(model, setup).takes_whole_logits:
         sentences.append(
             f"Liger does not fuse {model.model_type}'s head: the full logits exist, and their gradient overwrites them."
         )

@@ -11,7 +11,7 @@ from estimator.families.weights import adapter_width, module_bytes, weight_width
 from estimator.parallel.sharding import fsdp_groups
 from estimator.resident.model import Resident, weight_bytes
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 VERL_BUCKET = 2048 * 2**20
 """Bytes of verl's buffer of weights: ``update_weights_bucket_megabytes`` 2048, trainer/config/rollout/rollout.yaml."""
@@ -29,7 +29,7 @@ def push_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
     generation/vllm_generation.py:387-480 (``_iter_fsdp1_params``, ``_iter_fsdp2_params``,
     ``_iter_named_params``); peft 0.21, tuners/lora/layer.py:1067 (``get_delta_weight``).
     """
-    found = VERL_BUCKET if setup.task.loss is Loss.SELECTIVE_VERL else 0
+    found = VERL_BUCKET if setup.task.given_loss.is_verls else 0
     strategy = setup.mesh.strategy
     if setup.mesh.uses_fsdp1:
         found += largest_group(model, setup)

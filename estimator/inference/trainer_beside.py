@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Loss
+from estimator.values.specs import Component, Gpu
 
 
 def between_steps(setup: TrainingSetup, resident: Resident, workspace: int) -> dict[Component, int]:
@@ -68,7 +68,7 @@ def at_start(setup: TrainingSetup, resident: Resident) -> dict[Component, int]:
     ``accelerator.prepare``).
     """
     strategy = setup.mesh.strategy
-    is_late = strategy.is_fsdp and setup.task.loss is not Loss.SELECTIVE_VERL
+    is_late = strategy.is_fsdp and not setup.task.given_loss.is_verls
     is_late |= strategy.partitions_flat
     if is_late or setup.generation.generation_offload_model:
         return {}

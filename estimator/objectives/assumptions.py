@@ -6,7 +6,7 @@ from estimator.families.liger import loss_of
 from estimator.objectives.batch import prompt_tokens, scored_tokens
 from estimator.objectives.registry import RULES
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 
 def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
@@ -18,17 +18,16 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
             "Label smoothing needs the whole logits"
             + (
                 "; TRL asks the model once more without gradients, for its metrics."
-                if setup.loss is Loss.CHUNKED_TRL
+                if setup.given_loss.tiles_logits
                 else ", whatever the loss."
             )
         )
-    scores_some = loss_of(model, setup) in (Loss.CHUNKED_TRL, Loss.SELECTIVE)
-    if scores_some and not objective.is_causal_lm:
+    if loss_of(model, setup).scores_completions and not objective.is_causal_lm:
         sentences.append(
             f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "
             f"{scored_tokens(setup):,} alone."
         )
-    if setup.loss is Loss.STANDARD and objective.has_reference:
+    if setup.given_loss.takes_whole_logits and objective.has_reference:
         sentences.append(
             "The loss is LLaMA-Factory's, which takes the log-softmax of every row's logits in float32."
         )
@@ -41,7 +40,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if setup.keeps_reference:
         sentences.append(
             "The reference model is a second copy of the weights in "
-            + ("the dtype of autocast" if setup.loss is Loss.STANDARD else "the same dtype")
+            + ("the dtype of autocast" if setup.given_loss.takes_whole_logits else "the same dtype")
             + ", which stays all through the run."
         )
     elif setup.asks_reference:

@@ -9,7 +9,6 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.objective import Task
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss
 
 
 def rows_per_example(setup: TrainingSetup) -> int:
@@ -77,7 +76,7 @@ def scores_policy(setup: TrainingSetup) -> bool:
     """
     if setup.task.objective.scores_itself or not setup.task.objective.generates:
         return setup.task.objective.scores_itself
-    if setup.generation.use_vllm or setup.task.loss is Loss.SELECTIVE_VERL:
+    if setup.generation.use_vllm or setup.task.given_loss.is_verls:
         return True
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
@@ -140,7 +139,7 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     if setup.task.objective.compares_rows:
         return int(setup.task.mini_batch_size is not None)
     if setup.smooths_labels:
-        return int(setup.task.loss is Loss.CHUNKED_TRL)
+        return int(setup.task.given_loss.tiles_logits)
     references = int(setup.asks_reference)
     return references + scores_policy(setup) + asks_kl(setup) * (1 + references)
 

@@ -17,7 +17,7 @@ from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Tensor
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Loss
+from estimator.values.losses import Loss
 
 CHUNKS = 8
 """Chunks of a sequence's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
@@ -73,29 +73,28 @@ class LabelledCall:
         hidden: Tensor | None = forward.hidden(ids)
         assert hidden is not None
         logits = None
-        match self.loss:
-            case Loss.STANDARD:
-                logits = forward.logits(hidden)
-                if forward.until_end:  # the text model's call has returned
-                    hidden = None
-                tape.enter(self.phase, "loss")
-                loss = self._loss(logits, labels)
-            case Loss.CHUNKED_TORCHTUNE:
-                tape.fuse(on=False)
-                chunks = self._logits_in_chunks(hidden)
+        if self.loss.takes_whole_logits:
+            logits = forward.logits(hidden)
+            if forward.until_end:  # the text model's call has returned
                 hidden = None
-                tape.enter(self.phase, "loss")
-                loss = self._loss_of_chunks(chunks)
-                del chunks
-                loss = self.hooks.leave(HEAD, loss)
-            case _:
-                tape.fuse(on=False)
-                hidden = self.hooks.enter(HEAD, hidden)
-                tape.enter(self.phase, "loss")
-                loss = self._loss_without_logits(hidden)
-                loss = self.hooks.leave(HEAD, loss)
+            tape.enter(self.phase, "loss")
+            loss = self._loss(logits, labels)
+        elif self.loss.chunks_sequence:
+            tape.fuse(on=False)
+            chunks = self._logits_in_chunks(hidden)
+            hidden = None
+            tape.enter(self.phase, "loss")
+            loss = self._loss_of_chunks(chunks)
+            del chunks
+            loss = self.hooks.leave(HEAD, loss)
+        else:
+            tape.fuse(on=False)
+            hidden = self.hooks.enter(HEAD, hidden)
+            tape.enter(self.phase, "loss")
+            loss = self._loss_without_logits(hidden)
+            loss = self.hooks.leave(HEAD, loss)
         loss = self._with_balance(loss)
-        if self.loss is Loss.CHUNKED_TRL:
+        if self.loss.tiles_logits:
             self.free(self.router_logits)  # its outputs do not have them
         del hidden
         loss, logits = self.hooks.returned(loss, logits)
@@ -166,7 +165,7 @@ class LabelledCall:
         rows = self.setup.per_device_train_batch_size
 
         def loss(x: Tensor) -> Tensor:
-            if self.loss is Loss.LIGER:
+            if self.loss.fuses_gradient:
                 budget = kernels_of_family(self.model, self.setup.adapters).budget
                 return fused.linear_cross_entropy(
                     self.tape, x, weight, width, vocabulary, budget=budget

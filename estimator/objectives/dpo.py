@@ -10,7 +10,7 @@ from estimator.objectives.dropout import without_dropout
 from estimator.objectives.forward import Loaded, Pass
 from estimator.objectives.step import Step
 from estimator.objectives.whole_logits import ask, measure
-from estimator.values.specs import Loss, Phase
+from estimator.values.specs import Phase
 
 
 def dpo(step: Step) -> None:
@@ -23,7 +23,7 @@ def dpo(step: Step) -> None:
     loss, *held = ask(step, Pass(step.trained, rows, length), ids, labels)
     if not setup.precompute_ref_log_probs:
         _, asked = ask(step, as_reference(reference, step, rows), ids, labels)
-        if setup.loss is Loss.SELECTIVE_TRL:
+        if setup.given_loss.keeps_logits:
             held.append(asked)
         del asked
     measure(step, rows, held)

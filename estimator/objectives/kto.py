@@ -13,7 +13,7 @@ from estimator.objectives.forward import Pass
 from estimator.objectives.step import Step
 from estimator.objectives.whole_logits import ask, measure
 from estimator.tape.tape import LOGITS, Tensor
-from estimator.values.specs import Loss, Phase
+from estimator.values.specs import Phase
 
 
 def kto(step: Step) -> None:
@@ -31,7 +31,7 @@ def kto(step: Step) -> None:
     if not setup.precompute_ref_log_probs:
         asked = as_reference(reference, step, rows)
         of_reference = _both(step, asked, asked._replace(label="reference's KL"), ids)[2]
-        if setup.loss is Loss.SELECTIVE_TRL:
+        if setup.given_loss.keeps_logits:
             logits.append(of_reference)
         del of_reference
     measure(step, rows, logits)
@@ -49,7 +49,7 @@ def _both(
 
     Where the trainer computes whole logits the rows come first.
     """
-    is_whole = loss_of(step.trained.model, step.setup) is Loss.STANDARD
+    is_whole = loss_of(step.trained.model, step.setup).takes_whole_logits
     size = asked.rows * asked.length
     if asks_kl(step.setup) and not is_whole:
         ask(step, mismatched, ids, step.ids(size))

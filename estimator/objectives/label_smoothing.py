@@ -12,7 +12,8 @@ from estimator.objectives.step import Step
 from estimator.objectives.whole_logits import whole_logits
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
-from estimator.values.specs import Loss, Phase
+from estimator.values.losses import Loss
+from estimator.values.specs import Phase
 
 
 def smoothed(step: Step) -> None:
@@ -27,7 +28,7 @@ def smoothed(step: Step) -> None:
     loss = _loss(step.tape, logits, rows, length - 1, words)
     del logits
     forward.router_logits.clear()
-    if setup.loss is Loss.CHUNKED_TRL:
+    if setup.given_loss.tiles_logits:
         again = Pass(
             step.trained, rows, length, grad=False, phase=Phase.REFERENCE, label="for metrics"
         )

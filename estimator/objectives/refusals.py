@@ -10,7 +10,7 @@ from estimator.families.towers import has_towers
 from estimator.objectives.batch import asks_kl, prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 STRATEGY_LATER = Refusal(
     "objective {objective} under strategy {strategy} is not modelled yet; take strategy ddp.",
@@ -200,7 +200,7 @@ def _check_metrics(setup: TrainingSetup) -> None:
         return
     if not setup.objective.has_metrics:
         raise METRICS_LATER(what=f"objective {setup.objective}")
-    if setup.loss is Loss.CHUNKED_TORCHTUNE:
+    if setup.given_loss.chunks_sequence:
         raise METRICS_LATER(what=f"loss {setup.loss}")
     if setup.strategy.places_layers:
         raise METRICS_LATER(what=f"strategy {setup.strategy}")
@@ -225,7 +225,7 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.smooths_labels:
         _check_smoothing(model, setup)
     if objective.is_causal_lm:
-        if setup.loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL, Loss.SELECTIVE_VERL):
+        if setup.given_loss.selects:
             raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
         return
     if has_towers(model, setup.adapters):
@@ -233,7 +233,7 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.images_per_example:
         raise IMAGES_LATER(objective=objective)
     _check_loss(model, setup)
-    if objective.has_reference and setup.uses_fsdp1 and setup.loss is not Loss.SELECTIVE_VERL:
+    if objective.has_reference and setup.uses_fsdp1 and not setup.given_loss.is_verls:
         raise FSDP1_LATER(objective=objective)
     if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
@@ -260,9 +260,9 @@ def check_rows(setup: TrainingSetup) -> None:
 
 
 def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
-    if setup.loss is Loss.CHUNKED_TORCHTUNE:
+    if setup.given_loss.chunks_sequence:
         raise NO_SMOOTHING(loss=setup.loss)
-    is_tiled = setup.loss is Loss.CHUNKED_TRL
+    is_tiled = setup.given_loss.tiles_logits
     if setup.strategy.places_layers or (is_tiled and not setup.strategy.keeps_whole):
         raise SMOOTHING_LATER(what=f"strategy {setup.strategy}", instead="take strategy ddp")
     if has_towers(model, setup.adapters) or setup.images_per_example:
@@ -284,23 +284,23 @@ def _check_groups(setup: TrainingSetup) -> None:
 
 
 def _check_loss(model: Model, setup: TrainingSetup) -> None:
-    loss, objective = setup.loss, setup.objective
+    loss, given, objective = setup.loss, setup.given_loss, setup.objective
     if objective.has_reference:
-        if loss in (Loss.STANDARD, Loss.SELECTIVE, Loss.SELECTIVE_TRL):
+        if given.freezes_reference or given.keeps_logits:
             _check_whole_logits(model, setup)
-        if loss is Loss.LIGER:
+        if given.fuses_gradient:
             raise LIGER_HEAD(objective=objective)
-        if loss is Loss.SELECTIVE_VERL:
+        if given.is_verls:
             _check_verl(model, setup)
-        if loss is Loss.CHUNKED_TORCHTUNE:
+        if given.chunks_sequence:
             raise NO_SUCH_LOSS(loss=loss, objective=objective, own="TRL's fused head")
-    elif loss not in (None, Loss.STANDARD):
+    elif loss is not None and not loss.takes_whole_logits:
         own = "the whole logits" if objective.is_preference else "no logits over the vocabulary"
         raise NO_SUCH_LOSS(loss=loss, objective=objective, own=own)
 
 
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
-    if setup.objective.generates and setup.loss is not Loss.SELECTIVE:
+    if setup.objective.generates and not setup.given_loss.scores_completions:
         raise WHOLE_LOGITS_LATER(loss=setup.loss, objective=setup.objective)
     if setup.precompute_ref_log_probs and setup.freezes_reference:
         raise PRECOMPUTED_IS_TRLS(loss=setup.loss)

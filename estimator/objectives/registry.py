@@ -24,7 +24,7 @@ from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
 from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 
 class ObjectiveRule(NamedTuple):
@@ -95,7 +95,7 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
     >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].lora_dropout
     0.0
     """
-    if loss_of(model, setup) is Loss.CHUNKED_TRL and balances_experts(model.model_type):
+    if loss_of(model, setup).tiles_logits and balances_experts(model.model_type):
         model = replace(model, output_router_logits=True)
     if accumulates(setup):
         setup = replace(setup, gradient_accumulation_steps=2)

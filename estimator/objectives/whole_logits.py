@@ -21,7 +21,6 @@ from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Loss
 
 
 def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -37,17 +36,17 @@ def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
     loss, words = loss_of(step.trained.model, step.setup), step.trained.model.vocab_size
-    if loss is Loss.CHUNKED_TRL:
+    if loss.tiles_logits:
         return LabelledCall(step.call(of), of.rows * step.scored).run(ids, labels)
-    if loss is Loss.SELECTIVE:
+    if loss.scores_completions:
         kept = step.scored + 1
         logits = whole_logits(step.call(of), ids, kept)
         return _selected(step.tape, logits, of.rows, kept, words), None
-    if loss is Loss.SELECTIVE_TRL:
+    if loss.keeps_logits:
         logits = whole_logits(step.call(of), ids)
         scored = op.part(step.tape, logits, of.rows * (of.length - 1) * words)
         return _selected(step.tape, scored, of.rows, of.length - 1, words), logits
-    if loss is Loss.SELECTIVE_VERL:
+    if loss.is_verls:
         logits = whole_logits(step.call(of), ids, converts=False)
         found = fused.flash_cross_entropy(step.tape, logits, of.rows * of.length)
         return op.mean(step.tape, found, 1, "loss"), None
@@ -69,7 +68,7 @@ def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
     (``index_select``).
     """
     logits = held[0]
-    if logits is None or loss_of(step.trained.model, step.setup) is not Loss.SELECTIVE_TRL:
+    if logits is None or not loss_of(step.trained.model, step.setup).keeps_logits:
         return
     tape, words, width = step.tape, step.trained.model.vocab_size, logits.width
     length, kept = step.setup.max_length - 1, step.scored
@@ -94,7 +93,7 @@ def with_logits(step: Step) -> None:
     Source: trl 1.16, trainer/sft_trainer.py, ``compute_loss`` (``return_outputs``).
     """
     setup = step.setup
-    if loss_of(step.trained.model, setup) is not Loss.CHUNKED_TRL:
+    if not loss_of(step.trained.model, setup).tiles_logits:
         causal_lm(step)
         return
     rows, length = setup.per_device_train_batch_size, setup.max_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Loss, Method, Offload
+from estimator.values.specs import Dtype, Method, Offload
 
 DEVICE_MAP = (
     'The layers are placed as from_pretrained(device_map="auto") places them on free GPUs of this kind: it balances '
@@ -128,7 +128,7 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
             "With accumulation, Trainer synchronises only at the last micro-step. Until then every GPU holds unsharded "
             "gradients."
         )
-    if setup.task.loss is Loss.CHUNKED_TORCHTUNE and not setup.mesh.uses_fsdp1:
+    if setup.task.given_loss.chunks_sequence and not setup.mesh.uses_fsdp1:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )

@@ -19,7 +19,6 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,
-    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -177,14 +176,16 @@ RULES = (
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.strategy.places_layers and (s.use_liger_kernel or s.loss is Loss.LIGER),
+        lambda s: s.strategy.places_layers and (s.use_liger_kernel or s.given_loss.fuses_gradient),
         # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
         "Liger's kernels always launch on the first GPU, even for tensors on another (Liger-Kernel issue 1303), so "
         "device_map fails; leave use_liger_kernel and loss at their defaults.",
         Report("https://github.com/linkedin/Liger-Kernel/issues/1303"),
     ),
     CombinationRule(
-        lambda s: s.strategy.places_layers and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE),
+        lambda s: (
+            s.strategy.places_layers and (s.given_loss.tiles_logits or s.given_loss.chunks_sequence)
+        ),
         "loss {s.loss} under device_map is not modelled yet; take loss standard.",
         NOT_MODELLED,
     ),
@@ -214,8 +215,8 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            (s.loss is Loss.CHUNKED_TORCHTUNE and (s.uses_fsdp1 or s.strategy.is_zero))
-            or (s.loss is Loss.CHUNKED_TRL and s.uses_fsdp1)
+            (s.given_loss.chunks_sequence and (s.uses_fsdp1 or s.strategy.is_zero))
+            or (s.given_loss.tiles_logits and s.uses_fsdp1)
         ),
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
         NOT_MODELLED,

@@ -43,7 +43,7 @@ from estimator.resident.model import weight_bytes
 from estimator.tape.tape import COMMUNICATION, WEIGHTS, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Loss, Method, MixedPrecision, Model, Offload
+from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Offload
 
 AUTOCAST = MappingProxyType(
     {MixedPrecision.BF16: Dtype.BFLOAT16, MixedPrecision.FP16: Dtype.FLOAT16}
@@ -66,9 +66,9 @@ def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     False
     """
     dtype = setup.precision.dtype
-    if setup.task.loss is Loss.STANDARD:
+    if setup.task.given_loss.takes_whole_logits:
         dtype = AUTOCAST.get(setup.precision.mixed_precision, dtype)
-    rests = setup.task.loss is Loss.SELECTIVE_VERL and setup.mesh.strategy.is_fsdp
+    rests = setup.task.given_loss.is_verls and setup.mesh.strategy.is_fsdp
     return replace(
         setup,
         offload_param=Offload.CPU if rests else setup.mesh.offload_param,
@@ -86,7 +86,7 @@ def frozen_hooks(tape: Tape, model: Model, setup: TrainingSetup, outer: Block, r
     """The hooks around the calls of a second model; ``setup`` as ``as_frozen`` gives it."""
     if setup.mesh.uses_fsdp1:
         return FrozenFsdp1Hooks(tape, model, setup, outer, ranks)
-    if setup.mesh.strategy.is_fsdp and setup.task.loss is Loss.SELECTIVE_VERL:
+    if setup.mesh.strategy.is_fsdp and setup.task.given_loss.is_verls:
         return Fsdp2Hooks(tape, model, setup, outer, ranks, stays=False)
     if setup.mesh.strategy.is_fsdp:
         return FrozenFsdp2Hooks(tape, model, setup, outer, ranks)

@@ -48,7 +48,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Model, Offload
+from estimator.values.specs import MixedPrecision, Model, Offload
 
 HALF = 2
 """Bytes per element of what FSDP 2 casts under mixed precision."""
@@ -78,10 +78,10 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     if joins_norm(model, setup.adapters):
         return
     loss = loss_of(model, setup)
-    if loss is Loss.LIGER:
+    if loss.fuses_gradient:
         raise HEAD_OF_LIGER(model_type=model.model_type)
     head = [module for module in outer_modules(model) if module.name == "lm_head"]
-    if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup.adapters) for module in head):
+    if loss.tiles_logits and any(is_copied(module, setup.adapters) for module in head):
         raise COPIED_HEAD_OF_TRL()
 
 

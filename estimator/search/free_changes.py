@@ -18,12 +18,12 @@ from estimator.step.reserved import is_replayed
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.keys import LARGEST
+from estimator.values.losses import Loss
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     AttnImplementation,
     Dtype,
     Gpu,
-    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -250,14 +250,14 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    is_whole = setup.freezes_reference or setup.loss in (Loss.SELECTIVE_TRL, Loss.SELECTIVE_VERL)
+    is_whole = setup.given_loss.takes_whole_logits or setup.given_loss.selects
     if is_whole and setup.objective.has_reference:
         yield Change(
             "TRL's trainer with its fused head",
             "The same loss up to rounding; needs TRL 1.15 or newer by itself. Backward recomputes the logits.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
-    if loss_of(model, setup) is not Loss.STANDARD or not setup.objective.is_causal_lm:
+    if not loss_of(model, setup).takes_whole_logits or not setup.objective.is_causal_lm:
         return
     if fuses_head(model, setup.adapters):
         keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}

@@ -16,9 +16,10 @@ from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Schedule, Sizes, Walk, structure
 from estimator.tape.program import Sized
 from estimator.values.arithmetic import allocated
+from estimator.values.losses import Loss
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Loss, MixedPrecision, Model, Optimizer, Phase
+from estimator.values.specs import Component, MixedPrecision, Model, Optimizer, Phase
 
 
 def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
@@ -129,8 +130,8 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
     Liger's fused loss is left out where logits are asked for: liger-kernel 0.8.5, transformers/model/llama.py
     (``skip_logits``).
     """
-    makes_logits = structure.compute_metrics and structure.loss in (None, Loss.LIGER)
-    makes_logits = makes_logits and structure.objective.is_causal_lm
+    is_fused = structure.loss is None or structure.loss.fuses_gradient
+    makes_logits = structure.compute_metrics and is_fused and structure.objective.is_causal_lm
     return replace(
         structure,
         gradient_accumulation_steps=1,

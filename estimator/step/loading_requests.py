@@ -62,7 +62,7 @@ from estimator.step.zero_requests import (
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, Model
+from estimator.values.specs import Model
 
 STATES = 2
 """Flat states of DeepSpeed's optimizer."""
@@ -445,7 +445,7 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
 def _is_trls(same: TrainingSetup) -> bool:
     """Whether one of TRL's trainers trains."""
     if same.task.objective.is_causal_lm:
-        return same.task.loss is Loss.CHUNKED_TRL
+        return same.task.given_loss.tiles_logits
     return bool(same.task.objective.trl)
 
 

@@ -18,7 +18,7 @@ from estimator.time.traffic import traffic
 from estimator.values.arithmetic import larger
 from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Model
+from estimator.values.specs import MixedPrecision, Model
 
 FAST_WRITES, SLOW_WRITES = 1.0, 6.0
 """Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. An operator
@@ -129,7 +129,7 @@ def between_products(
 def scored_words(model: Model, setup: TrainingSetup) -> float:
     """Logits per token: the vocabulary or the labels; with a fused head, scored tokens only."""
     words = model.vocab_size if model.num_labels is None else model.num_labels
-    if loss_of(model, setup) is Loss.CHUNKED_TRL:
+    if loss_of(model, setup).tiles_logits:
         return words * scored_share(setup)
     return words * setup.task.objective.logit_reads
 

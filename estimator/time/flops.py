@@ -36,7 +36,7 @@ from estimator.values.arithmetic import ceil_div, real
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Loss, Model, Part
+from estimator.values.specs import AttnImplementation, Model, Part
 
 FORWARD = 2
 """Operations per matrix element and token in forward: one multiplication, one addition."""
@@ -245,9 +245,8 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         model, setup.computation
     )
     loss = loss_of(model, setup)
-    is_fused = loss is Loss.CHUNKED_TRL
-    skips = is_fused or loss is Loss.SELECTIVE
-    unscored = round((1 - scored_share(setup)) * _head(model)) if skips else 0
+    scores_all = not loss.scores_completions
+    unscored = 0 if scores_all else round((1 - scored_share(setup)) * _head(model))
     outside = sizes.outside - unscored
     asked = passes_without_grad(setup)
     return Work(
@@ -257,7 +256,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         attention=tower.attention + once * (1 + backward) + 3 * delta,
         products_again=tower.products_again
         + again * (forward * (sizes.layers + branches) + dora_again)
-        + (real(forward * (_head(model) - unscored)) if is_fused else 0.0),
+        + (real(forward * (_head(model) - unscored)) if loss.tiles_logits else 0.0),
         attention_again=tower.attention_again
         + again * (delta + (0.0 if keeps_attention else once)),
         products_asked=real(asked * forward * (sizes.layers + outside)),

@@ -42,7 +42,7 @@ from estimator.time.spread import Cause, Cost, together
 from estimator.values.arithmetic import StandIn, ceil_div, larger, total
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Loss, Model
+from estimator.values.specs import Gpu, Model
 
 PRODUCTS, ADAPTERS = "matrix products", "adapters"
 AGAIN, ASKED = "recomputation", "passes without gradients"
@@ -130,7 +130,7 @@ def step_costs(
     dora_fast = setup.adapters.use_dora * DORA_WEIGHT_BYTES * sizes.adapted / rate.bandwidth
     dora_slow = dora_fast / SLOW_BANDWIDTH_SHARE
     words = scored_words(model, setup) * width_of(setup.precision) / rate.bandwidth
-    is_whole = loss_of(model, setup) is Loss.STANDARD
+    is_whole = loss_of(model, setup).takes_whole_logits
     least_loss = PLAIN_LOSS_BYTES if is_whole else FUSED_LOSS_BYTES
     is_compiled = is_whole and setup.computation.torch_compile
     slow_loss = COMPILED_LOSS_BYTES if is_compiled else EAGER_LOSS_BYTES

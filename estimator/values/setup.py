@@ -25,7 +25,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, ShortText, Version
-from estimator.values.specs import Gpu, Loss, Method, MixedPrecision
+from estimator.values.specs import Gpu, Method, MixedPrecision
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -219,7 +219,7 @@ class TrainingSetup(_Keys):
 
         Source: llamafactory 0.9.5, model/loader.py:206; ms-swift 4.6.0, swift/pipelines/train/rlhf.py:111.
         """
-        return self.task.loss in (Loss.STANDARD, Loss.SELECTIVE)
+        return self.task.given_loss.freezes_reference
 
     @property
     def reduces_every_micro_step(self) -> bool:
@@ -228,7 +228,7 @@ class TrainingSetup(_Keys):
         Source: verl 0.9.1, trainer/config/engine/fsdp.yaml (``use_no_sync_for_gradient_accumulation``: false),
         workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module`` (``reduce_dtype``).
         """
-        return self.task.loss is Loss.SELECTIVE_VERL and self.mesh.strategy.is_fsdp
+        return self.task.given_loss.is_verls and self.mesh.strategy.is_fsdp
 
     @property
     def processes_per_gpu(self) -> int:
@@ -238,7 +238,7 @@ class TrainingSetup(_Keys):
         Source: verl 0.9.1, workers/rollout/vllm_rollout/vllm_async_server.py (``distributed_executor_backend`` "mp");
         trl 1.16, generation/vllm_generation.py:365 ("external_launcher").
         """
-        is_verl = self.task.loss is Loss.SELECTIVE_VERL and self.task.objective.generates
+        is_verl = self.task.given_loss.is_verls and self.task.objective.generates
         return 2 if is_verl and self.generation.is_colocated else 1
 
     @property

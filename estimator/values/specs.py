@@ -130,26 +130,6 @@ CUDA_GRAPHS = frozenset({CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE})
 """Modes that launch a step as CUDA graphs: torch 2.13, _inductor/__init__.py, ``list_mode_options``."""
 
 
-class Loss(StrEnum):
-    """How head and loss are computed: from the full logits, or without ever materialising them."""
-
-    STANDARD = "standard"
-    LIGER = "liger"
-    CHUNKED_TRL = "chunked_trl"
-    CHUNKED_TORCHTUNE = "chunked_torchtune"
-    SELECTIVE = "selective"
-    """Of dpo and kto: the logits of the completions, whole, and the log-probabilities row by row, as in ms-swift."""
-    SELECTIVE_TRL = "selective_trl"
-    """Of dpo and kto: all logits, and the log-probabilities row by row, as in TRL before 1.15."""
-    SELECTIVE_VERL = "selective_verl"
-    """Of grpo: the logits of all tokens in 16 bits, over which flash-attn writes their gradient, as in verl."""
-
-    @property
-    def calls_head(self) -> bool:
-        """Whether the head is called as a module, so that logits exist, whole or a chunk of each sequence."""
-        return self not in (Loss.LIGER, Loss.CHUNKED_TRL)
-
-
 class Offload(StrEnum):
     """Where weights or optimizer states are stored when no layer needs them."""
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from estimator.values.losses import NOT_GIVEN, Loss, LossFacts
 from estimator.values.objectives import Objective
-from estimator.values.specs import Loss
 
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
@@ -237,3 +237,8 @@ class Task(Checked):
             help="hold_outputs: for a custom loop that keeps the model's outputs, and so the logits, during backward.",
         ),
     )
+
+    @property
+    def given_loss(self) -> LossFacts:
+        """The facts of the loss that is given; ``loss_of`` has those of the trainer's own."""
+        return self.loss or NOT_GIVEN

@@ -16,9 +16,10 @@ import torch
 import transformers
 from transformers import masking_utils
 
+from estimator.values.losses import Loss
 from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Loss, MixedPrecision, Optimizer
+from estimator.values.specs import MixedPrecision, Optimizer
 from estimator.values.strategies import Strategy
 from tests.verify.null import ranks, triton_kernels
 
