@@ -201,6 +201,8 @@ class OptimizerRule:
     """Whether its states have the parameter's dtype, so a what-if dtype applies."""
     step_copies: int = 0
     """Temporaries of a foreach optimizer at its peak, in tensors like one state of every parameter."""
+    sums_rows: bool = False
+    """Whether its step sums rows, for which a kernel takes memory by the card."""
 
 
 _ONE_COUNTER = allocated(4)
@@ -212,7 +214,7 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.ADAMW_BNB_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True)),
     Optimizer.PAGED_ADAMW_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True, paged=True)),
     Optimizer.PAGED_ADAMW_32BIT: OptimizerRule(_bitsandbytes(1, 1, paged=True)),
-    Optimizer.ADAFACTOR: OptimizerRule(_adafactor),
+    Optimizer.ADAFACTOR: OptimizerRule(_adafactor, sums_rows=True),
     Optimizer.SGD: OptimizerRule(_of_the_parameter(0)),
     Optimizer.SGD_MOMENTUM: _PYTORCH(_of_the_parameter(1)),
     Optimizer.LION_32BIT: OptimizerRule(_bitsandbytes(1)),

@@ -16,6 +16,7 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from estimator.parallel.strategies import resident_memory
+from estimator.resident.optimizer import RULES
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
     EMPTY,
@@ -82,7 +83,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Optimizer, Phase
+from estimator.values.specs import Gpu, Model, Phase
 
 STEPS = 3
 """Steps played: in the second, the optimizer's states are in blocks that activations had left; from then on every
@@ -168,8 +169,8 @@ def allocations(
         sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
         evaluated.append(_PassAt(evaluation_plan(model, same), sizes, card))
     every = [*steps, *evaluated]
-    if setup.optim is not Optimizer.ADAFACTOR:
-        card = Card()  # no other optimizer's step depends on it
+    if not RULES[setup.optim].sums_rows:
+        card = Card()  # the optimizer's step is that of any card
     fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
     if setup.strategy.is_zero:  # whose gathers and parts have sizes of their own
         return _written(model, setup, fixed, steps, evaluated, workspace, rank).log()
