@@ -249,7 +249,22 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
-.st-key-below[data-late] {{ opacity: .33; }}
+.hr-verdict > *, .hr-stays > *, .hr-cards-methods > *, .hr-limits > *, .st-key-hero > *, .st-key-below > *
+  {{ transition: opacity .12s; }}
+[data-late] {{ position: relative; }}
+.hr-stays[data-late] {{ position: fixed; }}
+[data-late] > *, .hr-ruler[data-late] .hr-band, .stApp[data-waits] .hr-band
+  {{ opacity: .35 !important; transition: none !important; }}
+.hr-ruler[data-late] > * {{ opacity: 1 !important; }}
+.hr-verdict[data-late]::after, .hr-cards[data-late]::after, .st-key-hero[data-late]::after,
+.st-key-below[data-late]::after, .hr-ruler[data-late] b::after {{ content: "updating"; position: absolute; top: .3rem;
+  right: .6rem; font-size: .8125rem; font-weight: 400; z-index: 2; }}
+.hr-ruler[data-late] b::after {{ position: static; margin-left: .4rem; font-size: .75rem; }}
+.st-key-below[data-part] [data-stale="true"] {{ visibility: hidden; }}
+.st-key-below[data-part="0"] [class*="st-key-part-"]:not(.st-key-part-0),
+.st-key-below[data-part="1"] [class*="st-key-part-"]:not(.st-key-part-1),
+.st-key-below[data-part="2"] [class*="st-key-part-"]:not(.st-key-part-2),
+.st-key-below[data-part="3"] [class*="st-key-part-"]:not(.st-key-part-3) {{ visibility: hidden; }}
 .st-key-edge {{ margin: -.35rem 0 -.2rem; }}
 .hr-edge {{ display: grid; gap: .15rem; }}
 .hr-ruler {{ display: grid; grid-template-columns: 5.6rem 1fr; align-items: end; font-size: .875rem; }}
@@ -278,7 +293,7 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
   border-radius: .3rem; line-height: 1.05rem; font-size: .8125rem; font-weight: 600;
   color: light-dark(#FFFFFF, #11161C);
   background: light-dark(#1B2530, #E8EDF2); white-space: nowrap; }}
-.hr-ruler[data-late] .hr-band, .hr-ruler[data-late] .hr-made {{ opacity: .35; pointer-events: none; }}
+.hr-ruler[data-late] .hr-band {{ pointer-events: none; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 .hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}

@@ -31,7 +31,7 @@ from dashboard.widgets import (
     sidebar,
     slider_rows,
 )
-from dashboard.words import markup, terms
+from dashboard.words import marks, markup, terms
 
 
 @st.fragment(key=rerun.VERDICT)
@@ -62,10 +62,11 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
         proposal_cards.Proposal(it.method, it.html, it.keys, terms.METHODS[it.method])
         for it in method_cards.cards(answer)
     ]
-    st.html(proposal_cards.cards_html("methods", "Open", methods))
+    of = marks.mark(answer.model, answer.gpu, answer.setup)
+    st.html(proposal_cards.cards_html("methods", "Open", methods, of))
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
-    drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
+    drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
     st.html(hero_figure.legend_html(seen.figure))
 
 
@@ -82,6 +83,7 @@ def edge(look: at_a_glance.GlanceOptions) -> None:
     answer = question.answer()
     if not isinstance(answer, str):
         sections.draw_rulers(answer, look)
+    st.html(lower_half.mark("ruled"))
 
 
 @st.fragment(key=rerun.LIMITS)
@@ -94,14 +96,14 @@ def limits() -> None:
 @st.fragment(key=rerun.BELOW)
 def below() -> None:
     """Memory through the run, what to change, and one of the sections."""
-    lower_half.begin()
+    lower_half.listen()
     answer = question.answer()
-    if isinstance(answer, str):
-        return
-    sections.draw_run(answer)
-    sections.draw_what_if(answer)
-    sections.draw_remedies(answer)
-    sections.draw(answer)
+    if not isinstance(answer, str):
+        sections.draw_run(answer)
+        sections.draw_what_if(answer)
+        sections.draw_remedies(answer)
+        sections.draw(answer)
+    st.html(lower_half.mark("drawn"))  # last: until then the browser dims what is not all drawn
 
 
 opening.open_address()

@@ -229,6 +229,21 @@ def test_plotly_accepts_every_figure(around, dark):
         assert go.Figure(figure).to_plotly_json()["data"]
 
 
+def test_a_change_leaves_the_outline_of_what_was_there_before() -> None:
+    before = estimate(MISTRAL, A100, replace(LORA, max_length=6000))
+    after = estimate(MISTRAL, A100, LORA)
+    figure = through_the_run.silhouette(after, before)
+    *areas, ghost = figure["data"]
+    top = before.need_low_bytes / GIB
+    assert ghost["name"] == "Before"
+    assert max(ghost["y"]) == pytest.approx(top, abs=0.01)
+    assert top > after.need_low_bytes / GIB
+    assert ghost["x"][-1] == pytest.approx(figure["layout"]["xaxis"]["range"][1])
+    assert figure["layout"]["yaxis"]["range"][1] > top
+    assert "Dotted: what it was before. LoRA" in through_the_run.run_html(after, before)
+    assert len(through_the_run.silhouette(after)["data"]) == len(areas)
+
+
 def test_a_click_on_a_moment_of_the_silhouette_lists_what_is_alive_in_it() -> None:
     answer = estimate(MISTRAL, A100, LORA)
     figure = through_the_run.silhouette(answer)

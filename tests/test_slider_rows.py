@@ -129,7 +129,7 @@ def test_a_move_computes_nothing_of_the_lower_half_and_names_the_new_setup():
 def marks(page):
     """The setups that the top and the lower half name, of what the last run has drawn."""
     bodies = " ".join(element.proto.body for element in page.get("html"))
-    return dict(re.findall(r'class="hr-(now|drawn)" data-of="([^"]+)"', bodies))
+    return dict(re.findall(r'class="hr-(now|drawn)" data-setup="([^"]+)"', bodies))
 
 
 def test_a_refused_step_says_why():

@@ -9,6 +9,7 @@ from dashboard.estimate import hero_figure, method_cards, verdict_panel
 from dashboard.estimate.computed_once import computed_once
 from dashboard.figures.memory_bars import Figure
 from dashboard.figures.rows import Document
+from dashboard.words import marks
 from estimator import Estimate, Gpu, Model, TrainingSetup, estimate, similar_runs
 
 
@@ -59,12 +60,14 @@ def _figure(
 def document(answer: Estimate | str, look: GlanceOptions) -> Document:
     """Verdict and figure as one document. The verdict is split into tags. A refusal has only its sentence."""
     if isinstance(answer, str):
-        return _document(verdict_panel.no_estimate_html(answer), DescribedFigure({}, ""))
-    return _document(verdict_html(answer), figure(answer, look))
+        return _document(verdict_panel.no_estimate_html(answer), DescribedFigure({}, ""), "")
+    of = marks.mark(answer.model, answer.gpu, answer.setup)
+    return _document(verdict_html(answer), figure(answer, look), of)
 
 
-def _document(html: str, seen: DescribedFigure) -> Document:
+def _document(html: str, seen: DescribedFigure, of: str) -> Document:
     return {
+        "of": of,
         "html": {f".{verdict_panel.CLASS}": re.split("(?=<)", html)},
         "figure": seen.figure or None,
         "alt": seen.alt,

@@ -31,13 +31,15 @@ from dashboard.estimate import (
     which_gpu,
 )
 from dashboard.state import actions, configs, models
-from dashboard.widgets import drawing, lower_half, proposal_cards, slider_rows
+from dashboard.widgets import drawing, proposal_cards, slider_rows
 from dashboard.words import markup
 from estimator import (
     COUNTS,
     BestWay,
     Component,
     Estimate,
+    Gpu,
+    Model,
     Rung,
     Strategy,
     TrainingSetup,
@@ -46,6 +48,7 @@ from estimator import (
     best_ways,
     catalog,
     context_rungs,
+    estimate,
     explain,
     fewer_checkpoints,
     kept_logits_bytes,
@@ -82,7 +85,6 @@ def draw_rulers(answer: Estimate, look: object) -> None:
     except ValueError:  # a setup that is estimated, but no smaller one
         return
     _draw_rulers(place, answer, found, look, is_done=True)
-    st.html(lower_half.mark("ruled"))
 
 
 def _draw_rulers(
@@ -106,9 +108,10 @@ NEARLY = 16
 
 def draw_run(answer: Estimate) -> None:
     """Memory through the run."""
-    st.html(through_the_run.run_html(answer))
-    figure = through_the_run.silhouette(answer, dark=drawing.is_dark())
     state, of = st.session_state, (answer.model, answer.gpu, answer.setup)
+    before = _shown_before(of)
+    st.html(through_the_run.run_html(answer, before))
+    figure = through_the_run.silhouette(answer, before, dark=drawing.is_dark())
     drawing.plot(
         figure,
         "run",
@@ -118,6 +121,14 @@ def draw_run(answer: Estimate) -> None:
     shown, number = state.get("run picked", (None, None))
     if shown == of:
         st.html(through_the_run.picked_html(answer, number))
+
+
+def _shown_before(of: tuple[Model, Gpu | None, TrainingSetup]) -> Estimate | None:
+    """The answer that the silhouette showed before this one; None on a first visit."""
+    state = st.session_state
+    if state.get("run drawn") != of:
+        state["run before"], state["run drawn"] = state.get("run drawn"), of
+    return estimate(*state["run before"]) if state["run before"] else None
 
 
 def draw_what_if(answer: Estimate) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.estimate import ledger
 from dashboard.figures.memory_bars import Figure, scale
-from dashboard.words import terms, units
+from dashboard.words import setup_sentence, terms, units
 from estimator import (
     Component,
     Estimate,
@@ -59,8 +59,10 @@ class DrawnPhase(NamedTuple):
         return len(self.instants) * self.repeats
 
 
-def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
+def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool = False) -> Figure:
     """Stepped areas: memory at each moment from loading to saving, with the capacity, and the stop or the peak, marked.
+
+    ``before``: another setup, whose outline is drawn for comparison.
 
     The axis shows order, not time: each moment takes a column, those of short phases several. On top is the least that
     the card needs outside PyTorch, so the silhouette crosses the capacity where the run stops.
@@ -68,9 +70,14 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
     look = theme.DARK if dark else theme.LIGHT
     stretches = _stretches(estimate)
     columns = [it for group in stretches for it in group.instants for _ in range(group.repeats)]
-    beside = estimate.need_low_bytes - estimate.decisive.bytes
+    beside = _outside(estimate)
     line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
-    largest = max(it.moment.bytes for it in columns) + beside
+    ghost = [] if before is None else _outline(before, stretches)
+    largest = max(
+        max(it.moment.bytes for it in columns) + beside,
+        *(round(y * units.GIB) for trace in ghost for y in trace["y"]),
+        0,
+    )
     highest = max(  # the last step's, which every later step repeats
         range(len(columns)), key=lambda at: (columns[at].moment.bytes, columns[at].step)
     )
@@ -85,7 +92,7 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
     else:
         note = _stop_note(moments[int(stop)], stop, len(columns), look)
     return {
-        "data": [{**area, "customdata": numbers} for area in areas],
+        "data": [*({**area, "customdata": numbers} for area in areas), *_drawn(ghost, look)],
         "layout": {
             "height": HEIGHT,
             "margin": {"l": 70, "r": 12, "t": 44, "b": 56},
@@ -122,6 +129,39 @@ def silhouette(estimate: Estimate, *, dark: bool = False) -> Figure:
             ],
         },
     }
+
+
+def _outside(estimate: Estimate) -> int:
+    """The least that the card needs outside PyTorch, in bytes."""
+    return estimate.need_low_bytes - estimate.decisive.bytes
+
+
+def _outline(of: Estimate, stretches: Sequence[DrawnPhase]) -> list[Figure]:
+    """The top of another setup's silhouette, each phase as wide as here; as wide as the whole if it has others."""
+    theirs, beside = _stretches(of), _outside(of)
+    widths = [float(it.columns) for it in stretches]
+    if [_tick(it) for it in theirs] != [_tick(it) for it in stretches]:
+        scale_ = sum(widths) / sum(it.columns for it in theirs)
+        widths = [it.columns * scale_ for it in theirs]
+    at, places, heights = 0.0, [], []
+    for phase, width in zip(theirs, widths, strict=True):
+        for it in phase.instants:
+            places.append(round(at, 3))
+            heights.append(units.in_gib(it.moment.bytes + beside))
+            at += width / len(phase.instants)
+    return [{"x": [*places, round(at, 3)], "y": _closed(heights)}]
+
+
+def _drawn(ghost: Sequence[Figure], look: theme.Look) -> Iterator[Figure]:
+    for it in ghost:
+        yield {
+            **it,
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Before",
+            "line": {"shape": "hv", "width": 2, "dash": "dot", "color": look.ink},
+            "hoverinfo": "skip",
+        }
 
 
 def _stretches(estimate: Estimate) -> list[DrawnPhase]:
@@ -328,8 +368,8 @@ def _peak_note(moment: Moment, at: int, of: int, look: theme.Look) -> dict[str, 
     }
 
 
-def run_html(estimate: Estimate) -> str:
-    """Heading and caption of the silhouette."""
+def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
+    """Heading and caption of the silhouette; ``before``: the setup of its dotted outline."""
     text = "In the run's order, not to the scale of time: loading, two steps"
     after = [
         terms.PHASES[it].lower() for it in (Phase.EVALUATION, Phase.SAVE) if it in _phases(estimate)
@@ -343,6 +383,9 @@ def run_html(estimate: Estimate) -> str:
             f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
             "everything else is added to them."
         )
+    if before is not None:
+        said = setup_sentence.text(before.model, before.gpu, before.setup)
+        text += f" Dotted: what it was before. {said}"
     text += " A click on a moment lists what is alive in it."
     return f'<h2 class="hr-head">Memory through the run</h2><p class="hr-text">{escape(text)}</p>'
 

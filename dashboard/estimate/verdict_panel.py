@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
 from html import escape
 
 from dashboard import theme
-from dashboard.words import controls, one_line, setup_sentence, terms, verdicts
+from dashboard.words import controls, marks, one_line, setup_sentence, terms, verdicts
 from estimator import (
     Estimate,
     Gpu,
@@ -83,9 +81,10 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     """The verdict as a coloured panel. The words convey everything that the colour does."""
     saying = verdicts.verdict(estimate)
     colour = _colour(estimate.verdict)
+    of = marks.mark(estimate.model, estimate.gpu, estimate.setup)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
-        f'<div class="{CLASS}" role="status" data-of="{_others(estimate)}" style="--hr: {colour}">'
+        f'<div class="{CLASS}" role="status" data-of="{_others(estimate)}" data-setup="{of}" style="--hr: {colour}">'
         f'<p class="hr-setup">{_setup_html(estimate)}</p>'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
@@ -119,8 +118,7 @@ SLIDERS = frozenset(
 def _others(of: Estimate) -> str:
     """A mark of all of a setup but its sliders' keys: a slider's row is not drawn over another model's verdict."""
     facts = contract.write_fields(of.model, of.gpu, of.setup).items()
-    text = json.dumps({key: value for key, value in facts if key not in SLIDERS}, sort_keys=True)
-    return sha256(text.encode()).hexdigest()[:8]
+    return marks.digest({key: value for key, value in facts if key not in SLIDERS})
 
 
 def _colour(verdict: Verdict | None) -> str:

@@ -33,7 +33,7 @@ STEPS: Mapping[str, tuple[int, ...]] = {
 def open_address() -> None:
     """Reads the URL once per visit, reports invalid values, and sets the widgets to the others."""
     state = st.session_state
-    if models.is_known(state.get("model")) and not unbound.moved(UNBOUND):
+    if models.is_known(state.get("model")) and not unbound.moved(UNBOUND) and not _is_gone_to():
         return
     what_ifs.forget()
     params = st.query_params
@@ -71,6 +71,12 @@ def open_address() -> None:
     session.put(values)
     if is_written:
         st.rerun()  # makes the widgets read the updated URL
+
+
+def _is_gone_to() -> bool:
+    """Whether the visitor navigated to a URL of another model, which no bound widget takes over."""
+    asked = st.query_params.get("model")
+    return unbound.has_been_gone_to() and asked not in (None, st.session_state["in use"])
 
 
 def values_of(read: contract.Reading) -> dict[str, object]:

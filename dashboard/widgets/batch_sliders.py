@@ -34,7 +34,8 @@ def draw_limits() -> None:
     if now.setup.eval_strategy != "no":
         notes += filter(None, (_evaluation_limit(now, key, of) for key, of in _LIMITS.items()))
     with st.session_state[PLACE]:
-        st.html("".join(f'<p class="hr-limit">{it}</p>' for it in notes) + lower_half.mark("now"))
+        said = "".join(f'<p class="hr-limit">{it}</p>' for it in notes)
+        st.html(f'<div class="hr-limits">{said}{lower_half.mark("now")}</div>')
 
 
 _LIMITS = {

@@ -112,10 +112,11 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
       box.on("plotly_click", ({ points: [point] }) => setTriggerValue("picked", point.customdata ?? null));
     }
   };
-  box.show = (figure, alt) => {
+  box.show = (figure, alt, of) => {
     box.wanted = { ...data, figure, alt };
     box.style.minHeight = `${figure.layout.height}px`;
     box.setAttribute("aria-label", alt);
+    if (of) box.dataset.setup = of;
     if (window.Plotly) draw(window.Plotly);
     else loaded(data.script).then(draw, () => { box.textContent = box.wanted.alt; });
   };
@@ -127,5 +128,5 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
   });
   box.resized.observe(box);
   box.follows = data.follows;
-  if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt);
+  if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt, data.of);
 }

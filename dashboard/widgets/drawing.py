@@ -53,12 +53,13 @@ def plot(
     menu: bool | str = "hover",
     on_pick: Callable[[Any], None] | None = None,
     follows: Mapping[str, Mapping[str, str]] | None = None,
+    of: str = "",
 ) -> None:
     """Draws a figure that has a height.
 
     ``alt``: the figure as text. ``menu``: whether its two camera buttons are always visible or only on hover.
     ``on_pick``: called with the ``customdata`` of a clicked point. ``follows``: data with which ``slider_rows`` redraws
-    it while a slider moves.
+    it while a slider moves. ``of``: the mark of its setup.
     """
     data = {
         "figure": figure,
@@ -68,6 +69,7 @@ def plot(
         "script": SCRIPT,
         "picks": on_pick is not None,
         "follows": follows,
+        "of": of,
     }
     # in a list, because Streamlit imports pandas and pyarrow (0.5 s, 80 MB) to look for tables in a dict
     if on_pick is None:

@@ -1,9 +1,9 @@
-// Asks for a part of the page that no move computes, when the visitor looks at it or pauses; until then it is dimmed.
+// Asks for a part of the page that no move computes, when the visitor looks at it or pauses.
 const PAUSE = 1500; // milliseconds
 const begin = ({ part, mark, soon }) => {
   const half = { send: null };
   const box = () => document.querySelector(`.st-key-${part}`);
-  const of = (which) => document.querySelector(`.hr-${which}`)?.dataset.of;
+  const of = (which) => document.querySelector(`.hr-${which}`)?.dataset.setup;
   const isSeen = () => {
     const { top, bottom } = box().getBoundingClientRect();
     return top < innerHeight && bottom > 0;
@@ -12,7 +12,6 @@ const begin = ({ part, mark, soon }) => {
   const look = () => {
     if (!box()) return;
     const now = of("now"), isLate = now !== of(mark);
-    box().toggleAttribute("data-late", isLate);
     box().inert = isLate && part === "below"; // the flags of a ruler that is late still move
     const plan = isLate ? `${now} ${isSeen()}` : "";
     if (plan === planned) return;
@@ -21,7 +20,10 @@ const begin = ({ part, mark, soon }) => {
     if (plan) timer = setTimeout(() => alone(() => half.send(now)), isSeen() ? soon : PAUSE);
   };
   new MutationObserver(look).observe(document.querySelector(".stApp"),
-    { childList: true, subtree: true, attributeFilter: ["data-of"] });
+    { childList: true, subtree: true, attributeFilter: ["data-setup"] });
+  new MutationObserver(() => { // a run that a visitor's move has interrupted left its part undone
+    if (document.querySelector(".stApp").dataset.testScriptState === "notRunning") { planned = ""; look(); }
+  }).observe(document.querySelector(".stApp"), { attributeFilter: ["data-test-script-state"] });
   addEventListener("scroll", look, { capture: true, passive: true });
   addEventListener("resize", look);
   return half;

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-import streamlit as st
 from streamlit.components.v2 import component
 
 from dashboard.state import question
+from dashboard.words import marks
 
 _component = component(
     "lower_half",
@@ -25,12 +25,12 @@ _component = component(
 def mark(which: str) -> str:
     """An invisible element that names the current setup; ``which``: ``now``, or the mark of a part."""
     now = question.reading()
-    return f'<i class="hr-{which}" data-of="{hash((now.model, now.gpu, now.setup))}"></i>'
+    of = "" if now.model is None else marks.mark(now.model, now.gpu, now.setup)
+    return f'<i class="hr-{which}" data-setup="{of}"></i>'
 
 
-def begin() -> None:
-    """Marks what is drawn, and listens for the browser's question. Call first in the fragment of the lower half."""
-    st.html(mark("drawn"))
+def listen() -> None:
+    """Listens for the browser's question. Call first in the fragment of the lower half; its mark comes last."""
     _component(
         key="ask-below",
         data=[{"part": "below", "mark": "drawn", "soon": 100}],

@@ -62,8 +62,8 @@ def propose(group: str, keys: Mapping[str, Mapping[str, object]]) -> None:
     st.session_state[PROPOSED][group] = dict(keys)
 
 
-def cards_html(group: str, verb: str, proposals: Iterable[Proposal]) -> str:
-    """Cards that set their keys on click. The card of the current setup is inactive."""
+def cards_html(group: str, verb: str, proposals: Iterable[Proposal], of: str = "") -> str:
+    """Cards that set their keys on click. The card of the current setup is inactive; ``of``: that setup's mark."""
     drawn = tuple(proposals)
     propose(group, {it.name: it.keys for it in drawn})
     inactive = question.are_set(it.keys for it in drawn)
@@ -71,7 +71,8 @@ def cards_html(group: str, verb: str, proposals: Iterable[Proposal]) -> str:
         _card_html(f"{group} {it.name}", f"{verb} {it.title or it.name}", it.html, is_now)
         for it, is_now in zip(drawn, inactive, strict=True)
     )
-    return f'<div class="hr-cards hr-cards-{group}">{cards}</div>'
+    marked = f' data-setup="{of}"' * bool(of)
+    return f'<div class="hr-cards hr-cards-{group}"{marked}>{cards}</div>'
 
 
 def _card_html(name: str, label: str, html: str, inactive: bool) -> str:

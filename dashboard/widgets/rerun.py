@@ -21,6 +21,8 @@ EDGE = "edge"
 """The fragment of the rulers, which the browser asks for when the visitor pauses."""
 ROW = "row"
 """The fragment that reruns when the pointer or focus enters a slider."""
+ROW_ASKED = "row asked"
+"""In the session: the slider whose row is to be sent, until it is."""
 EXPANDERS = "expanders"
 """The fragment that reruns when an expander opens."""
 
@@ -31,7 +33,8 @@ def redraw(*also: str) -> None:
         return
     st.session_state["moving"] = True
     with suppress(StreamlitAPIException):  # a page without these parts reruns in full
-        st.rerun((*PARTS, *also))
+        rest = (ROW,) if ROW_ASKED in st.session_state else ()
+        st.rerun((*PARTS, *also, *rest))
 
 
 def let_figure_draw() -> None:

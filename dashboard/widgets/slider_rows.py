@@ -11,9 +11,11 @@ from importlib.resources import files
 
 import streamlit as st
 from streamlit.components.v2 import component
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.figures.rows import Document, row
 from dashboard.state import question, session
+from dashboard.widgets import rerun
 from estimator import Estimate, contract
 
 Show = Callable[[Estimate | str], Document]
@@ -27,8 +29,10 @@ SLIDERS: Mapping[str, str] = {
 _component = component(
     "slider_rows",
     html="",
-    css=".st-key-slider-rows { display: none; }",
-    js="".join((files(__package__) / it).read_text() for it in ("alone.js", "slider_rows.js")),
+    css=".st-key-slider-rows, .st-key-row-yields { display: none !important; }",
+    js="".join(
+        (files(__package__) / it).read_text() for it in ("alone.js", "ink.js", "slider_rows.js")
+    ),
     isolate_styles=False,
 )
 
@@ -47,9 +51,11 @@ def positions() -> dict[str, str]:
 def draw(show: Show, look: object) -> None:
     """Sends the requested row, or the last one while it is valid. Computes no other."""
     state = st.session_state
-    if (slider := state.pop("row asked", None)) is not None:
+    yields = st.container(key="row-yields").empty()
+    if (slider := state.get(rerun.ROW_ASKED)) is not None:
         base = bases(look)[slider]
-        state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show)}
+        state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show, yields)}
+        del state[rerun.ROW_ASKED]
     elif (sent := state.get("row")) and sent["base"] != bases(look)[sent["slider"]]:
         state["row"] = None
     _component(key="slider-rows", data=[{"row": state.get("row")}], on_slider_change=_take)
@@ -58,12 +64,13 @@ def draw(show: Show, look: object) -> None:
 def _take() -> None:
     slider = st.session_state["slider-rows"].slider
     if slider in SLIDERS:
-        st.session_state["row asked"] = slider
+        st.session_state[rerun.ROW_ASKED] = slider
 
 
-def _row(key: str, show: Show) -> Document:
-    steps = st.session_state["steps"][key]
-    return {
-        "texts": [str(step) for step in steps],
-        **row([show(question.answer_at(key, step)) for step in steps]),
-    }
+def _row(key: str, show: Show, yields: DeltaGenerator) -> Document:
+    """The answers along a slider. A move interrupts it between two steps, and its run goes on with the rest."""
+    steps, shown = st.session_state["steps"][key], []
+    for step in steps:
+        shown.append(show(question.answer_at(key, step)))
+        yields.html("<i></i>")
+    return {"texts": [str(step) for step in steps], **row(shown)}

@@ -25,9 +25,9 @@ yet: first wait for what it changes."""
 
 
 LOWER_HALF_FOLLOWS = """() => {
-  const of = (which) => document.querySelector(`.hr-${which}`).dataset.of;
+  const of = (which) => document.querySelector(`.hr-${which}`)?.dataset.setup;
   const half = document.querySelector('.st-key-below');
-  return of('now') === of('drawn') && !half.inert && getComputedStyle(half).opacity === '1';
+  return of('now') && of('now') === of('drawn') && !half.inert && !half.hasAttribute('data-late');
 }"""
 """Whether the browser has asked for the lower half of the page's setup, and shows it at full ink."""
 

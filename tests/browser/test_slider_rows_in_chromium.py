@@ -61,9 +61,9 @@ WITHOUT_ROW_OR_BASE = """() => {
 
 
 def thumb(page, label):
-    drawer = page.locator(".st-key-drawer")
-    if label in ("Accumulation", "Rank", "GPUs") and drawer.locator("details:not([open])").count():
-        drawer.locator("summary").first.click()
+    drawer = page.locator(".st-key-drawer > .stExpander > details:not([open]) > summary")
+    if label in ("Accumulation", "Rank", "GPUs") and drawer.count():
+        drawer.click()
     if label == "GPUs" and not page.get_by_role("slider", name=label).count():
         page.get_by_text("Several GPUs", exact=True).first.click()
     slider = page.get_by_role("slider", name=re.compile(label)).first
