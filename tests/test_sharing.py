@@ -51,6 +51,14 @@ def test_the_picture_is_self_contained(of) -> None:
     assert ("$" in said) is of.can_run
 
 
+def test_parts_of_the_picture_have_an_outline_and_what_only_marks_has_none() -> None:
+    boxes = re.findall(r"<rect [^>]*>", share_card.svg(FITS, DAY, LINK))
+    outlined = [it for it in boxes if "stroke=" in it]
+    # each part once in the bar and once in the legend; none: the ground, the verdict's edge, the card's line
+    assert len(outlined) == 2 * sum(map(bool, share_card.peak_parts(FITS).values()))
+    assert len(boxes) - len(outlined) == 3
+
+
 def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
     texts = re.findall(
         r'<text x="([-\d.]+)" y="(\d+)" font-size="20"[^>]*>([^<]*)',

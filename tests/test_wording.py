@@ -201,8 +201,8 @@ def test_each_word_of_the_sentence_leads_to_a_control():
 
 
 def test_the_terminal_says_the_share_of_the_peak_that_was_asked_for():
-    said = describe(estimate(MODEL, GPU, replace(EXAMPLE, method=Method.LORA, mfu=0.25)))
-    assert "tokens per second, 25 to 25 % MFU." in said
+    said = describe(estimate(MODEL, GPU, replace(EXAMPLE, method=Method.LORA, mfu=0.75)))
+    assert "tokens per second, 75 to 75 % MFU." in said
 
 
 def test_a_much_longer_run_is_given_as_a_multiple():
