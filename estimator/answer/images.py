@@ -90,7 +90,7 @@ def _check_strategy(model: Model, setup: TrainingSetup) -> None:
     is_later = mesh.strategy.places_layers or mesh.uses_fsdp1
     if is_later or not setup.images.shows_any:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
-    if mesh.strategy.is_zero and not vision_family(model.vision).is_ordered:
+    if mesh.strategy.is_zero and vision_family(model.vision).tree is None:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="ddp")
     if not mesh.strategy.is_fsdp:
         return

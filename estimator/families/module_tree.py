@@ -96,17 +96,11 @@ def named_modules(model: Model) -> Iterator[Named]:
     layers = layers_name(model)
     for name, node in root_tree(model).walk():
         if name != layers:
-            yield from ((full, None, it) for full, it in _own(name, node))
+            yield from ((full, None, it) for full, it in node.own(name))
             continue
         for index in range(model.num_hidden_layers):
             for below, inside in layer_tree(model, index).walk(f"{layers}.{index}"):
-                yield from ((full, index, it) for full, it in _own(below, inside))
-
-
-def _own(name: str, node: Tree) -> Iterator[tuple[str, Module]]:
-    if node.weights:
-        yield name, node.weights
-    yield from ((f"{name}.{it.name.rpartition('.')[2]}", it) for it in node.held)
+                yield from ((full, index, it) for full, it in inside.own(below))
 
 
 def splits_packed_experts(model: Model) -> bool:

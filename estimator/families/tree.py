@@ -66,13 +66,17 @@ class Tree:
         for child, below in self.children:
             yield from below.walk(f"{name}.{child}" if name else child)
 
+    def own(self, name: str) -> Iterator[tuple[str, Module]]:
+        """What has weights in this module itself, by full name, given its own."""
+        if self.weights:
+            yield name, self.weights
+        yield from ((f"{name}.{it.name.rpartition('.')[2]}", it) for it in self.held)
+
     @property
     def modules(self) -> Iterator[Module]:
         """Modules with weights, and parameters held directly, in the order of ``named_parameters``."""
-        for _, node in self.walk():
-            if node.weights:
-                yield node.weights
-            yield from node.held
+        for name, node in self.walk():
+            yield from (module for _, module in node.own(name))
 
     @property
     def tensors(self) -> tuple[TreeTensor, ...]:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from estimator.families.counts import layer_groups, layer_modules, layers_name, outer_modules
+from estimator.families.counts import (
+    layer_groups,
+    layer_modules,
+    layers_name,
+    outer_modules,
+    root_tree,
+)
 from estimator.families.family import NO_KERNELS, BlockProgram, Family, Kernels
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
@@ -14,7 +20,7 @@ from estimator.families.modules import Module
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
 from estimator.families.rotary import Tables
-from estimator.families.tree import LEAF, Tree, TreeTensor, Width, with_buffers
+from estimator.families.tree import LEAF, Tree, TreeTensor, Width, extended, with_buffers
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
@@ -131,14 +137,12 @@ class VisionFamily:
     calls_head: bool = False
     """The forward that inserts the features also calls the head, so its embeddings and features live until the call
     ends."""
-    is_ordered: bool = True
-    """The tower's tables have its parameters in their order, which DeepSpeed's partitions follow."""
     wraps_layers: bool = True
     """FSDP wraps each layer of the tower (``_no_split_modules``). False: its attention alone."""
     masks_text: bool = False
     """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
     tree: TowerTree | None = None
-    """The module tree, for device maps; None: not known."""
+    """The module tree around it, for device maps and DeepSpeed's partitions; None: not known."""
     liger: VisionKernels | None = None
     """None: Liger has no kernels for the checkpoint's class, so it replaces nothing in the text either."""
     liger_is_later: bool = False
@@ -214,6 +218,17 @@ def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
 def tower_layers(vision: Vision) -> str:
     """Full name of the tower's list of layers (derived, from the family's tree)."""
     return f"{vision_family(vision).prefix}.{layers_name(vision.tower)}"
+
+
+def joined(vision: Vision, model: Model) -> dict[str, Tree]:
+    """Tower and projector by name, in the order of definition; a merger that the tower has is inside it (derived)."""
+    family = vision_family(vision)
+    inside: dict[str, Tree] = {}
+    beside: dict[str, Tree] = {}
+    for name, made in family.projector(vision, model).items():
+        block, _, last = name.rpartition(".")
+        (inside if block == family.prefix else beside)[last] = made
+    return {family.prefix: extended(root_tree(vision.tower), **inside), **beside}
 
 
 def tower_outer(vision: Vision) -> tuple[Module, ...]:

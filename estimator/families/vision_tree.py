@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.counts import layer_tree, root_tree
+from estimator.families.counts import layer_tree
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.registry import family_of
-from estimator.families.tree import HEAD, LAYERS, TEXT, Tree, extended, tree
-from estimator.families.vision_family import vision_family
+from estimator.families.tree import HEAD, LAYERS, TEXT, Tree, tree
+from estimator.families.vision_family import joined, vision_family
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
 
@@ -69,14 +69,7 @@ class _Builder:
         self.prefix = self.tree.prefixes.get(self.vision.wrapper, "")
 
     def root(self) -> ModuleNode:
-        projector = self.family.projector(self.vision, self.model)
-        inside: dict[str, Tree] = {}
-        beside: dict[str, Tree] = {}
-        for name, made in projector.items():
-            block, _, last = name.rpartition(".")
-            (inside if block == self.family.prefix else beside)[last] = made
-        tower = extended(root_tree(self.vision.tower), **inside)
-        parts = {self.family.prefix: tower, **beside}
+        parts = joined(self.vision, self.model)
         if self.tree.text_in:
             text = tree(self.tree.text_in, model=TEXT, lm_head=HEAD)
             return self._node("", tree(**parts, **{self.tree.text_name: text}))

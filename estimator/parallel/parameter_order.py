@@ -19,7 +19,15 @@ from estimator.families.family import NormKind
 from estimator.families.module_tree import named_modules
 from estimator.families.modules import Kernel, Module, Norm
 from estimator.families.registry import architecture
-from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
+from estimator.families.tree import LAYERS
+from estimator.families.vision_family import (
+    joined,
+    projector_modules,
+    sees,
+    tower_layer,
+    tower_outer,
+    vision_family,
+)
 from estimator.families.weights import adapter_tensors
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
 from estimator.resident.model import trained_adapter, trained_whole
@@ -31,10 +39,6 @@ from estimator.values.specs import Model, Part, Vision
 
 Shape = tuple[int, ...]
 
-AFTER_THE_TOWERS_LAYERS = ("post_layernorm", "vision_adapter")
-"""Modules that a tower's class defines after its layers, and before its projector."""
-SCORE = "score"
-"""The head of a classifier, which ``module_tree`` leaves out."""
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -80,14 +84,18 @@ def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
 
     Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
     """
-    outer = tower_outer(vision)
-    after = [module for module in outer if module.name.startswith(AFTER_THE_TOWERS_LAYERS)]
-    yield from (Located(None, module) for module in outer if module not in after)
-    for index in range(vision.tower.num_hidden_layers):
-        for module in tower_layer(vision, index):
-            yield Located(At(index, in_tower=True), module)
-    yield from (Located(None, module) for module in after)
-    yield from (Located(None, module) for module in projector_modules(vision, model))
+    prefix = vision_family(vision).prefix
+    known = {f"{prefix}.{it.name}": it for it in tower_outer(vision)}
+    known |= {it.name: it for it in projector_modules(vision, model)}
+    for part, tree in joined(vision, model).items():
+        for name, node in tree.walk(part):
+            if node is LAYERS:
+                for index in range(vision.tower.num_hidden_layers):
+                    yield from (
+                        Located(At(index, in_tower=True), module)
+                        for module in tower_layer(vision, index)
+                    )
+            yield from (Located(None, known[full]) for full, _ in node.own(name))
 
 
 @lru_cache(maxsize=64)

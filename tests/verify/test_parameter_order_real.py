@@ -80,6 +80,9 @@ VISION = {
     },
     "gemma3": {"vision_config": {"num_hidden_layers": 2, "vision_use_head": False}},
     "internvl": {"vision_config": {"num_hidden_layers": 2}},
+    "glm4v": {
+        "vision_config": {"depth": 2, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64}
+    },
     "smolvlm": {"vision_config": {"num_hidden_layers": 2}},
     "mistral3": {"vision_config": {"model_type": "pixtral", "num_hidden_layers": 2}},
 }

@@ -228,7 +228,6 @@ TOWERS = (
         mask=_mask,
         prefix="vision_tower",
         hooks_embedding=False,
-        is_ordered=False,
         liger=VisionKernels(),
     ),
 )

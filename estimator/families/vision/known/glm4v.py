@@ -199,7 +199,6 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         hooks_embedding=False,
-        is_ordered=False,
         liger_is_later=True,
         returns_features=False,
     ),
