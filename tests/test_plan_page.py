@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import Future
 from dataclasses import replace
 from html import escape
@@ -17,7 +18,15 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.plan import asked, form, options_figure, team_asked, words
 from dashboard.state import models
-from estimator import Advice, HubModel, advise, candidates, question_of, repository
+from estimator import (
+    Advice,
+    HubModel,
+    advise,
+    candidates,
+    plan_words,
+    question_of,
+    repository,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
@@ -91,6 +100,32 @@ def small_page() -> AppTest:
 def test_the_page_shows_the_planners_sentences(small_page, advice):
     assert words.panel_html(advice) in text(small_page)
     assert all(stair.text.partition(":")[0] in text(small_page) for stair in advice.stairs)
+
+
+def test_each_method_has_an_answer_and_full_fine_tuning_on_request(small_page):
+    said = text(small_page).partition("With each method")[2].partition("</ul>")[0]
+    assert re.findall(r"<li><b>(\w+)</b>", said) == ["LoRA"]
+    small_page.button(key="plan full fine-tuning").click().run()
+    assert not small_page.exception
+    said = text(small_page).partition("With each method")[2].partition("</ul>")[0]
+    assert re.findall(r"<li><b>(\w+)</b>: (\d) × ", said)[0][0] == "Full"
+    full = question_of(SMALL | {"methods": ["full"]})
+    found = advise(candidates(full))
+    assert escape(plan_words.terms(found.candidates, found.recommended)) in said.replace(
+        '<span class="hr-whole">', ""
+    ).replace("</span>", "")
+
+
+def test_a_text_of_a_hundred_million_tokens_is_as_many_examples_as_it_fills(small_page):
+    number = small_page.session_state["plan round"]
+    (tokens,) = [it for it in small_page.number_input if it.label == "M tokens"]
+    tokens.set_value(100.0).run()
+    mean = form.fields(question_of(SMALL).lengths)
+    per_example = mean["mean"] or mean["longest"]
+    assert small_page.session_state[f"plan examples {number}"] == round(1e8 / per_example)
+    (examples,) = [it for it in small_page.number_input if it.label == "Examples"]
+    examples.set_value(10_000).run()
+    assert small_page.session_state[f"plan tokens {number}"] is None
 
 
 def test_a_budget_applies_without_recomputing(small_page, monkeypatch):

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
 from dashboard import theme
 from dashboard.compare import entry, results_table
 from dashboard.compare.entry import ComparedEntry
-from dashboard.words import one_line, terms, units, verdicts
+from dashboard.words import one_line, units, verdicts
 from estimator import Method, Verdict
-
-QUALITY: Mapping[Method, str] = {
-    Method.FULL: "trains every weight. It learns the most, and forgets the most of what the model knew.",
-    Method.LORA: "trains small adapters. It learns less if the task is far from pretraining, and forgets less "
-    "(Biderman et al. 2024).",
-    Method.QLORA: "trains the same adapters on a 4-bit base. Results are close to LoRA's (Dettmers et al. 2023). Each "
-    "weight is dequantised before use, so steps are slower.",
-}
-"""Each method's effect on quality. It is not computed, so each sentence cites its source."""
 
 
 def answers(
     shown: Sequence[ComparedEntry], within: float | None = None, context: int | None = None
 ) -> list[str]:
-    """The cheapest and fastest scenarios that fit, those within the deadline, and each method's effect on quality."""
-    return [*_what_if(context), *_best(shown, within), *_methods(shown)]
+    """The cheapest and fastest scenarios that fit, those within the deadline, and QLoRA beside LoRA."""
+    return [*_what_if(context), *_best(shown, within), *_against_lora(shown)]
 
 
 def _what_if(context: int | None) -> Iterator[str]:
@@ -73,21 +64,12 @@ def _list(several: Sequence[ComparedEntry]) -> str:
     return ", ".join(f"“{it.name}”" for it in several)
 
 
-def _methods(shown: Sequence[ComparedEntry]) -> Iterator[str]:
-    used = list(dict.fromkeys(it.estimate.setup.method for it in shown if it.estimate))
-    if len(used) > 1:
-        for method in used:
-            yield f"{terms.METHOD_NOUNS[method]} {QUALITY[method]}{_against_lora(shown, method)}"
-
-
-def _against_lora(shown: Sequence[ComparedEntry], method: Method) -> str:
-    """Savings and costs of QLoRA against LoRA of the same setup, if both are compared."""
-    if method is not Method.QLORA:
-        return ""
+def _against_lora(shown: Sequence[ComparedEntry]) -> Iterator[str]:
+    """Savings and costs of each QLoRA against LoRA of the same setup, if both are compared."""
     for it in shown:
         for other in shown:
             of, lora = it.estimate, other.estimate
-            if of is None or lora is None or of.setup.method is not method:
+            if of is None or lora is None or of.setup.method is not Method.QLORA:
                 continue
             same = (of.model, of.gpu, replace(of.setup, method=Method.LORA))
             if same == (lora.model, lora.gpu, lora.setup):
@@ -96,8 +78,8 @@ def _against_lora(shown: Sequence[ComparedEntry], method: Method) -> str:
                 )
                 mine, its = entry.hours(of), entry.hours(lora)
                 time = f" and {results_table.times(mine, its)} the hours" if mine and its else ""
-                return f" “{it.name}” against “{other.name}”: {need}{time}."
-    return ""
+                yield f"“{it.name}” against “{other.name}”: {need}{time}."
+                break
 
 
 def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:

@@ -127,11 +127,14 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
 
 
 def results(shown: Sequence[ComparedEntry], within: float | None = None) -> list[Row]:
-    """Verdict, need, headroom, hours and cost, with the best of each marked, and whether each meets the deadline."""
+    """Verdict, need, headroom, hours and cost, and whether each meets the deadline.
+
+    The least need, hours and cost are marked as best; unused memory is no virtue.
+    """
     rows = [
         Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
         Row("Need", _cells(shown, _need, _need_text, gib_more)),
-        Row("Headroom", _cells(shown, _no_headroom, _headroom_text)),
+        Row("Headroom", tuple(Cell(_headroom(it)) for it in shown)),
         Row("Hours", _cells(shown, entry.hours, _hours_text, times)),
         Row("Cost", _cells(shown, entry.dollars, _dollars_text, times)),
     ]
@@ -189,12 +192,9 @@ def gib_more(value: float, first: float) -> str:
     )
 
 
-def _no_headroom(of: Estimate) -> float | None:
-    return None if of.gpu is None else float(-of.headroom_bytes)
-
-
-def _headroom_text(of: Estimate) -> str:
-    if of.gpu is None:
+def _headroom(it: ComparedEntry) -> str:
+    of = it.estimate
+    if of is None or of.gpu is None:
         return NONE
     usable = of.gpu.memory_bytes
     if of.verdict is Verdict.DOES_NOT_FIT:

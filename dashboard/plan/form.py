@@ -56,8 +56,21 @@ def _what(question: Question, number: int) -> dict[str, object]:
         help="Several are compared. A model of the Hub that is not here: open it on the page Estimate first.",
     )
     st.session_state.setdefault(f"plan examples {number}", question.num_train_examples)
-    with st.container(horizontal=True, key="plan amounts"):
-        examples = st.number_input("Examples", 1, key=f"plan examples {number}")
+    with st.container(horizontal=True, vertical_alignment="bottom", key="plan amounts"):
+        examples = st.number_input(
+            "Examples", 1, key=f"plan examples {number}", on_change=_forget_tokens, args=(number,)
+        )
+        st.number_input(
+            "M tokens",
+            0.001,
+            1e9,
+            None,
+            key=f"plan tokens {number}",
+            placeholder="–",
+            on_change=_take_tokens,
+            args=(number,),
+            help="Millions of tokens of text: they become examples of the mean length below.",
+        )
         epochs = st.number_input(
             "Epochs",
             min(0.01, question.num_train_epochs),
@@ -91,6 +104,30 @@ def _what(question: Question, number: int) -> dict[str, object]:
     }
 
 
+def _take_tokens(number: int) -> None:
+    """Sets the examples to as many as the tokens fill, if any are given."""
+    state = st.session_state
+    if (millions := state[f"plan tokens {number}"]) is not None:
+        state[f"plan examples {number}"] = max(1, round(1e6 * millions / _mean(number)))
+
+
+def _forget_tokens(number: int) -> None:
+    st.session_state[f"plan tokens {number}"] = None
+
+
+def _mean(number: int) -> float:
+    """Mean tokens of an example by the fields below: as given, by the percentiles, or the longest."""
+    state = st.session_state
+    given = {name: state.get(f"plan {name} {number}") for name in ("mean", *PERCENTILES, "longest")}
+    if given["mean"] or not given["longest"]:
+        return float(given["mean"] or 1)
+    shares = {share: int(given[name] or 0) for name, share in PERCENTILES.items() if given[name]}
+    try:
+        return TokenLengths.of_quantiles({**shares, 1.0: int(given["longest"])}).mean
+    except ValueError:  # percentiles that do not ascend, of which the form says so
+        return float(given["longest"])
+
+
 # --- tokens per example -------------------------------------------------------------------------
 
 
@@ -116,6 +153,8 @@ def _lengths(question: Question, number: int) -> dict[str, object]:
                 None,
                 key=f"plan {name} {number}",
                 placeholder="–",
+                on_change=_take_tokens,
+                args=(number,),
                 help=helps.get(
                     name, f"{name[1:]} % of the examples have at most this many; may stay empty."
                 ),

@@ -31,6 +31,7 @@ from estimator import (
     WRITABLE,
     Advice,
     Candidates,
+    Method,
     Question,
     advise,
     contract,
@@ -116,9 +117,11 @@ def _run() -> None:
         if isinstance(found, str):
             _refuse(found)
             return
-        advice, kept = _answer(found, question, is_current=is_current)
+        each, advice, kept = _answer(found, question, is_current=is_current)
     with below():
         _beyond(advice, kept)
+    with each:
+        _each_method(found, advice, kept)
 
 
 def _place(is_new: bool) -> Callable[[], DeltaGenerator]:
@@ -162,12 +165,12 @@ def _refuse(sentence: str) -> None:
 
 def _answer(
     found: Candidates, question: Question, *, is_current: bool
-) -> tuple[Advice, filters.Filters]:
-    """The recommendation, the filters and the figure."""
+) -> tuple[DeltaGenerator, Advice, filters.Filters]:
+    """The recommendation, the filters and the figure; and the place of what each method would take."""
     st.html(
         f'<p class="hr-plan-asked">{escape(words.asked_in_words(question))} <a href="#plan-form">Change it</a></p>'
     )
-    panel = st.container()
+    panel, each = st.container(), st.container(key="plan each method")
     kept = filters.draw(found)
     advice = advise(found, question, kept.mask(found))
     panel.html(words.panel_html(advice, is_current=is_current))
@@ -180,7 +183,32 @@ def _answer(
         )
         st.html(f'<p class="hr-small">{options_figure.CAPTION} Click a point to see it below.</p>')
     _picked(found, advice)
-    return advice, kept
+    return each, advice, kept
+
+
+def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> None:
+    """What to take with each method that is good enough, and on request what full fine-tuning takes."""
+    question, mask = advice.question, kept.mask(found)
+    answers = []
+    for name in filters.choices(found)[0]:
+        only = filters.Filters((name,), (), None).mask(found)
+        answers.append((name, advise(found, question, mask & only)))
+    place, full = st.empty(), terms.METHODS[Method.FULL]
+    place.html(words.each_html(answers))
+    if Method.FULL in question.methods:
+        return
+    asked_for = asked.text_of(asked.unlimited(question))
+    if st.session_state.get("plan full") != asked_for and not st.button(
+        "And full fine-tuning?", key="plan full fine-tuning", help="As many setups again."
+    ):
+        return
+    st.session_state["plan full"] = asked_for
+    also = replace(question, methods=(Method.FULL,))
+    others = asked.answered(also)
+    if isinstance(others, str):
+        _refuse(others)
+        return
+    place.html(words.each_html([(full, advise(others, also)), *answers]))
 
 
 def _beyond(advice: Advice, kept: filters.Filters) -> None:

@@ -48,6 +48,23 @@ def verdict_html(kind: Verdict | None, first: str, rest: str, reasons: Sequence[
     )
 
 
+def each_html(answers: Sequence[tuple[str, Advice]]) -> str:
+    """What to take with each method, by its name, in one line each."""
+    lines = "".join(
+        f"<li><b>{escape(name)}</b>: {markup.whole_prices(escape(_taken(it)))}</li>"
+        for name, it in answers
+    )
+    return f'<h2 class="hr-head">With each method</h2><ul class="hr-text">{lines}</ul>'
+
+
+def _taken(advice: Advice) -> str:
+    place, found = advice.recommended, advice.candidates
+    if place is None:
+        return advice.sentence
+    perhaps = "" if advice.is_sure or not _limits(advice.question) else "perhaps "
+    return f"{perhaps}{plan_words.cards(found, place)}, {plan_words.terms(found, place)}"
+
+
 def list_html(sentences: Sequence[str]) -> str:
     """Sentences as an HTML list."""
     items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in sentences)
