@@ -48,6 +48,7 @@ def verdict() -> None:
         st.error(markup.plain(answer), icon=":material/block:")
         st.html(verdict_panel.refused_html())
         return
+    proposal_cards.propose("offer", {"bfloat16": verdict_panel.OFFERED})
     st.html(at_a_glance.verdict_html(answer))
     start.draw(answer)
 

@@ -148,6 +148,17 @@ def test_the_page_opens_with_trls_defaults_and_one_click_gives_the_articles_coun
     assert ", as TRL trains." in text(page)
 
 
+def test_the_sentence_offers_bfloat16_where_trls_float32_alone_does_not_fit():
+    """14.5 GB of weights, as much of gradients and 29 GB of states in bfloat16 fit into 79 GiB; in float32 not."""
+    page = open_page()
+    assert "TRL loads float32; " in text(page)
+    click_card(page, "offer bfloat16")
+    assert "✓ Fits" in text(page)
+    assert "TRL loads float32" not in text(page)
+    small = {"dtype": "float32", "model": "meta-llama/Llama-3.1-70B", "gpu": "L4"}
+    assert "it fits</button>" not in text(open_page(**small)), "not in bfloat16, either"
+
+
 def test_the_example_matches_trls_full_fine_tuning_defaults():
     facts = {key: EXAMPLE[key] for key in ("model", "gpu")}
     _, _, by_tool = contract.parse({**facts, "tool": "trl"})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 
 from dashboard import theme
 from dashboard.words import controls, marks, one_line, setup_sentence, terms, verdicts
 from estimator import (
+    Dtype,
     Estimate,
     Gpu,
     SimilarRuns,
@@ -14,6 +16,7 @@ from estimator import (
     Verdict,
     accuracy,
     contract,
+    estimate,
     offloads,
 )
 
@@ -96,7 +99,26 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
 
 def _setup_html(of: Estimate) -> str:
     """The setup as a sentence, whose words lead to the controls that change them."""
-    return "".join(map(_piece_html, setup_sentence.pieces(of.model, of.gpu, of.setup)))
+    said = "".join(map(_piece_html, setup_sentence.pieces(of.model, of.gpu, of.setup)))
+    return f"{said}{_offer_html(of)}"
+
+
+def _offer_html(of: Estimate) -> str:
+    """The other precision, where TRL's default alone keeps the setup from fitting; else empty."""
+    if of.gpu is None or of.verdict is Verdict.FITS or not setup_sentence.loads_float32(of.setup):
+        return ""
+    try:
+        other = estimate(of.model, of.gpu, replace(of.setup, dtype=OFFERED["dtype"]))
+    except ValueError:
+        return ""
+    if other.verdict is not Verdict.FITS:
+        return ""
+    button = '<button type="button" data-proposal="offer bfloat16">in bfloat16 it fits</button>'
+    return f" TRL loads float32; {button}."
+
+
+OFFERED = {"dtype": Dtype.BFLOAT16}
+"""What a click on the sentence's offer sets."""
 
 
 def _piece_html(piece: setup_sentence.SentencePart) -> str:

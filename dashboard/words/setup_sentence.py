@@ -82,6 +82,12 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     yield SentencePart(", as TRL trains." if as_trl_trains else ".")
 
 
+def loads_float32(setup: TrainingSetup) -> bool:
+    """Whether the weights are in float32 only because TRL loads them so."""
+    trl = _of_trl(setup.method, setup.objective)
+    return bool(setup.objective.trl) and setup.dtype == "float32" and _same(LOADED, setup, trl)
+
+
 def _led(by: str, words: str, key: str) -> Iterator[SentencePart]:
     if words:
         yield from (SentencePart(by), SentencePart(words, key))
