@@ -21,10 +21,11 @@ PARSERS := .venv-parsers
 PARSED := $(PARSERS)/parsers.stamp
 CUDA := $(GPU)/cuda.stamp
 NULL := .venv-null
+NULL_SOURCES := estimator/rehearse/on_path/headroom_inside
 PLAYED := $(NULL)/null.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench corpus mutate played measure calibrate docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench corpus mutate played rehearsed measure calibrate docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
@@ -37,6 +38,7 @@ help:
 	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make played   set up torch's CUDA build on a card that is not there and play data/played.csv (ARGS=lora: those cases)"
+	@echo "make rehearsed  set up the same and rehearse scripts there, as headroom rehearse does (ARGS=sft.py: those scripts)"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make calibrate  set up the same and find this GPU's pace in three minutes: pace.json narrows its estimates"
 	@echo "make docs     regenerate docs/formulas.md, the accuracy tables, docs/refusals.md and docs/rules_of_thumb.md"
@@ -87,13 +89,11 @@ $(CUDA): requirements-gpu.txt
 	@touch $@
 
 # PyTorch's CUDA build without NVIDIA's libraries, and in their place one that does nothing (a gigabyte; needs g++).
-$(PLAYED): requirements-null.txt tests/verify/null/build.py tests/verify/null/null.cpp
+$(PLAYED): requirements-null.txt $(NULL_SOURCES)/build.py $(NULL_SOURCES)/null.cpp
 	@test -x $(NULL)/bin/python || $(PYTHON) -m venv $(NULL)
 	@echo "Setting up $(NULL) with torch's CUDA build (once; some minutes)"
 	@$(NULL)/bin/python $(PIP_INSTALL) --no-deps -r requirements-null.txt
-	@$(NULL)/bin/python $(PIP_INSTALL) --no-deps --upgrade --target $(NULL)/headers \
-	    nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
-	@$(NULL)/bin/python tests/verify/null/build.py $(NULL)
+	@$(NULL)/bin/python $(NULL_SOURCES)/build.py $(NULL)/lib/python3*/site-packages $(NULL)/cuda
 	@touch $@
 
 setup: $(DEV)
@@ -169,6 +169,9 @@ mutate: $(DEV)
 
 played: $(PLAYED)
 	@LD_LIBRARY_PATH=$(CURDIR)/$(NULL)/cuda $(NULL)/bin/python -W ignore -m tests.verify.null.played $(ARGS)
+
+rehearsed: $(PLAYED) $(DEV)
+	@$(VENV)/bin/python -m tests.verify.null.rehearsed $(CURDIR)/$(NULL)/bin/python $(ARGS)
 
 measure: $(CUDA)
 	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)

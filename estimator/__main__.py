@@ -30,6 +30,7 @@ from estimator.contract.setups import (
     write_shares,
 )
 from estimator.contract.text import describe, describe_shares
+from estimator.rehearse import command as rehearse
 from estimator.search.remedies import Remedy, remedies
 from estimator.search.vllm_share import UtilisationSearch, vllm_shares
 from estimator.sources import catalog, hub
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
             return _check(arguments[1:])
         case ["plan"]:
             return _plan(arguments[1:])
+        case ["rehearse"]:
+            return _rehearse(arguments[1:])
         case ["serve"]:
             return _refuse(_serve(arguments[1:]))
         case ["estimate"]:
@@ -318,6 +321,14 @@ def _plan(arguments: Sequence[str]) -> int:
         return _refuse(_our_mistake(fault))
 
 
+def _rehearse(arguments: Sequence[str]) -> int:
+    """Runs the user's command on a card that is not there."""
+    try:
+        return rehearse.run(arguments, sys.stdout)
+    except ValueError as problem:
+        return _refuse(str(problem))
+
+
 def _serve(arguments: Sequence[str]) -> str:
     """Replaces this process by Streamlit, which takes its own flags (``--server.port 8600``); or says why it cannot."""
     root = Path(__file__).resolve().parent.parent
@@ -362,7 +373,8 @@ def _parser() -> _Parser:
         "       python -m estimator --json < setups.jsonl\n"
         "       python -m estimator placement JSON\n"
         "       python -m estimator check FILE ... --gpu NAME\n"
-        "       python -m estimator plan QUESTION.yaml",
+        "       python -m estimator plan QUESTION.yaml\n"
+        "       python -m estimator rehearse --gpu NAME -- python train.py ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=_layout,

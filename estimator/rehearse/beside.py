@@ -1,0 +1,68 @@
+"""The estimate of a live Trainer beside its rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from estimator.answer.estimate import estimate
+from estimator.contract.setups import parse
+from estimator.rehearse.rehearsed import (
+    BACKWARD,
+    FORWARD,
+    LOADING,
+    OPTIMIZER,
+    Rehearsed,
+)
+from estimator.values.results import Estimate
+from estimator.values.specs import Phase
+
+PHASES: Mapping[str, tuple[Phase, ...]] = {
+    LOADING: (Phase.LOAD,),
+    FORWARD: (Phase.FORWARD, Phase.LOSS, Phase.REFERENCE, Phase.SCORING, Phase.GENERATION),
+    BACKWARD: (Phase.BACKWARD,),
+    OPTIMIZER: (Phase.OPTIMIZER_STEP,),
+}
+"""Which phases of an estimate each phase of a rehearsal covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """An estimate, or why there is none."""
+
+    estimate: Estimate | None = None
+    problem: str = ""
+
+    @property
+    def allocated(self) -> int | None:
+        """What ``max_memory_allocated`` would count: blocks where the run is replayed, else tensors; bytes."""
+        if self.estimate is None:
+            return None
+        replay = self.estimate.needs.replay
+        return self.estimate.peak.bytes if replay is None else replay.allocated
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The highest moment of each phase of a rehearsal, in bytes."""
+        if self.estimate is None:
+            return {}
+        found = {
+            name: max(
+                (self.estimate.phases[it].bytes for it in phases if it in self.estimate.phases),
+                default=0,
+            )
+            for name, phases in PHASES.items()
+        }
+        return {name: size for name, size in found.items() if size}
+
+
+def beside(run: Rehearsed, gpu: str) -> Beside:
+    """The estimate of the Trainer that a run had, on the same card."""
+    if run.keys is None:
+        return Beside(problem=run.keys_problem or "the script has no transformers Trainer to read")
+    try:
+        return Beside(
+            estimate=estimate(*parse({**run.keys, "gpu": gpu.rsplit("x ", maxsplit=1)[-1]}))
+        )
+    except ValueError as problem:
+        return Beside(problem=str(problem))

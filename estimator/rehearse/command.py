@@ -1,0 +1,104 @@
+"""``headroom rehearse``: the user's own script runs on a card that is not there, and its verdict comes out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TextIO
+
+from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
+from estimator.rehearse import running, text
+from estimator.rehearse.beside import beside
+from estimator.rehearse.card import card_named, told, usable_bytes
+from estimator.rehearse.rehearsed import decisive, read, status_of
+from estimator.values.refusals import InputError
+
+STEPS = 4
+"""The second step finds the blocks of the first; what changes afterwards, such as a longer row, shows in more steps."""
+MOST_STEPS = 1000
+DESCRIPTION = (
+    "Runs your own training command for a few steps with PyTorch's CUDA build, its allocator and its out-of-memory "
+    "error, on a GPU that is not there. It runs your code, as you would; no value is computed and no weight saved."
+)
+EPILOG = f"""\
+examples:
+  headroom rehearse --gpu "RTX 4090" -- python train.py --batch-size 4
+  headroom rehearse --gpu "2x A100-SXM4-80GB" -- torchrun --nproc-per-node 2 train.py
+  headroom rehearse --gpu L4 --json -- accelerate launch train.py
+
+exit status: {FITS} it fits, {DOES_NOT_FIT} it does not, {NOT_READ} that cannot be said.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's flags, without those of the user's command."""
+    found = argparse.ArgumentParser(
+        prog="headroom rehearse",
+        usage="headroom rehearse --gpu NAME [--steps N] [--read-weights] [--json] -- COMMAND ...",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    found.add_argument("--gpu", required=True, metavar="NAME", help='such as "RTX 4090", "4x H100"')
+    found.add_argument(
+        "--steps", default=str(STEPS), metavar="N", help=f"optimizer steps [{STEPS}]"
+    )
+    found.add_argument(
+        "--read-weights",
+        action="store_true",
+        help="read or download checkpoints instead of making weights from the config",
+    )
+    found.add_argument("--json", action="store_true", help="the answer as one JSON object")
+    return found
+
+
+def run(arguments: Sequence[str], output: TextIO) -> int:
+    """Rehearse a command; returns the exit status, and raises ``InputError`` where it cannot begin."""
+    ours, command = _split(arguments)
+    given = parser().parse_args(ours)
+    if not command:
+        raise InputError(
+            'the command to rehearse is missing; put it after --: headroom rehearse --gpu "RTX 4090" -- python train.py'
+        )
+    steps = _steps(given.steps)
+    gpu, number = card_named(given.gpu)
+    status, reports = running.run(
+        command, told(gpu, number), steps, read_weights=given.read_weights
+    )
+    if refused := sorted({it["refused"] for it in reports if "refused" in it}):
+        raise InputError(" ".join(refused))
+    if not reports:
+        raise InputError(_nothing(status))
+    ranks = [read(it) for it in reports]
+    found = decisive(ranks)
+    estimated = beside(found, given.gpu)
+    if given.json:
+        answer = text.as_json(found, len(ranks), gpu, usable_bytes(gpu), estimated)
+        output.write(json.dumps({**answer, "status": status_of(found)}, allow_nan=False) + "\n")
+    else:
+        output.write(text.describe(found, len(ranks), gpu, usable_bytes(gpu), estimated) + "\n")
+    return status_of(found)
+
+
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Our flags and the user's command, which begins after the first ``--``."""
+    if "--" not in arguments:
+        return arguments, ()
+    at = list(arguments).index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _steps(said: str) -> int:
+    if not said.isascii() or not said.isdigit() or not 1 <= int(said) <= MOST_STEPS:
+        raise InputError(f"steps must be a whole number from 1 to {MOST_STEPS}, not {said}.")
+    return int(said)
+
+
+def _nothing(status: int) -> str:
+    ended = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
+    return (
+        f"The command {ended}, and no Python that it started used the GPU through torch; a rehearsal cannot follow "
+        "containers, other machines, or Python started with -I, -E or -S."
+    )

@@ -1,0 +1,1 @@
+"""The folder that ``headroom rehearse`` puts on Python's path: ``sitecustomize`` runs where any Python begins."""

@@ -1,0 +1,184 @@
+"""What this process asked of the card, phase by phase, and how it ended; written as one JSON object."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "deepspeed")
+
+
+class Record:
+    """What is known so far."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.process = 0
+        self.null: Any = None
+        self.torch: Any = None
+        self.library: Any = None
+        self.peaks: Any = None
+        self.steps = 0
+        self.now = "loading"
+        self.phases: list[dict[str, Any]] = []
+        self.failed: list[dict[str, Any]] = []
+        self.notes: dict[str, None] = {}
+        self.keys: dict[str, Any] | None = None
+        self.keys_problem = ""
+        self.exception = ""
+
+
+here = Record()
+
+
+def is_on() -> bool:
+    """Whether this process is watched: a forked one, such as a data loader's worker, is not."""
+    return here.is_on and here.process == os.getpid()
+
+
+def start() -> None:
+    """Begin to watch this process."""
+    here.is_on, here.process = True, os.getpid()
+    atexit.register(write, "exit")
+    told = sys.excepthook
+
+    def excepthook(kind: Any, problem: Any, trace: Any) -> None:
+        here.exception = f"{kind.__name__}: {problem}"
+        told(kind, problem, trace)
+
+    sys.excepthook = excepthook
+
+
+def note(sentence: str) -> None:
+    """Say once what was done otherwise than on a real card."""
+    here.notes[sentence] = None
+
+
+def close(name: str, step: int, then: str) -> None:
+    """End a phase under the name that it turned out to have, and begin the next."""
+    if here.torch is not None and here.torch.cuda.is_initialized():
+        for device in range(here.torch.cuda.device_count()):
+            allocated, reserved = here.peaks.take(device)
+            if reserved:
+                here.phases.append(
+                    {
+                        "phase": name,
+                        "step": step,
+                        "device": device,
+                        "allocated": allocated,
+                        "reserved": reserved,
+                    }
+                )
+    here.now = then
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End the process: it cannot be rehearsed, for this reason."""
+    _put({"refused": sentence})
+    os._exit(2)
+
+
+def write(ended: str) -> None:
+    """Write what is known; only a process that used the card does."""
+    if not is_on():
+        return
+    here.is_on = False
+    if here.torch is None or not here.torch.cuda.is_initialized():
+        return
+    close(here.now, here.steps + 1, here.now)
+    _put(
+        {
+            "rank": int(os.environ.get("RANK", "0")),
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "command": sys.argv,
+            "versions": {it: found for it in PACKAGES if (found := _version(it))},
+            "steps": here.steps,
+            "ended": "exception" if here.exception and ended == "exit" else ended,
+            "exception": here.exception,
+            "phases": here.phases,
+            "out_of_memory": here.failed,
+            "notes": list(here.notes),
+            "keys": here.keys,
+            "keys_problem": here.keys_problem,
+        }
+    )
+
+
+def finish() -> NoReturn:
+    """End the run here: enough steps were taken. Nothing that would follow is run, saving included."""
+    write("steps")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+def _put(what: dict[str, Any]) -> None:
+    folder = Path(os.environ["HEADROOM_REHEARSAL"])
+    with contextlib.suppress(OSError):  # the parent has gone, and nobody would read it
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(what, default=str), encoding="utf-8")
+
+
+def _version(package: str) -> str:
+    if package not in sys.modules:
+        return ""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+class Peaks:
+    """The allocator's peaks of each phase, which are reset at its end; the script's own readings stay right."""
+
+    KINDS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+
+    def __init__(self, c: Any) -> None:
+        self._reset, self._stats = c._cuda_resetPeakMemoryStats, c._cuda_memoryStats
+        self._since: dict[tuple[int, str], int] = {}
+        """The script's peaks since it last reset them, without the phase that is open."""
+        self._phase: dict[tuple[int, str], int] = {}
+        """The open phase's peaks before the script reset them."""
+        c._cuda_memoryStats, c._cuda_resetPeakMemoryStats = self._read, self._reset_by_the_script
+
+    def take(self, device: int) -> tuple[int, int]:
+        """Peak bytes allocated and reserved since the last call."""
+        found = self._fold(device)
+        for kind in self.KINDS:
+            key = device, kind
+            self._since[key] = max(self._since.get(key, 0), found[kind])
+            found[kind] = max(found[kind], self._phase.pop(key, 0))
+        return found["allocated_bytes"], found["reserved_bytes"]
+
+    def _fold(self, device: int) -> dict[str, int]:
+        stats = self._stats(device)
+        self._reset(device)
+        return {kind: stats[kind]["all"]["peak"] for kind in self.KINDS}
+
+    def _read(self, device: int) -> Any:
+        stats = self._stats(device)
+        for kind in self.KINDS:
+            all_of_it = stats[kind]["all"]
+            all_of_it["peak"] = max(all_of_it["peak"], self._since.get((device, kind), 0))
+        return stats
+
+    def _reset_by_the_script(self, device: int) -> None:
+        for kind, peak in self._fold(device).items():
+            key = device, kind
+            self._phase[key] = max(self._phase.get(key, 0), peak)
+            self._since.pop(key, None)
+
+
+@contextlib.contextmanager
+def during(name: str, before: str) -> Iterator[None]:
+    """While a phase lasts; what came before it was ``before``."""
+    close(before, here.steps + 1, name)
+    yield
+    close(name, here.steps + 1, "forward")

@@ -1,0 +1,139 @@
+"""What a rehearsal found, of the reports that its processes wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
+
+LOADING, FORWARD, BACKWARD, OPTIMIZER = "loading", "forward", "backward", "optimizer"
+BEFORE_OPTIMIZER = "before the optimizer"
+ORDER = (LOADING, FORWARD, BACKWARD, BEFORE_OPTIMIZER, OPTIMIZER)
+"""The phases of a step in order, as ``on_path/headroom_inside/stopping.py`` names them."""
+RAN_OUT = "OutOfMemoryError"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of somebody's code."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAllocation:
+    """An allocation that the card had no memory for. All sizes in bytes."""
+
+    asked: int
+    allocated: int
+    reserved: int
+    free: int
+    device: int
+    phase: str
+    step: int
+    line: CodeLine | None
+    """The innermost line of the script; None: there is none, as where a tool's own command is run."""
+    library_line: CodeLine | None
+    """The innermost line of a library other than torch, where that is another."""
+    module: str
+    """The full name of the module that ran; empty outside of a forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The most of a phase on one device, in bytes."""
+
+    phase: str
+    step: int
+    """From 1; 0 while loading."""
+    device: int
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """One process's run."""
+
+    rank: int
+    world_size: int
+    versions: Mapping[str, str]
+    steps: int
+    """Optimizer steps taken."""
+    ended: str
+    """``steps``: as many as asked for; ``exit``: by itself; ``exception``."""
+    exception: str
+    phases: tuple[PhasePeak, ...]
+    failed: tuple[FailedAllocation, ...]
+    notes: tuple[str, ...]
+    keys: Mapping[str, object] | None
+    """The live Trainer as an object of the contract; None without one."""
+    keys_problem: str
+
+    @property
+    def allocated(self) -> int:
+        """Most bytes allocated, as ``torch.cuda.max_memory_allocated`` counts them."""
+        return max((it.allocated for it in self.phases), default=0)
+
+    @property
+    def reserved(self) -> int:
+        """Most bytes reserved, as ``torch.cuda.max_memory_reserved`` counts them."""
+        return max((it.reserved for it in self.phases), default=0)
+
+    @property
+    def ran_out(self) -> FailedAllocation | None:
+        """The allocation that ended the run; None where it went through, or ended otherwise."""
+        ended = self.ended == "exception" and RAN_OUT in self.exception
+        return self.failed[-1] if ended and self.failed else None
+
+    def peaks(self, step: int) -> dict[str, int]:
+        """The most allocated in each phase of a step, in order; bytes on the fullest device."""
+        found: dict[str, int] = {}
+        for name in ORDER:
+            sizes = [it.allocated for it in self.phases if (it.step, it.phase) == (step, name)]
+            if sizes:
+                found[name] = max(sizes)
+        return found
+
+
+def read(report: Mapping[str, Any]) -> Rehearsed:
+    """One process's run of its report."""
+    return Rehearsed(
+        rank=report["rank"],
+        world_size=report["world_size"],
+        versions=report["versions"],
+        steps=report["steps"],
+        ended=report["ended"],
+        exception=report["exception"],
+        phases=tuple(PhasePeak(**it) for it in report["phases"]),
+        failed=tuple(map(_failed, report["out_of_memory"])),
+        notes=tuple(report["notes"]),
+        keys=report["keys"],
+        keys_problem=report["keys_problem"],
+    )
+
+
+def _failed(found: Mapping[str, Any]) -> FailedAllocation:
+    lines = {name: _line(found[name]) for name in ("line", "library_line")}
+    return FailedAllocation(**{**found, **lines})
+
+
+def _line(found: Mapping[str, Any] | None) -> CodeLine | None:
+    return None if found is None else CodeLine(**found)
+
+
+def status_of(run: Rehearsed) -> int:
+    """The exit status of a run."""
+    if run.ran_out is not None:
+        return DOES_NOT_FIT
+    return NOT_READ if run.exception or not run.steps else FITS
+
+
+def decisive(ranks: Sequence[Rehearsed]) -> Rehearsed:
+    """The rank that decides: one whose memory ran out, else one that failed, else the fullest."""
+    return max(ranks, key=lambda it: (it.ran_out is not None, bool(it.exception), it.reserved))

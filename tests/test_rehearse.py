@@ -1,0 +1,280 @@
+"""Rehearsals: what is asked, what is refused, and how a process's report is read. `make rehearsed` plays real ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from estimator.rehearse import command, running
+from estimator.rehearse.beside import Beside, beside
+from estimator.rehearse.card import card_named, told
+from estimator.rehearse.on_path.headroom_inside import build, card, record
+from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
+from estimator.rehearse.text import as_json, describe
+from estimator.values.refusals import InputError
+
+GIB = 2**30
+
+
+def peak(phase: str, step: int, gib: float) -> dict[str, Any]:
+    sizes = {"allocated": int(gib * GIB), "reserved": int((gib + 1) * GIB)}
+    return {"phase": phase, "step": step, "device": 0, **sizes}
+
+
+REPORT: dict[str, Any] = {
+    "rank": 0,
+    "world_size": 1,
+    "command": ["train.py"],
+    "versions": {"torch": "2.13.0"},
+    "steps": 2,
+    "ended": "steps",
+    "exception": "",
+    "phases": [
+        peak("loading", 0, 2),
+        peak("forward", 1, 5),
+        peak("backward", 1, 6),
+        peak("optimizer", 1, 8),
+        peak("forward", 2, 9),
+        peak("backward", 2, 10),
+        peak("optimizer", 2, 8),
+    ],
+    "out_of_memory": [],
+    "notes": [],
+    "keys": None,
+    "keys_problem": "",
+}
+LINE = {"file": "train.py", "line": 12, "function": "main", "text": "loss.backward()"}
+RAN_OUT = {
+    "asked": 64 * 2**20,
+    "allocated": 7 * GIB,
+    "reserved": 7 * GIB,
+    "free": 2**20,
+    "device": 0,
+    "phase": "backward",
+    "step": 1,
+    "line": LINE,
+    "library_line": {**LINE, "file": "/env/site-packages/accelerate/accelerator.py"},
+    "module": "",
+}
+CARD, _ = card_named("RTX 3050 8GB")
+
+
+def said(run: Rehearsed, estimated: Beside | None = None) -> str:
+    return describe(run, 1, CARD, 8 * GIB, estimated or Beside())
+
+
+def test_a_run_that_took_its_steps_fits_and_shows_each_phases_peak() -> None:
+    run = read(REPORT)
+    assert status_of(run) == 0
+    text = said(run)
+    assert text.startswith("Fits: 2 steps went through, with 10.00 GiB allocated and 11.00 GiB")
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in text.splitlines()}
+    assert rows["backward"] == ["6.00", "10.00"]
+    assert rows["loading"] == ["2.00", "-"]
+
+
+def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
+    report = {
+        **REPORT,
+        "steps": 0,
+        "ended": "exception",
+        "exception": "OutOfMemoryError: CUDA",
+        "out_of_memory": [RAN_OUT],
+    }
+    run = read(report)
+    assert status_of(run) == 1
+    assert said(run).startswith(
+        "Does not fit: step 1's backward at train.py:12 `loss.backward()`, in accelerate/accelerator.py:12 "
+        "`loss.backward()` asks for 64 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 8.00 GiB that "
+    )
+    assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"ended": "exception", "exception": "KeyError: 'text'"},
+            "stopped after 2 steps with KeyE",
+        ),
+        ({"ended": "exit", "steps": 0}, "ended by itself without an optimizer step"),
+    ],
+)
+def test_of_a_run_that_failed_or_never_stepped_nothing_is_said(
+    changed: dict[str, Any], sentence: str
+) -> None:
+    run = read({**REPORT, **changed})
+    assert status_of(run) == 2
+    assert sentence in said(run)
+    assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is None
+
+
+def test_memory_that_the_script_gets_by_without_is_no_death() -> None:
+    run = read({**REPORT, "out_of_memory": [RAN_OUT]})
+    assert status_of(run) == 0
+    assert "Memory ran out 1 times, which the script caught: step 1's backward" in said(run)
+
+
+def test_the_rank_that_ran_out_decides() -> None:
+    fuller = read({**REPORT, "rank": 1, "phases": [peak("forward", 1, 20)]})
+    dead = {"ended": "exception", "exception": "OutOfMemoryError: CUDA", "out_of_memory": [RAN_OUT]}
+    assert decisive([read(REPORT), fuller]).rank == 1
+    assert decisive([read({**REPORT, **dead}), fuller]).rank == 0
+
+
+KEYS = {"model": "openai-community/gpt2", "max_length": 512, "per_device_train_batch_size": 1}
+
+
+def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_named() -> None:
+    found = beside(read({**REPORT, "keys": KEYS}), "4x RTX 3050 8GB")
+    assert found.estimate is not None
+    assert found.estimate.gpu == CARD
+    text = said(read({**REPORT, "keys": KEYS}), found)
+    assert " %; most in the phase backward, " in text
+    allocated = found.allocated
+    assert allocated is not None
+    alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0}
+    report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.005}]}
+    assert "they agree" in said(read(report), found)
+    report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.02}]}
+    assert "they agree" not in said(read(report), found)
+
+
+# --- what is asked ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "L4"], "the command to rehearse is missing; put it after --"),
+        (["--gpu", "L4", "--steps", "0", "--", "true"], "steps must be a whole number from 1 to"),
+        (["--gpu", "L5", "--", "true"], "L5"),
+        (["--gpu", "MI300X", "--", "true"], "MI300X cannot be rehearsed"),
+        (["--gpu", "L4", "--", "no-such-program"], "no-such-program is not found"),
+    ],
+)
+def test_a_wrong_request_gets_a_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        command.run(arguments, io.StringIO())
+
+
+def test_the_card_is_told_as_the_driver_would_report_it() -> None:
+    card_of_two = told(*card_named("2x A100-SXM4-80GB"))
+    assert card_of_two["NULL_DEVICES"] == "2"
+    assert card_of_two["NULL_CAPABILITY"] == "80"
+    assert int(card_of_two["NULL_MEMORY"]) < int(card_of_two["NULL_TOTAL"])
+
+
+def test_the_users_environment_stays_but_for_the_cards_of_the_machine() -> None:
+    own = {"PYTHONPATH": "/theirs", "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": ""}
+    found = running.environment(own, {}, "/reports", 4, read_weights=False)
+    assert found["PYTHONPATH"] == os.pathsep.join([str(running.ON_PATH), "/theirs"])
+    assert found["WANDB_MODE"] == "offline"
+    assert "CUDA_VISIBLE_DEVICES" not in found
+
+
+def test_python_begins_as_ever_and_a_command_without_torch_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'began')!r}, 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with (tmp_path / "said").open("w") as said, monkeypatch.context() as context:
+        context.setattr(sys, "stderr", said)
+        with pytest.raises(InputError, match="ended with status 3, and no Python that it started"):
+            command.run(["--gpu", "L4", "--", sys.executable, "-c", "exit(3)"], io.StringIO())
+    assert (tmp_path / "began").exists()
+
+
+# --- inside the user's process ------------------------------------------------------------------
+
+
+class _RefusedHereError(Exception):
+    pass
+
+
+@pytest.fixture
+def _refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(sentence: str) -> NoReturn:
+        raise _RefusedHereError(sentence)
+
+    monkeypatch.setattr(record, "refuse", refuse)
+
+
+@pytest.mark.usefixtures("_refuses")
+@pytest.mark.parametrize(
+    ("version", "cuda", "sentence"),
+    [
+        ("2.13.0+cpu", "None", "torch 2.13.0\\+cpu in .* is built without CUDA"),
+        ("2.3.1+cu121", "'12.1'", "torch 2.3.1\\+cu121 is older than 2.4"),
+        ("2.4.0+cu118", "'11.8'", "is built for CUDA 11.8; CUDA 12 and 13 can be rehearsed"),
+        ("2.13.0+cu130", "'13.0'", "no C\\+\\+ compiler is here; install g\\+\\+"),
+    ],
+)
+def test_a_torch_that_cannot_be_rehearsed_is_refused_in_a_sentence(
+    version: str, cuda: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "version.py").write_text(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    tools = {"readelf": "/usr/bin/readelf", "nm": "/usr/bin/nm"}
+    monkeypatch.setattr(build.shutil, "which", tools.get)
+    with pytest.raises(_RefusedHereError, match=sentence):
+        card.insert(ModuleSpec("torch", None, origin=str(torch / "__init__.py")))
+
+
+class _Counters:
+    """torch._C's counters of one device: a peak since the last reset."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+
+    def use(self, now: int) -> None:
+        self.now, self.peak = now, max(self.peak, now)
+
+    def reset(self, device: int) -> None:
+        self.peak = self.now
+
+    def read(self, device: int) -> dict[str, Any]:
+        return {kind: {"all": {"peak": self.peak}} for kind in record.Peaks.KINDS}
+
+
+def test_phases_and_the_scripts_own_readings_do_not_disturb_each_other() -> None:
+    counters = _Counters()
+    c = SimpleNamespace(_cuda_resetPeakMemoryStats=counters.reset, _cuda_memoryStats=counters.read)
+    peaks = record.Peaks(c)
+
+    def read_by_the_script() -> int:
+        return int(c._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"])
+
+    counters.use(50)
+    counters.use(10)
+    assert peaks.take(0) == (50, 50)
+    counters.use(20)
+    assert peaks.take(0) == (20, 20)
+    assert read_by_the_script() == 50  # no phase of ours resets what the script reads
+    counters.use(40)
+    counters.use(30)
+    c._cuda_resetPeakMemoryStats(0)
+    assert read_by_the_script() == 30
+    assert peaks.take(0) == (40, 40)  # nor does the script's reset hide a phase's peak
+
+
+def test_what_runs_in_the_users_process_imports_no_library() -> None:
+    code = "from estimator.rehearse.on_path.headroom_inside import begin; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "transformers", "estimator.preflight"} & {*done.stdout.split()}
+
+
+def test_the_answer_as_json_is_one_object() -> None:
+    assert json.loads(json.dumps(as_json(read(REPORT), 1, CARD, 8 * GIB, Beside())))["fits"] is True
