@@ -195,7 +195,7 @@ def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> No
         answers.append((name, advise(found, question, mask & only)))
     place, full = st.empty(), terms.METHODS[Method.FULL]
     place.html(words.each_html(answers))
-    if Method.FULL in question.methods:
+    if full in dict(answers):
         return
     asked_for = asked.text_of(asked.unlimited(question))
     if st.session_state.get("plan full") != asked_for and not st.button(
