@@ -244,7 +244,7 @@ def test_the_first_overflow_may_be_the_second_generation() -> None:
     found = first_overflow(over)
     assert over.verdict is Verdict.DOES_NOT_FIT
     assert found is not None
-    assert (found.step, found.moment.phase) == (2, Phase.GENERATION)
+    assert (found.at.step, found.at.moment.phase) == (2, Phase.GENERATION)
 
 
 def test_accumulation_walk_includes_generation_and_forward() -> None:

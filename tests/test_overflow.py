@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -26,9 +27,19 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.answer.overflow import first_overflow, instants, room_bytes, runs_out
+from estimator.answer.overflow import (
+    Instant,
+    first_overflow,
+    instants,
+    room_bytes,
+    runs_out,
+    where,
+)
 from estimator.contract.setups import parse, write_estimate
-from estimator.contract.text import describe
+from estimator.contract.text import amount, describe
+from estimator.step.blocks import MIB
+from estimator.step.refused import refused
+from estimator.values.results import Moment
 from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
@@ -52,8 +63,8 @@ def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
     answer = estimate(MISTRAL, A100, EXAMPLE)
     over = first_overflow(answer)
     assert over is not None
-    assert (over.step, over.moment.phase) == (1, Phase.OPTIMIZER_STEP)
-    parts = over.moment.resident
+    assert (over.at.step, over.at.moment.phase) == (1, Phase.OPTIMIZER_STEP)
+    parts = over.at.moment.resident
     expected = [2 * 7_241_732_096, 2 * 7_241_732_096, 8 * 7_241_732_096]
     for part, size in zip(
         (Component.WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), expected, strict=True
@@ -66,7 +77,8 @@ def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
         "\n".join(chapter.text for chapter in content.chapters(answer)),
     ):
         assert (
-            "It runs out at the first optimizer step, which creates the optimizer states." in text
+            "It runs out at the first optimizer step, which creates the optimizer states, where"
+            in text
         )
 
 
@@ -144,9 +156,47 @@ def test_a_run_stops_at_the_first_moment_that_does_not_fit(
     over = said(**given)
     assert (over["phase"], over["step"]) == (phase, step)
     answer = estimate(*parse(given))
-    assert words in runs_out(answer)
-    assert runs_out(answer) in describe(answer)
-    assert runs_out(answer) == verdicts.verdict(answer).stops
+    assert words in runs_out(answer, amount)
+    assert runs_out(answer, amount) in describe(answer)
+    assert runs_out(answer, amount) == verdicts.verdict(answer).stops
+
+
+PLAYED = {row.id: row for row in catalog.played()}
+
+
+@pytest.mark.parametrize(
+    ("row", "share", "expected"),
+    [
+        # 2,048 tokens of 128,256 scores in float32: 1,002 MiB
+        ("llama-2048x4 full 1x2048 gradient_checkpointing=True", 0.97, ("backward", 2, 1002)),
+        ("llama-2048x4 full 1x2048 gradient_checkpointing=True", 0.8, ("loss", 2, 1002)),
+        # states of an MLP's weight in bfloat16: 5,632 · 2,048 · 2 bytes
+        (
+            "llama-2048x6 full 1x512 optim=adamw_torch_fused mixed_precision=no",
+            0.85,
+            ("optimizer_step", 1, 22),
+        ),
+        # the input of down_proj's adapter, through dropout again: 4,096 · 14,336 · 4 bytes
+        (
+            "mistral-4096x3 lora 1x4096 lora_r=256 gradient_checkpointing=True",
+            0.85,
+            ("backward", 1, 224),
+        ),
+    ],
+)
+def test_a_replayed_run_stops_where_pytorchs_allocator_refuses(
+    row: str, share: float, expected: tuple[str, int, int]
+) -> None:
+    # each was played on so much less than its least: the traceback's phase, and "Tried to allocate 1002.00 MiB"
+    model, gpu, setup = parse(json.loads(PLAYED[row].setup))
+    found = refused(model, gpu, setup, int(share * PLAYED[row].least_bytes))
+    assert found is not None
+    assert (found.phase, found.step, found.bytes / MIB) == expected
+
+
+def test_the_step_after_an_evaluation_is_named_by_its_number() -> None:
+    at = Instant(501, 0, Moment(Phase.BACKWARD, "layer 1 of 2: linear", {}))
+    assert where(at, TrainingSetup()) == "in step 501's backward (layer 1 of 2: linear)"
 
 
 def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
@@ -156,7 +206,7 @@ def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
         assert answer.verdict in {Verdict.FITS, Verdict.TIGHT}
         assert first_overflow(answer) is None
         assert write_estimate(answer)["first_overflow"] is None
-        assert runs_out(answer) == ""
+        assert runs_out(answer, amount) == ""
     assert first_overflow(estimate(MISTRAL, None, EXAMPLE)) is None
 
 
@@ -182,8 +232,8 @@ def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
     )
     stops = first_overflow(estimate(model, small, setup))
     assert stops is not None
-    assert stops.device is not None
-    assert f"on GPU {stops.device}" in runs_out(estimate(model, small, setup))
+    assert stops.at.device is not None
+    assert f"on GPU {stops.at.device}." in runs_out(estimate(model, small, setup), amount)
 
 
 # --- replayed -----------------------------------------------------------------------------------
@@ -236,11 +286,15 @@ def test_a_replayed_run_stops_where_first_overflow_says(
     )
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
-    over, room = first_overflow(answer), room_bytes(answer)
-    assert (over is not None) is (answer.verdict is Verdict.DOES_NOT_FIT)
-    if over is None:
+    found, room = first_overflow(answer), room_bytes(answer)
+    assert (found is not None) is (answer.verdict is Verdict.DOES_NOT_FIT)
+    if found is None:
         return
-    run = list(replayed(answer))
+    over, run = found.at, list(replayed(answer))
+    if found.requested_bytes is not None:  # blocks are no smaller than tensors
+        order = [*instants(answer)]
+        assert all(it.moment.bytes <= room for it in order[: order.index(found.among)])
+        return
     if (
         answer.devices
     ):  # each GPU overflows at its own moment; the fullest does so no earlier than the first
@@ -252,7 +306,7 @@ def test_a_replayed_run_stops_where_first_overflow_says(
     # a card with exactly enough for this moment and for memory outside the tensors gets past it
     larger = replace(gpu, memory_bytes=gpu.memory_bytes + over.moment.bytes - room)
     again = estimate(model, larger, setup)
-    later = first_overflow(again)
+    later = None if (last := first_overflow(again)) is None else last.at
     if later is not None and not answer.devices and room_bytes(again) == over.moment.bytes:
         order = [(it.step, it.moment) for it in instants(again)]
         assert order.index((later.step, later.moment)) > order.index((over.step, over.moment))
@@ -271,7 +325,8 @@ def test_the_silhouette_crosses_the_capacity_where_the_run_stops(model, gpu, set
     (line,) = [shape for shape in figure["layout"]["shapes"] if shape.get("name") == "stop"]
     at = int(line["x0"])
     capacity = units.in_gib(gpu.memory_bytes)
-    assert stacked[at] > capacity - 0.01
+    if over.requested_bytes is None:
+        assert stacked[at] > capacity - 0.01
     assert all(height <= capacity + 0.01 for height in stacked[:at])
-    assert figure["data"][0]["text"][at] == terms.moment(over.moment)
-    assert runs_out(answer) in through_the_run.run_alt(answer)
+    assert figure["data"][0]["text"][at] == terms.moment(over.among.moment)
+    assert runs_out(answer, amount) in through_the_run.run_alt(answer)

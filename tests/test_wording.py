@@ -37,7 +37,7 @@ from estimator import (
     similar_runs,
 )
 from estimator.answer.overflow import runs_out
-from estimator.contract.text import describe
+from estimator.contract.text import amount, describe
 from estimator.values.objectives import Objective
 from estimator.values.specs import Offload
 from estimator.values.strategies import Strategy
@@ -78,7 +78,7 @@ def test_without_a_gpu_the_verdict_gives_the_need_and_asks_for_one():
 def test_the_verdict_says_when_memory_runs_out_and_when_it_peaks():
     answer = estimate(MODEL, GPU, EXAMPLE)
     said = verdicts.verdict(answer)
-    assert said.stops == runs_out(answer)
+    assert said.stops == runs_out(answer, amount)
     assert terms.moment(answer.peak) in said.when
 
 

@@ -65,12 +65,13 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
     ``before``: another setup, whose outline is drawn for comparison.
 
     The axis shows order, not time: each moment takes a column, those of short phases several. On top is the least that
-    the card needs outside PyTorch, so the silhouette crosses the capacity where the run stops.
+    the card needs outside PyTorch, so the silhouette crosses the capacity where the run stops, or later where PyTorch's
+    blocks do not fit although its tensors would.
     """
     look = theme.DARK if dark else theme.LIGHT
     stretches = _stretches(estimate)
     columns = [it for group in stretches for it in group.instants for _ in range(group.repeats)]
-    beside = _outside(estimate)
+    beside = overflow.beside_bytes(estimate)
     line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
     ghost = [] if before is None else _outline(before, stretches)
     largest = max(
@@ -85,12 +86,12 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
     numbers = _closed([at for at, of in enumerate(_numbered(stretches)) for _ in range(of)])
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
     areas = [*(_area(component, moments) for component in there), _beside(beside, columns)]
-    stop = _stop(estimate, columns)
+    stop, stops_in = _stop(estimate, columns)
     starts = _starts(columns)
-    if stop is None:
+    if stop is None or stops_in is None:
         note = _peak_note(moments[highest], highest, len(columns), look)
     else:
-        note = _stop_note(moments[int(stop)], stop, len(columns), look)
+        note = _stop_note(stops_in, stop, len(columns), look)
     return {
         "data": [*({**area, "customdata": numbers} for area in areas), *_drawn(ghost, look)],
         "layout": {
@@ -131,14 +132,9 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
     }
 
 
-def _outside(estimate: Estimate) -> int:
-    """The least that the card needs outside PyTorch, in bytes."""
-    return estimate.need_low_bytes - estimate.decisive.bytes
-
-
 def _outline(of: Estimate, stretches: Sequence[DrawnPhase]) -> list[Figure]:
     """The top of another setup's silhouette, each phase as wide as here; as wide as the whole if it has others."""
-    theirs, beside = _stretches(of), _outside(of)
+    theirs, beside = _stretches(of), overflow.beside_bytes(of)
     widths = [float(it.columns) for it in stretches]
     if [_tick(it) for it in theirs] != [_tick(it) for it in stretches]:
         scale_ = sum(widths) / sum(it.columns for it in theirs)
@@ -305,10 +301,14 @@ def _ceiling_name(capacity: int, at: int, look: theme.Look) -> Iterator[dict[str
         }
 
 
-def _stop(estimate: Estimate, columns: Sequence[overflow.Instant]) -> float | None:
-    """The middle of the column where the run stops; None if it does not, or on another GPU of a device map."""
+def _stop(
+    estimate: Estimate, columns: Sequence[overflow.Instant]
+) -> tuple[float | None, Moment | None]:
+    """The middle of the column where the run stops, and in what; None if it does not, or on another GPU of a map."""
     over = overflow.first_overflow(estimate)
-    return columns.index(over) + 0.5 if over in columns else None
+    if over is None or over.among not in columns:
+        return None, None
+    return columns.index(over.among) + 0.5, over.at.moment
 
 
 def _stop_note(moment: Moment, at: float, of: int, look: theme.Look) -> dict[str, Any]:
@@ -398,7 +398,7 @@ def run_alt(estimate: Estimate) -> str:
     )
     return (
         f"Memory through the run, highest in each phase: {phases}; the peak of {units.gib(estimate.decisive.bytes)} "
-        f"comes in {terms.moment(estimate.decisive)}. {overflow.runs_out(estimate)}"
+        f"comes in {terms.moment(estimate.decisive)}. {overflow.runs_out(estimate, units.gib_or_bytes)}"
     ).rstrip()
 
 

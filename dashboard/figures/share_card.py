@@ -134,7 +134,7 @@ def _laid_out(of: Estimate, day: str, link: str) -> Iterator[Box | TextLine]:
     need = f"Needs {units.between(of.need_low_bytes, of.need_high_bytes)}"
     has = f", the GPU has {units.gib(of.gpu.memory_bytes)}" if of.gpu else ""
     yield TextLine(LEFT, 212, need + has, 28)
-    yield TextLine(LEFT, 254, _cut(_run(of) or overflow.runs_out(of), 84), 28)
+    yield TextLine(LEFT, 254, _cut(_run(of) or overflow.runs_out(of, units.gib_or_bytes), 84), 28)
     yield TextLine(LEFT, 294, _cut(one_line.setup_line(of), 118), 20, QUIET)
     yield from _bars(of)
     yield TextLine(LEFT, 600, f"Headroom, {day}", 20, QUIET)

@@ -89,7 +89,7 @@ def _walk(of: Estimate) -> str:
             f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
             f"{units.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
             f"6. **The second step.** The states stay, and every later step adds to them: up to "
-            f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {overflow.runs_out(of)}",
+            f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {overflow.runs_out(of, units.gib_or_bytes)}",
         ]
     )
 

@@ -82,4 +82,6 @@ def verdict(estimate: Estimate) -> Saying:
     else:
         word = f"{word}: {units.between(low - usable, high - usable)} short"
         sentence = f"{offer}."
-    return Saying(word, sentence, overflow.runs_out(estimate), peak, capacity_note(gpu))
+    return Saying(
+        word, sentence, overflow.runs_out(estimate, units.gib_or_bytes), peak, capacity_note(gpu)
+    )

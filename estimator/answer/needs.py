@@ -7,7 +7,9 @@ from functools import cached_property
 from estimator.answer.verdict import verdict
 from estimator.resident.overhead import exchange_bytes
 from estimator.step.allocations import hardware_of
+from estimator.step.refused import refused
 from estimator.step.reserved import Replayed, goes_through, is_replayed, replayed
+from estimator.values.results import Refused
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Verdict
 
@@ -51,6 +53,16 @@ class NeedInTheAllocator:
         gpu = self._run[1]
         low, high = self._outside
         return () if gpu is None else (gpu.memory_bytes - high, gpu.memory_bytes - low)
+
+    @cached_property
+    def refused(self) -> Refused | None:
+        """The request that is refused beside the least that is outside; None where the run is not replayed or goes
+        through.
+        """
+        model, gpu, setup = self._run
+        if gpu is None or not is_replayed(model, gpu, setup):
+            return None
+        return refused(model, gpu, setup, self._rooms[-1])
 
     @property
     def low(self) -> int:

@@ -1,4 +1,4 @@
-"""A run in order of time, moment by moment, and the first moment that exceeds the GPU.
+"""A run in order of time, moment by moment, and where it stops.
 
 Loading; the first step, whose optimizer states appear at its end; the later steps, which begin with them; evaluating
 and saving, each after the step at which Trainer first does so.
@@ -10,7 +10,7 @@ optim/adam.py, ``_init_group`` (states are made in the first ``step``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from estimator.answer.estimate import estimate
 from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
-from estimator.values.results import DeviceRun, Estimate, Moment
+from estimator.values.results import DeviceRun, Estimate, Moment, Refused
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     GENERATION_PHASES,
@@ -60,16 +60,66 @@ def instants(of: Estimate) -> Iterator[Instant]:
     return _instants(of, _fullest(of))
 
 
-def first_overflow(of: Estimate) -> Instant | None:
-    """The first moment of the run that exceeds the GPU; None unless the verdict is that it does not fit.
+class Overflow(NamedTuple):
+    """Where a run stops."""
 
-    Uses the verdict's low end: the least that the CUDA context and communication take, and no allocator slack. Under a
-    device map it is that of the GPU that stops first.
+    at: Instant
+    """When, and in which operator."""
+    among: Instant
+    """The moment of ``instants`` that it belongs to: the highest of its layer or stage."""
+    requested_bytes: int | None
+    """Bytes of the tensor for which there is no room; None where the run is not replayed."""
 
-    Source: derived, from ``instants`` and ``room_bytes``.
+
+def first_overflow(of: Estimate) -> Overflow | None:
+    """Where the run stops; None unless the verdict is that it does not fit.
+
+    A run that is replayed stops at the first request that PyTorch's allocator refuses, any other at the first moment
+    whose tensors exceed the GPU. Uses the verdict's low end: the least that the CUDA context and communication take.
+    Under a device map it is that of the GPU that stops first.
+
+    Source: ``estimator.step.refused``; else derived, from ``instants`` and ``room_bytes``.
     """
     if of.gpu is None or of.need_low_bytes <= of.gpu.memory_bytes:
         return None
+    if (stop := of.needs.refused) is not None:
+        return _refused(of, stop)
+    over = _exceeding(of)
+    return None if over is None else Overflow(over, over, None)
+
+
+def _refused(of: Estimate, stop: Refused) -> Overflow:
+    """The same of a replayed run, whose second micro-step and third step stand for all later ones.
+
+    An evaluation is played after the second step, and comes where Trainer's first one does.
+    """
+    found = [*instants(of)]
+    evaluation = next((it for it in found if it.moment.phase is Phase.EVALUATION), None)
+    step, micro_step = stop.step, 0
+    if stop.phase in (Phase.LOAD, Phase.EVALUATION):
+        alike = [it for it in found if it.moment.phase is stop.phase]
+        among = alike[1 if stop.makes_states else 0]
+        step = among.step
+    elif stop.phase is Phase.OPTIMIZER_STEP:
+        shown = min(step, STEPS)
+        among = next(it for it in found if it.step == shown and it.moment.phase is stop.phase)
+    else:
+        micro_step = 1 + stop.micro_step if of.setup.gradient_accumulation_steps > 1 else 0
+        alike = [
+            it
+            for it in found
+            if it.moment.phase in (*STEP_PHASES[:-1], *MORE_PASSES)
+            and (it.step, it.micro_step) == (min(step, STEPS), micro_step)
+        ]
+        among = alike[min(stop.moment, len(alike) - 1)]
+    if stop.step > STEPS and evaluation is not None:
+        step = max(step, 1 + evaluation.step)
+    moment = Moment(stop.phase, stop.name or among.moment.name, among.moment.resident)
+    return Overflow(Instant(step, micro_step, moment), among, stop.bytes)
+
+
+def _exceeding(of: Estimate) -> Instant | None:
+    assert of.gpu is not None
     room = room_bytes(of)
     found = (
         next((it for it in _instants(of, run) if it.moment.bytes > room), None)
@@ -79,12 +129,21 @@ def first_overflow(of: Estimate) -> Instant | None:
 
 
 def room_bytes(of: Estimate) -> int:
-    """Bytes available to tensors on one GPU: its memory minus the low end of other needs.
+    """Bytes available to PyTorch on one GPU: its memory minus the least that is outside.
 
-    Source: derived, from ``estimator.resident.overhead.need_bytes``.
+    Source: derived, from ``beside_bytes``.
     """
     assert of.gpu is not None
-    return of.gpu.memory_bytes - (of.need_low_bytes - of.decisive.bytes)
+    return of.gpu.memory_bytes - beside_bytes(of)
+
+
+def beside_bytes(of: Estimate) -> int:
+    """The least bytes outside PyTorch's allocator: the CUDA context and communication.
+
+    Source: derived, from ``Estimate.need_low_bytes``, which adds them to what PyTorch needs.
+    """
+    replay = of.needs.replay
+    return of.need_low_bytes - (of.decisive.bytes if replay is None else replay.least)
 
 
 def starts_with_states(setup: TrainingSetup) -> bool:
@@ -204,7 +263,16 @@ _PHASES: Mapping[Phase, str] = {
     Phase.PUSH_WEIGHTS: "push of weights",
     Phase.GENERATION: "generation",
 }
-_ORDINALS = ("", "first ", "second ")
+_ORDINALS = ("", "first", "second", "third")
+
+
+def _the(step: int, word: str = "step") -> str:
+    """A step in a sentence.
+
+    >>> _the(2), _the(1501)
+    ('the second step', 'step 1,501')
+    """
+    return f"the {_ORDINALS[step]} {word}" if step < len(_ORDINALS) else f"{word} {step:,}"
 
 
 def where(it: Instant, setup: TrainingSetup) -> str:
@@ -224,18 +292,18 @@ def where(it: Instant, setup: TrainingSetup) -> str:
         case Phase.OPTIMIZER_STEP if it.step == 1 and _makes_states(it, setup):
             said = "at the first optimizer step, which creates the optimizer states"
         case Phase.OPTIMIZER_STEP:
-            said = f"at the {_ORDINALS[it.step]}optimizer step"
+            said = f"at {_the(it.step, 'optimizer step')}"
         case Phase.EVALUATION:
             said = f"in the evaluation after step {it.step:,} ({moment.name})"
         case Phase.SAVE:
             said = f"while the checkpoint after step {it.step:,} is saved ({moment.name})"
         case phase if it.micro_step:
             said = (
-                f"in the {_ORDINALS[it.micro_step]}micro-step of the {_ORDINALS[it.step]}step, "
+                f"in the {_ORDINALS[it.micro_step]} micro-step of {_the(it.step)}, "
                 f"{_PHASES[phase]} ({moment.name})"
             )
         case phase:
-            said = f"in the {_ORDINALS[it.step]}step's {_PHASES[phase]} ({moment.name})"
+            said = f"in {_the(it.step)}'s {_PHASES[phase]} ({moment.name})"
     return said + on
 
 
@@ -244,7 +312,15 @@ def _makes_states(it: Instant, setup: TrainingSetup) -> bool:
     return bool(made) and not starts_with_states(setup)
 
 
-def runs_out(of: Estimate) -> str:
-    """Where the run stops, in one sentence; empty unless the verdict is that it does not fit."""
+def runs_out(of: Estimate, size: Callable[[int], str]) -> str:
+    """Where the run stops, in one sentence; empty unless the verdict is that it does not fit.
+
+    ``size``: says a number of bytes.
+    """
     over = first_overflow(of)
-    return "" if over is None else f"It runs out {where(over, of.setup)}."
+    if over is None:
+        return ""
+    said = f"It runs out {where(over.at, of.setup)}"
+    if over.requested_bytes is None:
+        return f"{said}."
+    return f"{said}, where PyTorch cannot get {size(over.requested_bytes)}."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from estimator.answer.overflow import runs_out
 from estimator.check.judged import Judged
 from estimator.contract.setups import plain_keys, write_fields
-from estimator.contract.text import gib, verdict
+from estimator.contract.text import amount, gib, verdict
 from estimator.values.results import Estimate
 from estimator.values.specs import Verdict
 
@@ -22,7 +22,7 @@ def one(of: Judged, diff: str = "") -> str:
     if of.estimate is None:
         named = of.problem.startswith(of.asked.files[0])
         return of.problem if named else f"{of.asked.name}: {of.problem}"
-    said = [verdict(of.estimate), *of.asked.guesses, runs_out(of.estimate)]
+    said = [verdict(of.estimate), *of.asked.guesses, runs_out(of.estimate, amount)]
     lines = [f"{of.asked.name}: {' '.join(filter(None, said))}", *of.asked.notes]
     if of.change is not None:
         lines.append(f"What mends it: {of.change.text} Needs {gib(of.change.need_high_bytes)} GiB.")

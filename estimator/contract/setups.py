@@ -756,9 +756,17 @@ def _need(estimate: Estimate) -> dict[str, object]:
 
 
 def _first_overflow(estimate: Estimate) -> dict[str, object] | None:
-    """Phase, step (0 before the first) and moment at which the run would stop; null unless it does not fit."""
+    """Phase, step (0 before the first) and moment at which the run would stop, and the bytes that PyTorch asks for then
+    (null where it is not replayed); null unless it does not fit.
+    """
     over = first_overflow(estimate)
     if over is None:
         return None
-    name = over.moment.name if over.device is None else f"GPU {over.device}: {over.moment.name}"
-    return {"phase": over.moment.phase.value, "step": over.step, "moment": name}
+    moment, device = over.at.moment, over.at.device
+    name = moment.name if device is None else f"GPU {device}: {moment.name}"
+    return {
+        "phase": moment.phase.value,
+        "step": over.at.step,
+        "moment": name,
+        "requested_bytes": over.requested_bytes,
+    }

@@ -28,6 +28,15 @@ def gib(size: int) -> str:
     return f"{size / GIB:,.2f}"
 
 
+def amount(size: int) -> str:
+    """Bytes with the unit in which they are readable.
+
+    >>> amount(3 * 2**29), amount(3 * 2**19)
+    ('1.50 GiB', '1.5 MiB')
+    """
+    return f"{gib(size)} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
+
+
 def share(part: int, whole: int) -> str:
     """A part in percent of the whole.
 
@@ -49,7 +58,7 @@ def describe(estimate: Estimate, remedies: Sequence[Remedy] = (), defaults: str 
         _parameters(estimate),
     ]
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
-    said = [verdict(estimate), runs_out(estimate), beyond]
+    said = [verdict(estimate), runs_out(estimate, amount), beyond]
     parts += [*filter(None, [" ".join(filter(None, said)), shown(estimate)]), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]

@@ -64,7 +64,7 @@ from estimator.step.strategy_requests import (
     waits_whole,
     without_reduction,
 )
-from estimator.step.timeline import Plan, Sizes, Steps, plan, structure
+from estimator.step.timeline import Plan, Schedule, Sizes, Steps, plan, structure
 from estimator.step.zero_requests import (
     by_size,
     has_partitions,
@@ -111,26 +111,64 @@ def hardware_of(gpu: Gpu | None) -> Hardware:
     return Hardware(workspace_bytes(gpu) // HANDLES, card)
 
 
-class _Writer:
-    """Collects stretches of requests and their order."""
+class PassPiece(NamedTuple):
+    """Consecutive repetitions of one part of a pass, or of anything else that runs."""
 
-    def __init__(self) -> None:
+    stretch: int
+    times: int = 1
+    of_pass: int = -1
+    """Number of the pass; -1 outside of one."""
+    run: int = -1
+    """Index of the run in its schedule; -1 beside these."""
+    place: int = 0
+    """The first of the run's repetitions."""
+
+
+class WrittenPass(NamedTuple):
+    """A pass that was written."""
+
+    schedule: Schedule
+    micro_step: int
+    is_evaluation: bool
+
+
+class Writer:
+    """Collects stretches of requests and their order; and on demand the event of the tape that each belongs to."""
+
+    def __init__(self, *, traces: bool) -> None:
         self._stretches: list[list[Request]] = []
         self._order: list[tuple[int, int]] = []
+        self._traces = traces
+        self.events: dict[int, list[int]] = {}
+        """Of the stretches of passes."""
+        self.passes: list[WrittenPass] = []
+        self.ran: list[tuple[int, PassPiece]] = []
+        """Step, 0 for loading, and piece of each entry of the order."""
+        self.optimizer = -1
+        """The stretch of the optimizer's step."""
 
     def stretch(self, requests: Iterable[Request]) -> int:
         """A stretch that may run several times."""
         self._stretches.append(list(requests))
         return len(self._stretches) - 1
 
-    def run(self, stretch: int, times: int = 1) -> None:
-        """Run a stretch next."""
-        if self._stretches[stretch]:
-            self._order.append((stretch, times))
+    def traced(self, requests: Iterable[tuple[Request, int]]) -> int:
+        """The same of requests with their events."""
+        if not self._traces:
+            return self.stretch(it for it, _ in requests)
+        found = list(requests)
+        self.events[len(self._stretches)] = [at for _, at in found]
+        return self.stretch(it for it, _ in found)
 
-    def once(self, requests: Iterable[Request]) -> None:
+    def run(self, step: int, piece: PassPiece) -> None:
+        """Run a piece next."""
+        if self._stretches[piece.stretch]:
+            self._order.append((piece.stretch, piece.times))
+            self.ran.append((step, piece))
+
+    def once(self, step: int, requests: Iterable[Request]) -> None:
         """Run requests next."""
-        self.run(self.stretch(requests))
+        self.run(step, PassPiece(self.stretch(requests)))
 
     @property
     def sizes(self) -> Iterator[int]:
@@ -161,16 +199,9 @@ def allocations(
     Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
     ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
     """
-    same, (workspace, card) = structure(setup), hardware
-    here = Sizes.of(setup)
-    steps = [_PassAt(it, here, card) for it in _micro_steps(model, setup)]
-    evaluated: list[_PassAt] = []
-    if setup.run.eval_strategy != "no":
-        sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
-        evaluated.append(_PassAt(evaluation_plan(model, same), sizes, card))
-    every = [*steps, *evaluated]
-    if not RULES[setup.optim].sums_rows:
-        card = Card()  # the optimizer's step is that of any card
+    same, workspace = structure(setup), hardware.workspace
+    steps, evaluated = _passes_at(model, hardware.card, setup)
+    every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup)
     fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
     if setup.strategy.is_zero:  # whose gathers and parts have sizes of their own
         return _written(model, setup, fixed, steps, evaluated, workspace, rank).log()
@@ -187,6 +218,43 @@ def allocations(
             templates.clear()
         templates[pattern] = _Template.of(written, values)
     return templates[pattern].at(values)
+
+
+def traced(
+    model: Model,
+    hardware: Hardware,
+    setup: TrainingSetup,
+    made: bool = MOVED,
+    rank: int = 0,
+    *,
+    on_host: bool = False,
+) -> Writer:
+    """The same requests with what each belongs to.
+
+    Source: as ``allocations``.
+    """
+    steps, evaluated = _passes_at(model, hardware.card, setup)
+    card, clips = _card_of_step(hardware.card, setup), bool(setup.max_grad_norm)
+    fixed = _fixed(model, card, structure(setup), clips, made, rank, on_host=on_host)
+    workspace = hardware.workspace
+    return _written(model, setup, fixed, steps, evaluated, workspace, rank, traces=True)
+
+
+def _passes_at(
+    model: Model, card: Card, setup: TrainingSetup
+) -> tuple[list[_PassAt], list[_PassAt]]:
+    """The micro-steps of a step, and an evaluation where one is planned."""
+    here = Sizes.of(setup)
+    steps = [_PassAt(it, here, card) for it in _micro_steps(model, setup)]
+    if setup.run.eval_strategy == "no":
+        return steps, []
+    sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
+    return steps, [_PassAt(evaluation_plan(model, structure(setup)), sizes, card)]
+
+
+def _card_of_step(card: Card, setup: TrainingSetup) -> Card:
+    """The card on which the optimizer's step depends: any where it sums no rows."""
+    return card if RULES[setup.optim].sums_rows else Card()
 
 
 class _Named(int):
@@ -211,7 +279,7 @@ class _Template(NamedTuple):
     others: Sequence[int]
 
     @classmethod
-    def of(cls, written: _Writer, values: Sequence[int]) -> _Template:
+    def of(cls, written: Writer, values: Sequence[int]) -> _Template:
         """That of one of these runs, whose values are named."""
         others: list[int] = []
         places = []
@@ -308,18 +376,20 @@ def _written(
     evaluated: Sequence[_PassAt],
     workspace: int,
     rank: int,
-) -> _Writer:
-    writer, keys = _Writer(), Keys(fixed.keys)
-    writer.once(fixed.load)
+    *,
+    traces: bool = False,
+) -> Writer:
+    writer, keys = Writer(traces=traces), Keys(fixed.keys)
+    writer.once(0, fixed.load)
     left = Left([], [])
 
-    def passes(*, records: bool = False) -> list[tuple[int, int]]:
-        waiting, found = Waiting(), list[tuple[int, int]]()
+    def passes(*, records: bool = False) -> list[PassPiece]:
+        waiting, found = Waiting(), list[PassPiece]()
         for number, micro_step in enumerate(steps):
-            others = _Others(waiting, left, records and number == 0, rank)
+            others = _Others(waiting, left, records and number == 0, rank, number)
             found += _pass(writer, keys, model, micro_step, setup, workspace, others)
             waiting.collects = False
-            found.append((writer.stretch(_waited(setup)), 1))
+            found.append(PassPiece(writer.stretch(_waited(setup))))
         return found
 
     step = passes()
@@ -330,35 +400,35 @@ def _written(
         after += (Request(GIVE_ALL, key) for key in left.buckets)
     elif setup.gradient_accumulation_steps > 1 and keeps_parts(setup.mesh):
         after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
-    optimizer = writer.stretch([*after, *fixed.optimizer, Request(GIVE_ALL, KEPT)])
+    writer.optimizer = writer.stretch([*after, *fixed.optimizer, Request(GIVE_ALL, KEPT)])
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
-    emptied = writer.stretch([Request(EMPTY, HELD)])
-    evaluation: list[tuple[int, int]] = []
+    emptied = PassPiece(writer.stretch([Request(EMPTY, HELD)]))
+    evaluation: list[PassPiece] = []
     for it in evaluated:
         evaluation = _pass(writer, keys, model, it, setup, workspace)
-    for number in range(STEPS):
-        if number == 1:
-            writer.once(fixed.before_second)
-        for stretch, times in step if number else first_step:
-            if stretch != BEFORE_BACKWARD:
-                writer.run(stretch, times)
+    for number in range(1, 1 + STEPS):
+        if number == 2:
+            writer.once(number, fixed.before_second)
+        for piece in step if number > 1 else first_step:
+            if piece.stretch != BEFORE_BACKWARD:
+                writer.run(number, piece)
             elif _empties(setup, number):
-                writer.run(emptied)
-        writer.run(optimizer)
-        writer.run(released)
-        if number == STEPS - 2:
-            for stretch, times in evaluation:
-                writer.run(stretch, times)
+                writer.run(number, emptied)
+        writer.run(number, PassPiece(writer.optimizer))
+        writer.run(number, PassPiece(released))
+        if number == STEPS - 1:
+            for piece in evaluation:
+                writer.run(number, piece)
     return writer
 
 
 def _empties(setup: TrainingSetup, step: int) -> bool:
-    """Whether Trainer empties the cache in a step, counted from 0. The last one played stands for all later ones.
+    """Whether Trainer empties the cache in a step, counted from 1. The last one played stands for all later ones.
 
     Source: transformers 5.23, trainer.py, ``training_step`` (between ``compute_loss`` and ``backward``).
     """
     every = setup.torch_empty_cache_steps
-    return every is not None and (step % every == 0 or step == STEPS - 1)
+    return every is not None and ((step - 1) % every == 0 or step == STEPS)
 
 
 def _waited(setup: TrainingSetup) -> Iterator[Request]:
@@ -423,16 +493,18 @@ def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
 
 
 def _pass(
-    writer: _Writer,
+    writer: Writer,
     keys: Keys,
     model: Model,
     here: _PassAt,
     setup: TrainingSetup,
     workspace: int,
     others: _Others | None = None,
-) -> list[tuple[int, int]]:
-    """The stretches of one played pass, in order."""
+) -> list[PassPiece]:
+    """The pieces of one played pass, in order."""
     sized, schedule = here.sized, here.schedule
+    number, micro_step = len(writer.passes), others.micro_step if others else 0
+    writer.passes.append(WrittenPass(schedule, micro_step, is_evaluation=others is None))
     own = _keys(schedule.program)
     first = keys.new(max(it.key for it in own) + 1)
     gathers = schedule.gathers(
@@ -443,15 +515,16 @@ def _pass(
     if others is not None and keeps_parts(setup.mesh):
         own_bytes = kept_bytes(model, setup, others.rank)
     known: dict[tuple[int, int], int] = {}
-    order: list[tuple[int, int]] = []
+    order: list[PassPiece] = []
     backward = next((at for at, it in enumerate(schedule.runs) if it.phase is Phase.BACKWARD), None)
     for index, run in enumerate(schedule.runs):
         if index == backward:
-            order.append((BEFORE_BACKWARD, 1))
+            order.append(PassPiece(BEFORE_BACKWARD))
         gathered = gathers.get(run.model)
         patterns = gathered.runs[index] if gathered else [0] * run.length
         if others is not None and keeps_parts(setup.mesh):
             patterns = [*places(model, setup, others.rank, schedule.runs, index)]
+        place = 0
         for pattern, alike in groupby(patterns):
             if (run.segment, pattern) not in known:
                 played = schedule.program
@@ -480,16 +553,18 @@ def _pass(
                         requests = ((it._replace(stream=COMPUTE), at) for it, at in requests)
                 if waits_whole(setup) and others is not None and others.waiting.collects:
                     requests = unreduced(requests, played, waits)
-                known[run.segment, pattern] = writer.stretch(it for it, _ in requests)
-            order.append((known[run.segment, pattern], len(list(alike))))
+                known[run.segment, pattern] = writer.traced(requests)
+            times = len(list(alike))
+            order.append(PassPiece(known[run.segment, pattern], times, number, index, place))
+            place += times
     if gathers:  # nothing stays gathered between two passes
         left_over = range(min(amounts.values()), keys.first)
-        order.append((writer.stretch(Request(GIVE_ALL, key) for key in left_over), 1))
+        order.append(PassPiece(writer.stretch(Request(GIVE_ALL, key) for key in left_over)))
     if others is not None:
         others.left.add(sized, schedule.program, own, first)
     if setup.strategy.keeps_whole:
         gone = _left(schedule.program)
-        order.append((writer.stretch(Request(GIVE_ALL, first + key) for key in gone), 1))
+        order.append(PassPiece(writer.stretch(Request(GIVE_ALL, first + key) for key in gone)))
     return order
 
 
@@ -592,3 +667,4 @@ class _Others(NamedTuple):
     records: bool
     """Whether it comes before ZeRO-3 knows the order of modules."""
     rank: int
+    micro_step: int

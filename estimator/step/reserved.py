@@ -89,30 +89,37 @@ def goes_through(
 
 @lru_cache(maxsize=4096)
 def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -> bool:
-    return all(run.play(room).died is None for run in _runs(model, hardware, setup))
+    return all(run.play(room).died is None for run in rank_runs(model, hardware, setup))
 
 
-class _Run:
+class RankRun:
     """The requests of one rank, loaded in one way, and what became of them on each card that was tried.
 
     ``narrow``: those on a card that has no room to load it so: DeepSpeed's weights become flat on the host.
     """
 
-    def __init__(self, log: Log, narrow: Log | None, settings: Settings) -> None:
+    def __init__(
+        self, log: Log, narrow: Log | None, settings: Settings, *, made: bool, rank: int
+    ) -> None:
         self._log, self._narrow, self._settings = log, narrow, settings
+        self.made, self.rank = made, rank
         self._played: dict[tuple[bool, int], Played] = {}
 
     def play(self, room: int) -> Played:
         """The run on a card with so many bytes."""
-        found = self._play(room, narrow=False)
-        if found.died == LOADING and self._narrow is not None:
-            return self._play(room, narrow=True)
-        return found
+        return self._play(room, narrow=self.is_narrow(room))
+
+    def is_narrow(self, room: int) -> bool:
+        """Whether a card with so many bytes has no room to load it on the GPU."""
+        return self._narrow is not None and self._play(room, narrow=False).died == LOADING
+
+    def log(self, room: int) -> Log:
+        """The requests of a card with so many bytes."""
+        return self._narrow if self._narrow is not None and self.is_narrow(room) else self._log
 
     def spare(self, room: int) -> Played:
         """The requests of a card with so many bytes, with memory to spare."""
-        narrow = self._narrow is not None and self._play(room, narrow=False).died == LOADING
-        return self._play(NO_LIMIT, narrow=narrow)
+        return self._play(NO_LIMIT, narrow=self.is_narrow(room))
 
     @property
     def most_in_use(self) -> int:
@@ -130,22 +137,25 @@ class _Run:
 
 
 @lru_cache(maxsize=16)
-def _runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[_Run]:
-    """A run, once for each way in which it may be loaded and each rank that may need most."""
+def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[RankRun]:
+    """A run, once for each way in which it may be loaded and each rank that may need most.
+
+    Source: ``allocations``.
+    """
 
     def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
         requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
         return rounded(requests, setup.roundup_power2_divisions)
 
-    def run(log: Log, narrow: Log | None = None) -> _Run:
-        return _Run(log, narrow, settings_of(setup.allocator))
+    def run(made: bool, rank: int) -> RankRun:
+        narrow = log(made, rank, on_host=True) if has_partitions(setup.mesh) else None
+        settings = settings_of(setup.allocator)
+        return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
     ranks = ranks_played(model, setup)
-    if has_partitions(setup.mesh):
-        return [run(log(MOVED, it), log(MOVED, it, on_host=True)) for it in ranks]
     is_whole = setup.strategy.keeps_whole
     ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
-    return [run(log(made, rank)) for made in ways for rank in ranks]
+    return [run(made, rank) for made in ways for rank in ranks]
 
 
 class Replayed(NamedTuple):
@@ -172,7 +182,7 @@ def replayed(
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     largest = max(rooms, default=NO_LIMIT)
-    spares = [(run.spare(largest), run) for run in _runs(model, hardware, setup)]
+    spares = [(run.spare(largest), run) for run in rank_runs(model, hardware, setup)]
     spares.sort(key=lambda it: -it[0].allocated)
     least = 0
     for spare, run in spares:
@@ -181,7 +191,7 @@ def replayed(
     return Replayed(spares[0][0].allocated, least)
 
 
-def _least(run: _Run, spare: Played, rooms: tuple[int, ...]) -> int:
+def _least(run: RankRun, spare: Played, rooms: tuple[int, ...]) -> int:
     low, high = min(spare.allocated, run.most_in_use) - 1, spare.reserved
 
     def cut(room: int) -> None:
@@ -209,7 +219,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """
     room = NO_LIMIT if gpu is None else gpu.memory_bytes - sum(_outside(gpu, setup))
     hardware = hardware_of(gpu)
-    return max(run.play(room).reserved for run in _runs(model, hardware, setup))
+    return max(run.play(room).reserved for run in rank_runs(model, hardware, setup))
 
 
 def outside_bytes(gpu: Gpu | None, mesh: Mesh, processes: int = 1) -> tuple[int, int]:

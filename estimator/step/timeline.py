@@ -76,6 +76,13 @@ class Run(NamedTuple):
     in_tower: bool = False
     """Whether its layers are those of a vision tower."""
 
+    def named(self, operation: str, place: int) -> str:
+        """An operator in one of its repetitions, as a moment says it: ``layer 9 of 32: q_proj``."""
+        name = operation
+        if self.layers:
+            name = f"layer {self.layers[place] + 1} of {self.of_layers}: {name}"
+        return f"{self.label}: {name}" if self.label else name
+
 
 BYTES_PER_ENTRY = 100
 """Of an event, an operation or a run of a record: 75 to 98 where it has a thousand or more (measured: tracemalloc,
@@ -618,11 +625,7 @@ class Walk:
 
     def _moment(self, top: Top, alive: Iterable[int]) -> Moment:
         run = self._schedule.runs[top.run]
-        name = self._sized.operation(run.segment, top.before)
-        if run.layers:
-            name = f"layer {run.layers[top.place] + 1} of {run.of_layers}: {name}"
-        if run.label:
-            name = f"{run.label}: {name}"
+        name = run.named(self._sized.operation(run.segment, top.before), top.place)
         sizes = list(alive)
         sizes[WEIGHTS] += top.gathered
         return Moment(

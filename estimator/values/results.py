@@ -202,6 +202,24 @@ class RunCost:
     cost_usd_high: float
 
 
+class Refused(NamedTuple):
+    """The request that a card refuses."""
+
+    phase: Phase
+    step: int
+    """Of the steps played, from 1; 0 while the model is loaded."""
+    name: str
+    """Layer and operator: ``layer 9 of 32: q_proj``. Empty where only the phase is known."""
+    bytes: int
+    """Of the tensor, as the allocator rounds it. Its message names the segment, which may be larger."""
+    micro_step: int = 0
+    """0 for the first, or 1."""
+    moment: int = 0
+    """Number of the layer's or the stage's moment among those of its micro-step."""
+    makes_states: bool = False
+    """Whether DeepSpeed makes its flat weights and states, while the model is loaded."""
+
+
 class NeedOfARun(Protocol):
     """Both ends of a run's need in bytes per GPU, computed when they are asked for."""
 
@@ -220,6 +238,10 @@ class NeedOfARun(Protocol):
     @property
     def replay(self) -> Replay | None:
         """What PyTorch's allocator makes of the run; None where it is not replayed."""
+
+    @property
+    def refused(self) -> Refused | None:
+        """The request that the card refuses beside the least that is outside; None where the run is not replayed."""
 
 
 class Replay(Protocol):

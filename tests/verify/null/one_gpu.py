@@ -196,7 +196,10 @@ def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
         "eval_strategy": "no" if setup.run.eval_strategy == "no" else "steps",
         "eval_steps": steps(setup) - 1,
         "per_device_eval_batch_size": setup.run.per_device_eval_batch_size,
-        "save_strategy": "no",
+        # "epoch" is the contract's default, not Trainer's: a row that saves says so
+        "save_strategy": "steps" if setup.run.save_strategy == "steps" else "no",
+        "save_steps": steps(setup) - 1,
+        "save_only_model": setup.run.save_only_model,
         "logging_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
