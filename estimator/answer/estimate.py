@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
+from estimator.answer.assumptions import assumptions, run_assumptions
 from estimator.answer.images import check_images
 from estimator.answer.needs import NeedInTheAllocator, outside
-from estimator.families.adapters import default_targets, is_adapted, unmatched_targets
+from estimator.families.adapters import is_adapted
 from estimator.families.counts import outer_modules, tied_head
-from estimator.families.kernels import attention_of, fallback_of
-from estimator.families.liger import check_liger, loss_of, loss_sentences
+from estimator.families.liger import check_liger, loss_of
 from estimator.families.module_tree import splits_packed_experts
 from estimator.families.modules import Embedding, Linear
-from estimator.families.registry import architecture, family_of
+from estimator.families.registry import architecture
 from estimator.families.towers import has_towers
-from estimator.families.vision.sentences import image_sentences
-from estimator.families.wrapped import class_not_found, class_sentence, classes_of
+from estimator.families.wrapped import class_not_found, classes_of
 from estimator.inference.colocation import generating
 from estimator.inference.refusals import check_generation
-from estimator.inference.seconds import mean_completion, time_of
-from estimator.inference.sentences import generation_sentences
+from estimator.inference.seconds import time_of
 from estimator.inference.trainer_beside import offloaded_bytes
-from estimator.objectives.assumptions import objective_sentences
-from estimator.objectives.batch import joined, passed_rows
-from estimator.objectives.compiled import check_compiled, compiled_sentences
+from estimator.objectives.compiled import check_compiled
 from estimator.objectives.float8 import (
     check_float8,
     check_float8_card,
     check_float8_tokens,
-    float8_sentences,
 )
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
-from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import (
     beyond_one_machine,
     clipped_in_backward,
@@ -45,13 +38,12 @@ from estimator.parallel.combinations import (
 from estimator.parallel.ddp import finds_unused
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
-from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
-from estimator.parallel.network import network_sentences
+from estimator.parallel.module_devices import ModuleDevices, module_devices
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import check_groups, loads_sharded
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident, trainable_tensors
-from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.resident.overhead import (
     context_bytes,
     exchange_bytes,
@@ -61,32 +53,27 @@ from estimator.resident.overhead import (
 from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.run.device_map import Share, peaks, shares
 from estimator.run.loading import load_host_bytes, load_moment
-from estimator.run.prequantized import as_loaded, loading_sentence
+from estimator.run.prequantized import as_loaded
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.reserved import goes_through, is_replayed
 from estimator.step.timeline import StepTimeline, plan, structure
-from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
-from estimator.time.lengths import expected_longest
-from estimator.time.rates import INSIDE, missing_rate
+from estimator.time.cost import energy_kwh, run_cost
+from estimator.time.rates import missing_rate
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
-from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.remembered import remembered
-from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
+from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
-    ALL_LINEAR,
     AttnImplementation,
     Component,
     Dtype,
     Gpu,
-    Method,
     MixedPrecision,
     Model,
-    Optimizer,
     Phase,
 )
 from estimator.values.strategies import Strategy
@@ -161,7 +148,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
         total_parameters=fixed.resident.total_parameters,
         trainable_parameters=fixed.resident.trainable_parameters,
-        assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
+        assumptions=(*assumptions(model, gpu, setup), *run_assumptions(gpu, setup, time)),
         time=time,
         cost=cost,
         energy_kwh_low=energy[0] if energy else None,
@@ -586,261 +573,3 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
             limit=model.position_limit,
             model_type=model.model_type,
         )
-
-
-def _rows_sentence(model: Model, setup: TrainingSetup) -> str:
-    length = setup.batch.max_length
-    rows = joined(setup.batch, setup.batch.per_device_train_batch_size, length)
-    if not rows.is_joined:
-        laid = "some padded" if setup.batch.padded else "packed or padded to it, without a mask"
-        return f"Every example is {length:,} tokens long, {laid}."
-    if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
-        mask = "without a mask"
-    else:
-        mask = (
-            f"and {attention_of(model, setup.computation)} masks all of its tokens with all: flash_attention_2 needs "
-            "no mask"
-        )
-    what = "Packed rows" if setup.batch.packing else "Examples"
-    return f"{what} of {length:,} tokens are joined into one row of {rows.max_length:,} a micro-batch, {mask}."
-
-
-def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
-    sentences = [
-        _rows_sentence(model, setup),
-        "The peak is that of a step after the first, when the optimizer states exist.",
-    ]
-    if loaded := loading_sentence(model, setup):
-        sentences.append(loaded)
-    if attention_of(model, setup.computation) is not setup.computation.attn_implementation:
-        sentences.append(
-            f"transformers runs {model.model_type} with eager attention, because it rejects SDPA for it."
-        )
-    if setup.adapters.has_8bit_base:
-        sentences.append(
-            "LLM.int8 computes outlier columns (above its threshold of 6) separately, which takes a little more; none "
-            "is counted. It keeps the input of every 8-bit layer until backward ends"
-            + (
-                ", despite gradient checkpointing; use_reentrant drops them."
-                if setup.computation.gradient_checkpointing and not setup.computation.use_reentrant
-                else "."
-            )
-        )
-    elif setup.adapters.load_in_8bit:
-        sentences.append(
-            f"load_in_8bit applies to method lora; {setup.adapters.method} ignores it."
-        )
-    if setup.adapters.uses_adapters and setup.adapters.modules_to_save is not None:
-        sentences.append(
-            f"Copies of {', '.join(setup.adapters.modules_to_save)} are trained in full, in the base's dtype; "
-            "the frozen originals stay on the GPU."
-        )
-    if (
-        setup.adapters.uses_adapters
-        and default_targets(model, setup) == setup.adapters.lora_target_modules != ALL_LINEAR
-    ):
-        sentences.append(
-            f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
-            f"{', '.join(setup.adapters.lora_target_modules)}."
-        )
-    if unmatched := unmatched_targets(model, setup.adapters):
-        sentences.append(
-            f"{model.model_type} has no {one_of(unmatched)}: PEFT adapts the other "
-            "lora_target_modules, without a warning."
-        )
-    if made := class_sentence(model, setup.adapters):
-        sentences.append(made)
-    sentences += image_sentences(model, setup)
-    sentences += loss_sentences(model, setup)
-    sentences += compiled_sentences(setup)
-    sentences += objective_sentences(model, setup)
-    sentences += generation_sentences(model, gpu, setup)
-    if (
-        model.num_kv_shared_layers
-        and setup.computation.gradient_checkpointing
-        and setup.computation.use_reentrant
-    ):
-        sentences.append(
-            "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "
-            "each layer is recomputed on its own. Leave it at false."
-        )
-    if (fallback := fallback_of(model)) is not None:
-        sentences.append(
-            f"The {fallback[0]} are counted as PyTorch runs them, in memory and in time, not with the kernels of "
-            f"{fallback[1]}, which transformers uses where they are installed."
-        )
-    if architecture(model).runs_every_expert:
-        sentences.append(
-            f"transformers runs every token through all {model.num_experts} experts and weights the unchosen ones by "
-            "0: memory and time are those of all experts."
-        )
-    elif model.num_experts:
-        sentences.append(
-            f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts in the grouped kernel: "
-            "how evenly tokens are routed does not change the memory."
-        )
-    if model.num_experts and setup.adapters.method is Method.QLORA:
-        width = (
-            "float32"
-            if setup.adapters.prepare_model_for_kbit_training
-            else setup.precision.dtype.value
-        )
-        sentences.append(
-            f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
-        )
-    if (own := family_of(model).own_linear) and setup.adapters.method is Method.QLORA:
-        sentences.append(
-            f"bitsandbytes packs plain nn.Linear only: {own} stays as loaded, so QLoRA saves nothing over LoRA here."
-        )
-    if (
-        setup.optimisation.optim_state_dtype is not None
-        and setup.optimisation.optim_state_dtype is not setup.precision.dtype
-    ):
-        sentences.append(
-            f"Optimizer states in {setup.optimisation.optim_state_dtype.value} with "
-            f"{setup.precision.dtype.value} weights are a what-if: Trainer never keeps them so."
-        )
-    if (
-        setup.adapters.method is not Method.QLORA
-        and gpu is not None
-        and not gpu.supports_bf16
-        and setup.precision.uses_bf16
-    ):
-        sentences.append(
-            f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
-            "refused."
-        )
-    sentences += float8_sentences(model, setup)
-    sentences += sharing_sentences(setup)
-    if setup.mesh.strategy.places_layers and (left_over := why_left_on_the_cpu(model, gpu, setup)):
-        sentences.append(left_over)
-    if setup.optimisation.optim in LOW_RANK_OPTIMIZERS:
-        sentences.append(
-            f"{setup.optimisation.optim} projects every linear layer (optim_target_modules all-linear) to rank "
-            f"{LOW_RANK}; its step is one that updates the projections"
-            + (
-                ", without cuSOLVER's workspace."
-                if setup.optimisation.optim is Optimizer.GALORE_ADAMW
-                else "."
-            )
-        )
-    if setup.optimisation.optim in PAGED:
-        sentences.append(
-            "Paged optimizer states are outside torch's counter; the need counts them at its high end."
-        )
-    return (*sentences, *model.notes)
-
-
-def _run_assumptions(
-    gpu: Gpu | None, setup: TrainingSetup, time: RunTime | None
-) -> tuple[str, ...]:
-    if gpu is None:
-        return ()
-    missing = missing_rate(gpu, setup)
-    if time is None:
-        return (missing,) if missing else ()
-    sentences = [] if setup.run.mfu is not None else network_sentences(gpu, setup.mesh)
-    if setup.run.mfu is None:
-        sentences.append(_bracket(gpu, setup, time))
-    mean = setup.run.mean_tokens_per_example
-    if setup.task.objective.generates:
-        sentences.append(_mean_sentence(setup))
-    elif setup.batch.padded and mean is not None and mean < setup.batch.max_length:
-        sentences.append(_padding(setup, mean))
-    elif setup.batch.padded and mean is not None and mean > setup.batch.max_length:
-        sentences.append(f"Examples are cut to {setup.batch.max_length} tokens.")
-    elif mean is not None and mean != setup.batch.max_length:
-        sentences.append(
-            f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
-        )
-    if setup.run.usd_per_gpu_hour is None:
-        sentences.append(_price(gpu, setup.billed_gpus))
-    return tuple(sentences)
-
-
-def _padding(setup: TrainingSetup, mean: int) -> str:
-    """How long padded rows become."""
-    rows, longest = passed_rows(setup), setup.batch.max_length
-    if rows == 1:
-        return f"A row alone in its micro-batch is not padded: {mean:,} tokens on average."
-    return (
-        f"The {rows:,} rows of a micro-batch are padded to the longest, {expected_longest(rows, mean, longest):,} "
-        f"tokens on average if lengths fall off exponentially from their mean {mean:,} to {longest:,}: only these are "
-        "known."
-    )
-
-
-def _mean_sentence(setup: TrainingSetup) -> str:
-    """How long completions are on average, which decides the seconds of their generation."""
-    mean = setup.run.mean_tokens_per_example
-    if mean is None:
-        return (
-            "The mean length of completions decides the seconds, and none is given: every completion is counted at "
-            f"max_completion_length, {setup.task.max_completion_length:,} tokens. Set mean_tokens_per_example to the "
-            "mean of prompt and completion."
-        )
-    return (
-        f"The mean length of completions decides the seconds: {mean_completion(setup):,} tokens, which the prompt "
-        f"leaves of mean_tokens_per_example {mean:,}. Rows are trained between that mean and "
-        f"{setup.batch.max_length:,} tokens, to which TRL pads the longest."
-    )
-
-
-def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
-    """What the width of the seconds rests on."""
-    if setup.task.objective.generates:
-        return (
-            "The seconds of generation rest on bandwidth and on no fit; docs/generation.md holds them against "
-            "published steps."
-        )
-    if setup.run.pace is not None:
-        taken = f" ({setup.run.pace_from})" if setup.run.pace_from else ""
-        spread = math.sqrt(time.step_seconds_high / time.step_seconds_low)
-        return (
-            f"Seconds follow your own step{taken}, within a factor of {spread:.2f} either way, the more the less this "
-            "step is like that one; another machine has another pace."
-        )
-    if setup.precision.uses_fp8:
-        return (
-            "No share of the FP8 rate is fitted to published runs: products take the shares of 16 bits, and casts the "
-            "time of their bytes; one step of your own narrows the range (pace)."
-        )
-    if gpu.architecture not in INSIDE:
-        rate = (
-            "its best measured rate of matrix products"
-            if gpu.sustained_tflops is not None
-            else "its datasheet's rate of matrix products, for none was measured,"
-        )
-        return (
-            f"Few speeds are published for {gpu.architecture or 'this'} cards, so the range of seconds takes {rate} "
-            "and the shares of it that other generations reach; one step of your own narrows it (pace)."
-        )
-    inside, runs = INSIDE[gpu.architecture]
-    return (
-        f"{inside} of {runs} published runs on {gpu.architecture} cards lie inside the range of seconds; one step of "
-        "your own narrows it (pace)."
-    )
-
-
-def _price(gpu: Gpu, gpus: int) -> str:
-    price = cheapest(gpu, gpus)
-    if price is None:
-        many = f"{gpus} × " * (gpus > 1)
-        return (
-            f"No cost is given: no price is listed for {many}{gpu.name_in_a_setup}; set usd_per_gpu_hour to your own "
-            "price."
-        )
-    together = rented(price, gpus)
-    whose = f"that of {gpu.instance}" if gpu.instance else "the cheapest known listing"
-    more = (
-        f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
-        "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
-        "; that listing is old, check it" * price.is_old,
-        ".",
-        f" {gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
-        * (together > gpus),
-    )
-    return (
-        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars per GPU-hour, {whose}: "
-        f"{price.provider}, {price.date}" + "".join(more)
-    )
