@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "deepspeed")
 
 
-class Record:
+class RunRecord:
     """What is known so far."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Record:
         self.exception = ""
 
 
-here = Record()
+here = RunRecord()
 
 
 def is_on() -> bool:
