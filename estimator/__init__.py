@@ -65,6 +65,7 @@ from estimator.tools.writing.changes import Changed, changed_files, changes_betw
 from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST
 from estimator.values.losses import Loss
+from estimator.values.methods import Method
 from estimator.values.objectives import Objective
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -85,7 +86,6 @@ from estimator.values.specs import (
     Dtype,
     Gpu,
     Machine,
-    Method,
     MixedPrecision,
     Model,
     ModelClass,

@@ -31,7 +31,7 @@ from dashboard.widgets import (
     sidebar,
     slider_rows,
 )
-from dashboard.words import marks, markup, terms
+from dashboard.words import marks, markup
 
 
 @st.fragment(key=rerun.VERDICT)
@@ -60,7 +60,7 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
     if isinstance(answer, str):
         return
     methods = [
-        proposal_cards.Proposal(it.method, it.html, it.keys, terms.METHODS[it.method])
+        proposal_cards.Proposal(it.method, it.html, it.keys, it.method.label)
         for it in method_cards.cards(answer)
     ]
     of = marks.mark(answer.model, answer.gpu, answer.setup)

@@ -21,9 +21,9 @@ from estimator.families.modules import Linear
 from estimator.objectives import stack
 from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module
+from estimator.values.methods import Method
 from estimator.values.refusals import RefusedError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method
 
 IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
 """One model of every family in the catalogue."""

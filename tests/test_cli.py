@@ -20,9 +20,10 @@ from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse, write_fields
 from estimator.values.keys import KEYS
 from estimator.values.kinds import Flag
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Method, Model
+from estimator.values.specs import Component, Gpu, Model
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = "mistralai/Mistral-7B-v0.1"

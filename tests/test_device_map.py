@@ -23,12 +23,12 @@ from estimator.run.device_map import placed_kinds, resident_on, shares, timeline
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.exchange_time import crossing_bytes
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,
-    Method,
     MixedPrecision,
     Model,
     Optimizer,

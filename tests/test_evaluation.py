@@ -27,7 +27,8 @@ from estimator.answer.estimate import need
 from estimator.contract.setups import parse
 from estimator.search.remedies import remedies
 from estimator.step.evaluation import evaluation_walk, kept_logits_bytes
-from estimator.values.specs import Dtype, Gpu, Method
+from estimator.values.methods import Method
+from estimator.values.specs import Dtype, Gpu
 
 LLAMA = {
     "model_type": "llama",

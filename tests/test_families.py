@@ -34,11 +34,11 @@ from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks
 from estimator.time.flops import attended_pairs, matrices, scan_products
+from estimator.values.methods import Method
 from estimator.values.quantization import quantization_of
 from estimator.values.specs import (
     Component,
     Dtype,
-    Method,
     MixedPrecision,
     Model,
     ModelClass,

@@ -23,13 +23,13 @@ from estimator.parallel.offload import (
 )
 from estimator.parallel.zero import trained_elements
 from estimator.values.facets.mesh import Mesh
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     STEP_PHASES,
     Component,
     Gpu,
-    Method,
     MixedPrecision,
     Model,
     Offload,

@@ -28,8 +28,9 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.registry import MODELLED
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, StateSpace
+from estimator.values.specs import StateSpace
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")

@@ -14,6 +14,7 @@ import pytest
 from estimator.contract.setups import read_setup
 from estimator.parallel.combinations import RULES, refused
 from estimator.values.keys import BY_NAME
+from estimator.values.methods import Method
 from estimator.values.refusals import (
     CONTRADICTION,
     LIBRARIES,
@@ -24,7 +25,6 @@ from estimator.values.refusals import (
     RefusedError,
 )
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method
 from estimator.values.strategies import Strategy
 
 ROOT = Path(__file__).resolve().parent.parent

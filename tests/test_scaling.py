@@ -9,7 +9,8 @@ import pytest
 from estimator import Gpu, Price, TrainingSetup, catalog, estimate
 from estimator.parallel.combinations import sharing
 from estimator.search.scaling import COUNTS, STRATEGIES, Curve, curves, rented_in, shared_by
-from estimator.values.specs import Method, MixedPrecision, Offload, Verdict
+from estimator.values.methods import Method
+from estimator.values.specs import MixedPrecision, Offload, Verdict
 from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

@@ -13,8 +13,8 @@ from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.keys import DEFAULT, KEYS, LARGEST
 from estimator.values.kinds import WholeNumber
+from estimator.values.methods import Method
 from estimator.values.setup import FACETS, KEY_FACET, TrainingSetup
-from estimator.values.specs import Method
 from estimator.values.strategies import Strategy
 
 IN_SETUP = pytest.mark.parametrize("name", list(KEY_FACET))

@@ -23,13 +23,13 @@ from estimator.run.sharded_saving import (
     zero_replicated,
 )
 from estimator.step.timeline import structure
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     FULL_STATE_DICT,
     SHARDED_STATE_DICT,
     Component,
     Dtype,
-    Method,
     MixedPrecision,
     Optimizer,
     Phase,

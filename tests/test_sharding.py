@@ -36,9 +36,10 @@ from estimator.parallel.zero import (
     trained_elements,
 )
 from estimator.step.timeline import Plan, StepTimeline, structure
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Method, Model, Phase
+from estimator.values.specs import STEP_PHASES, Component, Model, Phase
 from estimator.values.strategies import Strategy
 
 LLAMA: dict[str, Any] = {

@@ -19,7 +19,8 @@ from estimator.families.weights import module_bytes, tower_buffers
 from estimator.families.wrapped import classes_of
 from estimator.resident.model import idle_tensors, trainable_tensors
 from estimator.sources.repository import from_config
-from estimator.values.specs import Method, MixedPrecision, Model, ModelClass, Optimizer
+from estimator.values.methods import Method
+from estimator.values.specs import MixedPrecision, Model, ModelClass, Optimizer
 
 WITH = [hub_id for hub_id, entry in catalog.models().items() if entry.model.towers]
 GEMMA_3, GEMMA_3N = catalog.model("google/gemma-3-4b-it"), catalog.model("google/gemma-3n-E2B-it")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from estimator.answer.estimate import estimate
 from estimator.contract import setups as contract
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Gpu, Method, Model, Optimizer
+from estimator.values.specs import AttnImplementation, Gpu, Model, Optimizer
 
 Given = Mapping[str, object]
 

@@ -22,15 +22,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.configs import config_of
 from estimator.families.registry import architecture
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    AttnImplementation,
-    Method,
-    MixedPrecision,
-    Model,
-    Optimizer,
-    Phase,
-)
+from estimator.values.specs import AttnImplementation, MixedPrecision, Model, Optimizer, Phase
 
 STEPS = 4
 """Steps of a case. The first creates the optimizer's states; readings are taken from the others."""

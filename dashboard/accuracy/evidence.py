@@ -11,7 +11,7 @@ from types import MappingProxyType
 from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
-from dashboard.words import markup, one_line, terms, units
+from dashboard.words import markup, one_line, units
 from estimator import Calibration, Comparison, Method, accuracy, replays
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
@@ -63,7 +63,7 @@ def origin(of: Comparison) -> str:
 
 FACETS: Mapping[str, Facet] = MappingProxyType(
     {
-        "Method": lambda of: terms.METHODS[of.setup.method],
+        "Method": lambda of: of.setup.method.label,
         "Family": lambda of: of.model.model_type if of.model else "unknown",
         "What was read": lambda of: METRICS[of.metric],
         "Source": origin,
@@ -299,10 +299,10 @@ def figure(
     across = "Traced" if by_method else "Measured"
     groups: dict[str, list[Comparison]] = {}
     for it in shown:
-        group = terms.METHODS[it.setup.method] if by_method else METRICS[it.metric]
+        group = it.setup.method.label if by_method else METRICS[it.metric]
         groups.setdefault(group, []).append(it)
     styles = (
-        {terms.METHODS[method]: style for method, style in METHOD_MARKS.items()}
+        {method.label: style for method, style in METHOD_MARKS.items()}
         if by_method
         else {METRICS[metric]: style for metric, style in MARKS.items()}
     )

@@ -69,7 +69,7 @@ def _against_lora(shown: Sequence[ComparedEntry]) -> Iterator[str]:
     for it in shown:
         for other in shown:
             of, lora = it.estimate, other.estimate
-            if of is None or lora is None or of.setup.method is not Method.QLORA:
+            if of is None or lora is None or not of.setup.has_4bit_base:
                 continue
             same = (of.model, of.gpu, replace(of.setup, method=Method.LORA))
             if same == (lora.model, lora.gpu, lora.setup):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from dashboard.compare import entry
-from dashboard.words import terms
 from estimator import LARGEST, Estimate, Method, Verdict, catalog, contract, estimate, rank_gpus
 
 CARDS = 5
@@ -16,7 +15,7 @@ CARDS = 5
 
 def three_methods(of: Estimate) -> list[contract.Scenario]:
     """The same setup with full fine-tuning, LoRA and QLoRA, if the model supports them."""
-    return list(_varied(of, [(terms.METHODS[it], {"method": it}) for it in Method]))
+    return list(_varied(of, [(it.label, {"method": it}) for it in Method]))
 
 
 def five_gpus(of: Estimate) -> list[contract.Scenario]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dashboard.compare import entry
 from dashboard.compare.entry import ComparedEntry
 from dashboard.words import terms, units
-from estimator import Estimate, Method, Verdict, contract
+from estimator import Estimate, Verdict, contract
 
 LABELS: Mapping[str, str] = {
     "model": "Model",
@@ -103,14 +103,14 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
         return NONE
     if key.startswith(ADAPTERS_ONLY) and not of.setup.uses_adapters:
         return NONE
-    if key.startswith(QLORA_ONLY) and of.setup.method is not Method.QLORA:
+    if key.startswith(QLORA_ONLY) and not of.setup.has_4bit_base:
         return NONE
     if key == "model":
         return of.model.hub_id or f"own {of.model.model_type}"
     if key == "gpu":
         return terms.card(of.gpu) if of.gpu else "none"
     if key == "method":
-        return terms.METHODS[of.setup.method]
+        return of.setup.method.label
     match value:
         case bool():
             return "on" if value else "off"

@@ -60,7 +60,7 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
     others = [
         Bar(
             PLACES[method],
-            terms.METHODS[method],
+            method.label,
             memory_bars.parts(
                 other.decisive.resident, other.need_high_bytes - other.decisive.bytes
             ),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dashboard.address import links
 from dashboard.estimate.computed_once import computed_once
-from dashboard.words import markup, one_line, terms, units
+from dashboard.words import markup, one_line, units
 from estimator import (
     MOST_GPUS,
     Dtype,
@@ -154,7 +154,7 @@ def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) 
         if smallest.keys:
             where = f"{'not on one GPU' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, "
             where += smallest.setup.strategy.label
-    return markup.card(terms.METHODS[method], estimate.verdict, need, where, *_run_line(estimate))
+    return markup.card(method.label, estimate.verdict, need, where, *_run_line(estimate))
 
 
 def _run_line(estimate: Estimate) -> list[str]:

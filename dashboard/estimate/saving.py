@@ -9,7 +9,6 @@ from dashboard.words import units
 from estimator import (
     SHARDED_STATE_DICT,
     Estimate,
-    Method,
     Stage,
     TrainingSetup,
     beyond_the_step,
@@ -60,7 +59,7 @@ def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
 
 def _loading(setup: TrainingSetup) -> str:
     """Where from_pretrained loads the weights, and how to use less host memory."""
-    if setup.method is Method.QLORA:
+    if setup.has_4bit_base:
         return "A 4-bit base goes to the GPU tensor by tensor."
     first = "Without a device_map, from_pretrained puts all weights on the host first"
     if setup.strategy.is_alone:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from html import escape
 
 from dashboard import theme
-from dashboard.words import controls, marks, one_line, setup_sentence, terms, verdicts
+from dashboard.words import controls, marks, one_line, setup_sentence, verdicts
 from estimator import (
     Dtype,
     Estimate,
@@ -57,7 +57,7 @@ def _measured(similar: SimilarRuns) -> str:
 
 def _method(setup: TrainingSetup) -> str:
     """The method, for use within a sentence: ``full fine-tuning``, ``QLoRA``."""
-    return terms.METHOD_NOUNS[setup.method].replace("Full", "full")
+    return setup.method.phrase
 
 
 def _shared(setup: TrainingSetup) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.words import markup, units
-from estimator import Dtype, Estimate, Method, MixedPrecision
+from estimator import Dtype, Estimate, MixedPrecision
 
 
 def real_neighbours(of: Estimate) -> Mapping[str, Mapping[str, Any]]:
@@ -28,7 +28,7 @@ def is_what_if(of: Estimate) -> bool:
     """Whether a setup has float32 states on 16-bit weights, which no Trainer run has."""
     setup = of.setup
     return (
-        setup.method is Method.FULL
+        not setup.uses_adapters
         and setup.optim_state_dtype is Dtype.FLOAT32
         and setup.dtype is not Dtype.FLOAT32
     )

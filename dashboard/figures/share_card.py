@@ -97,7 +97,7 @@ def subject(of: Estimate) -> str:
     """Method, model and GPUs."""
     number = f"{of.setup.num_gpus} × " if of.setup.num_gpus > 1 else ""
     where = f" on {number}{terms.card(of.gpu)}" if of.gpu else ""
-    return f"{terms.METHOD_NOUNS[of.setup.method]} of {terms.short_name(of.model.hub_id)}{where}"
+    return f"{of.setup.method.noun} of {terms.short_name(of.model.hub_id)}{where}"
 
 
 def description(of: Estimate) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import streamlit as st
 
 from dashboard.plan import words
-from dashboard.words import terms
 from estimator import Candidates, Method
 
 METHODS, CARDS, MOST = "show_methods", "show_cards", "most_gpus"
@@ -27,7 +26,7 @@ class Filters(NamedTuple):
     def mask(self, found: Candidates) -> Any:
         """Which setups pass."""
         recipes = [
-            (not self.methods or terms.METHODS[it.setup.method] in self.methods)
+            (not self.methods or it.setup.method.label in self.methods)
             and (not self.cards or found.question.offers[it.offer].name in self.cards)
             for it in found.recipes
         ]
@@ -77,7 +76,7 @@ def choices(found: Candidates) -> tuple[list[str], list[str], list[int]]:
     methods = sorted({it.setup.method for it in found.recipes}, key=list(Method).index)
     cards = list(dict.fromkeys(it.name for it in found.question.offers))
     return (
-        [terms.METHODS[it] for it in methods],
+        [it.label for it in methods],
         cards,
         [int(it) for it in np.unique(found.num_gpus)],
     )

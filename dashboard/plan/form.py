@@ -11,7 +11,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.plan import asked
-from dashboard.words import terms
 from estimator import (
     TOOLS,
     Method,
@@ -91,7 +90,7 @@ def _what(question: Question, number: int) -> dict[str, object]:
         [it.value for it in Method],
         selection_mode="multi",
         default=[it.value for it in question.methods],
-        format_func=lambda it: terms.METHODS[Method(it)],
+        format_func=lambda it: Method(it).label,
         key=f"plan methods {number}",
     )
     return {

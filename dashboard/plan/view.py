@@ -193,7 +193,7 @@ def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> No
     for name in filters.choices(found)[0]:
         only = filters.Filters((name,), (), None).mask(found)
         answers.append((name, advise(found, question, mask & only)))
-    place, full = st.empty(), terms.METHODS[Method.FULL]
+    place, full = st.empty(), Method.FULL.label
     place.html(words.each_html(answers))
     if full in dict(answers):
         return

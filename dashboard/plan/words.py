@@ -7,7 +7,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, terms, units
-from estimator import Advice, Candidates, Method, Offer, Question, Verdict, plan_words
+from estimator import Advice, Candidates, Offer, Question, Verdict, plan_words
 
 HINT = "Setups whose ranges of hours and dollars overlap count as one step."
 BEFORE = "To the question before"
@@ -80,7 +80,7 @@ def row(advice: Advice, place: int) -> dict[str, object]:
         "GPUs": setup.num_gpus,
         "GPU": terms.card(offer.gpu),
         "Model": found.of(place).model.hub_id,
-        "Method": terms.METHODS[setup.method],
+        "Method": setup.method.label,
         "With": plan_words.title(found, place).split(", ", 2)[2],
         "Hours, low": round(float(found.hours_low[place]), 2),
         "Hours, high": round(float(found.hours_high[place]), 2),
@@ -118,8 +118,8 @@ def asked_in_words(question: Question) -> str:
 
 def work_in_words(question: Question) -> str:
     """What is trained on what, in a clause."""
-    adapters = any(it is not Method.FULL for it in question.methods)
-    methods = one_of([plan_words.METHOD_NAMES[it] for it in question.methods])
+    adapters = any(it.has_adapters for it in question.methods)
+    methods = one_of([it.phrase for it in question.methods])
     rank = f" of rank {one_of([str(it) for it in question.ranks])}" if adapters else ""
     return (
         f"{one_of(model_names(question))} with {methods}{rank} on {question.num_train_examples:,} examples of "

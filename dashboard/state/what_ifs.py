@@ -28,7 +28,7 @@ def follow(now: contract.Reading) -> None:
     if now.model is None:
         return
     state = st.session_state
-    noun = terms.METHOD_NOUNS[Method(str(session.value("method")))].replace("Full", "full")
+    noun = Method(str(session.value("method"))).phrase
     subject = f"{noun} of {terms.short_name(now.model.hub_id)}"
     before: WhatIf | None = state.get(NOW)
     if before is not None and before.of != subject:

@@ -78,8 +78,8 @@ def _open_what_applies(method: Method) -> None:
     state = st.session_state
     if state.get("method drawn") != method:
         state["method drawn"] = method
-        state[f"{contract.Section.LORA} open"] = method is not Method.FULL
-        state[f"{contract.Section.QUANTISATION} open"] = method is Method.QLORA
+        state[f"{contract.Section.LORA} open"] = method.has_adapters
+        state[f"{contract.Section.QUANTISATION} open"] = method.has_4bit_base
 
 
 def draw() -> None:

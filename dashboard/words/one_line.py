@@ -51,7 +51,7 @@ def setup_words(model: Model, setup: TrainingSetup) -> str:
     extras = " · checkpointing" if setup.gradient_checkpointing else ""
     rank = f" r={setup.lora_r}" if setup.uses_adapters else ""
     return (
-        f"{terms.short_name(model.hub_id)} · {terms.METHODS[setup.method]}{rank} · {terms.precision(setup)} · "
+        f"{terms.short_name(model.hub_id)} · {setup.method.label}{rank} · {terms.precision(setup)} · "
         f"{setup.optim}{states} · {setup.per_device_train_batch_size} × {setup.max_length:,} tokens{extras}"
     )
 

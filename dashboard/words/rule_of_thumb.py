@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method
+from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate
 
 
 def sentence(estimate: Estimate) -> str:
     """Compares our figure with the rule of thumb, in the rule's GB and from the same parameter count."""
     setup, peak = estimate.setup, estimate.peak
-    if setup.method is not Method.FULL:
+    if setup.uses_adapters:
         trained = units.count(estimate.trainable_parameters)
         return (
             "The rule of thumb (2 bytes per parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is "

@@ -47,8 +47,8 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
 
     A default that decides memory is followed by the tool whose default it is.
     """
-    yield SentencePart(terms.METHOD_NOUNS[setup.method], "method")
-    if setup.method is not Method.FULL:
+    yield SentencePart(setup.method.noun, "method")
+    if setup.uses_adapters:
         yield from _led(" ", f"r={setup.lora_r}", "lora_r")
     yield SentencePart(" of ")
     yield SentencePart(terms.short_name(model.hub_id), "model")

@@ -10,7 +10,6 @@ from estimator import (
     Dtype,
     Estimate,
     Gpu,
-    Method,
     MixedPrecision,
     Moment,
     Phase,
@@ -23,7 +22,7 @@ from estimator import (
 def proposed_name(of: Estimate) -> str:
     """The default name of a setup."""
     where = f" on {card(of.gpu)}" if of.gpu else ""
-    return f"{short_name(of.model.hub_id)[:28]}, {METHODS[of.setup.method]}{where}"[:60]
+    return f"{short_name(of.model.hub_id)[:28]}, {of.setup.method.label}{where}"[:60]
 
 
 def card(gpu: Gpu) -> str:
@@ -54,12 +53,6 @@ PHASES: Mapping[Phase, str] = {
     Phase.LOAD: "Loading",
     Phase.EVALUATION: "Evaluation",
     Phase.SAVE: "Save",
-}
-METHODS: Mapping[Method, str] = {Method.FULL: "Full", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
-METHOD_NOUNS: Mapping[Method, str] = {
-    Method.FULL: "Full fine-tuning",
-    Method.LORA: "LoRA",
-    Method.QLORA: "QLoRA",
 }
 PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
     "bfloat16": (Dtype.BFLOAT16, MixedPrecision.NO),

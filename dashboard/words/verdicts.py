@@ -52,9 +52,7 @@ def verdict(estimate: Estimate) -> Saying:
     """Whether it fits, its need, the GPU's memory, and the amount free or short."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
     need = units.between(low, high)
-    subject = (
-        f"{terms.METHOD_NOUNS[estimate.setup.method]} of {terms.short_name(estimate.model.hub_id)}"
-    )
+    subject = f"{estimate.setup.method.noun} of {terms.short_name(estimate.model.hub_id)}"
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     peak = beyond or f"Memory is highest in {terms.moment(estimate.peak)}."
     peak += one_line.elsewhere(estimate)

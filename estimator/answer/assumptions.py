@@ -28,14 +28,7 @@ from estimator.time.rates import INSIDE, missing_rate
 from estimator.values.kinds import one_of
 from estimator.values.results import RunTime
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    ALL_LINEAR,
-    AttnImplementation,
-    Gpu,
-    Method,
-    Model,
-    Optimizer,
-)
+from estimator.values.specs import ALL_LINEAR, AttnImplementation, Gpu, Model, Optimizer
 
 Say = Callable[[Model, Gpu | None, TrainingSetup], Iterator[str]]
 
@@ -121,7 +114,7 @@ def _experts(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[st
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts in the grouped kernel: "
             "how evenly tokens are routed does not change the memory."
         )
-    if setup.adapters.method is not Method.QLORA:
+    if not setup.adapters.has_4bit_base:
         return
     if model.num_experts:
         is_upcast = setup.adapters.prepare_model_for_kbit_training
@@ -138,7 +131,7 @@ def _dtypes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str
             f"Optimizer states in {states.value} with {dtype.value} weights are a what-if: Trainer never keeps them so."
         )
     lacks = gpu is not None and not gpu.supports_bf16 and setup.precision.uses_bf16
-    if gpu is not None and lacks and setup.adapters.method is not Method.QLORA:
+    if gpu is not None and lacks and not setup.adapters.has_4bit_base:
         yield (
             f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
             "refused."

@@ -42,7 +42,7 @@ from estimator.families.vision_family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import ALL_LINEAR, Method, Model, ModelClass
+from estimator.values.specs import ALL_LINEAR, Model, ModelClass
 
 COPIED_ROUTER = Refusal(
     "modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; leave it out.",
@@ -682,7 +682,7 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     >>> trainable_parameters(TINY_LLAMA, TrainingSetup()) == total_parameters(TINY_LLAMA)
     True
     """
-    if setup.method is Method.FULL:
+    if not setup.uses_adapters:
         made = total_parameters(model) + tower_parameters(model, setup.adapters)
         return made - untrained_parameters(model) - _frozen_parameters(model, setup.adapters)
     return adapter_parameters(model, setup) + trained_biases(model, setup.adapters)

@@ -12,7 +12,7 @@ from estimator.inference.trainer_beside import free_on_startup
 from estimator.objectives.batch import prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Method, MixedPrecision, Model
+from estimator.values.specs import Component, Gpu, MixedPrecision, Model
 
 VLLM = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/"
 GIB = 2**30
@@ -122,7 +122,7 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
         _check_paged(model, setup)
     if not generation.use_vllm:
         return
-    if setup.adapters.method is Method.QLORA:
+    if setup.adapters.has_4bit_base:
         raise PACKED()
     if 0 < limit < prompt + completion:
         raise ROW_BEYOND_MODEL(**of, limit=limit)

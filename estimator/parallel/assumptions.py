@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, Offload
+from estimator.values.specs import Dtype, Offload
 
 DEVICE_MAP = (
     'The layers are placed as from_pretrained(device_map="auto") places them on free GPUs of this kind: it balances '
@@ -132,7 +132,7 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
-    if setup.adapters.method is Method.QLORA and not is_packed_sharded(setup.adapters):
+    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
         sentences.append(
             "Packed 4-bit weights are not sharded; set bnb_4bit_quant_storage to bfloat16 to shard them."
         )

@@ -19,7 +19,6 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,
-    Method,
     MixedPrecision,
     Model,
     Offload,
@@ -94,7 +93,7 @@ def _unscaled(setup: TrainingSetup) -> bool:
     """
     if setup.dtype is Dtype.FLOAT32 or setup.mixed_precision is not MixedPrecision.FP16:
         return False
-    in_float32 = setup.uses_fsdp1 or (setup.strategy.is_fsdp and setup.method is not Method.QLORA)
+    in_float32 = setup.uses_fsdp1 or (setup.strategy.is_fsdp and not setup.has_4bit_base)
     return not in_float32 and not setup.strategy.is_zero
 
 
@@ -237,16 +236,14 @@ RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: (
-            s.uses_fsdp1 and s.method is Method.QLORA and s.bnb_4bit_quant_storage != s.dtype.value
-        ),
+        lambda s: s.uses_fsdp1 and s.has_4bit_base and s.bnb_4bit_quant_storage != s.dtype.value,
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
         "FSDP 1 flattens a layer's tensors into one of a single dtype: set bnb_4bit_quant_storage to {s.dtype}, the "
         "value of dtype, not {s.bnb_4bit_quant_storage}, or take fsdp_version 2.",
         ONE_DTYPE,
     ),
     CombinationRule(
-        lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
+        lambda s: s.uses_fsdp1 and s.has_4bit_base and s.prepare_model_for_kbit_training,
         "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training casts "
         "the norms to float32; leave it out (as TRL does for sharded 4-bit weights).",
         ONE_DTYPE,
@@ -254,7 +251,7 @@ RULES = (
     CombinationRule(
         lambda s: (
             s.uses_fsdp1
-            and s.method is Method.QLORA
+            and s.has_4bit_base
             and s.mixed_precision is MixedPrecision.NO
             and s.autocast_adapter_dtype
         ),
@@ -319,9 +316,7 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.gathers_modules
-            and s.offload_param is not Offload.NONE
-            and s.method is Method.QLORA
+            s.strategy.gathers_modules and s.offload_param is not Offload.NONE and s.has_4bit_base
         ),
         "offload_param with method qlora is not modelled yet under zero3; take "
         "offload_param none, or fsdp.",
@@ -331,7 +326,7 @@ RULES = (
         lambda s: (
             s.strategy.is_zero
             and s.mixed_precision is MixedPrecision.NO
-            and (s.dtype is not Dtype.FLOAT32 or s.method is Method.QLORA)
+            and (s.dtype is not Dtype.FLOAT32 or s.has_4bit_base)
         ),
         # DeepSpeed 0.19.6, runtime/engine.py, __check_params: it returns before the check, so such a run starts
         "mixed_precision no with 16-bit weights under {s.strategy} is not modelled yet; set mixed_precision bf16, or "
@@ -340,9 +335,7 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.gathers_modules
-            and s.method is Method.QLORA
-            and s.bnb_4bit_quant_storage == "uint8"
+            s.strategy.gathers_modules and s.has_4bit_base and s.bnb_4bit_quant_storage == "uint8"
         ),
         "zero3 shards 4-bit weights only in a float storage dtype; set bnb_4bit_quant_storage to bfloat16.",
         Report("https://huggingface.co/docs/peft/accelerate/deepspeed"),

@@ -42,8 +42,9 @@ from estimator.parallel.zero_hooks import ZeroHooks
 from estimator.resident.model import weight_bytes
 from estimator.tape.tape import COMMUNICATION, WEIGHTS, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Offload
+from estimator.values.specs import Dtype, MixedPrecision, Model, Offload
 
 AUTOCAST = MappingProxyType(
     {MixedPrecision.BF16: Dtype.BFLOAT16, MixedPrecision.FP16: Dtype.FLOAT16}

@@ -30,7 +30,7 @@ from estimator.parallel.placement import (
 from estimator.resident.overhead import context_bytes
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model
+from estimator.values.specs import Gpu, Model
 
 FIRST = 0
 """The GPU that Trainer puts a batch on, and that accelerate returns the outputs to."""
@@ -202,7 +202,7 @@ def _free(gpu: Gpu) -> int:
 
 
 def _packing(adapters: Adapters) -> Packing | None:
-    if adapters.method is Method.QLORA:
+    if adapters.has_4bit_base:
         return Packing.FOUR_BIT
     return Packing.EIGHT_BIT if adapters.has_8bit_base else None
 

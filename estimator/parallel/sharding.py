@@ -30,7 +30,7 @@ from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Part
+from estimator.values.specs import Dtype, MixedPrecision, Model, Part
 
 UINT8 = "uint8"
 """bitsandbytes' default dtype for packed 4-bit weights."""
@@ -71,7 +71,7 @@ def upcasts_trained(setup: TrainingSetup) -> bool:
     if setup.reduces_every_micro_step:
         return False
     mixed = setup.mixed_precision is not MixedPrecision.NO
-    return setup.strategy.is_fsdp and mixed and setup.method is not Method.QLORA
+    return setup.strategy.is_fsdp and mixed and not setup.has_4bit_base
 
 
 class ShardGroup(NamedTuple):
@@ -201,8 +201,7 @@ def sharded_on_init(setup: TrainingSetup) -> bool:
     runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
     ``_enable_mem_efficient_linear``.
     """
-    quantised = setup.method is Method.QLORA or setup.load_in_8bit
-    return setup.strategy.gathers_modules and not quantised
+    return setup.strategy.gathers_modules and not (setup.has_4bit_base or setup.load_in_8bit)
 
 
 def computed(setup: TrainingSetup) -> TrainingSetup:

@@ -21,9 +21,10 @@ from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.time.rates import missing_rate
+from estimator.values.methods import Method
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, MixedPrecision, Model
+from estimator.values.specs import Gpu, MixedPrecision, Model
 
 FEW = 256
 """Setups of one structure that are read one by one: ours, below it recorded rows cost more than they save."""
@@ -270,7 +271,7 @@ def _precisions(keys: Mapping[str, object], *, has_bf16: bool) -> tuple[Mapping[
     in_16_bits = "float16" if FP16 in (autocast, *under.values()) else "bfloat16"
     own = under if has_bf16 else {**under, "dtype": "float32"}
     halved = {**under, "dtype": in_16_bits}
-    return (own, halved) if keys["method"] == Method.FULL else (halved,)
+    return (halved,) if Method(str(keys["method"])).has_adapters else (own, halved)
 
 
 FP16 = MixedPrecision.FP16.value

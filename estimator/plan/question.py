@@ -13,8 +13,9 @@ from estimator.time.interruptions import stretched
 from estimator.values.arithmetic import ceil_div
 from estimator.values.keys import LARGEST
 from estimator.values.kinds import show
+from estimator.values.methods import Method
 from estimator.values.refusals import InputError
-from estimator.values.specs import Gpu, Method, Price
+from estimator.values.specs import Gpu, Price
 
 MOST_HAD = 1024
 """GPUs of one offer at most: ours, as ``num_gpus`` of a setup may be larger but no listing rents more by the hour."""

@@ -14,9 +14,8 @@ from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
 from estimator.time.lengths import expected_longest
 from estimator.tools.defaults import tool_named
-from estimator.values.specs import Dtype, Method, Price
+from estimator.values.specs import Dtype, Price
 
-METHOD_NAMES = {Method.FULL: "full fine-tuning", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
 SAME_SHARE = 0.02
 """Share of the dollars that is no difference: ours, the last of two digits."""
 AN_HOUR = 0.995
@@ -89,7 +88,7 @@ def cards(found: Candidates, place: int) -> str:
 def title(found: Candidates, place: int) -> str:
     """One setup in a line: cards, method, weights, strategy, switches, micro-batch × accumulation."""
     setup = found.setup(place)
-    method = METHOD_NAMES[setup.method]
+    method = setup.method.phrase
     parts = [cards(found, place), f"{method} r {setup.lora_r}" if setup.uses_adapters else method]
     if len(found.question.models) > 1:
         parts.insert(1, found.of(place).model.hub_id)
@@ -364,9 +363,7 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
         )
     if asked.rows == "padded" and asked.mean_tokens < row:
         said += filter(None, [_padding(found, asked, kept)])
-    if any(
-        it.setup.method is Method.FULL and it.setup.dtype is Dtype.BFLOAT16 for it in found.recipes
-    ):
+    if any(not it.setup.uses_adapters and it.setup.dtype is Dtype.BFLOAT16 for it in found.recipes):
         said.append(
             "Trained weights in bfloat16 round every update to 8 bits; keys: {dtype: float32} holds all to float32."
         )

@@ -172,7 +172,7 @@ def modules_packed_otherwise(model: Model, adapters: Adapters) -> Iterator[str]:
     Source: derived, from the checkpoint's ``llm_int8_skip_modules`` and ``is_quantized``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> from estimator.values.specs import Method
+    >>> from estimator.values.methods import Method
     >>> list(modules_packed_otherwise(TINY_LLAMA, Adapters(method=Method.QLORA)))[0]
     'layers.0.self_attn.q_proj'
     """

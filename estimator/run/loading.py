@@ -106,7 +106,7 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> from estimator.values.specs import Method
+    >>> from estimator.values.methods import Method
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
     True
     """

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from estimator.resident.stored import modules_packed_otherwise
 from estimator.values.facets.adapters import Adapters
+from estimator.values.methods import Method
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Model
+from estimator.values.specs import Model
 
 UNKNOWN_FORMAT = Refusal(
     "{model} is stored as {name}, which is not modelled yet; take its original 16-bit checkpoint.",
@@ -99,7 +100,7 @@ def _as_stored(model: Model, setup: TrainingSetup) -> TrainingSetup:
         raise SECOND_QUANTISATION(**said)
     if stored.can_dequantize:
         return setup
-    if setup.method is Method.FULL:
+    if not setup.uses_adapters:
         raise FULL_ON_QUANTISED(**said)
     if stored.storage is StorageRule.FP8:
         raise NO_TRAINING(**said)
@@ -115,7 +116,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
     ``LOADING_ATTRIBUTES_CONFIG_TYPES``).
     """
     said = _said(model, stored, setup.adapters)
-    if setup.method is Method.FULL:
+    if not setup.uses_adapters:
         raise FULL_ON_QUANTISED(**said)
     if stored.storage is StorageRule.BNB_8BIT:
         run = replace(setup, method=Method.LORA, load_in_8bit=True)

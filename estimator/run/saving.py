@@ -24,9 +24,10 @@ from estimator.run.loading import gate_up_stacks
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.run import TrainingRun
+from estimator.values.methods import Method
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Dtype, Method, Model, Phase
+from estimator.values.specs import Component, Dtype, Model, Phase
 
 FILE_BYTES = 50 * 10**9
 """Maximum bytes of one weights file: transformers 5.23, modeling_utils.py, ``save_pretrained(max_shard_size="50GB")``.

@@ -16,9 +16,10 @@ from estimator.search.free_changes import lossless, splits
 from estimator.search.limits import holds, largest_micro_batch, longest_context, may_hold
 from estimator.search.ranking import middle_dollars
 from estimator.search.remedies import offloaded
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model
+from estimator.values.specs import Gpu, Model
 from estimator.values.strategies import Strategy
 
 COUNTS = (1, 2, 4, 8)
@@ -135,7 +136,7 @@ def _candidates(
         keys = {"method": method}
         if setup.optim_state_dtype is not None:  # a what-if applies to its method only
             keys["optim_state_dtype"] = None
-        if method is not Method.FULL:
+        if method.has_adapters:
             adapted = replace(setup, **keys)
             targets = default_targets(model, adapted)
             if targets != adapted.lora_target_modules:

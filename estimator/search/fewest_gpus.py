@@ -12,7 +12,7 @@ from estimator.parallel.sharding import is_packed_sharded
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model
+from estimator.values.specs import Gpu, Model
 from estimator.values.strategies import Strategy
 
 MOST_GPUS = 64
@@ -97,7 +97,7 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys that shard a setup over ``number`` GPUs, with the same effective batch or the next divisible one."""
     keys = sharing(setup.mesh, way, number)
-    if setup.method is Method.QLORA and not is_packed_sharded(setup.adapters):
+    if setup.has_4bit_base and not is_packed_sharded(setup.adapters):
         keys["bnb_4bit_quant_storage"] = str(setup.dtype)
     of_each = ceil_div(setup.effective_batch_size, number)
     most = min(setup.per_device_train_batch_size, of_each)

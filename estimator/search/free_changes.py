@@ -20,15 +20,7 @@ from estimator.values.facets.run import TrainingRun
 from estimator.values.keys import LARGEST
 from estimator.values.losses import Loss
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    AttnImplementation,
-    Dtype,
-    Gpu,
-    Method,
-    MixedPrecision,
-    Model,
-    Optimizer,
-)
+from estimator.values.specs import AttnImplementation, Dtype, Gpu, MixedPrecision, Model, Optimizer
 from estimator.values.strategies import Strategy
 
 Keys = Mapping[str, Any]
@@ -70,7 +62,12 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
     yield from (Change(*it) for it in tower_checkpoints(model, setup))
     yield from _kernels(model, gpu, setup)
     half = AUTOCAST.get(setup.mixed_precision)
-    if half is not None and setup.dtype is Dtype.FLOAT32 and setup.method is Method.LORA:
+    if (
+        half is not None
+        and setup.dtype is Dtype.FLOAT32
+        and setup.uses_adapters
+        and not setup.has_4bit_base
+    ):
         yield base_in(half, f"The base is frozen, and autocast multiplies it in {half} anyway")
     yield from _losses(model, setup)
     yield from _references(setup)

@@ -28,18 +28,10 @@ from estimator.search.free_changes import (
 from estimator.search.image_changes import image_changes
 from estimator.search.limits import holds, may_hold, smallest_gpu
 from estimator.values.facets.optimisation import Optimisation
+from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    Dtype,
-    Gpu,
-    Method,
-    MixedPrecision,
-    Model,
-    Offload,
-    Optimizer,
-    Verdict,
-)
+from estimator.values.specs import Dtype, Gpu, MixedPrecision, Model, Offload, Optimizer, Verdict
 from estimator.values.strategies import Strategy
 
 MOST_TOGETHER = 3
@@ -301,8 +293,8 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     """
     yield from (Change(*it) for it in image_changes(model, setup))
     half = Dtype.BFLOAT16 if gpu.supports_bf16 else Dtype.FLOAT16
-    is_lora = setup.method is Method.LORA and setup.dtype is Dtype.FLOAT32
-    if is_lora and setup.mixed_precision not in AUTOCAST:
+    is_lora = setup.uses_adapters and not setup.has_4bit_base
+    if is_lora and setup.dtype is Dtype.FLOAT32 and setup.mixed_precision not in AUTOCAST:
         yield base_in(half, "The base is frozen, and most checkpoints are stored in 16 bits")
     yield from _shorter_rows(setup)
     yield from _prompts_and_references(setup)
@@ -311,13 +303,13 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     yield from _optimizers(setup)
     if setup.objective.generates:
         yield from _shorter_generations(setup)
-    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL and gpu.supports_bf16:
+    if setup.dtype is Dtype.FLOAT32 and not setup.uses_adapters and gpu.supports_bf16:
         yield Change(
             "Weights in bfloat16",
             "Updates smaller than a 256th of a weight are rounded away; watch the loss.",
             ({"dtype": Dtype.BFLOAT16},),
         )
-    if setup.method is Method.FULL:
+    if not setup.uses_adapters:
         yield Change(
             f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
             "Trains small adapters instead of all weights; learns less if the task is far from pretraining."
@@ -325,7 +317,7 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
             * setup.keeps_reference,
             ({"method": Method.LORA, **with_adapters(model, setup)},),
         )
-    if setup.method is not Method.QLORA:
+    if not setup.has_4bit_base:
         wide = setup.dtype is Dtype.FLOAT32
         base = half if wide else setup.dtype
         yield Change(

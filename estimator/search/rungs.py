@@ -14,8 +14,9 @@ from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
 from estimator.search.free_changes import splits
 from estimator.search.limits import largest_micro_batch, longest_context, shortest_row
 from estimator.search.remedies import offloaded, with_adapters
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model
+from estimator.values.specs import Gpu, Model
 
 
 class Rung(NamedTuple):
@@ -103,9 +104,9 @@ def _reached(
 
 def _costly(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[tuple[str, Keys]]:
     yield "", {}
-    adapters = with_adapters(model, setup) if setup.method is Method.FULL else {}
+    adapters = {} if setup.uses_adapters else with_adapters(model, setup)
     for method in list(Method)[list(Method).index(setup.method) + 1 :]:
-        yield _NAMES[method], {**adapters, "method": method}
+        yield method.label, {**adapters, "method": method}
     if (keys := next(offloaded(setup, gpu), None)) is not None:
         yield "CPU offload", keys
     for number in COUNTS:
@@ -115,9 +116,6 @@ def _costly(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[tuple[str,
                 keys := next((it for it in shared if not _is_refused(model, setup, it)), None)
             ) is not None:
                 yield f"{number} GPUs", keys
-
-
-_NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
 
 
 def _is_refused(model: Model, setup: TrainingSetup, keys: Keys) -> bool:

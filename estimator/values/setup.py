@@ -25,7 +25,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, ShortText, Version
-from estimator.values.specs import Gpu, Method, MixedPrecision
+from estimator.values.specs import Gpu, MixedPrecision
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -203,7 +203,7 @@ class TrainingSetup(_Keys):
     @property
     def casts_base_back(self) -> bool:
         """Whether the trainer casts a prepared 4-bit base's head and embeddings back to bfloat16: ORPO's does."""
-        is_packed = self.task.objective.prepares_base and self.adapters.method is Method.QLORA
+        is_packed = self.task.objective.prepares_base and self.adapters.has_4bit_base
         return is_packed and self.precision.mixed_precision is MixedPrecision.BF16
 
     @property

@@ -17,14 +17,6 @@ from estimator.values.refusals import InputError
 from estimator.values.towers import Towers
 
 
-class Method(StrEnum):
-    """What is trained: every weight, or adapters on a frozen (``qlora``: 4-bit) base."""
-
-    FULL = "full"
-    LORA = "lora"
-    QLORA = "qlora"
-
-
 class ModelClass(StrEnum):
     """Which class loads a multimodal checkpoint."""
 

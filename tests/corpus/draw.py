@@ -22,8 +22,8 @@ from estimator.values.kinds import (
     Ranks,
     WholeNumber,
 )
+from estimator.values.methods import Method
 from estimator.values.objectives import Objective
-from estimator.values.specs import Method
 from estimator.values.strategies import Strategy
 from tests.beside import BESIDE
 from tests.corpus.answers import answer

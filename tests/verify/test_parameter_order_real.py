@@ -14,8 +14,8 @@ from test_parameters_meta import IDS, VARIANTS, build
 from estimator.contract.setups import parse
 from estimator.families.weights import elements
 from estimator.parallel.parameter_order import trained_in_order
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

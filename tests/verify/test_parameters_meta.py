@@ -17,8 +17,9 @@ from estimator.families.hf_config import model_from_config, text_parts
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
 from estimator.resident.model import trainable_tensors
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Model
+from estimator.values.specs import Model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from estimator.families.adapters import adapter_parameters
 from estimator.sources.repository import from_config
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 64,

@@ -16,7 +16,8 @@ from estimator.families.modules import Kernel, Linear, is_quantized, module_para
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import clamps, idle_modules, tower_modules, tower_parameters
 from estimator.families.wrapped import class_not_found, classes_of
-from estimator.values.specs import Method, Model, ModelClass
+from estimator.values.methods import Method
+from estimator.values.specs import Model, ModelClass
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Indices, Names, Number, Ranks, WholeNumber
-from estimator.values.specs import ALL_LINEAR, Method, ModelClass, Part
+from estimator.values.methods import Method
+from estimator.values.specs import ALL_LINEAR, ModelClass, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +319,7 @@ class Adapters(Checked):
     @property
     def uses_adapters(self) -> bool:
         """LoRA or QLoRA."""
-        return self.method is not Method.FULL
+        return self.method.has_adapters
 
     @property
     def by_layer(self) -> bool:
@@ -328,11 +329,16 @@ class Adapters(Checked):
         return self.uses_adapters and (self.layers_to_transform is not None or numbered)
 
     @property
+    def has_4bit_base(self) -> bool:
+        """Whether the adapters' base is quantised to 4 bits."""
+        return self.method.has_4bit_base
+
+    @property
     def has_8bit_base(self) -> bool:
         """Whether the adapters' base is quantised to 8 bits."""
-        return self.method is Method.LORA and self.load_in_8bit
+        return self.load_in_8bit and self.uses_adapters and not self.has_4bit_base
 
     @property
     def has_packed_base(self) -> bool:
         """Whether bitsandbytes quantises the adapters' base, to 4 or 8 bits."""
-        return self.method is Method.QLORA or self.has_8bit_base
+        return self.has_4bit_base or self.has_8bit_base
