@@ -218,6 +218,15 @@ def test_a_full_card_takes_free_pages_from_within_an_expandable_segment() -> Non
     assert run(99 * MIB).died == 0
 
 
+def test_the_block_that_warms_the_cache_up_leaves_1_2_gib_of_the_card() -> None:
+    # transformers 5.23, caching_allocator_warmup: of 4,096 MiB 2,867.2, in whole 2 MiB
+    log = log_of([[Request(TAKE, 0, 3 * 2**30), Request(GIVE, 0)]], [(0, 1)])._replace(
+        warms_up=True
+    )
+    assert play(log).reserved == 3 * 2**30
+    assert play(log, 4 * 2**30).reserved == 2868 * MIB
+
+
 def test_a_block_above_the_largest_that_is_split_serves_requests_as_large() -> None:
     # PyTorch's own allocator with max_split_size_mb:128 (torch 2.13 on a null GPU), MiB reserved after each request
     card = Card(max_split=128 * MIB)

@@ -43,6 +43,7 @@ from estimator.step.request_keys import (
     OLD,
     OLD_ROOT,
     STEPPED,
+    WARM_UP,
     WORKSPACES,
     Keys,
     StorageKey,
@@ -177,7 +178,9 @@ class Writer:
 
     def log(self) -> Log:
         """The requests as ``play`` reads them."""
-        return log_of(self._stretches, self._order)
+        first = next(iter(self._stretches[0]), None)
+        warms_up = first is not None and first.key == WARM_UP
+        return log_of(self._stretches, self._order)._replace(warms_up=warms_up)
 
 
 @lru_cache(maxsize=32)

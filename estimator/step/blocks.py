@@ -58,6 +58,8 @@ UNMAPPED = -2
 CLASSES = 256
 """Size classes of a pool's free blocks: four between two powers of two, up to 2^63 bytes. Each is in order of bytes and
 addresses, and short: in five models' runs a block that is freed passes one to five others."""
+UNTOUCHED = 6 * 2**30 // 5
+"""Bytes of a card, 1.2 GiB, that transformers leaves free when it warms the cache up."""
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
@@ -118,6 +120,8 @@ class Log(NamedTuple):
     """Number of keys."""
     most: int
     """Bound of the tensors alive at once."""
+    warms_up: bool = False
+    """Whether the first request is the block with which transformers warms the cache up."""
 
     @property
     def length(self) -> int:
@@ -201,6 +205,7 @@ def play(
 
     ``ahead``: gathers by which the CPU runs ahead of the card; none where a card finishes everything at once.
     """
+    log = _warmed(log, limit)
     blocks = 2 * log.most + 1024
     while True:
         result = _played(log, limit, settings, ahead, blocks)
@@ -208,6 +213,21 @@ def play(
         if died != NO_ROOM:
             return Played(allocated, reserved, None if died < 0 else died, repetition, request)
         blocks *= 2
+
+
+def _warmed(log: Log, limit: int) -> Log:
+    """The same with a first block no larger than the card less ``UNTOUCHED``.
+
+    Leaves out: transformers reads all of the card's memory, with the CUDA context in it.
+
+    Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``.
+    """
+    whats, keys, sizes, streams = log.requests
+    if not log.warms_up or sizes[0] <= limit - UNTOUCHED:
+        return log
+    sizes = array("q", sizes)
+    sizes[0] = max(LEAST, (limit - UNTOUCHED) // LEAST * LEAST)
+    return log._replace(requests=[whats, keys, sizes, streams])
 
 
 def _played(log: Log, limit: int, settings: Settings, ahead: int, blocks: int) -> array[int]:

@@ -44,7 +44,7 @@ from estimator.step.blocks import (
     Request,
 )
 from estimator.step.ddp_requests import IN_FLIGHT, buckets, made_equal
-from estimator.step.request_keys import BUCKETS, HEAD, HELD, OLD, OLD_ROOT, Keys
+from estimator.step.request_keys import BUCKETS, HEAD, HELD, OLD, OLD_ROOT, WARM_UP, Keys
 from estimator.step.wrapping import (
     Shards,
     flattened,
@@ -118,7 +118,7 @@ def load_requests(
         trained = [_trained(model, same)]
     else:
         if same.has_packed_base:
-            load.extend(_warmed_up(keys, own, same))
+            load.extend(_warmed_up(own, same))
             load.extend(_packed(keys, model, same))
         else:
             for module in own:
@@ -286,13 +286,11 @@ def _pieces(total: int, count: int) -> Iterator[Request]:
         yield from (Request(TAKE, HELD, allocated(ceil_div(total, count))) for _ in range(count))
 
 
-def _warmed_up(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
+def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
     """One block of all weights as they stay, without scales, freed before the first one arrives.
 
-    Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU.
-
-    Leaves out: transformers caps the block at 1.2 GiB below the card's memory, which matters where the weights fill the
-    card.
+    Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU. On a
+    card with little more memory ``play`` makes it smaller.
 
     Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
     quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
@@ -305,9 +303,8 @@ def _warmed_up(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> It
         else:
             total += weight * same.dtype.bytes
         total += sum(rest) * same.dtype.bytes
-    key = keys.new(1)
-    yield Request(TAKE, key, allocated(total))
-    yield Request(GIVE, key)
+    yield Request(TAKE, WARM_UP, allocated(total))
+    yield Request(GIVE, WARM_UP)
 
 
 def _sizes(module: Module, same: TrainingSetup) -> list[int]:
