@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, gpu_keys, parse
@@ -33,6 +33,8 @@ class Asked:
     """Keys that decide memory and that the files do not tell, each with one sentence."""
     guesses: tuple[str, ...] = ()
     """What the files leave open, and how it is taken, one sentence each; said with the verdict."""
+    settled_by: Mapping[str, str] = field(default_factory=dict)
+    """Of a guess, the key whose value makes it needless."""
     notes: tuple[str, ...] = ()
     """Warnings about the files: what is not modelled or not understood."""
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -83,6 +85,8 @@ def judge(
         return Judged(asked=asked, problem=" ".join(asked.problems))
     gpu = changed.get("gpu", asked.keys.get("gpu"))
     answered = {*changed, *(gpu_keys(gpu) if isinstance(gpu, str) else ())}
+    open_still = tuple(it for it in asked.guesses if asked.settled_by.get(it) not in answered)
+    asked = replace(asked, guesses=open_still)
     if said := {key: it for key, it in asked.asked.items() if key not in answered}:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in said)
         return Judged(

@@ -109,6 +109,7 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
         problems=(*found.contradictions, *_other_runs(found)),
         asked=found.asked,
         guesses=found.guesses,
+        settled_by=found.settled_by,
         notes=tuple(_notes(found)),
         texts=texts,
         tool=f"{found.tool} {found.version}",

@@ -91,6 +91,8 @@ class Pool:
     """Other files that these files name."""
     model_config: Mapping[str, Any] | None = None
     guesses: list[str] = field(default_factory=list)
+    settled_by: dict[str, str] = field(default_factory=dict)
+    """Of a guess, the key whose value would make it needless."""
     """What the files leave open, and how it is taken: one sentence each."""
     notes: list[str] = field(default_factory=list)
     options: frozenset[str] = frozenset()
@@ -101,6 +103,11 @@ class Pool:
         if (before := self.entries.pop(entry.key, None)) is not None:
             self.overruled.append(before)
         self.entries[entry.key] = entry
+
+    def guess(self, says: str, key: str) -> None:
+        """Add a guess that a value of one of our keys makes needless."""
+        self.guesses.append(says)
+        self.settled_by[says] = key
 
     def put(self, part: str, found: Found, file: str, name: str = "") -> None:
         """The entry for a file's key, in the part it belongs to; DeepSpeed's own config may stand in an argument."""

@@ -85,6 +85,8 @@ class Imported:
     asked: Mapping[str, str] = field(default_factory=dict)
     """Keys of ours that decide memory and that the files do not tell, each with one sentence."""
     guesses: tuple[str, ...] = ()
+    settled_by: Mapping[str, str] = field(default_factory=dict)
+    """Of a guess, the key whose value would make it needless."""
     """What the files leave open, and how it is taken: one sentence each, to be said with the verdict."""
     notes: tuple[str, ...] = ()
     """Other warnings: files that are named but missing, values of the tool that are not modelled."""
@@ -159,7 +161,7 @@ def _guess_objective(pool: Pool, texts: tuple[Text, ...]) -> None:
     found = objective_of(keys, [*(it.name for it in texts), *pool.references, *named])
     pool.add(Entry("trainer.objective", found.objective))
     if found.says:
-        pool.guesses.append(found.says)
+        pool.guess(found.says, "objective")
 
 
 def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
@@ -205,11 +207,12 @@ def _joined(
     if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(
         ("fsdp", "hsdp", "zero")
     ):
-        notes.append(UNCOUNTED.format(values["strategy"]))
+        pool.guess(UNCOUNTED.format(values["strategy"]), "num_gpus")
     if "max_length" not in values:
-        pool.guesses.append(
+        pool.guess(
             f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
-            f"longest; {DEFAULT.max_length:,} is taken."
+            f"longest; {DEFAULT.max_length:,} is taken.",
+            "max_length",
         )
     pool.guesses += _usual_prompt(tool, given, values)
     pool.guesses += _packs_nothing(tool, given, values)
@@ -232,7 +235,7 @@ def _joined(
     }
     for key, problem in not_ours.items():
         if key in NEAR:
-            pool.guesses.append(f"{problem} {getattr(DEFAULT, key)} is taken.")
+            pool.guess(f"{problem} {getattr(DEFAULT, key)} is taken.", key)
         elif found.origins[key].entries and _decides_memory(key, values):
             asked[key] = problem
     asked |= _of_missing(given, missing, pool)
@@ -261,6 +264,7 @@ def _joined(
         contradictions=tuple(contradictions.found(tool.name, given, values)),
         asked=asked,
         guesses=tuple(dict.fromkeys(pool.guesses)),
+        settled_by=pool.settled_by,
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
         refused=not_ours,
@@ -322,7 +326,7 @@ def _of_missing(
     return found
 
 
-UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gpus."
+UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gpus; 1 is taken."
 
 
 def _older_trl(tool: Tool, given: Mapping[str, Entry]) -> Iterator[str]:

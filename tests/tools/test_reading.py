@@ -68,6 +68,19 @@ def test_a_model_loaded_by_the_script_has_the_script_s_dtype() -> None:
     assert read(a_py=by_name).setup["dtype"] == "bfloat16"
 
 
+def test_what_a_method_is_called_on_is_read_too() -> None:
+    loads = 'AutoModelForCausalLM.from_pretrained("openai-community/gpt2", dtype=torch.bfloat16)'
+    trains = 'SFTTrainer(model, SFTConfig("o", per_device_train_batch_size=3)).train()'
+    run = read(a_py=f"model = {loads}.to('cuda').train()\n{trains}\n")
+    asked = {
+        "model": "openai-community/gpt2",
+        "dtype": "bfloat16",
+        "per_device_train_batch_size": 3,
+    }
+    assert run.tool == "trl"
+    assert {key: run.setup[key] for key in asked} == asked
+
+
 def test_trainer_defaults_to_no_checkpointing_and_trl_to_checkpointing() -> None:
     assert read(a_py="args = SFTConfig(output_dir='o')").setup["gradient_checkpointing"] is True
     assert read(a_py="args = TrainingArguments('o')").setup["gradient_checkpointing"] is False

@@ -129,6 +129,28 @@ def test_what_is_guessed_stands_in_the_first_line(tmp_path: Path) -> None:
     assert both.getvalue().count("is taken as") == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "guessed"),
+    [
+        ({"gpu": "A100-SXM4-80GB"}, ["longest; 1,024 is taken", "set num_gpus; 1 is taken"]),
+        ({"gpu": "A100-SXM4-80GB", "max_length": 64}, ["set num_gpus; 1 is taken"]),
+        ({"gpu": "2x A100-SXM4-80GB", "max_length": 64}, []),
+    ],
+)
+def test_a_guess_is_left_out_where_a_flag_says_the_key(
+    flags: dict[str, object], guessed: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        'Trainer(AutoModelForCausalLM.from_pretrained("openai-community/gpt2"), TrainingArguments("o", bf16=True))\n'
+    )
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    written = StringIO()
+    check([str(it) for it in tmp_path.iterdir()], flags, written, together=True)
+    first = written.getvalue().splitlines()[0]
+    assert first.count("is taken") == len(guessed)
+    assert all(it in first for it in guessed)
+
+
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 2\nbf16: true\n"
 TRAINED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
 

@@ -719,6 +719,7 @@ class _Reader:
         text = ast.unparse(node.func)
         name, owner = text.rpartition(".")[2], text.rpartition(".")[0]
         text = text[:200]
+        on = self.chained(node.func)
         positional = [self.value(it) for it in node.args if not isinstance(it, ast.Starred)]
         keywords: dict[str, Any] = {}
         lines: dict[str, int] = {}
@@ -748,7 +749,16 @@ class _Reader:
             return self.made(name, owner, positional, keywords, lines, node)
         if name in self.classes:
             return _Object(name, {**self.classes[name], **keywords}, node.lineno)
-        return self.plain_call(name, owner, text, positional, keywords, node)
+        return self.plain_call(name, owner, text, positional, keywords, node, on)
+
+    def chained(self, func: ast.expr) -> Any:
+        """What a method is called on, where that is itself a call's result: ``SFTTrainer(…).train()``."""
+        if not isinstance(func, ast.Attribute):
+            return None
+        inner: ast.expr = func.value
+        while isinstance(inner, ast.Attribute | ast.Subscript):
+            inner = inner.value
+        return self.value(func.value) if isinstance(inner, ast.Call) else None
 
     def base_of(self, name: str) -> str:
         """The known class that one of the script's own extends."""
@@ -804,6 +814,7 @@ class _Reader:
         positional: list[Any],
         keywords: dict[str, Any],
         node: ast.Call,
+        on: Any,
     ) -> Any:
         unknown = Unresolved(ast.unparse(node)[:200])
         first = positional[0] if positional else None
@@ -869,7 +880,9 @@ class _Reader:
             "parse_yaml_file",
             "parse_json_file",
         }:
-            of = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+            of = on
+            if of is None and isinstance(node.func, ast.Attribute):
+                of = self.value(node.func.value)
             if isinstance(of, _Object) and "types" in of.values:
                 return [self.parsed(it, node.lineno) for it in of.values["types"]]
         return unknown
