@@ -58,7 +58,7 @@ UNMAPPED = -2
 CLASSES = 256
 """Size classes of a pool's free blocks: four between two powers of two, up to 2^63 bytes. Each is in order of bytes and
 addresses, and short: in five models' runs a block that is freed passes one to five others."""
-UNTOUCHED = 6 * 2**30 // 5
+UNTOUCHED = 6144 * MIB // 5
 """Bytes of a card, 1.2 GiB, that transformers leaves free when it warms the cache up."""
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
