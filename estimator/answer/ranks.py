@@ -106,9 +106,9 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
     accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, runtime/engine.py, ``_configure_checkpointing``
     (``save_non_zero_checkpoint``: rank 0's) and ``save_checkpoint``.
 
-    >>> rank_0_writes(TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2))
+    >>> rank_0_writes(TrainingSetup(strategy="zero2", num_gpus=2))
     True
-    >>> rank_0_writes(TrainingSetup(strategy=Strategy.ZERO3, num_gpus=2))
+    >>> rank_0_writes(TrainingSetup(strategy="zero3", num_gpus=2))
     False
     """
     if saves_when(setup.run) == "no":

@@ -153,7 +153,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
     utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
-    >>> setup = TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj",))
+    >>> setup = TrainingSetup(method="lora", lora_target_modules=("q_proj",))
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
@@ -237,7 +237,7 @@ def is_trained(module: Module, adapters: Adapters) -> bool:
     Source: derived, from ``is_adapted`` and ``is_copied``.
 
     >>> from estimator.families.modules import Norm
-    >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method=Method.LORA))
+    >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method="lora"))
     (True, False)
     """
     if is_trained_whole(module, adapters) or trains_bias(module, adapters):
@@ -282,7 +282,7 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     gradient); transformers 5.23, modeling_utils.py, ``enable_input_require_grads``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> lowest_trained(TINY_LLAMA, TrainingSetup(method=Method.LORA)), lowest_trained(TINY_LLAMA, TrainingSetup())
+    >>> lowest_trained(TINY_LLAMA, TrainingSetup(method="lora")), lowest_trained(TINY_LLAMA, TrainingSetup())
     (0, None)
     """
     before = [module for module in outer_modules(model) if not is_after_layers(module)]
@@ -310,7 +310,7 @@ def is_copied(module: Module, adapters: Adapters) -> bool:
 
     Source: PEFT 0.21 utils/other.py, ``_set_trainable`` (``key.endswith(target_key)``) and ``ModulesToSaveWrapper``.
 
-    >>> setup = TrainingSetup(method=Method.LORA, modules_to_save=("embed_tokens",))
+    >>> setup = TrainingSetup(method="lora", modules_to_save=("embed_tokens",))
     >>> is_copied(Embedding("embed_tokens", 10, 8), setup), is_copied(Linear("lm_head", 8, 10), setup)
     (True, False)
     """
@@ -324,7 +324,7 @@ def copied_modules(model: Model, adapters: Adapters) -> tuple[tuple[Module, int]
     Source: PEFT 0.21 utils/other.py, ``ModulesToSaveWrapper.update`` (``deepcopy``; ``ensure_weight_tying`` is off).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> setup = TrainingSetup(method=Method.LORA, modules_to_save=("lm_head", "post_attention_layernorm"))
+    >>> setup = TrainingSetup(method="lora", modules_to_save=("lm_head", "post_attention_layernorm"))
     >>> [(module.name, count) for module, count in copied_modules(TINY_LLAMA, setup)]
     [('lm_head', 1), ('post_attention_layernorm', 2)]
     """
@@ -397,7 +397,7 @@ def dropout_is_refused(model: Model, adapters: Adapters) -> bool:
     there is no input to drop.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method="lora"))
     False
     """
     bare = (module for module, _ in made_modules(model, adapters) if isinstance(module, Bare))
@@ -444,7 +444,7 @@ def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]
     Source: PEFT 0.21, utils/constants.py; the refusals as ``refused_targets``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> default_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    >>> default_targets(TINY_LLAMA, TrainingSetup(method="lora"))
     'all-linear'
     """
     return _default_targets(model, setup.adapters)
@@ -474,7 +474,7 @@ def refused_targets(model: Model, adapters: Adapters) -> RefusedError | None:
     ``ParamWrapper.__init__``; tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA)) is None
+    >>> refused_targets(TINY_LLAMA, TrainingSetup(method="lora")) is None
     True
     """
     adaptable = [module for module, _ in _adaptable(model, adapters)]
@@ -558,7 +558,7 @@ def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
     Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error only if no module matches).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj", "c_attn")))
+    >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method="lora", lora_target_modules=("q_proj", "c_attn")))
     ('c_attn',)
     """
     if not adapters.uses_adapters or isinstance(adapters.lora_target_modules, str):
@@ -633,7 +633,7 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; PEFT 0.21 tuners/lora/layer.py, ``LoraLayer.update_layer``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> setup = TrainingSetup(method=Method.LORA, lora_r=2, lora_target_modules=("q_proj", "v_proj"))
+    >>> setup = TrainingSetup(method="lora", lora_r=2, lora_target_modules=("q_proj", "v_proj"))
     >>> adapter_parameters(TINY_LLAMA, setup) == 2 * 2 * ((8 + 8) + (8 + 4))
     True
     """

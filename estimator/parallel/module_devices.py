@@ -79,7 +79,7 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     ``get_max_memory`` (free: the card's memory less its context).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> from estimator.values.specs import Strategy
+    >>> from estimator.values.strategies import Strategy
     >>> module_devices(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
     (0, 0)
     """
