@@ -212,15 +212,17 @@ def allocations(
     pattern = tuple(it.pattern for it in every)
     values = [size for it in every for size in it.values]
     templates = _templates(model, workspace, card, unsized, made, len(evaluated))
-    if pattern not in templates:
+    template = templates.get(pattern)
+    if template is None:
         named, first = [_Named.of(values, place) for place in range(len(values))], 0
         for it in every:
             first = it.name(named, first)
         written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
-        if len(templates) == MOST_PATTERNS:
+        template = _Template.of(written, values)
+        if len(templates) >= MOST_PATTERNS:
             templates.clear()
-        templates[pattern] = _Template.of(written, values)
-    return templates[pattern].at(values)
+        templates[pattern] = template
+    return template.at(values)
 
 
 def traced(
