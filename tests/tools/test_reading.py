@@ -81,6 +81,21 @@ def test_what_a_method_is_called_on_is_read_too() -> None:
     assert {key: run.setup[key] for key in asked} == asked
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        'setattr(args, "per_device_train_batch_size", 3)',
+        "args = replace(args, per_device_train_batch_size=3)",
+        "args.per_device_train_batch_size = 3",
+    ],
+)
+def test_a_config_that_is_changed_later_is_read_as_it_is_then(changed: str) -> None:
+    script = f'args = SFTConfig("o", per_device_train_batch_size=30)\n{changed}\n'
+    trains = '(trainer := SFTTrainer("openai-community/gpt2", args)).train()\n'
+    assert read(a_py=script + trains).setup["per_device_train_batch_size"] == 3
+    assert read(a_py=trains.replace("args", "SFTConfig(max_length=7)")).setup["max_length"] == 7
+
+
 def test_trainer_defaults_to_no_checkpointing_and_trl_to_checkpointing() -> None:
     assert read(a_py="args = SFTConfig(output_dir='o')").setup["gradient_checkpointing"] is True
     assert read(a_py="args = TrainingArguments('o')").setup["gradient_checkpointing"] is False

@@ -758,7 +758,8 @@ class _Reader:
         inner: ast.expr = func.value
         while isinstance(inner, ast.Attribute | ast.Subscript):
             inner = inner.value
-        return self.value(func.value) if isinstance(inner, ast.Call) else None
+        is_made = isinstance(inner, ast.Call | ast.NamedExpr | ast.Await)
+        return self.value(func.value) if is_made else None
 
     def base_of(self, name: str) -> str:
         """The known class that one of the script's own extends."""
@@ -837,6 +838,11 @@ class _Reader:
             for key, value in {**(first if isinstance(first, dict) else {}), **keywords}.items():
                 self.set(before, key, value)
             return None
+        if name in {"setattr", "replace"} and isinstance(first, _Object):
+            named = dict([positional[1:3]]) if len(positional) == 3 else keywords
+            for key, value in named.items():
+                self.set(first.values, str(key), value)
+            return first
         if name in {"list", "tuple", "set"} and isinstance(first, list):
             return first
         if owner in ENVIRON and name == "setdefault" and isinstance(first, str):
