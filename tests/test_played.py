@@ -14,7 +14,6 @@ from estimator.values.strategies import Strategy
 ROWS = played()
 CHEAPEST = 20
 NOT_YET = (
-    "optim=apollo_adamw",  # every step renews projectors and limits updates
     "qlora 1x1024 num_gpus",  # packed shards arrive in equal pieces
     "lora 1x1024 num_gpus=8 strategy=zero3",  # adapters are gathered in other groups
 )
@@ -58,9 +57,16 @@ def test_settings_of_the_allocator_are_replayed_as_it_follows_them(key: str) -> 
         assert run.worst < 0.001, (run.row.id, run.errors)
 
 
-def test_a_packed_model_fills_a_card_hardly_larger_than_its_weights() -> None:
-    (row,) = (row for row in ROWS if "qlora 1x1024 objective=dpo" in row.id)
-    assert replays.replay(row).worst < 0.0005  # least 1.35 % too low with a warm-up of any size
+@pytest.mark.parametrize(
+    "text",
+    [
+        "qlora 1x1024 objective=dpo",  # least 1.35 % too low with a warm-up larger than transformers'
+        "optim=apollo_adamw",  # 4.9 % too high if every step renewed projectors and limited updates
+    ],
+)
+def test_what_a_library_does_once_or_not_on_a_small_card_is_not_replayed_always(text: str) -> None:
+    (row,) = (row for row in ROWS if text in row.id)
+    assert replays.replay(row).worst < 0.0015
 
 
 def test_each_strategy_asks_for_blocks_as_its_library_does() -> None:

@@ -201,6 +201,8 @@ class OptimizerRule:
     """Whether its states have the parameter's dtype, so a what-if dtype applies."""
     step_copies: int = 0
     """Temporaries of a foreach optimizer at its peak, in tensors like one state of every parameter."""
+    steps_differ: bool = False
+    """Whether what a step asks for depends on the step, beside the states that the first one makes."""
     sums_rows: bool = False
     """Whether its step sums rows, for which a kernel takes memory by the card."""
 
@@ -236,7 +238,7 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.SCHEDULE_FREE_RADAM: _PYTORCH(_of_the_parameter(2), step_copies=1),
     Optimizer.SCHEDULE_FREE_SGD: _PYTORCH(_of_the_parameter(1)),
     Optimizer.GALORE_ADAMW: OptimizerRule(_galore),
-    Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo),
+    Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo, steps_differ=True),
 }
 """One row per optimizer."""
 PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("paged"))

@@ -145,8 +145,8 @@ class Writer:
         self.passes: list[WrittenPass] = []
         self.ran: list[tuple[int, PassPiece]] = []
         """Step, 0 for loading, and piece of each entry of the order."""
-        self.optimizer = -1
-        """The stretch of the optimizer's step."""
+        self.optimizers: list[int] = []
+        """The stretches of the optimizer's steps; the last stands for all later ones."""
 
     def stretch(self, requests: Iterable[Request]) -> int:
         """A stretch that may run several times."""
@@ -405,7 +405,8 @@ def _written(
         after += (Request(GIVE_ALL, key) for key in left.buckets)
     elif setup.gradient_accumulation_steps > 1 and keeps_parts(setup.mesh):
         after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
-    writer.optimizer = writer.stretch([*after, *fixed.optimizer, Request(GIVE_ALL, KEPT)])
+    for requests in fixed.optimizer:
+        writer.optimizers.append(writer.stretch([*after, *requests, Request(GIVE_ALL, KEPT)]))
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     emptied = PassPiece(writer.stretch([Request(EMPTY, HELD)]))
     evaluation: list[PassPiece] = []
@@ -419,7 +420,8 @@ def _written(
                 writer.run(number, piece)
             elif _empties(setup, number):
                 writer.run(number, emptied)
-        writer.run(number, PassPiece(writer.optimizer))
+        own = writer.optimizers[min(number, len(writer.optimizers)) - 1]
+        writer.run(number, PassPiece(own))
         writer.run(number, PassPiece(released))
         if number == STEPS - 1:
             for piece in evaluation:
@@ -449,7 +451,8 @@ class _Fixed(NamedTuple):
     """What batch and length do not change: loading, the optimizer's step, and the first key that is not in use."""
 
     load: list[Request]
-    optimizer: list[Request]
+    optimizer: list[list[Request]]
+    """Step by step, where they differ."""
     keys: int
     before_second: list[Request]
     """Requests before the second step."""
@@ -468,6 +471,7 @@ def _fixed(
 ) -> _Fixed:
     resident, keys = resident_memory(model, same), Keys(FREE_KEYS)
     load: list[Request] = []
+    later: list[list[Request]] = []
     trained = load_requests(load, keys, model, same, resident, made, on_host=on_host)
     if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
@@ -476,15 +480,21 @@ def _fixed(
     elif same.strategy.is_zero:
         optimizer = [*flat_step(resident)]
     else:
-        optimizer = [*norms(chain(*trained))] if clips else []
-        optimizer += optimizer_step(keys, trained, same, resident, card)
+        clipped = [*norms(chain(*trained))] if clips else []
+        first = keys.first
+        optimizer = [*clipped, *optimizer_step(keys, trained, same, resident, card)]
+        if RULES[same.optim].steps_differ:
+            later = [
+                [*clipped, *optimizer_step(Keys(first), trained, same, resident, card, step)]
+                for step in range(2, 1 + STEPS)
+            ]
     again: list[Request] = []
     if same.strategy.averages_in_buckets:
         _, rebuilt = buckets(in_module_order(model, same), same)
         if rebuilt is not None:
             again = [Request(GIVE_ALL, BUCKETS)]
             again += (Request(TAKE, BUCKETS, allocated(it)) for it in rebuilt)
-    return _Fixed(load, optimizer, keys.first, again)
+    return _Fixed(load, [optimizer, *later], keys.first, again)
 
 
 def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:

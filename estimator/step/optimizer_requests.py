@@ -32,6 +32,10 @@ NORM_CHUNK = 65_536
 ``kChunkSize``."""
 
 
+RENEWING = 3
+"""The played step in which APOLLO renews its projectors."""
+
+
 def flat_step(resident: Resident) -> Iterator[Request]:
     """DeepSpeed's flat gradient in 16 bits and in float32."""
     part = resident.transient // 3
@@ -49,14 +53,18 @@ def optimizer_step(
     setup: TrainingSetup,
     resident: Resident,
     card: Card,
+    step: int = 1,
 ) -> Iterator[Request]:
-    """The optimizer's own loop over its groups and their tensors; states are made in the first step."""
+    """The optimizer's own loop over its groups and their tensors; states are made in the first step.
+
+    ``step``: of those played, from 1; only APOLLO's differ.
+    """
     optim, width = setup.optim, setup.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
         yield from _adafactor(keys, chain(*groups), card)
         return
     if optim is Optimizer.APOLLO_ADAMW:
-        yield from _apollo(keys, chain(*groups))
+        yield from _apollo(keys, chain(*groups), step)
         return
     copies = RULES[optim].step_copies
     for group in groups:
@@ -129,8 +137,10 @@ def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator
         yield name.dropped(last=True)
 
 
-def _apollo(keys: Keys, trained: Iterable[Trainable]) -> Iterator[Request]:
-    """APOLLO's loop in a step that renews its projectors. Its names hold what the tensor before has left.
+def _apollo(keys: Keys, trained: Iterable[Trainable], step: int) -> Iterator[Request]:
+    """APOLLO's loop. Its names hold what the tensor before has left. Updates are limited from the second step on.
+
+    Projectors are made in the first step and renewed in the third, which stands for every 200th.
 
     Source: apollo-torch 1.0.3, apollo.py, ``step``, random_projector.py, ``get_orthogonal_matrix``.
     """
@@ -146,14 +156,18 @@ def _apollo(keys: Keys, trained: Iterable[Trainable]) -> Iterator[Request]:
         yield low_gradient.dropped(last=True)
         if it.is_linear:
             projector, size, *_ = states
+            made.pop(0)
+        if it.is_linear and step != RENEWING - 1:
             wide = projector // it.width * FLOAT32_BYTES
             if it.width < FLOAT32_BYTES:
                 yield Request(TAKE, inner, allocated(FLOAT32_BYTES * elements(it.shape)))
             yield Request(TAKE, inner, wide)  # random numbers
             yield Request(TAKE, inner, wide)  # the same over √r
             yield Request(GIVE_BEFORE, inner)
-            yield made.pop(0)
+            yield Request(TAKE, key, projector)
             yield Request(GIVE_ALL, inner)
+            yield Request(GIVE_BEFORE, key)
+        if it.is_linear:
             yield low_gradient.taken(size)
         yield from made
         for name in (denominator, quotient):
@@ -162,8 +176,9 @@ def _apollo(keys: Keys, trained: Iterable[Trainable]) -> Iterator[Request]:
         if it.is_linear:
             yield update.taken(whole)
             yield update.dropped()
-            yield update.taken(whole)  # limited
-            yield update.dropped()
+            if step > 1:
+                yield update.taken(whole)  # limited
+                yield update.dropped()
             yield quotient.dropped(last=True)
     for name in names:
         yield name.dropped(last=True)

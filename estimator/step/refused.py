@@ -44,7 +44,7 @@ def _located(
         emptied = (at for at in range(start, played.request) if log.requests[0][at] == EMPTY)
         makes_states = setup.strategy.is_zero and next(emptied, None) is not None
         return Refused(Phase.LOAD, step, "", size, makes_states=makes_states)
-    if piece.stretch == writer.optimizer:
+    if piece.stretch in writer.optimizers:
         return Refused(Phase.OPTIMIZER_STEP, step, "", size)
     return Refused(Phase.FORWARD, step, "new buckets of DDP", size)
 
