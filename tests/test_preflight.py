@@ -214,6 +214,14 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer(per_device_train_batch_size=2, packing=True))["padded"] is False
 
 
+class OffloadPolicy:
+    """As torch's of FSDP 2: everything stays on the card."""
+
+
+class CPUOffloadPolicy(OffloadPolicy):
+    """As torch's: weights rest on the host."""
+
+
 @pytest.mark.parametrize(
     ("state", "read"),
     [
@@ -233,10 +241,18 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
                 fsdp_plugin=Has(
                     fsdp_version=2,
                     reshard_after_forward=False,
-                    cpu_offload=Has(offload_params=True),
+                    cpu_offload=CPUOffloadPolicy(),
                 )
             ),
             {"strategy": "fsdp_grad_op", "fsdp_version": 2, "offload_param": "cpu"},
+        ),
+        (  # accelerate's FSDP 2 without offloading has an object, too
+            Has(
+                fsdp_plugin=Has(
+                    fsdp_version=2, reshard_after_forward=True, cpu_offload=OffloadPolicy()
+                )
+            ),
+            {"strategy": "fsdp", "offload_param": "none", "offload_optimizer": "none"},
         ),
         (
             Has(

@@ -135,7 +135,7 @@ KEYS = {"model": "openai-community/gpt2", "max_length": 512, "per_device_train_b
 
 
 def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_named() -> None:
-    found = beside(read({**REPORT, "keys": KEYS}), "4x RTX 3050 8GB")
+    found = beside(read({**REPORT, "keys": KEYS}), CARD.name)
     assert found.estimate is not None
     assert found.estimate.gpu == CARD
     text = said(read({**REPORT, "keys": KEYS}), found)
@@ -268,6 +268,28 @@ def test_phases_and_the_scripts_own_readings_do_not_disturb_each_other() -> None
     c._cuda_resetPeakMemoryStats(0)
     assert read_by_the_script() == 30
     assert peaks.take(0) == (40, 40)  # nor does the script's reset hide a phase's peak
+
+
+def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = record.RunRecord()
+    peaks = SimpleNamespace(take=lambda device: (1, 1))
+    here.torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1)
+    )
+    here.peaks = peaks
+    monkeypatch.setattr(record, "here", here)
+    then = ["forward", "backward", "forward", "optimizer", "optimizer", "forward"]  # two optimizers
+    for name in then:
+        record.close(here.now, name)
+    assert [(it["phase"], it["step"]) for it in here.phases] == [
+        ("loading", 0),
+        ("forward", 1),
+        ("backward", 1),
+        ("forward", 1),
+        ("optimizer", 1),
+        ("optimizer", 1),
+    ]
+    assert here.step == 2
 
 
 def test_what_runs_in_the_users_process_imports_no_library() -> None:

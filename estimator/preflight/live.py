@@ -357,11 +357,21 @@ def _fsdp(plugin: Any) -> dict[str, object]:
         grad_op, hybrid = keeps is False, False
     if hybrid:
         raise HYBRID_SHARDING()
-    offload = getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload)
-    where = "cpu" if offload else "none"
+    where = "cpu" if _offloads(plugin.cpu_offload) else "none"
     return {
         "strategy": "fsdp_grad_op" if grad_op else "fsdp",
         "fsdp_version": version,
         "offload_param": where,
         "offload_optimizer": where,
     }
+
+
+def _offloads(policy: Any) -> bool:
+    """Whether FSDP keeps weights on the host: a ``CPUOffload`` of version 1, an ``OffloadPolicy`` of version 2, a bool.
+
+    Source: accelerate 1.15, utils/dataclasses.py:2178, set_cpu_offload; torch 2.13, distributed/fsdp/_fully_shard/
+        _fsdp_api.py: ``OffloadPolicy`` offloads nothing, ``CPUOffloadPolicy`` does.
+    """
+    if hasattr(policy, "offload_params"):
+        return bool(policy.offload_params)
+    return policy is True or type(policy).__name__ == "CPUOffloadPolicy"

@@ -35,11 +35,8 @@ class Beside:
 
     @property
     def allocated(self) -> int | None:
-        """What ``max_memory_allocated`` would count: blocks where the run is replayed, else tensors; bytes."""
-        if self.estimate is None:
-            return None
-        replay = self.estimate.needs.replay
-        return self.estimate.peak.bytes if replay is None else replay.allocated
+        """The most of a step, in bytes."""
+        return None if self.estimate is None else self.estimate.peak.bytes
 
     @property
     def phases(self) -> dict[str, int]:
@@ -61,8 +58,6 @@ def beside(run: Rehearsed, gpu: str) -> Beside:
     if run.keys is None:
         return Beside(problem=run.keys_problem or "the script has no transformers Trainer to read")
     try:
-        return Beside(
-            estimate=estimate(*parse({**run.keys, "gpu": gpu.rsplit("x ", maxsplit=1)[-1]}))
-        )
+        return Beside(estimate=estimate(*parse({**run.keys, "gpu": gpu})))
     except ValueError as problem:
         return Beside(problem=str(problem))

@@ -25,6 +25,7 @@ EPILOG = f"""\
 examples:
   headroom rehearse --gpu "RTX 4090" -- python train.py --batch-size 4
   headroom rehearse --gpu "2x A100-SXM4-80GB" -- torchrun --nproc-per-node 2 train.py
+  headroom rehearse --gpu "64x H100-SXM5-80GB" --first-rank -- python train.py    # rank 0 of 64, alone
   headroom rehearse --gpu L4 --json -- accelerate launch train.py
 
 exit status: {FITS} it fits, {DOES_NOT_FIT} it does not, {NOT_READ} that cannot be said.
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's flags, without those of the user's command."""
     found = argparse.ArgumentParser(
         prog="headroom rehearse",
-        usage="headroom rehearse --gpu NAME [--steps N] [--read-weights] [--json] -- COMMAND ...",
+        usage="headroom rehearse --gpu NAME [--steps N] [--first-rank] [--read-weights] [--json] -- COMMAND ...",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
         "--read-weights",
         action="store_true",
         help="read or download checkpoints instead of making weights from the config",
+    )
+    found.add_argument(
+        "--first-rank",
+        action="store_true",
+        help="the command is the first of so many processes as --gpu has cards, and the others are not started",
     )
     found.add_argument("--json", action="store_true", help="the answer as one JSON object")
     return found
@@ -64,8 +70,13 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
         )
     steps = _steps(given.steps)
     gpu, number = card_named(given.gpu)
+    alone_of = number if given.first_rank and number > 1 else 0
     status, reports = running.run(
-        command, told(gpu, number), steps, read_weights=given.read_weights
+        command,
+        told(gpu, 1 if alone_of else number),
+        steps,
+        read_weights=given.read_weights,
+        alone_of=alone_of,
     )
     if refused := sorted({it["refused"] for it in reports if "refused" in it}):
         raise InputError(" ".join(refused))
@@ -73,7 +84,7 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
         raise InputError(_nothing(status))
     ranks = [read(it) for it in reports]
     found = decisive(ranks)
-    estimated = beside(found, given.gpu)
+    estimated = beside(found, gpu.name)
     if given.json:
         answer = text.as_json(found, len(ranks), gpu, usable_bytes(gpu), estimated)
         output.write(json.dumps({**answer, "status": status_of(found)}, allow_nan=False) + "\n")

@@ -20,8 +20,18 @@ NO_LOGGING = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABL
 """A rehearsal is nobody's experiment: these services record none of it, unless the user's own environment says so."""
 
 
+NO_COMPILER = {"DS_SKIP_CUDA_CHECK": "1"}
+"""DeepSpeed would ask nvcc for its version."""
+
+
 def environment(
-    own: Mapping[str, str], card: Mapping[str, str], reports: str, steps: int, *, read_weights: bool
+    own: Mapping[str, str],
+    card: Mapping[str, str],
+    reports: str,
+    steps: int,
+    *,
+    read_weights: bool,
+    alone_of: int = 0,
 ) -> dict[str, str]:
     """The environment of the user's command: their own, and what puts the card into each Python that it starts."""
     path = [str(ON_PATH), *filter(None, [own.get("PYTHONPATH")])]
@@ -34,11 +44,25 @@ def environment(
     }
     # which of the machine's own cards are to be seen: there is none, or it is not used
     kept = {name: value for name, value in own.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return {**NO_LOGGING, **kept, **card, **ours}
+    if alone_of:
+        ours |= {
+            "HEADROOM_ALONE": "1",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(alone_of),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29533",  # nothing listens there
+        }
+    return {**NO_LOGGING, **NO_COMPILER, **kept, **card, **ours}
 
 
 def run(
-    command: Sequence[str], card: Mapping[str, str], steps: int, *, read_weights: bool
+    command: Sequence[str],
+    card: Mapping[str, str],
+    steps: int,
+    *,
+    read_weights: bool,
+    alone_of: int = 0,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Run the command to its end; its exit status and its processes' reports. What it prints goes to standard error."""
     if not sys.platform.startswith("linux"):
@@ -48,7 +72,9 @@ def run(
     if shutil.which(command[0]) is None:
         raise InputError(f"{command[0]} is not found; name a command as you would run it.")
     with TemporaryDirectory(prefix="headroom-") as folder:
-        told = environment(os.environ, card, folder, steps, read_weights=read_weights)
+        told = environment(
+            os.environ, card, folder, steps, read_weights=read_weights, alone_of=alone_of
+        )
         process = subprocess.Popen(command, env=told, stdout=sys.stderr.fileno())
         try:
             status = process.wait()

@@ -48,6 +48,20 @@ WORDS = {
 NAMES = {"pad_token": "<pad>", "eos_token": "<eos>"}
 
 
+def zero(stage: int) -> dict[str, Any]:
+    """DeepSpeed's config with Trainer's sizes, as transformers' documentation writes it."""
+    sizes = ["reduce_bucket_size"]
+    if stage == 3:
+        sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
+    keys = ["train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"]
+    return {
+        "zero_optimization": {"stage": stage, **dict.fromkeys(sizes, "auto")},
+        "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        **dict.fromkeys(keys, "auto"),
+    }
+
+
 def plays(folder: str) -> Iterator[tuple[str, int, Sequence[str]]]:
     """Card, exit status and command, after Python."""
     yield "RTX 4090", 0, ["loop.py", "4", "4", "1024"]
@@ -59,6 +73,12 @@ def plays(folder: str) -> Iterator[tuple[str, int, Sequence[str]]]:
     for method in ("lora", "qlora", "full"):
         yield "RTX 4090", 0, ["sft.py", folder, "2", "1024", method]
     yield "RTX 3050 8GB", 1, ["sft.py", folder, "2", "1024", "full"]
+    small = ["trainer.py", "4", "2", "1024"]
+    yield "2x RTX 4090", 0, ["-m", "torch.distributed.run", "--nproc-per-node", "2", *small]
+    yield "8x RTX 4090", 0, small
+    yield "8x RTX 4090", 0, [*small, "fsdp=full_shard auto_wrap"]
+    for stage in (1, 2, 3):
+        yield "8x RTX 4090", 0, [*small, f"deepspeed={folder}/zero{stage}.json"]
 
 
 def main(python: str, wanted: Sequence[str]) -> int:
@@ -71,13 +91,17 @@ def main(python: str, wanted: Sequence[str]) -> int:
             ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}),
         ):
             Path(folder, name).write_text(json.dumps(content), encoding="utf-8")
-        for card, status, (script, *more) in plays(folder):
-            shown = f"{card}: {script} {' '.join(it for it in more if it != folder)}"
+        for stage in (1, 2, 3):
+            content = json.dumps(zero(stage))
+            Path(folder, f"zero{stage}.json").write_text(content, encoding="utf-8")
+        for card, status, words in plays(folder):
+            shown = f"{card}: {' '.join(words)}".replace(f"{folder}/", "").replace(folder, "")
             if wanted and not any(it in shown for it in wanted):
                 continue
-            command = [python, str(SCRIPTS / script), *more]
+            command = [python, *(str(SCRIPTS / it) if it.endswith(".py") else it for it in words)]
+            alone = ["--first-rank"] * ("x " in card and "-m" not in words)
             done = subprocess.run(
-                [*HEADROOM, "--gpu", card, "--", *command],
+                [*HEADROOM, "--gpu", card, *alone, "--", *command],
                 cwd=ROOT,
                 text=True,
                 capture_output=True,

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import card, record, saving, stopping, trainers, values, weights
+from . import card, kernels, ranks, record, saving, stopping, trainers, values, weights
 
 After = Callable[[ModuleType], None]
 AFTER: dict[str, After] = {
@@ -17,6 +17,10 @@ AFTER: dict[str, After] = {
     "transformers.modeling_utils": weights.skip_reading,
     "transformers.masking_utils": values.answer_masks,
     "transformers.trainer": trainers.watch,
+    "triton.runtime.jit": kernels.launch_nothing,
+    "triton.runtime.autotuner": kernels.launch_nothing,
+    "deepspeed.runtime.zero.stage3": ranks.no_step_overflows,
+    "deepspeed.runtime.zero.stage_1_and_2": ranks.no_step_overflows,
     "safetensors.torch": saving.write_no_safetensors,
     "huggingface_hub.hf_api": saving.upload_nothing,
 }

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +25,11 @@ class RunRecord:
         self.library: Any = None
         self.peaks: Any = None
         self.steps = 0
+        """Optimizer steps taken."""
+        self.backwards = 0
         self.now = "loading"
+        self.step = 0
+        """The step that goes on, from 1; 0 while loading."""
         self.phases: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
@@ -61,7 +64,7 @@ def note(sentence: str) -> None:
     here.notes[sentence] = None
 
 
-def close(name: str, step: int, then: str) -> None:
+def close(name: str, then: str) -> None:
     """End a phase under the name that it turned out to have, and begin the next."""
     if here.torch is not None and here.torch.cuda.is_initialized():
         for device in range(here.torch.cuda.device_count()):
@@ -70,12 +73,14 @@ def close(name: str, step: int, then: str) -> None:
                 here.phases.append(
                     {
                         "phase": name,
-                        "step": step,
+                        "step": here.step,
                         "device": device,
                         "allocated": allocated,
                         "reserved": reserved,
                     }
                 )
+    if here.now in {"loading", "optimizer"} and then not in {"loading", "optimizer"}:
+        here.step += 1
     here.now = then
 
 
@@ -92,7 +97,7 @@ def write(ended: str) -> None:
     here.is_on = False
     if here.torch is None or not here.torch.cuda.is_initialized():
         return
-    close(here.now, here.steps + 1, here.now)
+    close(here.now, here.now)
     _put(
         {
             "rank": int(os.environ.get("RANK", "0")),
@@ -174,11 +179,3 @@ class Peaks:
             key = device, kind
             self._phase[key] = max(self._phase.get(key, 0), peak)
             self._since.pop(key, None)
-
-
-@contextlib.contextmanager
-def during(name: str, before: str) -> Iterator[None]:
-    """While a phase lasts; what came before it was ``before``."""
-    close(before, here.steps + 1, name)
-    yield
-    close(name, here.steps + 1, "forward")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
-from . import record, saving, values
+from . import kernels, ranks, record, saving, values
 from .record import here
 
 FORWARD, BACKWARD, OPTIMIZER, LOADING = "forward", "backward", "optimizer", "loading"
@@ -25,9 +25,11 @@ def torch_is_here(torch: ModuleType) -> None:
     here.peaks = record.Peaks(torch._C)
     _follow_backward(torch)
     _follow_optimizers(torch)
-    _follow_the_first_forward(torch)
+    _at_the_next_forward(torch)
     values.of_torch(torch)
     saving.write_no_files(torch)
+    kernels.compile_nothing(torch)
+    ranks.answer(torch)
     torch.cuda._lazy_call(lambda: torch._C._cuda_attach_out_of_memory_observer(_out_of_memory))
     if torch.backends.cuda.is_built() and hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -49,12 +51,16 @@ def _follow_backward(torch: Any) -> None:
             return backward(*told, **named)
         depth[0] += 1
         try:
-            record.close(here.now, here.steps + 1, BACKWARD)
-            return backward(*told, **named)
+            _end_if_enough()
+            here.backwards += 1
+            # without a module's call since the optimizer, the forward pass is not told from what came before
+            record.close(LOADING if here.now == LOADING else FORWARD, BACKWARD)
+            found = backward(*told, **named)
+            record.close(BACKWARD, FORWARD)
+            ranks.pause(torch)
+            return found
         finally:
             depth[0] -= 1
-            if not sys.exc_info()[0]:
-                record.close(BACKWARD, here.steps + 1, FORWARD)
 
     torch.autograd.backward = followed
 
@@ -62,41 +68,57 @@ def _follow_backward(torch: Any) -> None:
 def _follow_optimizers(torch: Any) -> None:
     from torch.optim import optimizer  # noqa: PLC0415 - torch is imported just now
 
-    wanted = int(os.environ.get("HEADROOM_STEPS", "4"))
     taken: dict[int, int] = {}
+    seen: dict[int, int] = {}
     inside: list[int] = []
 
     def before(of: Any, *_: Any) -> None:
         if record.is_on() and not inside:
-            name = BEFORE_OPTIMIZER if here.now == FORWARD else here.now
-            record.close(name, here.steps + 1, OPTIMIZER)
+            record.close(BEFORE_OPTIMIZER if here.now == FORWARD else here.now, OPTIMIZER)
         inside.append(id(of))
 
     def after(of: Any, *_: Any) -> None:
         inside.pop()
         if inside or not record.is_on():
             return
-        record.close(OPTIMIZER, here.steps + 1, FORWARD)
-        taken[id(of)] = taken.get(id(of), 0) + 1
+        # DeepSpeed steps once for each group of weights: without a backward pass between them, these are one
+        if id(of) not in seen or not here.backwards or seen[id(of)] != here.backwards:
+            taken[id(of)] = taken.get(id(of), 0) + 1
+        seen[id(of)] = here.backwards
         here.steps = max(taken.values())
-        if here.steps >= wanted:
-            record.finish()
+        ranks.pause(torch)
+        _at_the_next_forward(torch)  # until then gradients are dropped, which belongs to this phase
 
     optimizer.register_optimizer_step_pre_hook(before)
     optimizer.register_optimizer_step_post_hook(after)
 
 
-def _follow_the_first_forward(torch: Any) -> None:
+def _at_the_next_forward(torch: Any) -> None:
+    """Begin the forward phase where a module on the card is called with gradients."""
+
     def first(module: Any, given: Any) -> None:
-        on_card = any(isinstance(it, torch.Tensor) and it.is_cuda for it in given) or any(
-            it.is_cuda for it in module.parameters(recurse=True)
-        )
-        if torch.is_grad_enabled() and on_card:
-            hook.remove()
-            if here.now == LOADING:
-                record.close(LOADING, 0, FORWARD)
+        if not _is_on_card(torch, module, given):
+            return
+        _end_if_enough()
+        if not torch.is_grad_enabled():
+            return
+        hook.remove()
+        if here.now in {LOADING, OPTIMIZER}:
+            record.close(here.now, FORWARD)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(first)
+
+
+def _end_if_enough() -> None:
+    """End the run where a step more would begin."""
+    if record.is_on() and here.steps >= int(os.environ.get("HEADROOM_STEPS", "4")):
+        record.finish()
+
+
+def _is_on_card(torch: Any, module: Any, given: Any) -> bool:
+    if any(isinstance(it, torch.Tensor) and it.is_cuda for it in given):
+        return True
+    return any(it.is_cuda for it in module.parameters())
 
 
 # --- where memory runs out ----------------------------------------------------------------------
@@ -116,7 +138,7 @@ def _out_of_memory(device: int, asked: int, _: int, free: int) -> None:
             "free": free,
             "device": device,
             "phase": here.now,
-            "step": here.steps + 1,
+            "step": here.step,
             "line": _line(script),
             "library_line": _line(innermost) if innermost is not script else None,
             "module": _module(frames),
