@@ -244,6 +244,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
 .hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; padding-left: 1.2rem; max-width: 66rem; }}
 .hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}
+.st-key-legend {{ margin: -.55rem 0 -.9rem; }}
+.st-key-legend .hr-legend {{ font-size: .8125rem; gap: .1rem .8rem; }}
 .hr-line {{ display: inline-block; width: .25em; height: 1em; vertical-align: -.12em; margin-right: .5em;
   background: light-dark(#B83A00, #FF8A57); }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);

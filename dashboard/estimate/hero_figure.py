@@ -11,7 +11,7 @@ from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import terms, units
 from estimator import MORE_PASSES, STEP_PHASES, Estimate, Method, Phase
 
-HEIGHT = 392
+HEIGHT = 372
 PLACES: Mapping[Phase | Method, float] = {
     Phase.FORWARD: 0.0,
     Phase.LOSS: 1.0,
