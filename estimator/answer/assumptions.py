@@ -20,7 +20,7 @@ from estimator.objectives.float8 import float8_sentences
 from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.parallel.network import network_sentences
-from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
+from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED, RULES
 from estimator.run.prequantized import loading_sentence
 from estimator.time.cost import cheapest, rented
 from estimator.time.lengths import expected_longest
@@ -28,7 +28,7 @@ from estimator.time.rates import INSIDE, missing_rate
 from estimator.values.kinds import one_of
 from estimator.values.results import RunTime
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import ALL_LINEAR, AttnImplementation, Gpu, Model, Optimizer
+from estimator.values.specs import ALL_LINEAR, AttnImplementation, Gpu, Model
 
 Say = Callable[[Model, Gpu | None, TrainingSetup], Iterator[str]]
 
@@ -151,7 +151,7 @@ def _optimizer(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[
         yield (
             f"{optim} projects every linear layer (optim_target_modules all-linear) to rank "
             f"{LOW_RANK}; its step is one that updates the projections"
-            + (", without cuSOLVER's workspace." if optim is Optimizer.GALORE_ADAMW else ".")
+            + (", without cuSOLVER's workspace." if RULES[optim].decomposes else ".")
         )
     if optim in PAGED:
         yield "Paged optimizer states are outside torch's counter; the need counts them at its high end."

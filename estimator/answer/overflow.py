@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.answer.estimate import estimate
+from estimator.resident.optimizer import RULES
 from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
@@ -25,7 +26,6 @@ from estimator.values.specs import (
     MORE_PASSES,
     STEP_PHASES,
     Component,
-    Optimizer,
     Phase,
 )
 
@@ -152,7 +152,7 @@ def starts_with_states(setup: TrainingSetup) -> bool:
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, ``initialize_optimizer_states``; torch 2.13,
     optim/adagrad.py, ``__init__``.
     """
-    return setup.strategy.is_zero or setup.optim is Optimizer.ADAGRAD
+    return setup.strategy.is_zero or RULES[setup.optim].starts_with_states
 
 
 def _fullest(of: Estimate) -> DeviceRun:

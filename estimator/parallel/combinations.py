@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import (
     CONTRADICTION,
@@ -377,9 +378,7 @@ RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: (
-            s.optimizer_in_bwd and s.optim in (Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW)
-        ),
+        lambda s: s.optimizer_in_bwd and s.optim in LOW_RANK_OPTIMIZERS,
         "optim {s.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),

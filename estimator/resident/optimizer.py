@@ -182,7 +182,7 @@ def _renewal(tensor: Trainable, optim: Optimizer) -> int:
     size, shorter = elements(tensor.shape), min(tensor.shape)
     low, projector = _low_rank(tensor.shape)
     in_float32 = 4 * size if tensor.width < 4 else 0
-    if optim is Optimizer.APOLLO_ADAMW:  # random numbers, and the same divided by √r
+    if not RULES[optim].decomposes:  # random numbers, and the same divided by √r
         return in_float32 + 2 * 4 * projector
     factors = (
         4 * size + 4 * shorter**2 + 4 * shorter
@@ -205,6 +205,12 @@ class OptimizerRule:
     """Whether what a step asks for depends on the step, beside the states that the first one makes."""
     sums_rows: bool = False
     """Whether its step sums rows, for which a kernel takes memory by the card."""
+    is_fused: bool = True
+    """Whether one kernel reads and writes each weight once."""
+    starts_with_states: bool = False
+    """Whether states are made with the optimizer: torch 2.13, optim/adagrad.py, ``__init__``."""
+    decomposes: bool = False
+    """Whether a projection is renewed by singular values, for which cuSOLVER takes a workspace."""
 
 
 _ONE_COUNTER = allocated(4)
@@ -212,11 +218,11 @@ _PYTORCH = partial(OptimizerRule, takes_parameter_dtype=True)
 RULES: dict[Optimizer, OptimizerRule] = {
     # the fused kernel keeps its step counter, one float32, on the GPU: torch 2.13, optim/adam.py, _init_group
     Optimizer.ADAMW_TORCH_FUSED: _PYTORCH(_of_the_parameter(2, _ONE_COUNTER)),
-    Optimizer.ADAMW_TORCH: _PYTORCH(_of_the_parameter(2), step_copies=1),
+    Optimizer.ADAMW_TORCH: _PYTORCH(_of_the_parameter(2), step_copies=1, is_fused=False),
     Optimizer.ADAMW_BNB_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True)),
     Optimizer.PAGED_ADAMW_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True, paged=True)),
     Optimizer.PAGED_ADAMW_32BIT: OptimizerRule(_bitsandbytes(1, 1, paged=True)),
-    Optimizer.ADAFACTOR: OptimizerRule(_adafactor, sums_rows=True),
+    Optimizer.ADAFACTOR: OptimizerRule(_adafactor, sums_rows=True, is_fused=False),
     Optimizer.SGD: OptimizerRule(_of_the_parameter(0)),
     Optimizer.SGD_MOMENTUM: _PYTORCH(_of_the_parameter(1)),
     Optimizer.LION_32BIT: OptimizerRule(_bitsandbytes(1)),
@@ -231,13 +237,13 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.RMSPROP_BNB: OptimizerRule(_bitsandbytes(1)),
     Optimizer.RMSPROP_BNB_8BIT: OptimizerRule(_bitsandbytes(1, eight_bit=True)),
     Optimizer.RMSPROP: _PYTORCH(_of_the_parameter(1), step_copies=1),
-    Optimizer.ADAGRAD: _PYTORCH(_of_the_parameter(1), step_copies=2),
+    Optimizer.ADAGRAD: _PYTORCH(_of_the_parameter(1), step_copies=2, starts_with_states=True),
     Optimizer.STABLE_ADAMW: _PYTORCH(_stable_adamw),
     # z, the weights without averaging, and a second moment (sgd: z alone): schedulefree 1.4.1, *_schedulefree.py, step
     Optimizer.SCHEDULE_FREE_ADAMW: _PYTORCH(_of_the_parameter(2), step_copies=1),
     Optimizer.SCHEDULE_FREE_RADAM: _PYTORCH(_of_the_parameter(2), step_copies=1),
     Optimizer.SCHEDULE_FREE_SGD: _PYTORCH(_of_the_parameter(1)),
-    Optimizer.GALORE_ADAMW: OptimizerRule(_galore),
+    Optimizer.GALORE_ADAMW: OptimizerRule(_galore, decomposes=True),
     Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo, steps_differ=True),
 }
 """One row per optimizer."""
@@ -334,6 +340,6 @@ def step_transient(
         width = state_dtype.bytes if state_dtype is not None else None
         each = sum(t.alike * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
         return copies * each
-    if optim is Optimizer.ADAFACTOR:
+    if RULES[optim].sums_rows:
         return _adafactor_step(tensors)
     return 0

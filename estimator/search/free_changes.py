@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from estimator.families.liger import fuses_head, loss_of
 from estimator.families.vision_family import masks_text
-from estimator.parallel.combinations import OFFLOADS
+from estimator.parallel.combinations import ADAM, OFFLOADS
 from estimator.parallel.network import joins
+from estimator.resident.optimizer import RULES
 from estimator.search.fewest_gpus import sharing_keys
 from estimator.search.image_changes import tower_checkpoints
 from estimator.step.reserved import is_replayed
@@ -79,7 +80,7 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
         f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
         tuple(_smaller(setup)),
     )
-    if setup.optim is Optimizer.ADAMW_TORCH:
+    if setup.optim in ADAM and not RULES[setup.optim].is_fused:
         yield Change(
             "Fused AdamW",
             "The same arithmetic in one kernel, and faster.",

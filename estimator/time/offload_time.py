@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from estimator.parallel.host import Host, hosts
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
+from estimator.resident.optimizer import RULES
 from estimator.step.host_copies import host_copies
 from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Offload, Optimizer
+from estimator.values.specs import Gpu, Model, Offload
 
 GIGA = 1e9
 """Bytes per second in one GB/s."""
@@ -73,7 +74,7 @@ def _stepping(
     passes = 1.0
     if setup.strategy.is_fsdp:
         size += CLIPPED_BYTES if setup.max_grad_norm > 0 else 0
-        passes = UNFUSED_PASSES if setup.optim is Optimizer.ADAMW_TORCH else 1.0
+        passes = 1.0 if RULES[setup.optim].is_fused else UNFUSED_PASSES
     else:
         size += SCALED_BYTES + COPIED_BYTES
     moves = passes * ranks * of.stepped * size / GIGA

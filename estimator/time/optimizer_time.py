@@ -5,12 +5,12 @@ from __future__ import annotations
 from estimator.families.adapters import trainable_parameters
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.resident.model import Resident
-from estimator.resident.optimizer import Trainable, optimizer_states
+from estimator.resident.optimizer import RULES, Trainable, optimizer_states
 from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Optimizer
+from estimator.values.specs import Model
 
 ADDED_GRADIENTS = 3
 """Memory passes over the gradients in each micro-batch but the first, which adds to them in place: torch 2.13,
@@ -19,9 +19,6 @@ OPTIMIZER_STEP = "optimizer step"
 FOREACH_PASSES = 20 / 7
 """Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
-UNFUSED = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAFACTOR})
-
-
 FAST_BESIDE_ZERO, SLOW_BESIDE_ZERO = 46, 78
 """Bytes per element of its partition that DeepSpeed moves in a step beside the optimizer, in 16 bits: largest and
 smallest gradient 4, cast to float64 and normed 10 + 8, flattened 4, cast to float32 6, scaled 8, weights cast back 6.
@@ -43,7 +40,7 @@ def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> Tim
     """Gradients read, weights and states read and written; clipping adds a norm and an in-place product."""
     trained = resident.adapters if setup.adapters.uses_adapters else resident.weights
     states = resident.states.resident_bytes + resident.states.paged_bytes
-    passes = FOREACH_PASSES if setup.optimisation.optim in UNFUSED else 1.0
+    passes = 1.0 if RULES[setup.optimisation.optim].is_fused else FOREACH_PASSES
     update = passes * (resident.gradients + 2 * trained + 2 * states)
     clips = setup.optimisation.max_grad_norm > 0
     low = (update + clips * resident.gradients) / rate.bandwidth
@@ -58,7 +55,7 @@ def zero_optimizer_part(model: Model, setup: TrainingSetup, rate: Rates) -> Time
     states = optimizer_states(
         [Trainable((part,), FLOAT32_BYTES, 1)], of.optim, of.optim_state_dtype
     )
-    passes = FOREACH_PASSES if of.optim in UNFUSED else 1.0
+    passes = 1.0 if RULES[of.optim].is_fused else FOREACH_PASSES
     held = FLOAT32_BYTES * part + states.resident_bytes + states.paged_bytes
     update = passes * (FLOAT32_BYTES * part + 2 * held)
     return TimePart(
