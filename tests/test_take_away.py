@@ -27,8 +27,9 @@ def codes(page: AppTest) -> list[str]:
 
 def test_the_section_shows_the_setups_command_and_files() -> None:
     page = open_page(**SETUP, gpu="A100-SXM4-80GB", lora_r="8", section="Take away")
-    command, script, config, requirements = codes(page)
+    command, rehearsal, script, config, requirements = codes(page)
     assert command == "python train.py"
+    assert rehearsal == 'headroom rehearse --gpu "A100-SXM4-80GB" -- python train.py'
     assert "lora_r=8," in script
     ast.parse(script)
     assert "Fits: needs" in script.replace("\n", " ")  # the verdict is in its header

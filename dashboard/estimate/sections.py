@@ -514,6 +514,9 @@ def _take_away(answer: Estimate) -> None:
         return
     st.html(f'<p class="hr-text">{take_away.NOTE}</p>')
     st.code(away.command, language="bash")
+    if rehearsal := take_away.rehearsal(answer, away):
+        st.html(f'<p class="hr-text">{take_away.REHEARSE}</p>')
+        st.code(rehearsal, language="bash")
     tabs = st.tabs(list(away.files))
     for tab, (name, text) in zip(tabs, away.files.items(), strict=True):
         with tab:

@@ -14,6 +14,7 @@ from estimator import (
     Model,
     TakeAway,
     Verdict,
+    catalog,
     changed_files,
     changes_between,
     contract,
@@ -32,6 +33,8 @@ LANGUAGES: Mapping[str, str] = {
 OWN = "Your files"
 """First option of the tools' switch if a config was imported."""
 NOTE = "Put your own data in; all else is as it was estimated. Versions are pinned to those that the estimate follows."
+
+REHEARSE = "Rehearse it: its first steps run on any Linux machine with PyTorch's CUDA build, without a GPU."
 
 
 def tools() -> dict[str, str]:
@@ -57,6 +60,17 @@ def files(answer: Estimate, tool: str) -> TakeAway:
     """A setup's files for a tool; ``ValueError`` names a key that the tool cannot express."""
     keys = contract.write_fields(answer.model, answer.gpu, answer.setup)
     return files_of(tool, keys, answer.model, about=contract.verdict(answer))
+
+
+def rehearsal(answer: Estimate, away: TakeAway) -> str:
+    """The command that rehearses a script of ours on this card; empty where that has not been tried."""
+    gpu, setup = answer.gpu, answer.setup
+    is_ours = away.command.endswith("train.py") and setup.objective == "sft"
+    if gpu is None or gpu.vendor != "NVIDIA" or gpu.name not in catalog.gpus() or not is_ours:
+        return ""
+    card = f"{setup.num_gpus}x {gpu.name}" if setup.num_gpus > 1 else gpu.name
+    sets = "env " * ("=" in away.command.split()[0])  # its own words would be taken for a program
+    return f'headroom rehearse --gpu "{card}" -- {sets}{away.command}'
 
 
 def own_files(
