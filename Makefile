@@ -170,8 +170,10 @@ mutate: $(DEV)
 played: $(PLAYED)
 	@LD_LIBRARY_PATH=$(CURDIR)/$(NULL)/cuda $(NULL)/bin/python -W ignore -m tests.verify.null.played $(ARGS)
 
+# Triton, which PyTorch's CUDA build brings, lies apart: the runs of `make played` go without.
 rehearsed: $(PLAYED) $(DEV)
-	@$(VENV)/bin/python -m tests.verify.null.rehearsed $(CURDIR)/$(NULL)/bin/python $(ARGS)
+	@test -d $(NULL)/triton || $(NULL)/bin/python $(PIP_INSTALL) --no-deps --target $(NULL)/triton triton==3.7.1
+	@PYTHONPATH=$(CURDIR)/$(NULL)/triton $(VENV)/bin/python -m tests.verify.null.rehearsed $(CURDIR)/$(NULL)/bin/python $(ARGS)
 
 measure: $(CUDA)
 	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)

@@ -212,6 +212,9 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer())["padded"] is False
     assert keys(trainer(per_device_train_batch_size=2))["padded"] is True
     assert keys(trainer(per_device_train_batch_size=2, packing=True))["padded"] is False
+    alike = {"rows": [{"input_ids": [1] * 64}] * 3, "per_device_train_batch_size": 2}
+    assert keys(trainer(**alike))["padded"] is False
+    assert keys(trainer(**alike, pad_to_multiple_of=48))["padded"] is True
 
 
 class OffloadPolicy:

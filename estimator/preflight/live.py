@@ -175,8 +175,9 @@ def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
     """Tokens in the longest row, whether a batch is padded to it, and how many rows there are."""
     args, rows = trainer.args, getattr(trainer, "train_dataset", None)
     limit = max_length or getattr(args, "max_length", None)
+    shortest, longest = _ends(rows)
     if not getattr(args, "packing", False) and max_length is None:
-        limit = _longest(rows) or limit
+        limit = longest or limit
     if limit is None:
         raise InputError(
             "max_length is not known: neither the arguments nor the rows say how many tokens a row has; "
@@ -184,9 +185,10 @@ def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
         )
     several = args.per_device_train_batch_size > 1
     laid_out = getattr(args, "packing", False) or getattr(trainer, "padding_free", False)
+    length = _multiple(limit, getattr(args, "pad_to_multiple_of", None))
     return {
-        "max_length": _multiple(limit, getattr(args, "pad_to_multiple_of", None)),
-        "padded": bool(several and not laid_out),
+        "max_length": length,
+        "padded": bool(several and not laid_out and not shortest == longest == length),
         **_examples(args, rows),
     }
 
@@ -204,15 +206,19 @@ def _count(rows: Any) -> int | None:
     return (len(rows) or None) if hasattr(rows, "__len__") else None
 
 
-def _longest(rows: Any) -> int | None:
-    """Tokens of the longest row of a tokenised dataset; None where its rows cannot be looked at."""
+def _ends(rows: Any) -> tuple[int | None, int | None]:
+    """Tokens of the shortest and the longest row of a tokenised dataset; None where they cannot be looked at."""
     if not 0 < (_count(rows) or 0) <= MOST_ROWS:
-        return None
+        return None, None
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
-        return max(map(len, rows["input_ids"]))
-    if isinstance(rows, list) and all(isinstance(it, Mapping) and "input_ids" in it for it in rows):
-        return max(len(it["input_ids"]) for it in rows)
-    return None
+        lengths = {*map(len, rows["input_ids"])}
+    elif isinstance(rows, list) and all(
+        isinstance(it, Mapping) and "input_ids" in it for it in rows
+    ):
+        lengths = {len(it["input_ids"]) for it in rows}
+    else:
+        return None, None
+    return min(lengths), max(lengths)
 
 
 def _multiple(length: int, of: int | None) -> int:
