@@ -35,51 +35,43 @@ class LossFacts:
 class Loss(LossFacts, Record):
     """How head and loss are computed: from the full logits, or without ever materialising them."""
 
-    STANDARD = "standard", {"takes_whole_logits": True, "freezes_reference": True}
+    STANDARD = "standard", None, "takes_whole_logits freezes_reference"
     LIGER = (
         "liger",
         {
             "sentence": "Liger computes head and loss together, in chunks of tokens, so the full logits never exist.",
             "calls_head": False,
-            "fuses_gradient": True,
         },
+        "fuses_gradient",
     )
     CHUNKED_TRL = (
         "chunked_trl",
         {
             "sentence": "Head and loss are TRL's, which compute the logits tile by tile, twice per step.",
             "calls_head": False,
-            "tiles_logits": True,
-            "scores_completions": True,
         },
+        "tiles_logits scores_completions",
     )
     CHUNKED_TORCHTUNE = (
         "chunked_torchtune",
         {
-            "sentence": "The loss is torchtune's, with one eighth of each sequence at a time in float32.",
-            "chunks_sequence": True,
+            "sentence": "The loss is torchtune's, with one eighth of each sequence at a time in float32."
         },
+        "chunks_sequence",
     )
     SELECTIVE = (
         "selective",
-        {
-            "sentence": "The loss is ms-swift's, which keeps the logits of the completions whole.",
-            "selects": True,
-            "scores_completions": True,
-            "freezes_reference": True,
-        },
+        {"sentence": "The loss is ms-swift's, which keeps the logits of the completions whole."},
+        "selects scores_completions freezes_reference",
     )
     """Of dpo and kto: the logits of the completions, whole, and the log-probabilities row by row, as in ms-swift."""
     SELECTIVE_TRL = (
         "selective_trl",
-        {
-            "sentence": "The loss is TRL's before 1.15, which keeps all logits whole.",
-            "selects": True,
-            "keeps_logits": True,
-        },
+        {"sentence": "The loss is TRL's before 1.15, which keeps all logits whole."},
+        "selects keeps_logits",
     )
     """Of dpo and kto: all logits, and the log-probabilities row by row, as in TRL before 1.15."""
-    SELECTIVE_VERL = "selective_verl", {"selects": True, "is_verls": True}
+    SELECTIVE_VERL = "selective_verl", None, "selects is_verls"
     """Of grpo: the logits of all tokens in 16 bits, over which flash-attn writes their gradient, as in verl."""
 
 

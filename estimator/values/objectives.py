@@ -54,7 +54,6 @@ class ObjectiveFacts:
     """Times that the loss reads a logit, on average: ORPO's reads those of the chosen half twice."""
 
 
-_PREFERENCE = {"is_preference": True, "beta": 0.1}
 _OWN_ANSWERS = {"has_reference": True, "generates": True}
 
 
@@ -67,17 +66,14 @@ class Objective(ObjectiveFacts, Record):
             "trl": "SFT",
             "loss_types": ("nll", "dft"),
             "usual_loss_type": "nll",
-            "is_causal_lm": True,
             "brings_mask": False,
-            "has_metrics": True,
-            "offloads_activations": True,
         },
+        "is_causal_lm has_metrics offloads_activations",
     )
     """The next token."""
     DPO = (
         "dpo",
         {
-            **_PREFERENCE,
             "phrase": "by DPO",
             "trl": "DPO",
             "loss_types": (
@@ -86,79 +82,62 @@ class Objective(ObjectiveFacts, Record):
                 "sigmoid_norm",
             ),
             "usual_loss_type": "sigmoid",
-            "is_paired": True,
-            "has_reference": True,
-            "offloads_activations": True,
+            "beta": 0.1,
         },
+        "is_paired is_preference has_reference offloads_activations",
     )
     """Pairs of answers, against a reference model."""
     KTO = (
         "kto",
         {
-            **_PREFERENCE,
             "phrase": "by KTO",
             "trl": "KTO",
             "loss_types": ("kto", "apo_zero_unpaired"),
             "usual_loss_type": "kto",
-            "is_unpaired": True,
-            "has_reference": True,
-            "offloads_activations": True,
+            "beta": 0.1,
         },
+        "is_preference is_unpaired has_reference offloads_activations",
     )
     """Answers that are good or bad, against a reference model."""
     ORPO = (
         "orpo",
-        {
-            **_PREFERENCE,
-            "phrase": "by ORPO",
-            "trl": "ORPO",
-            "is_paired": True,
-            "prepares_base": True,
-            "logit_reads": 1.5,
-        },
+        {"phrase": "by ORPO", "trl": "ORPO", "beta": 0.1, "logit_reads": 1.5},
+        "is_paired is_preference prepares_base",
     )
     """Pairs of answers, without a reference model."""
     REWARD = (
         "reward",
-        {
-            "phrase": "as a reward model",
-            "trl": "Reward",
-            "is_paired": True,
-            "has_score": True,
-            "labels": 1,
-            "offloads_activations": True,
-        },
+        {"phrase": "as a reward model", "trl": "Reward", "labels": 1},
+        "is_paired has_score offloads_activations",
     )
     """Pairs of answers; a head of one number instead of the vocabulary."""
     SEQUENCE_CLASSIFICATION = (
         "sequence_classification",
-        {"phrase": "as a classifier", "has_score": True, "asks_labels": True, "has_metrics": True},
+        {"phrase": "as a classifier"},
+        "has_score asks_labels has_metrics",
     )
     """A label for a text."""
     EMBEDDING = (
         "embedding",
-        {
-            "phrase": "as an embedding model",
-            "is_paired": True,
-            "compares_rows": True,
-            "labels": 0,
-        },
+        {"phrase": "as an embedding model", "labels": 0},
+        "is_paired compares_rows",
     )
     """Pairs of texts whose vectors are drawn together, and from those of the rest of the batch apart."""
     GRPO = (
         "grpo",
         {
-            **_OWN_ANSWERS,
             "phrase": "by GRPO",
             "trl": "GRPO",
             "loss_types": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
             "usual_loss_type": "dapo",
             "beta": 0.0,
         },
+        "has_reference generates",
     )
     """Answers that the model gives itself, by their rewards against those of their group."""
     RLOO = (
         "rloo",
-        {**_OWN_ANSWERS, "phrase": "by RLOO", "trl": "RLOO", "beta": 0.05, "scores_itself": True},
+        {"phrase": "by RLOO", "trl": "RLOO", "beta": 0.05},
+        "has_reference generates scores_itself",
     )
     """The same, each against the others."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Self
 
 
@@ -19,8 +18,9 @@ class Record(StrEnum):
 
     _value_: str
 
-    def __new__(cls, word: str, facts: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """The member of a word; its facts are looked up as fast as any attribute."""
+    def __new__(cls, word: str, facts: Mapping[str, Any] | None = None, true: str = "") -> Self:
+        """The member of a word, its facts, and the names of those that are true; each is an attribute."""
+        facts = {**dict.fromkeys(true.split(), True), **(facts or {})}
         known = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
         assert facts.keys() <= known, f"{word} has facts that nobody asks for"
         member = str.__new__(cls, word)

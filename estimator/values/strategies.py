@@ -46,58 +46,47 @@ class StrategyFacts:
     """Gradients have a place from the start, filled or not: DeepSpeed's stage 3."""
 
 
-_FSDP = {
-    "is_fsdp": True,
-    "shards_states": True,
-    "shards_gradients": True,
-    "shards_weights": True,
-}
 _STAGE_1 = {"is_zero": True, "fewest_gpus": 1, "shards_states": True}
 
 
 class Strategy(StrategyFacts, Record):
     """How GPUs share the work: what each keeps, and what is gathered when."""
 
-    NONE = "none", {"is_alone": True, "fewest_gpus": 1, "keeps_whole": True}
+    NONE = "none", {"fewest_gpus": 1}, "is_alone keeps_whole"
     """One GPU."""
-    DDP = "ddp", {"label": "DDP", "keeps_whole": True, "averages_in_buckets": True}
+    DDP = "ddp", {"label": "DDP"}, "keeps_whole averages_in_buckets"
     """Everything on every GPU; gradients are averaged through buckets."""
     ZERO1 = (
         "zero1",
-        {**_STAGE_1, "label": "ZeRO-1", "partitions_flat": True, "reduces_after_backward": True},
+        {"label": "ZeRO-1", "fewest_gpus": 1},
+        "is_zero shards_states partitions_flat reduces_after_backward",
     )
     """DeepSpeed: optimizer states and float32 weights are sharded."""
     ZERO2 = (
         "zero2",
-        {
-            **_STAGE_1,
-            "label": "ZeRO-2",
-            "shards_gradients": True,
-            "partitions_flat": True,
-            "keeps_parts": True,
-        },
+        {"label": "ZeRO-2", "fewest_gpus": 1},
+        "is_zero shards_states shards_gradients partitions_flat keeps_parts",
     )
     """Gradients are sharded too."""
     ZERO3 = (
         "zero3",
-        {
-            **_STAGE_1,
-            "label": "ZeRO-3",
-            "shards_gradients": True,
-            "shards_weights": True,
-            "gathers_modules": True,
-            "has_gradient_buffer": True,
-        },
+        {"label": "ZeRO-3", "fewest_gpus": 1},
+        "is_zero shards_states shards_gradients shards_weights gathers_modules has_gradient_buffer",
     )
     """Weights are sharded too."""
-    FSDP = "fsdp", {**_FSDP, "label": "FSDP"}
+    FSDP = "fsdp", {"label": "FSDP"}, "is_fsdp shards_states shards_gradients shards_weights"
     """FSDP2 as accelerate runs it: weights, gradients and states are sharded, and layers gathered one at a time."""
     FSDP_GRAD_OP = (
         "fsdp_grad_op",
-        {**_FSDP, "label": "FSDP with SHARD_GRAD_OP", "keeps_gathered": True},
+        {"label": "FSDP with SHARD_GRAD_OP"},
+        "is_fsdp shards_states shards_gradients shards_weights keeps_gathered",
     )
     """The same, but gathered weights stay from forward to backward (``reshard_after_forward=False``)."""
-    HSDP = "hsdp", {**_FSDP, "label": "HSDP", "fewest_gpus": 4, "has_groups": True}
+    HSDP = (
+        "hsdp",
+        {"label": "HSDP", "fewest_gpus": 4},
+        "is_fsdp shards_states shards_gradients shards_weights has_groups",
+    )
     """FSDP within groups of GPUs; the groups are replicas of each other."""
-    DEVICE_MAP = "device_map", {"label": "a device map", "places_layers": True}
+    DEVICE_MAP = "device_map", {"label": "a device map"}, "places_layers"
     """Layers on different GPUs, which one process uses in turn (``device_map="auto"``)."""
