@@ -17,7 +17,7 @@ import pytest
 from estimator.rehearse import command, running
 from estimator.rehearse.beside import Beside, beside
 from estimator.rehearse.card import card_named, told
-from estimator.rehearse.on_path.headroom_inside import build, card, record
+from estimator.rehearse.on_path.headroom_inside import build, card, record, saving
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.rehearse.text import as_json, describe
 from estimator.values.refusals import InputError
@@ -48,6 +48,7 @@ REPORT: dict[str, Any] = {
         peak("optimizer", 2, 8),
     ],
     "out_of_memory": [],
+    "is_compiled": False,
     "notes": [],
     "keys": None,
     "keys_problem": "",
@@ -97,6 +98,9 @@ def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
         "`loss.backward()` asks for 64 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 8.00 GiB that "
     )
     assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is False
+    compiled = read({**report, "is_compiled": True})  # which would keep less
+    assert status_of(compiled) == 2
+    assert said(compiled).startswith("Cannot say: without torch.compile step 1's backward at")
 
 
 @pytest.mark.parametrize(
@@ -290,6 +294,24 @@ def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch: pytest.Monk
         ("optimizer", 1),
     ]
     assert here.step == 2
+
+
+def test_weights_of_zeros_are_written_over_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "here", record.RunRecord())
+    written: list[object] = []
+    torch = SimpleNamespace(save=lambda what, where: written.append(where))
+    saving.write_no_files(torch)
+    in_memory = io.BytesIO()
+    torch.save({}, str(tmp_path / "model.pt"))
+    torch.save({}, tmp_path / "model.pt")
+    with (tmp_path / "model.pt").open("wb") as file:
+        torch.save({}, file)
+    assert written == []
+    torch.save({}, in_memory)
+    assert written == [in_memory]
+    assert [*record.here.notes] == ["torch.save is not done in a rehearsal: the weights are zeros."]
 
 
 def test_what_runs_in_the_users_process_imports_no_library() -> None:

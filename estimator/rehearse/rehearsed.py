@@ -70,6 +70,8 @@ class Rehearsed:
     exception: str
     phases: tuple[PhasePeak, ...]
     failed: tuple[FailedAllocation, ...]
+    is_compiled: bool
+    """The script compiles its model, and ran here without."""
     notes: tuple[str, ...]
     keys: Mapping[str, object] | None
     """The live Trainer as an object of the contract; None without one."""
@@ -112,6 +114,7 @@ def read(report: Mapping[str, Any]) -> Rehearsed:
         exception=report["exception"],
         phases=tuple(PhasePeak(**it) for it in report["phases"]),
         failed=tuple(map(_failed, report["out_of_memory"])),
+        is_compiled=report["is_compiled"],
         notes=tuple(report["notes"]),
         keys=report["keys"],
         keys_problem=report["keys_problem"],
@@ -130,7 +133,7 @@ def _line(found: Mapping[str, Any] | None) -> CodeLine | None:
 def status_of(run: Rehearsed) -> int:
     """The exit status of a run."""
     if run.ran_out is not None:
-        return DOES_NOT_FIT
+        return NOT_READ if run.is_compiled else DOES_NOT_FIT
     return NOT_READ if run.exception or not run.steps else FITS
 
 

@@ -42,8 +42,9 @@ def verdict(run: Rehearsed, gpu: Gpu, usable: int) -> str:
     """Whether it fits, and where memory ran out."""
     of = f"of {gib(usable)} GiB that {gpu.name} leaves to PyTorch"
     if (failed := run.ran_out) is not None:
+        what = "Cannot say: without torch.compile" if run.is_compiled else "Does not fit:"
         return (
-            f"Does not fit: {_where(failed)} asks for {_size(failed.asked)} with {gib(failed.allocated)} GiB "
+            f"{what} {_where(failed)} asks for {_size(failed.asked)} with {gib(failed.allocated)} GiB "
             f"allocated and {gib(failed.reserved)} GiB reserved, {of}."
         )
     if run.exception:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
 from types import ModuleType
 from typing import Any
 
 from . import record
-
-LIBRARIES_OWN = ("torch.", "transformers.")
-"""Modules that compile functions of their own, whether or not the run asks for it."""
 
 
 def _launched(*_: Any, **__: Any) -> None:
@@ -32,9 +28,12 @@ def compile_nothing(torch: Any) -> None:
     compiled = torch.compile
 
     @functools.wraps(compiled)
-    def left(*told: Any, **named: Any) -> Any:
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith(LIBRARIES_OWN):
+    def left(what: Any = None, *told: Any, **named: Any) -> Any:
+        if isinstance(
+            getattr(what, "__self__", what), torch.nn.Module
+        ):  # not a library's own function
+            record.here.is_compiled = True
             record.note("torch.compile is left out; a compiled step usually keeps less.")
-        return compiled(*told, **{**named, "disable": True})
+        return compiled(what, *told, **{**named, "disable": True})
 
     torch.compile = left

@@ -27,6 +27,8 @@ class RunRecord:
         self.steps = 0
         """Optimizer steps taken."""
         self.backwards = 0
+        self.is_compiled = False
+        """The script compiles a model, which is left out here."""
         self.now = "loading"
         self.step = 0
         """The step that goes on, from 1; 0 while loading."""
@@ -109,6 +111,7 @@ def write(ended: str) -> None:
             "exception": here.exception,
             "phases": here.phases,
             "out_of_memory": here.failed,
+            "is_compiled": here.is_compiled,
             "notes": list(here.notes),
             "keys": here.keys,
             "keys_problem": here.keys_problem,

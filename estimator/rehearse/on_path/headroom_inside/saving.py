@@ -27,11 +27,19 @@ def write_no_files(torch: Any) -> None:
 
     @functools.wraps(save)
     def saved(what: Any, where: Any, *others: Any, **named: Any) -> Any:
-        if hasattr(where, "write") and not hasattr(where, "fileno"):
-            return save(what, where, *others, **named)
-        return told()
+        return save(what, where, *others, **named) if _is_in_memory(where) else told()
 
     torch.save = saved
+
+
+def _is_in_memory(where: Any) -> bool:
+    if not hasattr(where, "write"):
+        return False  # a path
+    try:
+        where.fileno()
+    except (AttributeError, OSError):  # io.UnsupportedOperation is one
+        return True
+    return False
 
 
 def write_no_safetensors(module: ModuleType) -> None:
