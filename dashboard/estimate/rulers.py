@@ -37,7 +37,7 @@ def place(value: float, on: Ruler) -> float:
     (10.0, 100.0)
     """
     share = math.log(max(value, on.low) / on.low) / math.log(on.high / on.low)
-    return round(100 * min(share, 1), 2)
+    return round(100 * min(share, 1.0), 2)
 
 
 def kept(rungs: Sequence[Rung]) -> list[Rung]:

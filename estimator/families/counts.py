@@ -127,7 +127,7 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> [module.name for module in layer_modules(TINY_LLAMA)][:4]
-    ['input_layernorm', 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
+    ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'self_attn.o_proj']
     """
     if not 0 <= index < model.num_hidden_layers:
         raise InputError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.families.counts import layer_tree, layers_name, root_tree
-from estimator.families.modules import Module
+from estimator.families.modules import Module, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.tree import LAYERS, Tree, TreeTensor, Width
 from estimator.values.specs import Model
@@ -93,6 +93,10 @@ Named = tuple[str, int | None, Module]
 
 def named_modules(model: Model) -> Iterator[Named]:
     """Modules with weights and parameters held directly, in the order of definition (derived)."""
+    return (it for it in _all_modules(model) if weight_shapes(it[-1]))
+
+
+def _all_modules(model: Model) -> Iterator[Named]:
     layers = layers_name(model)
     for name, node in root_tree(model).walk():
         if name != layers:
