@@ -67,7 +67,7 @@ class Tree:
             yield from below.walk(f"{name}.{child}" if name else child)
 
     def own(self, name: str) -> Iterator[tuple[str, Module]]:
-        """The modules of the lists that this one is or holds, by full name, given its own; a norm may have no weight."""
+        """The modules that this one is or holds, by full name, given its own; a norm may have no weight."""
         if self.weights:
             yield name, self.weights
         yield from ((f"{name}.{it.name.rpartition('.')[2]}", it) for it in self.held)
