@@ -273,9 +273,11 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-ruler b {{ line-height: 1.4rem; }}
 .hr-track {{ position: relative; height: 1.4rem; margin-top: 1.05rem; border-radius: .3rem;
   background: repeating-linear-gradient(135deg, rgba(184,58,0,.16) 0 6px, transparent 6px 12px); }}
-.hr-band {{ position: absolute; top: 0; height: 100%; overflow: hidden; white-space: nowrap; text-overflow: ellipsis;
+.hr-band {{ position: absolute; top: 0; height: 100%; overflow: hidden; display: flex; flex-wrap: wrap;
   box-sizing: border-box; padding: 0 .35rem; border: 0; border-left: 1px solid light-dark(#FFFFFF, #11161C);
   text-align: left; font: inherit; font-size: .8125rem; line-height: 1.4rem; color: #101418; }}
+.hr-band::before {{ content: ""; height: 100%; }}
+.hr-said {{ flex: none; white-space: nowrap; }}
 .hr-band small {{ font-size: .75rem; }}
 button.hr-band {{ cursor: pointer; }}
 button.hr-band:hover {{ text-decoration: underline; }}

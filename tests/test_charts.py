@@ -114,6 +114,19 @@ def test_first_step_has_no_optimizer_states_and_second_reaches_the_peak():
     assert height[int(peak["x"])] == pytest.approx(max(height), abs=0.01)
 
 
+def test_the_capacitys_name_stands_where_memory_is_lower():
+    """A first step of adapters climbs at once and its end is low; full fine-tuning begins without states."""
+    adapters = replace(LORA, max_length=4096, gradient_checkpointing=False)
+    anchors = [
+        through_the_run.silhouette(estimate(MISTRAL, A100, setup))["layout"]["annotations"][0]
+        for setup in (WHAT_IF, adapters)
+    ]
+    assert [(it["xanchor"], "usable" in it["text"]) for it in anchors] == [
+        ("left", True),
+        ("right", True),
+    ]
+
+
 def test_the_silhouette_goes_from_loading_to_saving_in_the_runs_order():
     saved = replace(LORA, eval_strategy="steps", save_strategy="steps")
     answer = estimate(MISTRAL, A100, saved)

@@ -96,7 +96,7 @@ def _bands(key: str, rungs: Sequence[Rung], on: Ruler) -> list[str]:
         if end <= begin:
             continue
         limit = about(rung.limit) if rung.keys else f"{rung.limit:,}"
-        said = f"{name(rung)} <small>{limit}</small>"
+        said = f'<span class="hr-said">{name(rung)} <small>{limit}</small></span>'
         style = f'style="left:{begin}%;width:{end - begin:.2f}%"'
         more = f"{_whole(rung)}: up to {'about ' * bool(rung.keys)}{limit} {on.unit}"
         if rung.keys:

@@ -124,7 +124,7 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
                 *([] if stop is None else [_upright(stop, 1, look.capacity, 2.5, "stop")]),
             ],
             "annotations": [
-                *_ceiling_name(line, starts[1], look),
+                *_ceiling_name(line, moments, starts[1], look),
                 *(_step_name(_named(estimate, step), at, look) for step, at in starts.items()),
                 note,
             ],
@@ -285,13 +285,19 @@ def _ceiling(capacity: int, look: theme.Look) -> Iterator[dict[str, Any]]:
         }
 
 
-def _ceiling_name(capacity: int, at: int, look: theme.Look) -> Iterator[dict[str, Any]]:
-    """The capacity's name, from the first step on, where memory is still low."""
+def _ceiling_name(
+    capacity: int, moments: Sequence[Moment], first: int, look: theme.Look
+) -> Iterator[dict[str, Any]]:
+    """The capacity's name, where the first step begins or at the end: where memory is lower."""
+    width = len(moments) // 8 + 1
+    begins, ends = (
+        max(it.bytes for it in over) for over in (moments[first : first + width], moments[-width:])
+    )
     if capacity:
         yield {
-            "x": at,
+            "x": first if begins <= ends else len(moments),
             "xref": "x",
-            "xanchor": "left",
+            "xanchor": "left" if begins <= ends else "right",
             "y": units.in_gib(capacity),
             "yref": "y",
             "yanchor": "bottom",
