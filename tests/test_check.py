@@ -106,21 +106,21 @@ def test_folder_gives_a_table_of_all_its_runs(
     assert said.splitlines()[-1].endswith("rows.json.")  # ignored: data, not a broken config
 
 
-def test_sweep_of_200_files_takes_seconds(tmp_path: Path) -> None:
+def test_a_sweep_of_files_takes_little_more_than_one(tmp_path: Path) -> None:
     """A sweep is one structure at many sizes."""
     runs = {
         f"run_{batch}_{length}": LARGE
         | {"per_device_train_batch_size": batch, "max_length": length}
-        for batch in range(1, 21)
+        for batch in range(1, 6)
         for length in range(256, 2816, 256)
     }
     write(tmp_path, **runs)
     output = io.StringIO()
     with counted() as work:
         command.run([str(tmp_path)], {"gpu": "RTX 4090"}, output, as_json=True)
-    assert work.units < 60 * A_SECOND
+    assert work.units < 15 * A_SECOND
     answers = [json.loads(line) for line in output.getvalue().splitlines()]
-    assert len(answers) == 200
+    assert len(answers) == 50
     assert all(it["change"] for it in answers if it["status"])
 
 

@@ -256,7 +256,7 @@ def test_a_remedy_that_ends_offloading_says_that_tensors_move_back():
     back = [
         it
         for it in free_changes(llama, A100, states_alone)
-        if it.options[0].get("offload_optimizer") is Offload.NONE
+        if it.options and it.options[0].get("offload_optimizer") is Offload.NONE
     ]
     assert back
     assert all("Offloaded tensors move back" in it.price for it in back)

@@ -32,8 +32,8 @@ MODULES = sorted((ROOT / "estimator").rglob("*.py"))
 
 ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
 """Errors of Hub access, which do not refuse a setup."""
-OF_OURS = {"NotImplementedError", "TypeError", "AttributeError", "StopReplayError"}
-"""Programming errors, and the end of a replay."""
+OF_OURS = {"NotImplementedError", "TypeError", "AttributeError", "StopReplayError", "NotBuiltError"}
+"""Programming errors, the end of a replay, and what a rehearsal's machine lacks, which refuses no setup."""
 INPUT = {"InputError", "TooFewError", "DoesNotFitError"}
 BUILT = {"NotModelledError", "about", "beyond", "not_modelled", "problem", "refused"}
 """Names raised where the record is declared elsewhere; each is a ``RefusedError``."""
