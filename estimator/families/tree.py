@@ -56,10 +56,6 @@ class Tree:
     buffers: tuple[TreeTensor, ...] = ()
     children: tuple[tuple[str, Tree], ...] = ()
 
-    def __getitem__(self, name: str) -> Tree:
-        """The child of this name."""
-        return dict(self.children)[name]
-
     def walk(self, name: str = "") -> Iterator[tuple[str, Tree]]:
         """Itself and all below it, by full name, in the order of ``named_modules``."""
         yield name, self
@@ -177,3 +173,4 @@ LAYERS = Tree("ModuleList")
 TEXT, HEAD = Tree(), Tree()
 """Where the tree around a vision tower has the text's model, and its head."""
 PLACES = (LAYERS, TEXT, HEAD)
+"""They are told by identity, so no tree around them copies them."""

@@ -21,7 +21,7 @@ from estimator.values.results import Estimate
 from estimator.values.specs import Gpu
 
 AGREES = 0.01
-"""Estimate and rehearsal agree within this share: the issue's measure of nine in ten."""
+"""Estimate and rehearsal agree within this share: our choice."""
 
 
 def describe(run: Rehearsed, ranks: int, gpu: Gpu, usable: int, estimated: Beside) -> str:

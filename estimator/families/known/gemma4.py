@@ -292,20 +292,6 @@ def check_layers(read: Config, kinds: tuple[str, ...]) -> None:
             name="use_bidirectional_attention",
             value='"all"',
             model_type="gemma4_text",
-            config=ConfigClass(
-                tied=True,
-                key_value_heads=4,
-                head_dim=256,
-                hidden_act="gelu_pytorch_tanh",
-                activation_key="hidden_activation",
-                windows=WindowKeys(
-                    default=512, pattern=6, pattern_is_fixed=True, last_is_full=True
-                ),
-                softcaps=(None, None),
-                experts=ExpertKeys(have_own_width=True, are_there=_has_experts),
-                own=_own,
-                wrappers=("gemma4",),
-            ),
             instead="null",
         )
     if (

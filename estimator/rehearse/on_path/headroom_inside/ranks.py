@@ -12,7 +12,7 @@ from . import record
 LONGER_THAN_A_LOOK = 0.25
 """Seconds between two passes. NCCL's watchdog looks every 0.1 s for collectives that have ended, and what these used is
 freed at the next one: torch 2.13, csrc/distributed/c10d/ProcessGroupNCCL.hpp, ``shelvesToUnstash_``. A pass takes a
-card longer than that, and this one 0.02 s."""
+card longer than that, and this one 0.02 s: DDP's first bucket would outlive it."""
 
 
 def answer(torch: Any) -> None:
@@ -57,7 +57,7 @@ def _alone(torch: Any) -> None:
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - torch is imported just now
 
     begin = c10d.init_process_group
-    store = _store(torch)
+    kept_store = store(torch)
 
     def begun(*_: Any, **named: Any) -> Any:
         record.note("The other ranks are not there; what they would send is as this rank's own.")
@@ -65,12 +65,14 @@ def _alone(torch: Any) -> None:
             name: named[name] for name in ("timeout", "pg_options", "device_id") if name in named
         }
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return begin("nccl", store=store, rank=rank, world_size=size, **kept)
+        return begin("nccl", store=kept_store, rank=rank, world_size=size, **kept)
 
     c10d.init_process_group = torch.distributed.init_process_group = begun
 
 
-def _store(torch: Any) -> Any:
+def store(torch: Any) -> Any:
+    """A store that answers for ranks that are not there. NCCL's threads ask it until the process ends."""
+
     class Store(torch.distributed.Store):  # type: ignore[misc]
         """Keys of this rank; of others, zeros as many as NCCL's identifier has."""
 
