@@ -330,3 +330,13 @@ def test_the_silhouette_crosses_the_capacity_where_the_run_stops(model, gpu, set
     assert all(height <= capacity + 0.01 for height in stacked[:at])
     assert figure["data"][0]["text"][at] == terms.moment(over.among.moment)
     assert runs_out(answer, amount) in through_the_run.run_alt(answer)
+
+
+def test_a_replayed_run_is_marked_among_the_moments_of_the_layer_where_it_stops():
+    """The mark of the figure stands where the sentence says; the layer's own highest moment has its column."""
+    llama, card = catalog.model("meta-llama/Llama-3.1-8B"), catalog.gpu("RTX 4090")
+    over = first_overflow(estimate(llama, card, TrainingSetup(method="lora", max_length=4096)))
+    assert over is not None
+    layer, _ = over.at.moment.name.split(": ")
+    assert layer == "layer 8 of 32"
+    assert over.among.moment.name.startswith(f"{layer}: ")
