@@ -95,7 +95,7 @@ def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
     assert status_of(run) == 1
     assert said(run).startswith(
         "Does not fit: step 1's backward at train.py:12 `loss.backward()`, in accelerate/accelerator.py:12 "
-        "`loss.backward()` asks for 64 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 8.00 GiB that "
+        "`loss.backward()` asks for 64.0 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 8.00 GiB that "
     )
     assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is False
     compiled = read({**report, "is_compiled": True})  # which would keep less

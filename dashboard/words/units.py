@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from estimator import contract
+
 GIB = 2**30
 GB = 10**9
 
@@ -135,10 +137,4 @@ def seconds(value: float) -> str:
 
 def gib_or_bytes(size: int) -> str:
     """A size that stays readable when small: ``1.5 GiB``, ``12.3 MiB``, ``512 bytes``."""
-    if size < 0:
-        return f"−{gib_or_bytes(-size)}"
-    if size >= GIB:
-        return f"{size / GIB:,.2f} GiB"
-    if size >= 2**20:
-        return f"{size / 2**20:,.1f} MiB"
-    return f"{size:,} bytes"
+    return f"−{contract.amount(-size)}" if size < 0 else contract.amount(size)

@@ -27,7 +27,7 @@ from estimator.contract.setups import (
     write_fields,
     write_shares,
 )
-from estimator.contract.text import verdict
+from estimator.contract.text import amount, verdict
 from estimator.tools.defaults import QUESTION
 from estimator.values.csv_text import csv_text
 from estimator.values.declaration import Key, Section, Widget
@@ -55,6 +55,7 @@ __all__ = [
     "Section",
     "WholeNumber",
     "Widget",
+    "amount",
     "csv_text",
     "free_name",
     "gpu_keys",

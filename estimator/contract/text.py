@@ -31,10 +31,12 @@ def gib(size: int) -> str:
 def amount(size: int) -> str:
     """Bytes with the unit in which they are readable.
 
-    >>> amount(3 * 2**29), amount(3 * 2**19)
-    ('1.50 GiB', '1.5 MiB')
+    >>> amount(3 * 2**29), amount(3 * 2**19), amount(512)
+    ('1.50 GiB', '1.5 MiB', '512 bytes')
     """
-    return f"{gib(size)} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
+    if size >= GIB:
+        return f"{gib(size)} GiB"
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} bytes"
 
 
 def share(part: int, whole: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from estimator.check.judged import NOT_READ
-from estimator.contract.text import GIB, gib
+from estimator.contract.text import amount, gib
 from estimator.rehearse.beside import Beside
 from estimator.rehearse.rehearsed import (
     LOADING,
@@ -44,7 +44,7 @@ def verdict(run: Rehearsed, gpu: Gpu, usable: int) -> str:
     if (failed := run.ran_out) is not None:
         what = "Cannot say: without torch.compile" if run.is_compiled else "Does not fit:"
         return (
-            f"{what} {_where(failed)} asks for {_size(failed.asked)} with {gib(failed.allocated)} GiB "
+            f"{what} {_where(failed)} asks for {amount(failed.asked)} with {gib(failed.allocated)} GiB "
             f"allocated and {gib(failed.reserved)} GiB reserved, {of}."
         )
     if run.exception:
@@ -57,15 +57,6 @@ def verdict(run: Rehearsed, gpu: Gpu, usable: int) -> str:
 
 def _steps(number: int) -> str:
     return f"{number} step{'s' * (number != 1)}"
-
-
-def _size(size: int) -> str:
-    """Bytes in GiB, or in MiB where that is a fraction.
-
-    >>> _size(3 * 2**20)
-    '3 MiB'
-    """
-    return f"{gib(size)} GiB" if size >= GIB else f"{-(-size // 2**20)} MiB"
 
 
 def _where(failed: FailedAllocation) -> str:
