@@ -163,7 +163,7 @@ def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_rea
     assert [rulers.name(it) for it in rulers.kept(rungs)] == ["as it is", "Liger", "QLoRA"], (
         "a change that gains less than a tenth is left out"
     )
-    drawn = rulers.ruler_html("max_length", rungs, answer, (1024, 2048), "base", is_done=True)
+    drawn = rulers.ruler_html("max_length", rungs, answer, "base", is_done=True)
     # from 512 to 2 ** 20 tokens the ruler has 11 octaves, 3 of them up to 4,096 and 6 up to 32,768
     octave = 100 / 11
     places = [float(it) for it in re.findall(r"(?:left|width):([\d.]+)%", drawn)]
@@ -179,7 +179,7 @@ def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_rea
 
 def test_a_setup_that_never_fits_has_no_band_of_its_own():
     answer = estimate(MISTRAL, A100, LORA)
-    drawn = rulers.ruler_html("max_length", [Rung("", (), {}, 0)], answer, (), "", is_done=True)
+    drawn = rulers.ruler_html("max_length", [Rung("", (), {}, 0)], answer, "", is_done=True)
     assert "hr-band" not in drawn
     assert "hr-flag" in drawn
 

@@ -78,18 +78,20 @@ def hero(page):
 
 
 @pytest.mark.parametrize(
-    ("slider", "key", "places"),
+    ("slider", "key", "places", "also"),
     [
-        ("per_device_train_batch_size", "per_device_train_batch_size", (0, 7, 25)),
-        ("max_length", "max_length", (0, 20)),
+        ("per_device_train_batch_size", "per_device_train_batch_size", (0, 7, 25), {}),
+        ("max_length", "max_length", (0, 20), {}),
+        ("num_gpus-box", "num_gpus", (1,), {"strategy": "fsdp"}),
     ],
 )
-def test_each_step_of_a_row_is_the_servers_answer(slider, key, places):
+def test_each_step_of_a_row_is_the_servers_answer(slider, key, places, also):
+    """``also``: what goes with each step, such as a strategy with several GPUs."""
     page = page_with_a_row(slider)
     made = page.session_state["row"]
     for place in places:
         document = document_at(made, place)
-        other = page_with_a_row(slider, **{key: made["texts"][place]})
+        other = page_with_a_row(slider, **{key: made["texts"][place]}, **also)
         # through JSON, which turns tuples into lists as the page does
         figure, alt, html = hero(other)
         assert json.loads(json.dumps(document["figure"])) == figure

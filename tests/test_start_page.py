@@ -120,8 +120,10 @@ def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not
         f"st-key-{getattr(it, 'key', '')}".replace(" ", "-") for k in WIDGETS for it in page.get(k)
     }
     leads = set(re.findall(r'data-leads="([^"]+)"', said))
-    assert len(leads) == 7
-    assert leads <= keys, "each word of the setup's sentence leads to a widget"
+    behind = set(re.findall(r'data-leads="([^"]+)" data-within="st-key-drawer st-key', said))
+    assert len(leads) == 8
+    assert behind == {"st-key-num_gpus-box"}
+    assert leads - behind <= keys, "each word of the setup's sentence leads to a widget"
 
 
 def test_one_click_on_qlora_makes_the_example_fit():

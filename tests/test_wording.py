@@ -191,7 +191,14 @@ def test_each_word_of_the_sentence_leads_to_a_control():
     answer = estimate(MODEL, GPU, setup)
     shown = verdict_panel.verdict_html(answer, similar_runs(answer))
     keys = [it.key for it in setup_sentence.pieces(MODEL, GPU, setup) if it.key]
-    assert len(keys) == len(set(keys)) == 13
+    assert len(keys) == len(set(keys)) == 14
+    assert re.findall(r'data-scrub="(\S+)" role="slider" aria-label="(\w+)', shown) == [
+        ("lora_r-box", "Rank"),
+        ("num_gpus-box", "GPUs"),
+        ("gradient_accumulation_steps", "Accumulation"),
+        ("per_device_train_batch_size", "Micro"),
+        ("max_length", "Context"),
+    ], "its numbers are sliders"
     for key in keys:
         assert f'data-leads="{controls.control_of(key)[0]}"' in shown
         with_a_box = key in ("model", "gpu") or isinstance(

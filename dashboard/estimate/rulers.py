@@ -56,12 +56,10 @@ def name(rung: Rung) -> str:
     return slider_limits.changes(rung.titles) if rung.titles else "as it is"
 
 
-def ruler_html(
-    key: str, rungs: Sequence[Rung], of: Estimate, steps: Sequence[int], base: str, is_done: bool
-) -> str:
+def ruler_html(key: str, rungs: Sequence[Rung], of: Estimate, base: str, is_done: bool) -> str:
     """A ruler with a band for each change, from what was reached before to what it reaches.
 
-    A click on a band applies its change (``proposals``). ``steps``: the slider's. ``base``: all other inputs, as in
+    A click on a band applies its change (``proposals``). ``base``: all other inputs, as in
     ``slider_rows.bases``. ``is_done``: whether all changes have been tried.
     """
     on = RULERS[key]
@@ -72,7 +70,7 @@ def ruler_html(
     flag = f'<div class="hr-flag" aria-hidden="true" style="left:{place(now, on)}%"><span>{now:,}</span></div>'
     beyond = "no change tried reaches further" if is_done else "trying further changes"
     return (
-        f'<div class="hr-ruler" data-slider="{key}" data-of="{base}" data-steps="{" ".join(map(str, steps))}" '
+        f'<div class="hr-ruler" data-slider="{key}" data-of="{base}" '
         f'data-ends="{on.low} {on.high}" role="group" aria-label="{on.name}: what fits, in {on.unit}">'
         f'<b>{on.name}</b><div class="hr-track" title="{beyond}">{bands}{mark}{flag}</div></div>'
     )

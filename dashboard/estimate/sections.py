@@ -94,11 +94,10 @@ def _draw_rulers(
     look: object,
     is_done: bool = False,
 ) -> None:
-    bases, steps = slider_rows.bases(look), st.session_state["steps"]
-    drawn = []
+    bases, drawn = slider_rows.bases(look), []
     for key, rungs in found.items():
         proposal_cards.propose(key, rulers.proposals(rungs))
-        drawn.append(rulers.ruler_html(key, rungs, answer, steps[key], bases[key], is_done))
+        drawn.append(rulers.ruler_html(key, rungs, answer, bases[key], is_done))
     place.html(f'<div class="hr-edge">{"".join(drawn)}</div>')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
 
@@ -98,8 +99,9 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
 
 
 def _setup_html(of: Estimate) -> str:
-    """The setup as a sentence, whose words lead to the controls that change them."""
-    said = "".join(map(_piece_html, setup_sentence.pieces(of.model, of.gpu, of.setup)))
+    """The setup as a sentence, whose words lead to the controls that change them; its numbers are scrubbed."""
+    pieces = setup_sentence.pieces(of.model, of.gpu, of.setup)
+    said = "".join(_piece_html(piece, of.setup) for piece in pieces)
     return f"{said}{_offer_html(of)}"
 
 
@@ -121,20 +123,32 @@ OFFERED = {"dtype": Dtype.BFLOAT16}
 """What a click on the sentence's offer sets."""
 
 
-def _piece_html(piece: setup_sentence.SentencePart) -> str:
+def _piece_html(piece: setup_sentence.SentencePart, setup: TrainingSetup) -> str:
     if not piece.key:
         return escape(piece.text)
     control, *around = controls.control_of(piece.key)
-    within = f' data-within="{" ".join(around)}"' if around else ""
-    return f'<button type="button" data-leads="{control}"{within}>{escape(piece.text)}</button>'
+    leads = f'data-leads="{control}"' + (f' data-within="{" ".join(around)}"' if around else "")
+    scrubs = _scrubs(piece, control, setup) if piece.key in SLIDERS else ""
+    return f'<button type="button" {leads}{scrubs}>{escape(piece.text)}</button>'
 
 
-SLIDERS = frozenset(
-    key.name
+def _scrubs(piece: setup_sentence.SentencePart, control: str, setup: TrainingSetup) -> str:
+    """What makes a number of the sentence a slider of its own, which ``slider_rows.js`` moves."""
+    widget, now = SLIDERS[piece.key], getattr(setup, piece.key)
+    ends = min(*widget.steps, now), max(*widget.steps, now)
+    return (
+        f' data-scrub="{control.removeprefix("st-key-")}" role="slider" aria-label="{widget.label}, in the sentence"'
+        f' aria-valuemin="{ends[0]}" aria-valuemax="{ends[1]}" aria-valuenow="{now}"'
+        f' aria-valuetext="{escape(piece.text)}" title="Drag it left or right; a click opens {widget.label}"'
+    )
+
+
+SLIDERS: Mapping[str, contract.Widget] = {
+    key.name: key.widget
     for key in contract.KEYS
     if isinstance(key.widget, contract.Widget) and key.widget.shape == "slider"
-)
-"""Keys that a slider sets."""
+}
+"""Keys that a slider sets, with it."""
 
 
 def _others(of: Estimate) -> str:

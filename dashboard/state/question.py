@@ -101,9 +101,9 @@ def answer(of: contract.Reading | None = None) -> Estimate | str:
     return _answer(of or reading())
 
 
-def answer_at(key: str, value: object) -> Estimate | str:
-    """The answer with one key at another value."""
-    return _answer(_read({**_current().asked, key: value}, models.in_use()))
+def answer_with(keys: Mapping[str, object]) -> Estimate | str:
+    """The answer with some keys at other values."""
+    return _answer(_read({**_current().asked, **keys}, models.in_use()))
 
 
 def _read(asked: Mapping[str, object], known: Mapping[str, Model]) -> contract.Reading:

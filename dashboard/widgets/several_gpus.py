@@ -115,10 +115,8 @@ def _take_sharing() -> None:
     if strategy != had[1]:
         chosen = Strategy(strategy)
         number = 1 if chosen.is_alone else max(2, chosen.fewest_gpus, number)
-    elif number == 1:
-        strategy = Strategy.NONE
-    elif Strategy(strategy).is_alone:
-        strategy = Strategy.FSDP
+    else:
+        strategy = _strategy_over(number)
     for name, now in (("num_gpus box", number), ("strategy box", str(strategy))):
         if state[name] != now:  # a slider that is set drops the press that it has not sent yet
             state[name] = now
@@ -128,14 +126,33 @@ def _take_sharing() -> None:
     rerun.redraw(rerun.EXPANDERS)  # without it, a box that brings nothing new reruns the page
 
 
+def _strategy_over(number: int) -> Strategy:
+    """The strategy that goes with a number of GPUs: none for one, by default FSDP for several."""
+    strategy = Strategy(str(session.value("strategy")))
+    if number == 1:
+        return Strategy.NONE
+    return Strategy.FSDP if strategy.is_alone else strategy
+
+
+def at_step(key: str, step: int) -> dict[str, object]:
+    """All keys that a slider's step sets: a number of GPUs sets its strategy, too."""
+    if key == "num_gpus" and step != session.value(key):
+        return _sharing(step, _strategy_over(step))
+    return {key: step}
+
+
 def _share(number: int, strategy: Strategy) -> None:
-    """Sets number and strategy. hsdp uses two groups if the chosen number of groups does not divide the GPUs."""
+    session.put(_sharing(number, strategy))
+
+
+def _sharing(number: int, strategy: Strategy) -> dict[str, object]:
+    """The keys of number and strategy. hsdp uses two groups if the chosen number does not divide the GPUs."""
     groups = cast("int", session.value("dp_replicate_size"))
     if not strategy.has_groups:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2
-    session.put(sharing(_shared_now(), strategy, number, groups))
+    return sharing(_shared_now(), strategy, number, groups)
 
 
 def _shared_now() -> TrainingSetup:

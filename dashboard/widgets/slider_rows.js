@@ -2,14 +2,18 @@
 //
 // When the pointer or focus enters a slider, the server sends its row: what the page shows at each step if nothing else
 // changes. A row is valid as long as the server's answers have the same base for its slider.
+const SCRUB = 14, SLACK = 4; // pixels of a step in the sentence, and how far a click may slip; our choices
+const BY_KEY = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 4, PageDown: -4, Home: -1e9, End: 1e9 };
 const start = () => {
   const rows = {};
-  const now = { moved: null, wanted: null, asked: null, send: null };
+  const now = { moved: null, wanted: null, asked: null, send: null, steps: {} };
+  const loose = {}; // where sliders without a thumb stand, until the server has answered
   const boxOf = () => [...document.querySelectorAll(".hr-plot")].find((box) => box.follows);
   const follows = () => boxOf()?.follows ?? { bases: {}, at: {} };
   const inputOf = (slider) => document.querySelector(`.st-key-${slider} input[type="range"]`);
-  const textOf = (slider) => inputOf(slider)?.getAttribute("aria-valuetext");
-  const sliderAt = (node) => node.closest?.(".hr-flag")?.closest(".hr-ruler").dataset.slider
+  const textOf = (slider) => loose[slider] ?? inputOf(slider)?.getAttribute("aria-valuetext");
+  const scrubbedAt = (node) => node.closest?.("[data-scrub]")?.dataset.scrub;
+  const sliderAt = (node) => node.closest?.(".hr-flag")?.closest(".hr-ruler").dataset.slider ?? scrubbedAt(node)
     ?? Object.keys(follows().bases).find((slider) => node.closest?.(`.st-key-${slider}`));
   const othersRest = (slider) =>
     Object.entries(follows().at).every(([other, text]) => other === slider || (textOf(other) ?? text) === text);
@@ -40,16 +44,15 @@ const start = () => {
     [...from.childNodes].forEach((child, place) => write(child, to.childNodes[place]));
   };
 
-  // Whether a piece is of the setup on screen, but for its sliders: the server may have drawn another model's since.
-  const isOfThis = ([selector, pieces]) => {
-    const wanted = document.createElement("template");
-    wanted.innerHTML = pieces.join("");
-    const [now, then] = [document, wanted.content].map((it) => it.querySelector(selector)?.dataset.of);
-    return !now || !then || now === then;
+  // Whether the verdict on screen is of a row's setups: the server may have drawn another model's since.
+  const isOfThese = ({ kinds }) => {
+    const of = document.querySelector(".hr-verdict")?.dataset.of;
+    return !of || !kinds.length || kinds.includes(of);
   };
 
+  const kindsOf = (row) => [...JSON.stringify(row).matchAll(/data-of=\\"(\w+)/g)].map(([, kind]) => kind);
+
   const show = ({ figure, alt, of, html }) => {
-    if (!Object.entries(html).every(isOfThis)) return false;
     for (const [selector, pieces] of Object.entries(html)) {
       const holder = document.querySelector(selector)?.parentElement;
       if (!holder) continue;
@@ -60,14 +63,14 @@ const start = () => {
       else holder.replaceChildren(...fresh);
     }
     if (figure) boxOf()?.show(figure, alt, of);
-    return true;
   };
 
   const draw = (slider) => {
-    if (!holds(slider)) return false;
+    if (!holds(slider) || !isOfThese(rows[slider])) return false;
     const place = rows[slider].texts.indexOf(textOf(slider));
     if (place < 0) return false;
-    return show(documentAt(rows[slider], place));
+    show(documentAt(rows[slider], place));
+    return true;
   };
 
   // The flags stand where the sliders do, and a ruler is dimmed while anything but its own slider is another.
@@ -84,38 +87,107 @@ const start = () => {
     }
   };
 
-  // A dragged flag drags the slider's own thumb, as a pointer of its own, so that a release sends one value.
-  const drag = (flag, down) => {
-    const ruler = flag.closest(".hr-ruler"), { slider, steps, ends } = ruler.dataset, input = inputOf(slider);
-    if (!input) return;
-    const [low, high] = ends.split(" ").map(Number), values = steps.split(" ").map(Number);
-    const { left, width } = ruler.querySelector(".hr-track").getBoundingClientRect();
+  // A hand on a slider, by a ruler's flag or a number of the sentence. It moves the slider's own thumb, as a pointer of
+  // its own, so that a release sends one value. A slider in a closed expander has no thumb, and the value is sent by itself.
+  const grip = (slider) => {
+    const input = inputOf(slider), values = now.steps[slider];
+    const at = () => values.indexOf(Number(textOf(slider) ?? follows().at[slider]));
+    if (!input) return {
+      at,
+      move(step) { loose[slider] = String(values[step]); follow(slider); },
+      release() { const value = values[at()]; alone(() => now.set([slider, value])); },
+    };
     const thumb = input.parentElement.parentElement, { x, y } = thumb.getBoundingClientRect();
     const tell = (type) => thumb.dispatchEvent(new PointerEvent(type, { bubbles: true, pointerId: 4242, pointerType: "mouse",
       isPrimary: true, button: 0, clientX: x, clientY: y }));
     const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
-    const move = ({ clientX }) => {
-      const at = Math.log(low) + (clientX - left) / width * Math.log(high / low);
-      const far = (value) => Math.abs(Math.log(value) - at);
-      const step = values.reduce((best, value, i) => far(value) < far(values[best]) ? i : best, 0);
-      if (Number(input.value) === step) return;
-      set.call(input, step);
-      for (const type of ["input", "change"]) input.dispatchEvent(new Event(type, { bubbles: true }));
-    };
-    const end = () => {
-      flag.removeEventListener("pointermove", move);
-      tell("pointerup");
-      input.focus({ preventScroll: true }); // arrow keys go on from here
-    };
-    flag.setPointerCapture(down.pointerId);
-    flag.addEventListener("pointermove", move);
-    for (const type of ["pointerup", "pointercancel"]) flag.addEventListener(type, end, { once: true });
     tell("pointerdown");
+    return {
+      at,
+      move(step) {
+        set.call(input, step);
+        for (const type of ["input", "change"]) input.dispatchEvent(new Event(type, { bubbles: true }));
+      },
+      release() { tell("pointerup"); },
+    };
+  };
+  const to = (hand, step, slider) => {
+    const fit = Math.max(0, Math.min(now.steps[slider].length - 1, step));
+    if (fit !== hand.at()) hand.move(fit);
+  };
+
+  // Drags a slider until the pointer is released; ``stepAt``: the step for a place of the pointer.
+  const drag = (slider, { pointerId }, stepAt, then) => {
+    const hand = grip(slider);
+    const move = (event) => { if (event.pointerId === pointerId) to(hand, stepAt(event.clientX), slider); };
+    const end = (event) => {
+      if (event.pointerId !== pointerId) return;
+      document.removeEventListener("pointermove", move);
+      for (const type of ENDS) document.removeEventListener(type, end);
+      hand.release();
+      then();
+    };
+    document.addEventListener("pointermove", move);
+    for (const type of ENDS) document.addEventListener(type, end);
+  };
+  const ENDS = ["pointerup", "pointercancel"];
+  const dragFlag = (flag, down) => {
+    const ruler = flag.closest(".hr-ruler"), { slider, ends } = ruler.dataset, values = now.steps[slider];
+    const [low, high] = ends.split(" ").map(Number);
+    const { left, width } = ruler.querySelector(".hr-track").getBoundingClientRect();
+    drag(slider, down, (x) => {
+      const at = Math.log(low) + (x - left) / width * Math.log(high / low);
+      const far = (value) => Math.abs(Math.log(value) - at);
+      return values.reduce((best, value, i) => far(value) < far(values[best]) ? i : best, 0);
+    }, () => inputOf(slider)?.focus({ preventScroll: true })); // arrow keys go on from here
+  };
+
+  // A number that is pressed and moved sideways is scrubbed; one that is clicked leads to its slider (manners.py). It may
+  // be drawn anew meanwhile, so the next one of its name takes the focus.
+  let focused = null;
+  const refocus = () => {
+    if (focused && document.activeElement === document.body)
+      (document.querySelector(`[data-scrub="${focused}"]`) ?? inputOf(focused))?.focus({ preventScroll: true });
+  };
+  const scrub = (slider, down) => {
+    const first = now.steps[slider].indexOf(Number(textOf(slider) ?? follows().at[slider]));
+    const begin = (event) => {
+      if (event.pointerId !== down.pointerId || Math.abs(event.clientX - down.clientX) < SLACK) return;
+      stop();
+      drag(slider, down, (x) => first + Math.round((x - down.clientX) / SCRUB), () => {
+        const swallow = (click) => { click.stopPropagation(); click.preventDefault(); };
+        addEventListener("click", swallow, { capture: true, once: true });
+        setTimeout(() => removeEventListener("click", swallow, { capture: true }));
+        focused = slider;
+        document.querySelector(`[data-scrub="${slider}"]`)?.focus({ preventScroll: true });
+      });
+    };
+    const stop = () => {
+      document.removeEventListener("pointermove", begin);
+      for (const type of ENDS) document.removeEventListener(type, stop);
+    };
+    document.addEventListener("pointermove", begin);
+    for (const type of ENDS) document.addEventListener(type, stop);
   };
   document.addEventListener("pointerdown", (down) => {
-    const flag = down.target.closest?.(".hr-flag");
-    if (flag && !down.button) { down.preventDefault(); drag(flag, down); }
+    if (!down.isTrusted) return;
+    focused = null;
+    const flag = down.target.closest?.(".hr-flag"), slider = scrubbedAt(down.target);
+    if (down.button || !(flag || slider)) return;
+    if (flag) { down.preventDefault(); dragFlag(flag, down); }
+    else scrub(slider, down);
   });
+  document.addEventListener("keydown", (pressed) => {
+    const slider = scrubbedAt(pressed.target), by = BY_KEY[pressed.key];
+    if (pressed.key === "Tab") focused = null;
+    if (!slider || !by || pressed.ctrlKey || pressed.metaKey || pressed.altKey) return;
+    pressed.preventDefault();
+    focused = slider;
+    const hand = grip(slider);
+    to(hand, hand.at() + by, slider);
+    hand.release();
+  });
+  new MutationObserver(refocus).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
   new MutationObserver(place).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
 
   let frame = 0, again = false;
@@ -152,7 +224,8 @@ const start = () => {
   document.addEventListener("pointerover", come, true);
   document.addEventListener("focusin", come, true);
   new MutationObserver((changes) => {
-    const slider = sliderAt(changes.at(-1).target);
+    const moved = changes.findLast(({ target }) => target.matches("input"));
+    const slider = moved && sliderAt(moved.target);
     if (slider) follow(slider);
   }).observe(document.body, { subtree: true, attributes: true, attributeFilter: ["aria-valuetext"] });
 
@@ -161,16 +234,17 @@ const start = () => {
     documentAt,
     // The server answered. Draws its figure, unless the slider has moved on.
     answered() {
+      for (const slider of Object.keys(loose)) if (follows().at[slider] === loose[slider]) delete loose[slider];
       place();
       ask();
       const isDrawn = now.moved !== null && draw(now.moved);
       window.headroomInk?.ahead(!isDrawn && isAway(now.moved));
       return isDrawn;
     },
-    // Receives a row from the server.
-    take(row, send) {
-      now.send = send;
-      if (row) rows[row.slider] = row;
+    // Receives a row from the server, and the steps of all sliders.
+    take({ row, steps }, send, set) {
+      Object.assign(now, { send, set, steps });
+      if (row) rows[row.slider] = { ...row, kinds: kindsOf(row) };
       if (row && now.moved === row.slider && draw(row.slider)) window.headroomInk?.ahead(false);
       ask();
     },
@@ -180,5 +254,5 @@ const start = () => {
 export default function ({ data: [data], setTriggerValue }) {
   window.headroomInk ??= ink();
   window.headroomRows ??= start();
-  window.headroomRows.take(data.row, (slider) => setTriggerValue("slider", slider));
+  window.headroomRows.take(data, ...["slider", "moved"].map((name) => (value) => setTriggerValue(name, value)));
 }

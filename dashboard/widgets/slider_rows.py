@@ -1,7 +1,8 @@
 """Rows of answers along a slider, from which the browser redraws while the slider moves.
 
 Streamlit's slider sends its value to the server only on release. ``slider_rows.js`` follows the slider and shows the
-answer from the row. The server's own answer follows and is identical.
+answer from the row. The server's own answer follows and is identical. A ruler's flag and a number of the setup's
+sentence move the slider; if it is in a closed expander, they send its value themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.figures.rows import Document, row
 from dashboard.state import question, session
-from dashboard.widgets import rerun
+from dashboard.widgets import rerun, several_gpus
 from estimator import Estimate, contract
 
 Show = Callable[[Estimate | str], Document]
@@ -58,7 +59,9 @@ def draw(show: Show, look: object) -> None:
         del state[rerun.ROW_ASKED]
     elif (sent := state.get("row")) and sent["base"] != bases(look)[sent["slider"]]:
         state["row"] = None
-    _component(key="slider-rows", data=[{"row": state.get("row")}], on_slider_change=_take)
+    steps = {slider: state["steps"][key] for slider, key in SLIDERS.items()}
+    data = [{"row": state.get("row"), "steps": steps}]
+    _component(key="slider-rows", data=data, on_slider_change=_take, on_moved_change=_move)
 
 
 def _take() -> None:
@@ -67,10 +70,18 @@ def _take() -> None:
         st.session_state[rerun.ROW_ASKED] = slider
 
 
+def _move() -> None:
+    """Sets what the browser moved without its slider, whose expander is closed."""
+    slider, step = st.session_state["slider-rows"].moved
+    if slider in SLIDERS and step in st.session_state["steps"][SLIDERS[slider]]:
+        session.put(several_gpus.at_step(SLIDERS[slider], step))
+        rerun.redraw()
+
+
 def _row(key: str, show: Show, yields: DeltaGenerator) -> Document:
     """The answers along a slider. A move interrupts it between two steps, and its run goes on with the rest."""
     steps, shown = st.session_state["steps"][key], []
     for step in steps:
-        shown.append(show(question.answer_at(key, step)))
+        shown.append(show(question.answer_with(several_gpus.at_step(key, step))))
         yields.html("<i></i>")
     return {"texts": [str(step) for step in steps], **row(shown)}

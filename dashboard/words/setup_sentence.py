@@ -54,7 +54,7 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     yield SentencePart(terms.short_name(model.hub_id), "model")
     yield from _led(" ", setup.objective.phrase, "objective")
     yield SentencePart(" on ")
-    yield SentencePart(_cards(gpu, setup.num_gpus), "gpu")
+    yield from _cards(gpu, setup.num_gpus)
     way = "over" if setup.strategy.places_layers else "under"
     yield from _led(f" {way} ", setup.strategy.label, "strategy")
     if offloads(setup.mesh):
@@ -93,12 +93,16 @@ def _led(by: str, words: str, key: str) -> Iterator[SentencePart]:
         yield from (SentencePart(by), SentencePart(words, key))
 
 
-def _cards(gpu: Gpu | None, number: int) -> str:
-    """``one RTX 4090``, ``8 × H100``, ``one GPU of 24.0 GiB``, ``one GPU``."""
-    if gpu is not None and gpu.name in {**catalog.gpus(), **catalog.slices()}:
-        return f"one {gpu.name}" if number == 1 else f"{number:,} × {gpu.name}"
-    size = "" if gpu is None else f" of {units.gib(gpu.memory_bytes)}"
-    return f"one GPU{size}" if number == 1 else f"{number:,} GPUs{size}"
+def _cards(gpu: Gpu | None, number: int) -> Iterator[SentencePart]:
+    """``one RTX 4090``, ``8 × H100``, ``one GPU of 24.0 GiB``, ``8 GPUs``."""
+    is_named = gpu is not None and gpu.name in {**catalog.gpus(), **catalog.slices()}
+    yield SentencePart("one" if number == 1 else f"{number:,}", "num_gpus")
+    yield SentencePart(" × " if is_named and number > 1 else " ")
+    if gpu is not None and is_named:
+        yield SentencePart(gpu.name, "gpu")
+    else:
+        size = "" if gpu is None else f" of {units.gib(gpu.memory_bytes)}"
+        yield SentencePart(f"GPU{'s' * (number > 1)}{size}", "gpu")
 
 
 def _same(keys: tuple[str, ...], one: TrainingSetup, other: TrainingSetup) -> bool:

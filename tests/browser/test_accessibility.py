@@ -121,7 +121,7 @@ def test_the_keyboard_alone_can_do_the_whole_job(browser, address):
         page.wait_for_url("**method=lora**", timeout=WAIT)
         changed(page, before)
         before = bars(page)
-        tab_to(page, "Micro-batch")
+        tab_to(page, "Micro-batch, in the sentence")
         page.keyboard.press("ArrowRight")
         page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
         changed(page, before)

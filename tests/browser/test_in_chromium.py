@@ -131,7 +131,7 @@ def test_the_first_move_after_a_server_restart_counts(browser):
             page.wait_for_selector(CONNECTED, timeout=WAIT, state="detached")
             with serving(port):
                 page.wait_for_selector(CONNECTED, timeout=WAIT, state="attached")
-                page.get_by_role("slider", name="Micro-batch").focus()
+                page.get_by_role("slider", name="Micro-batch").first.focus()
                 page.keyboard.press("ArrowRight")
                 changed(page, before)
                 moved = bars(page)

@@ -37,6 +37,18 @@ def frames(page) -> list:
     return list(page.evaluate("window.seen.splice(0)"))
 
 
+def scrub(page, slider: str, by: int) -> None:
+    """Drag a number of the sentence sideways, by this many pixels."""
+    box = page.locator(f'[data-scrub="{slider}"]').bounding_box()
+    middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+    page.mouse.move(*middle)
+    page.mouse.down()
+    for share in (0.3, 0.6, 1):
+        page.mouse.move(middle[0] + share * by, middle[1])
+        page.wait_for_timeout(40)
+    page.mouse.up()
+
+
 def assert_one_setup(seen: list) -> None:
     both = [setups for setups, *_ in seen if len(set(setups.values())) > 1]
     assert both == []
@@ -57,6 +69,14 @@ def test_no_frame_shows_two_setups_at_full_ink(browser, address):
             page.wait_for_timeout(40)
         page.mouse.up()
         page.wait_for_url("**max_length=**", timeout=WAIT)
+        assert_one_setup(frames(page))
+        scrub(page, "per_device_train_batch_size", 30)  # has a slider in sight
+        page.wait_for_url("**per_device_train_batch_size=3**", timeout=WAIT)
+        assert_one_setup(frames(page))
+        scrub(page, "num_gpus-box", 14)  # its slider is in a closed expander
+        page.wait_for_url("**num_gpus=2&strategy=fsdp**", timeout=WAIT)
+        page.keyboard.press("ArrowLeft")  # the number keeps the focus though it was drawn anew
+        page.wait_for_url(lambda url: "num_gpus" not in url, timeout=WAIT)
         assert_one_setup(frames(page))
         page.get_by_role("combobox", name="Model").click()
         page.keyboard.type("Qwen3-4B")

@@ -64,9 +64,10 @@ def thumb(page, label):
     drawer = page.locator(".st-key-drawer > .stExpander > details:not([open]) > summary")
     if label in ("Accumulation", "Rank", "GPUs") and drawer.count():
         drawer.click()
-    if label == "GPUs" and not page.get_by_role("slider", name=label).count():
+    sidebar = page.get_by_test_id("stSidebar")
+    if label == "GPUs" and not sidebar.get_by_role("slider", name=label).count():
         page.get_by_text("Several GPUs", exact=True).first.click()
-    slider = page.get_by_role("slider", name=re.compile(label)).first
+    slider = sidebar.get_by_role("slider", name=re.compile(label)).first
     slider.wait_for(timeout=WAIT)
     return slider
 
