@@ -94,3 +94,42 @@ def test_host_copies_and_left_overs_of_a_recording_equal_a_fresh_step(keys) -> N
         assert read.heights == anew.heights
         assert read.host_copies == anew.host_copies
         assert read.left_over == anew.left_over
+
+
+SHARED = (
+    ({"strategy": "ddp", "num_gpus": 8}, {"loss": Loss.CHUNKED_TRL}),
+    ({"strategy": "ddp", "num_gpus": 8}, {"gradient_checkpointing": True}),  # whose sink is off
+    # whose largest gradient, of the embedding, is cut to an eighth of 1.2 billion
+    ({"strategy": "zero2", "num_gpus": 8, "offload_optimizer": "cpu"}, {"method": "full"}),
+    ({"strategy": "zero3", "num_gpus": 8, "offload_param": "cpu"}, {"loss": Loss.CHUNKED_TRL}),
+)
+
+
+@pytest.mark.parametrize(("mesh", "keys"), SHARED, ids=lambda it: "-".join(map(str, it.values())))
+def test_setups_that_share_a_plan_play_the_same_step(mesh, keys) -> None:
+    """Of their own they are played without a plan of others: event by event, and what stage 3 gathers."""
+    model = catalog.model("meta-llama/Llama-3.2-1B")
+    setup = moments_module.structure(TrainingSetup(**mesh, **keys))
+    sizes = moments_module.Sizes(3, 700, 8, 8, 699, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments_module, "_with_resting_weights", lambda *_: None)
+        own, own_schedule = moments_module.Plan(model, setup).step(sizes)
+    shared, schedule = moments_module.plan(model, setup).step(sizes)
+    for segment in range(len(own.heights)):
+        assert [*shared.events(segment)] == [*own.events(segment)]
+    assert schedule.rules == own_schedule.rules
+    assert shared.wholes == own.wholes
+
+
+def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cast() -> None:
+    # trl 1.16, kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE is 4,096; a loop that casts nothing allocates nothing
+    model = catalog.model("meta-llama/Llama-3.2-1B")
+    for keys, records in (
+        ({"dtype": "bfloat16"}, 1),
+        ({"mixed_precision": "bf16", "dtype": "float32"}, 3),
+    ):
+        setup = TrainingSetup(loss=Loss.CHUNKED_TRL, gradient_checkpointing=True, **keys)
+        plan = moments_module.Plan(model, setup)
+        for rows in (1, 5, 9):
+            plan.step(moments_module.Sizes(rows, 1024, 16, 1, 1023, rows))
+        assert len(list(plan.schedules)) == records

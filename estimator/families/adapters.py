@@ -335,18 +335,18 @@ def copied_modules(model: Model, adapters: Adapters) -> tuple[tuple[Module, int]
     return tuple((module, count) for module, count in everything if is_copied(module, adapters))
 
 
-def _check_copies(model: Model, setup: TrainingSetup) -> None:
-    if setup.modules_to_save is None:
+def _check_copies(model: Model, adapters: Adapters) -> None:
+    if adapters.modules_to_save is None:
         return
-    modules = (*(module for module, _ in made_modules(model, setup.adapters)), *tied_head(model))
+    modules = (*(module for module, _ in made_modules(model, adapters)), *tied_head(model))
     blocks = {
         module.name[:place]
         for module in modules
         for place, letter in enumerate(module.name)
         if letter == "."
     }
-    adapters_alone = replace(setup, modules_to_save=None)
-    for name in setup.modules_to_save:
+    adapters_alone = replace(adapters, modules_to_save=None)
+    for name in adapters.modules_to_save:
         taken = [module for module in modules if module.name.endswith(name)]
         if not taken or any(block.endswith(name) for block in blocks):
             known = ", ".join(m.name for m in modules if not isinstance(m, Bare))
@@ -357,19 +357,13 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
         for module in taken:
             if isinstance(module, Bare):
                 raise COPIED_ROUTER(name=name)
-            if is_quantized(module, setup.adapters):
+            if is_quantized(module, adapters):
                 raise COPIED_PACKED(name=name, module=module.name)
             whole = module.name == name or module.name.endswith(f".{name}")
-            if (
-                not whole
-                and isinstance(module, Linear)
-                and is_adapted(module, adapters_alone.adapters)
-            ):
+            if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
                 raise COPIED_ADAPTER(name=name, module=module.name)
-    if not any(
-        is_adapted(module, setup.adapters) for module, _ in _adaptable(model, setup.adapters)
-    ):
-        raise NOTHING_TO_ADAPT(names=", ".join(setup.modules_to_save))
+    if not any(is_adapted(module, adapters) for module, _ in _adaptable(model, adapters)):
+        raise NOTHING_TO_ADAPT(names=", ".join(adapters.modules_to_save))
 
 
 def _names(target: str, module: Linear | Bare | Embedding) -> bool:
@@ -637,17 +631,18 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     >>> adapter_parameters(TINY_LLAMA, setup) == 2 * 2 * ((8 + 8) + (8 + 4))
     True
     """
-    if not setup.uses_adapters:
-        return 0
-    _check_targets(model, setup.adapters)
-    _check_copies(model, setup)
-    copies = sum(
-        count * module_parameters(it) for it, count in copied_modules(model, setup.adapters)
-    )
+    return _adapter_parameters(model, setup.adapters) if setup.uses_adapters else 0
+
+
+@lru_cache(maxsize=1024)
+def _adapter_parameters(model: Model, adapters: Adapters) -> int:
+    _check_targets(model, adapters)
+    _check_copies(model, adapters)
+    copies = sum(count * module_parameters(it) for it, count in copied_modules(model, adapters))
     return copies + sum(
-        count * _adapter_elements(module, setup.adapters)
-        for module, count in _adaptable(model, setup.adapters)
-        if is_adapted(module, setup.adapters)
+        count * _adapter_elements(module, adapters)
+        for module, count in _adaptable(model, adapters)
+        if is_adapted(module, adapters)
     )
 
 

@@ -173,6 +173,7 @@ def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
         yield from ((module, count) for module in layer_modules(model, index))
 
 
+@lru_cache(maxsize=256)
 def outer_modules(model: Model) -> tuple[Module, ...]:
     """Modules with weights outside the layers, sizes in elements, whole model; no ``lm_head`` if it is tied.
 
@@ -192,6 +193,7 @@ def _outer_name(name: str, model: Model) -> str:
     return name.removeprefix(f"{layers_name(model).rpartition('.')[0]}.")
 
 
+@lru_cache(maxsize=256)
 def layers_name(model: Model) -> str:
     """Full name of the list of decoder layers (a name).
 
@@ -217,6 +219,7 @@ def output_width(modules: tuple[Module, ...]) -> int:
     return next(module.width for module in modules if isinstance(module, Embedding))
 
 
+@lru_cache(maxsize=256)
 def total_parameters(model: Model) -> int:
     """Parameters of the model in elements, whole job; a tied head counts once.
 
@@ -284,6 +287,7 @@ def experts_run(model: Model) -> int:
     return model.num_experts if architecture(model).runs_every_expert else model.num_experts_per_tok
 
 
+@lru_cache(maxsize=256)
 def tied_head(model: Model) -> tuple[Linear, ...]:
     """The head of a model with a tied head, in the shape that it uses; empty if the head is not tied.
 

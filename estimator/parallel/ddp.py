@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from estimator.families.block import Block
+from estimator.families.liger import loss_of
 from estimator.families.weights import elements
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, idle_tensors, trainable_tensors, unsharded
@@ -26,6 +27,23 @@ def finds_unused(setup: TrainingSetup) -> bool:
     """
     checkpointed = setup.gradient_checkpointing and not setup.uses_adapters
     return not checkpointed
+
+
+def plays_as_alone(model: Model, setup: TrainingSetup) -> bool:
+    """Whether a step under DDP allocates on the tape what a GPU alone does: no outputs pass through its sink.
+
+    Source: derived, from ``DdpHooks``: a trainer of plain text whose head and loss are fused returns a loss alone.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> setup = TrainingSetup(strategy="ddp", num_gpus=2, loss="standard")
+    >>> plays_as_alone(TINY_LLAMA, setup), plays_as_alone(TINY_LLAMA, replace(setup, loss="chunked_trl"))
+    (False, True)
+    """
+    if not setup.strategy.averages_in_buckets:
+        return False
+    returns_loss = setup.objective.is_causal_lm and not setup.smooths_labels
+    is_fused = returns_loss and not loss_of(model, setup).takes_whole_logits
+    return is_fused or not finds_unused(setup)
 
 
 def bucket_bytes(tensors: Iterable[Trainable]) -> int:

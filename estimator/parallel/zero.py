@@ -186,13 +186,15 @@ def _counted(model: Model, setup: TrainingSetup, gpus: int, count: Counting) -> 
     return Operation(counted, at_most).of(without_rank(adapters).lora_r, gpus)
 
 
-def partition(model: Model, setup: TrainingSetup) -> int:
+def partition(model: Model, setup: TrainingSetup, ranks: int | None = None) -> int:
     """Elements of one rank's partition of all trained weights: each group flattened and padded to a multiple of 2 ·
     ranks.
 
+    ``ranks``: where they are not the setup's ``num_gpus``, as in a step that is recorded for any number.
+
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
-    return _counted(model, setup, setup.num_gpus, _partition)
+    return _counted(model, setup, setup.num_gpus if ranks is None else ranks, _partition)
 
 
 def _partition(model: Model, adapters: Adapters, gpus: int) -> int:
@@ -608,7 +610,7 @@ def sent_from_stage_2(part: int) -> ToHost:
     >>> sent_from_stage_2(1000)([10, 20]), sent_from_stage_2(15)([10, 20])
     (160, 120)
     """
-    return lambda gradients: NORM_WIDTH * min(max(gradients), part)
+    return lambda gradients: NORM_WIDTH * smaller(max(gradients), part)
 
 
 def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:

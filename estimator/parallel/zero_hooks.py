@@ -141,7 +141,7 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
         return None
     if setup.strategy.gathers_modules:
         return sent_from_stage_3(setup, ranks)
-    return sent_from_stage_2(partition(model, setup))
+    return sent_from_stage_2(partition(model, setup, ranks))
 
 
 def _whole(owned: Owned, adapters: Adapters) -> WholeWeight:

@@ -19,7 +19,8 @@ from estimator.objectives.batch import accumulates, alike, joined, scored_tokens
 from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
-from estimator.parallel.zero import gathering
+from estimator.parallel.ddp import plays_as_alone
+from estimator.parallel.zero import gathering, keeps_parts
 from estimator.parallel.zero3_coordinator import (
     IN_TOWER,
     OUTSIDE,
@@ -50,7 +51,8 @@ from estimator.values.facets.run import TrainingRun
 from estimator.values.remembered import remembered
 from estimator.values.results import HeldTensors, Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase
+from estimator.values.specs import FULL_STATE_DICT, Component, Model, Offload, Optimizer, Phase
+from estimator.values.strategies import Strategy
 
 SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Task, Mesh, TrainingRun)
 
@@ -290,22 +292,29 @@ class Plan:
         self._model = model
         self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._training = training
+        self._resting = (
+            _with_resting_weights(model, setup) if training and objective is None else None
+        )
         self.schedules: Records[Schedule] = Records()
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its schedule."""
         for schedule in self.schedules:
-            sized = schedule.program.at(sizes)
+            sized = _at(schedule.program, sizes)
             if sized is not None:
                 self.schedules.use(schedule)
                 return sized, schedule
         schedule = self._played(sizes)
         self.schedules.add(schedule, schedule.bytes)
-        sized = schedule.program.at(sizes)
+        sized = _at(schedule.program, sizes)
         assert sized is not None  # it was played at these sizes
         return sized, schedule
 
     def _played(self, sizes: Sizes) -> Schedule:
+        if self._resting is not None:
+            _, same = self._resting.step(sizes)
+            rules = [it and it._replace(is_offloaded=True) for it in same.rules]
+            return Schedule(same.program, same.runs, rules)
         recording = Recording()
         batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
         rows = joined(self._setup.batch, batch, length)
@@ -331,6 +340,21 @@ class Plan:
             for stack in it.stacks
         ]
         return Schedule(program, runs, rules)
+
+
+@lru_cache(maxsize=64)
+def _at(program: Program, sizes: Sizes) -> Sized | None:
+    """``Program.at``, remembered for the setups beside one: other cards and what is offloaded change no size."""
+    return program.at(sizes)
+
+
+def _with_resting_weights(model: Model, setup: TrainingSetup) -> Plan | None:
+    """The plan whose program stage 3 also runs with offloaded weights, which only come from elsewhere; None: none."""
+    mesh = setup.mesh
+    is_offloaded = mesh.strategy.gathers_modules and mesh.offload_param is not Offload.NONE
+    if not is_offloaded or mesh.num_gpus == 1:  # which alone gathers offloaded weights only
+        return None
+    return plan(model, replace(setup, offload_param=Offload.NONE))
 
 
 def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
@@ -476,9 +500,11 @@ def _structure(
 
 @lru_cache(maxsize=1024)
 def plan(model: Model, structure: TrainingSetup) -> Plan:
-    """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers."""
+    """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers, and by DDP."""
+    if plays_as_alone(model, structure):
+        structure = replace(structure, strategy=Strategy.NONE, num_gpus=1)
     replicas, gpus = 2 if structure.strategy.has_groups else 1, structure.num_gpus
-    if not structure.strategy.keeps_parts:
+    if not keeps_parts(structure.mesh):
         gpus = replicas * min(2, gpus)
     if not structure.optimizer_in_bwd:  # its temporaries are in backward
         structure = replace(structure, optim=Optimizer.SGD, optim_state_dtype=None)
@@ -527,6 +553,7 @@ class Walk:
         self._begins = [begins[component] for component in COMPONENTS]
         self._to_come = to_come
         """Gradients among these that do not exist yet while completions are scored, before the first micro-step."""
+        self._ranks = ranks
         self._gathered = self._schedule.gathered(self._sized, ranks)
 
     @property
@@ -543,7 +570,11 @@ class Walk:
     @property
     def peak_bytes(self) -> int:
         """Bytes at the highest moment."""
-        return max(top.height for top in self._highest().values())
+        sized, key = self._sized, (self._schedule, self._ranks, self._to_come)
+        begins = sum(self._begins)
+        if key not in sized.risen:
+            sized.risen[key] = max(top.height for top in self._highest().values()) - begins
+        return begins + sized.risen[key]
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:

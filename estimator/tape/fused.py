@@ -383,8 +383,11 @@ def log_probabilities(
         """One tile of logits, refilled; returned with what the loop's names still hold of its casts."""
         t.operation = "one tile of logits"
         logits = t.new(rows * TILE_VOCABULARY, width, LOGITS)
-        t.operation = "casts for one tile of logits"
         of_hidden = of_head = None
+        if hidden_width == weight_width == width:  # the tiles that follow allocate nothing
+            t.multiplied()
+            return [logits, of_hidden, of_head]
+        t.operation = "casts for one tile of logits"
         for some in _chunks(tokens, TILE_TOKENS):
             if hidden_width != width:
                 of_hidden = t.new(some * in_features, width)

@@ -7,7 +7,7 @@ At another batch, length or rank a step runs the same operators on other sizes. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
 from operator import itemgetter
@@ -250,6 +250,8 @@ class Sized:
         """Bytes that stay after backward, as ``Tape.left_over``."""
         self.host_copies = host_copies
         """Segment of each tensor that is copied to the host, and its bytes."""
+        self.risen: dict[Hashable, int] = {}
+        """Remembered by ``Walk.peak_bytes``: bytes of the highest moment above those at the start."""
 
     def top(self, segment: int) -> int:
         """Index of the event after a segment's first highest moment."""
