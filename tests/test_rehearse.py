@@ -17,9 +17,10 @@ import pytest
 from estimator.rehearse import command, running
 from estimator.rehearse.beside import Beside, beside
 from estimator.rehearse.card import card_named, told
+from estimator.rehearse.ledger import KEPT, STATES, STEP, WEIGHTS, WORKSPACES
 from estimator.rehearse.on_path.headroom_inside import build, card, record, saving
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
-from estimator.rehearse.text import as_json, describe
+from estimator.rehearse.text import RehearsalAnswer, as_json, describe, needed
 from estimator.values.refusals import InputError
 
 GIB = 2**30
@@ -52,6 +53,8 @@ REPORT: dict[str, Any] = {
     "notes": [],
     "keys": None,
     "keys_problem": "",
+    "ends": [],
+    "asked": {"settings": {}, "workspaces": 0, "devices": [], "places": []},
 }
 LINE = {"file": "train.py", "line": 12, "function": "main", "text": "loss.backward()"}
 RAN_OUT = {
@@ -69,8 +72,14 @@ RAN_OUT = {
 CARD, _ = card_named("RTX 3050 8GB")
 
 
-def said(run: Rehearsed, estimated: Beside | None = None) -> str:
-    return describe(run, 1, CARD, 8 * GIB, estimated or Beside())
+def answer(
+    run: Rehearsed, beside: Beside | None = None, roomy: Rehearsed | None = None
+) -> RehearsalAnswer:
+    return RehearsalAnswer(run=run, gpu=CARD, beside=beside or Beside(), roomy=roomy)
+
+
+def said(run: Rehearsed, beside: Beside | None = None) -> str:
+    return describe(answer(run, beside))
 
 
 def test_a_run_that_took_its_steps_fits_and_shows_each_phases_peak() -> None:
@@ -95,9 +104,9 @@ def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
     assert status_of(run) == 1
     assert said(run).startswith(
         "Does not fit: step 1's backward at train.py:12 `loss.backward()`, in accelerate/accelerator.py:12 "
-        "`loss.backward()` asks for 64.0 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 8.00 GiB that "
+        "`loss.backward()` asks for 64.0 MiB with 7.00 GiB allocated and 7.00 GiB reserved, of 7.57 GiB that "
     )
-    assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is False
+    assert as_json(answer(run))["fits"] is False
     compiled = read({**report, "is_compiled": True})  # which would keep less
     assert status_of(compiled) == 2
     assert said(compiled).startswith("Cannot say: without torch.compile step 1's backward at")
@@ -119,7 +128,7 @@ def test_of_a_run_that_failed_or_never_stepped_nothing_is_said(
     run = read({**REPORT, **changed})
     assert status_of(run) == 2
     assert sentence in said(run)
-    assert as_json(run, 1, CARD, 8 * GIB, Beside())["fits"] is None
+    assert as_json(answer(run))["fits"] is None
 
 
 def test_memory_that_the_script_gets_by_without_is_no_death() -> None:
@@ -143,7 +152,7 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert found.estimate is not None
     assert found.estimate.gpu == CARD
     text = said(read({**REPORT, "keys": KEYS}), found)
-    assert " %; most in the phase backward, " in text
+    assert " %:\n" in text
     allocated = found.allocated
     assert allocated is not None
     alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0}
@@ -151,6 +160,87 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert "they agree" in said(read(report), found)
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.02}]}
     assert "they agree" not in said(read(report), found)
+
+
+# --- the requests and the peak ------------------------------------------------------------------
+
+MIB = 2**20
+MODEL, LOGITS = {**LINE, "text": "model = load()"}, {**LINE, "text": "outputs = model(x)"}
+TIMES = [("loading", 10), ("forward", 20), ("backward", 30), ("optimizer", 40), ("forward", 50)]
+
+
+def recorded(*rows: tuple[int, int, int, int, int]) -> dict[str, Any]:
+    """A report with these requests: what (0 asks, 1 gives back), key, MiB, time, place."""
+    columns = {
+        name: [row[at] * (MIB if name == "size" else 1) for row in rows]
+        for at, name in enumerate(("what", "key", "size", "time", "place"))
+    }
+    device = {"is_whole": True, **columns, "stream": [0] * len(rows), "held": {"outputs": [3]}}
+    places = [{"line": it, "library_line": None} for it in (MODEL, LOGITS)]
+    return {
+        **REPORT,
+        "phases": [peak("backward", 2, 1)],
+        "ends": [(time, phase, 1) for phase, time in TIMES],
+        "asked": {"settings": {}, "workspaces": 60, "devices": [device], "places": places},
+    }
+
+
+RUN = recorded(
+    (0, 0, 100, 5, 0),  # weights
+    (0, 1, 40, 15, 1),  # logits, which outlive their backward pass
+    (0, 2, 30, 25, -1),  # gradients, until the optimizer
+    (0, 4, 64, 26, -1),  # a temporary of the backward pass
+    (1, 4, 0, 27, -1),
+    (0, 5, 8, 28, -1),  # a workspace of cuBLAS
+    (0, 6, 50, 35, -1),  # states
+    (1, 2, 0, 45, -1),
+    (0, 3, 40, 46, 1),  # the next logits, while the first are still there
+    (1, 1, 0, 47, -1),
+    (1, 5, 0, 61, -1),
+)
+
+
+def test_the_peak_is_told_apart_by_when_its_tensors_were_made_and_how_long_they_stayed() -> None:
+    run = read(RUN)
+    # of MiB alive: 100, 140, 170, 234, 170, 178, 228, 198, 238 (the peak), 198
+    assert {name: kind.bytes // MIB for name, kind in run.ledger.items()} == {
+        WEIGHTS: 100,
+        STATES: 50,
+        STEP: 40,
+        KEPT: 40,
+        WORKSPACES: 8,
+    }
+    assert "The script keeps `outputs` after the backward pass" in said(run)
+    assert "0.04 GiB, made at train.py:12 `outputs = model(x)`." in said(run)
+
+
+def test_the_least_memory_is_that_on_which_the_same_requests_go_through() -> None:
+    """Requests of 10 MiB or more have segments of their own, 100, 40, 30 and 64. The workspace and the states share the
+    64. For the second 40 none is free: on a full card the gradients' 30 go back first."""
+    least = read(RUN).least
+    assert least is not None
+    assert 0 <= least - (100 + 40 + 64 + 40) * MIB < MIB
+    assert "is 0.24 GiB; the smallest card with it: " in needed(answer(read(RUN)))
+    cut = {**RUN["asked"]["devices"][0], "is_whole": False}
+    assert read({**RUN, "asked": {**RUN["asked"], "devices": [cut]}}).least is None
+
+
+def test_a_run_that_dies_is_told_what_it_needs_by_the_same_with_memory_to_spare() -> None:
+    dead = read(
+        {
+            **RUN,
+            "ended": "exception",
+            "exception": "OutOfMemoryError: CUDA",
+            "out_of_memory": [RAN_OUT],
+        }
+    )
+    assert needed(answer(dead)) == ""
+    assert needed(answer(dead, roomy=read(RUN))).startswith(
+        "With memory to spare 2 steps go through, with 1.00 GiB allocated and 2.00 GiB reserved at the peak. The least"
+    )
+    found = as_json(answer(dead, roomy=read(RUN)))
+    assert found["fits"] is False
+    assert found["least_bytes"] == read(RUN).least
 
 
 # --- what is asked ------------------------------------------------------------------------------
@@ -321,4 +411,4 @@ def test_what_runs_in_the_users_process_imports_no_library() -> None:
 
 
 def test_the_answer_as_json_is_one_object() -> None:
-    assert json.loads(json.dumps(as_json(read(REPORT), 1, CARD, 8 * GIB, Beside())))["fits"] is True
+    assert json.loads(json.dumps(as_json(answer(read(REPORT)))))["fits"] is True

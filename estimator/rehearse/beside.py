@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse
-from estimator.rehearse.rehearsed import (
-    BACKWARD,
-    FORWARD,
-    LOADING,
-    OPTIMIZER,
-    Rehearsed,
-)
+from estimator.rehearse.ledger import KINDS
+from estimator.rehearse.phases import BACKWARD, FORWARD, LOADING, OPTIMIZER
+from estimator.rehearse.rehearsed import Rehearsed
 from estimator.values.results import Estimate
 from estimator.values.specs import Phase
 
@@ -35,8 +31,20 @@ class Beside:
 
     @property
     def allocated(self) -> int | None:
-        """The most of a step, in bytes."""
-        return None if self.estimate is None else self.estimate.peak.bytes
+        """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step."""
+        if self.estimate is None:
+            return None
+        replay = self.estimate.needs.replay
+        return self.estimate.peak.bytes if replay is None else replay.allocated
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """The peak by the kinds of tensors that a rehearsal tells apart, in bytes."""
+        if self.estimate is None:
+            return {}
+        resident = self.estimate.peak.resident
+        found = {name: sum(resident.get(it, 0) for it in parts) for name, parts in KINDS.items()}
+        return {name: size for name, size in found.items() if size}
 
     @property
     def phases(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from estimator.contract.setups import parse
 from estimator.resident.overhead import median_context_bytes
-from estimator.sources.catalog import models
+from estimator.sources.catalog import gpus, models
 from estimator.values.refusals import InputError
 from estimator.values.specs import Gpu
 
@@ -33,6 +33,28 @@ def usable_bytes(gpu: Gpu) -> int:
     104857600
     """
     return gpu.memory_bytes - median_context_bytes(gpu)
+
+
+OLDEST_ALIKE = "8.0"
+"""The capability from which cards take the same kernels where no FP8 is asked for."""
+
+
+def smallest_card(least: int, gpu: Gpu) -> Gpu | None:
+    """The known card with the least memory that leaves PyTorch so many bytes, and is about as new; None: none does."""
+
+    def newness(capability: str) -> tuple[int, ...]:
+        return tuple(map(int, capability.split(".")))
+
+    oldest = min(newness(gpu.compute_capability), newness(OLDEST_ALIKE))
+    able = [
+        it
+        for it in gpus().values()
+        if it.vendor == gpu.vendor
+        and it.compute_capability
+        and newness(it.compute_capability) >= oldest
+        and usable_bytes(it) >= least
+    ]
+    return min(able, key=lambda it: (it.memory_bytes, it.name), default=None)
 
 
 def told(gpu: Gpu, number: int) -> Mapping[str, str]:

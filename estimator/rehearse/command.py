@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
 from estimator.rehearse import running, text
 from estimator.rehearse.beside import beside
-from estimator.rehearse.card import card_named, told, usable_bytes
-from estimator.rehearse.rehearsed import decisive, read, status_of
+from estimator.rehearse.card import card_named, told
+from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.values.refusals import InputError
 
 STEPS = 4
 """The second step finds the blocks of the first; what changes afterwards, such as a longer row, shows in more steps."""
 MOST_STEPS = 1000
+ROOMY = 2**41
+"""Bytes of a card with memory to spare: more than any has."""
 DESCRIPTION = (
     "Runs your own training command for a few steps with PyTorch's CUDA build, its allocator and its out-of-memory "
     "error, on a GPU that is not there. It runs your code, as you would; no value is computed and no weight saved."
@@ -71,25 +74,35 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
     steps = _steps(given.steps)
     gpu, number = card_named(given.gpu)
     alone_of = number if given.first_rank and number > 1 else 0
-    status, reports = running.run(
-        command,
-        told(gpu, 1 if alone_of else number),
-        steps,
-        read_weights=given.read_weights,
-        alone_of=alone_of,
+    card = told(gpu, 1 if alone_of else number)
+
+    def rehearse(card: Mapping[str, str]) -> list[Rehearsed]:
+        status, reports = running.run(
+            command, card, steps, read_weights=given.read_weights, alone_of=alone_of
+        )
+        if refused := sorted({it["refused"] for it in reports if "refused" in it}):
+            raise InputError(" ".join(refused))
+        if not reports:
+            raise InputError(_nothing(status))
+        return [read(it) for it in reports]
+
+    ranks = rehearse(card)
+    found, roomy = decisive(ranks), None
+    if found.ran_out is not None:
+        sys.stderr.write("Memory ran out. Once more, with memory to spare, for what it needs.\n")
+        roomy = decisive(rehearse({**card, "NULL_MEMORY": str(ROOMY), "NULL_TOTAL": str(ROOMY)}))
+    answer = text.RehearsalAnswer(
+        run=found,
+        ranks=len(ranks),
+        gpu=gpu,
+        roomy=roomy,
+        beside=beside(roomy or found, gpu.name),
     )
-    if refused := sorted({it["refused"] for it in reports if "refused" in it}):
-        raise InputError(" ".join(refused))
-    if not reports:
-        raise InputError(_nothing(status))
-    ranks = [read(it) for it in reports]
-    found = decisive(ranks)
-    estimated = beside(found, gpu.name)
     if given.json:
-        answer = text.as_json(found, len(ranks), gpu, usable_bytes(gpu), estimated)
-        output.write(json.dumps({**answer, "status": status_of(found)}, allow_nan=False) + "\n")
+        said = {**text.as_json(answer), "status": status_of(found)}
+        output.write(json.dumps(said, allow_nan=False) + "\n")
     else:
-        output.write(text.describe(found, len(ranks), gpu, usable_bytes(gpu), estimated) + "\n")
+        output.write(text.describe(answer) + "\n")
     return status_of(found)
 
 

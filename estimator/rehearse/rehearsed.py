@@ -7,22 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
+from estimator.rehearse.asked import DeviceRequests, read_devices
+from estimator.rehearse.ledger import TensorKind, ledger
+from estimator.rehearse.lines import CodeLine, line_of
+from estimator.rehearse.phases import ORDER, PhaseEnd
 
-LOADING, FORWARD, BACKWARD, OPTIMIZER = "loading", "forward", "backward", "optimizer"
-BEFORE_OPTIMIZER = "before the optimizer"
-ORDER = (LOADING, FORWARD, BACKWARD, BEFORE_OPTIMIZER, OPTIMIZER)
-"""The phases of a step in order, as ``on_path/headroom_inside/stopping.py`` names them."""
 RAN_OUT = "OutOfMemoryError"
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of somebody's code."""
-
-    file: str
-    line: int
-    function: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +66,9 @@ class Rehearsed:
     keys: Mapping[str, object] | None
     """The live Trainer as an object of the contract; None without one."""
     keys_problem: str
+    ends: tuple[PhaseEnd, ...]
+    asked: tuple[DeviceRequests | None, ...]
+    """Each device's requests; None where they were too many to record."""
 
     @property
     def allocated(self) -> int:
@@ -92,6 +85,25 @@ class Rehearsed:
         """The allocation that ended the run; None where it went through, or ended otherwise."""
         ended = self.ended == "exception" and RAN_OUT in self.exception
         return self.failed[-1] if ended and self.failed else None
+
+    @property
+    def least(self) -> int | None:
+        """The least bytes for PyTorch, on each device, on which its requests go through; None: not known."""
+        if not self.asked or None in self.asked:
+            return None
+        least = [it.least() for it in self.asked if it is not None]
+        return None if None in least else max(filter(None, least))
+
+    @property
+    def fullest(self) -> DeviceRequests | None:
+        """The requests of the device with most."""
+        at = max(self.phases, key=lambda it: it.allocated, default=None)
+        return self.asked[at.device] if at is not None and at.device < len(self.asked) else None
+
+    @property
+    def ledger(self) -> Mapping[str, TensorKind]:
+        """What lay on the fullest device at its peak."""
+        return {} if self.fullest is None else ledger(self.fullest, self.ends)
 
     def peaks(self, step: int) -> dict[str, int]:
         """The most allocated in each phase of a step, in order; bytes on the fullest device."""
@@ -118,16 +130,14 @@ def read(report: Mapping[str, Any]) -> Rehearsed:
         notes=tuple(report["notes"]),
         keys=report["keys"],
         keys_problem=report["keys_problem"],
+        ends=tuple(PhaseEnd(*it) for it in report["ends"]),
+        asked=read_devices(report["asked"]),
     )
 
 
 def _failed(found: Mapping[str, Any]) -> FailedAllocation:
-    lines = {name: _line(found[name]) for name in ("line", "library_line")}
+    lines = {name: line_of(found[name]) for name in ("line", "library_line")}
     return FailedAllocation(**{**found, **lines})
-
-
-def _line(found: Mapping[str, Any] | None) -> CodeLine | None:
-    return None if found is None else CodeLine(**found)
 
 
 def status_of(run: Rehearsed) -> int:

@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimator.check.judged import NOT_READ
 from estimator.contract.text import amount, gib
+from estimator.rehearse.asked import MadeAt
 from estimator.rehearse.beside import Beside
-from estimator.rehearse.rehearsed import (
-    LOADING,
-    ORDER,
-    CodeLine,
-    FailedAllocation,
-    Rehearsed,
-    status_of,
-)
+from estimator.rehearse.card import smallest_card, usable_bytes
+from estimator.rehearse.ledger import KEPT, KINDS, kept
+from estimator.rehearse.phases import LOADING, ORDER
+from estimator.rehearse.rehearsed import FailedAllocation, Rehearsed, status_of
 from estimator.values.results import Estimate
 from estimator.values.specs import Gpu
 
 AGREES = 0.01
 """Estimate and rehearsal agree within this share: our choice."""
+SMALL = AGREES / 2
+"""Share of the peak below which a kind of tensors or a line is not worth a sentence: our choice."""
+MOST_LINES = 3
+"""Lines that are named for one kind of tensors."""
 
 
-def describe(run: Rehearsed, ranks: int, gpu: Gpu, usable: int, estimated: Beside) -> str:
-    """The verdict, the phases beside the estimate's, and what was done otherwise than on a real card."""
-    parts = [verdict(run, gpu, usable), _phases(run, estimated), compared(run, estimated)]
-    if ranks > 1:
-        parts.append(f"Of {ranks} processes this is rank {run.rank}, which has the most.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalAnswer:
+    """A rehearsal, and what stands beside it."""
+
+    run: Rehearsed
+    """The rank that decides."""
+    gpu: Gpu
+    beside: Beside
+    ranks: int = 1
+    roomy: Rehearsed | None = None
+    """The same with memory to spare, where the card has too little."""
+
+    @property
+    def whole(self) -> Rehearsed:
+        """The run that tells the need."""
+        return self.run if self.roomy is None else self.roomy
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that run took its steps."""
+        return status_of(self.whole) != NOT_READ and self.whole.ran_out is None
+
+
+def describe(answer: RehearsalAnswer) -> str:
+    """The verdict, the need, phases and peak beside the estimate's, and what was otherwise than on a real card."""
+    run = answer.run
+    parts = [
+        verdict(answer),
+        needed(answer),
+        _phases(answer.whole, answer.beside),
+        _ledger(answer),
+        compared(answer),
+        *_kept(answer),
+    ]
+    if answer.ranks > 1:
+        parts.append(f"Of {answer.ranks} processes this is rank {run.rank}, which has the most.")
     if run.failed and run.ran_out is None:
         parts.append(
             f"Memory ran out {len(run.failed)} times, which the script caught: {_where(run.failed[0])}."
@@ -38,9 +70,10 @@ def describe(run: Rehearsed, ranks: int, gpu: Gpu, usable: int, estimated: Besid
     return "\n\n".join(filter(None, parts))
 
 
-def verdict(run: Rehearsed, gpu: Gpu, usable: int) -> str:
+def verdict(answer: RehearsalAnswer) -> str:
     """Whether it fits, and where memory ran out."""
-    of = f"of {gib(usable)} GiB that {gpu.name} leaves to PyTorch"
+    run, gpu = answer.run, answer.gpu
+    of = f"of {gib(usable_bytes(gpu))} GiB that {gpu.name} leaves to PyTorch"
     if (failed := run.ran_out) is not None:
         what = "Cannot say: without torch.compile" if run.is_compiled else "Does not fit:"
         return (
@@ -51,8 +84,29 @@ def verdict(run: Rehearsed, gpu: Gpu, usable: int) -> str:
         return f"Cannot say: the script stopped after {_steps(run.steps)} with {run.exception}"
     if not run.steps:
         return "Cannot say: the script ended by itself without an optimizer step."
-    peak = f"{gib(run.allocated)} GiB allocated and {gib(run.reserved)} GiB reserved at the peak"
-    return f"Fits: {_steps(run.steps)} went through, with {peak}, {of}."
+    return f"Fits: {_steps(run.steps)} went through, with {_peak(run)}, {of}."
+
+
+def needed(answer: RehearsalAnswer) -> str:
+    """The least memory on which it goes through, and the smallest card that has it."""
+    if not answer.is_whole:
+        return ""
+    found = []
+    if answer.roomy is not None:
+        steps = _steps(answer.roomy.steps)
+        found.append(f"With memory to spare {steps} go through, with {_peak(answer.roomy)}.")
+    least = answer.whole.least
+    if least is not None:
+        card = smallest_card(least, answer.gpu)
+        has = (
+            "no known card leaves it" if card is None else f"the smallest card with it: {card.name}"
+        )
+        found.append(f"The least on which the same requests go through is {gib(least)} GiB; {has}.")
+    return " ".join(found)
+
+
+def _peak(run: Rehearsed) -> str:
+    return f"{gib(run.allocated)} GiB allocated and {gib(run.reserved)} GiB reserved at the peak"
 
 
 def _steps(number: int) -> str:
@@ -62,15 +116,9 @@ def _steps(number: int) -> str:
 def _where(failed: FailedAllocation) -> str:
     """The phase, the line and the module of an allocation."""
     when = failed.phase if failed.phase == LOADING else f"step {failed.step}'s {failed.phase}"
-    lines = [_line(it) for it in (failed.line, failed.library_line) if it is not None]
-    where = ", in ".join(lines)
+    where = ", in ".join(str(it) for it in (failed.line, failed.library_line) if it is not None)
     module = f" (module {failed.module})" * bool(failed.module)
     return f"{when} at {where}{module}" if where else when
-
-
-def _line(line: CodeLine) -> str:
-    shown = line.file.split("site-packages/")[-1]
-    return f"{shown}:{line.line} `{line.text}`"
 
 
 def _phases(run: Rehearsed, estimated: Beside) -> str:
@@ -87,57 +135,137 @@ def _phases(run: Rehearsed, estimated: Beside) -> str:
     first = next(iter(columns), None)
     if first is not None and LOADING in steps["loading"]:
         columns[first] = {**steps["loading"], **columns[first]}
-    rows = [name for name in ORDER if any(name in it for it in columns.values())]
+    return _table("GiB at the peak of", ORDER, columns)
+
+
+def _ledger(answer: RehearsalAnswer) -> str:
+    """GiB of each kind of tensors at the peak, here and in the estimate."""
+    here = {name: kind.bytes for name, kind in answer.whole.ledger.items()}
+    if not here:
+        return ""
+    here[BLOCKS] = answer.whole.allocated - sum(here.values())
+    columns = {"here": here}
+    if theirs := answer.beside.kinds:
+        rest = (answer.beside.allocated or 0) - sum(theirs.values())
+        columns["estimate"] = {**theirs, BLOCKS: max(0, rest)}
+    return _table("GiB at the peak", [*here, *columns.get("estimate", {})], columns)
+
+
+BLOCKS = "what PyTorch's blocks have beyond"
+"""Bytes of blocks that no tensor fills."""
+
+
+def _table(title: str, names: Iterable[str], columns: Mapping[str, Mapping[str, int]]) -> str:
+    rows = [
+        it
+        for it in dict.fromkeys(names)
+        if any(gib(has.get(it, 0)) != gib(0) for has in columns.values())
+    ]
     if not rows:
         return ""
-    lines = [f"{'GiB at the peak of':<22}" + "".join(f"{it:>12}" for it in columns)]
+    wide = max(22, *(len(it) + 2 for it in rows))
+    lines = [f"{title:<{wide}}" + "".join(f"{it:>12}" for it in columns)]
     for name in rows:
         cells = (gib(it[name]) if name in it else "-" for it in columns.values())
-        lines.append(f"{name:<22}" + "".join(f"{it:>12}" for it in cells))
+        lines.append(f"{name:<{wide}}" + "".join(f"{it:>12}" for it in cells))
     return "\n".join(lines)
 
 
-def compared(run: Rehearsed, estimated: Beside) -> str:
-    """The estimate's peak beside the rehearsal's, in a sentence."""
+def compared(answer: RehearsalAnswer) -> str:
+    """The estimate's peak beside the rehearsal's, and of what they differ."""
+    run, estimated = answer.whole, answer.beside
     if estimated.estimate is None or estimated.allocated is None:
         return (
             f"No estimate beside it: {estimated.problem.rstrip('.')}." if estimated.problem else ""
         )
     said = f"The estimate of this Trainer is {gib(estimated.allocated)} GiB allocated"
-    if run.ran_out is not None or not run.steps:
+    if not answer.is_whole:
         return f"{said}."
     error = estimated.allocated / run.allocated - 1
     if abs(error) <= AGREES:
         return f"{said}, {100 * error:+.1f} %: they agree."
-    mine, theirs = run.peaks(run.steps), estimated.phases
-    apart = {name: mine[name] - theirs[name] for name in ORDER if name in mine and name in theirs}
-    name = max(apart, key=lambda it: abs(apart[it]), default="")
-    most = f"; most in the phase {name}, {gib(abs(apart[name]))} GiB" if name else ""
-    return f"{said}, {100 * error:+.1f} %{most}."
+    return "\n".join([f"{said}, {100 * error:+.1f} %:", *_differences(answer)])
 
 
-def as_json(run: Rehearsed, ranks: int, gpu: Gpu, usable: int, estimated: Beside) -> dict[str, Any]:
+def _differences(answer: RehearsalAnswer) -> Iterator[str]:
+    """Each kind of tensors of which the peaks differ, and the lines that make most of it."""
+    run, theirs = answer.whole, answer.beside.kinds
+    mine = run.ledger
+    small = SMALL * run.allocated
+    sizes = {it: (mine[it].bytes if it in mine else 0, theirs.get(it, 0)) for it in KINDS}
+    for name, (here, there) in sorted(sizes.items(), key=lambda it: -abs(it[1][0] - it[1][1])):
+        if abs(here - there) > small:
+            made = _lines(mine[name].lines, small) if name in mine and here > there else ""
+            yield f"- {name}: {gib(here)} GiB here, {gib(there)} in the estimate{made}"
+
+
+def _lines(lines: Sequence[tuple[MadeAt, int]], small: float) -> str:
+    large = [it for it in lines if it[1] > small][:MOST_LINES]
+    return "".join(f"\n  {gib(size)} GiB {place}" for place, size in large)
+
+
+def _kept(answer: RehearsalAnswer) -> Iterator[str]:
+    """What the script keeps, with its variable and its line."""
+    run = answer.whole
+    if run.fullest is None or KEPT not in run.ledger:
+        return
+    for names, place, size in kept(run.fullest, run.ledger[KEPT]):
+        if size > SMALL * run.allocated:
+            who = f"The script keeps {names}" if names else "Something is kept"
+            yield f"{who} after the backward pass, until the next step replaces it: {gib(size)} GiB, made {place}."
+
+
+def as_json(answer: RehearsalAnswer) -> dict[str, Any]:
     """The same as one object; sizes in bytes."""
+    run, whole = answer.run, answer.whole
     failed = run.ran_out
+    least = whole.least if answer.is_whole else None
+    card = None if least is None else smallest_card(least, answer.gpu)
     return {
         "fits": (None if status_of(run) == NOT_READ else failed is None),
-        "sentence": verdict(run, gpu, usable),
-        "gpu": gpu.name,
-        "usable_bytes": usable,
+        "sentence": verdict(answer),
+        "gpu": answer.gpu.name,
+        "usable_bytes": usable_bytes(answer.gpu),
         "steps": run.steps,
         "rank": run.rank,
-        "processes": ranks,
+        "processes": answer.ranks,
         "allocated_bytes": run.allocated,
         "reserved_bytes": run.reserved,
+        "with_memory_to_spare": None
+        if answer.roomy is None
+        else {
+            "allocated_bytes": answer.roomy.allocated,
+            "reserved_bytes": answer.roomy.reserved,
+        },
+        "least_bytes": least,
+        "smallest_gpu": None if card is None else card.name,
         "out_of_memory": None if failed is None else asdict(failed),
         "caught": [asdict(it) for it in run.failed] if failed is None else [],
         "exception": run.exception or None,
-        "phases": [asdict(it) for it in run.phases],
+        "phases": [asdict(it) for it in whole.phases],
+        "peak": {
+            name: {
+                "bytes": kind.bytes,
+                "lines": [
+                    {**_place(place), "bytes": size} for place, size in kind.lines[:MOST_LINES]
+                ],
+            }
+            for name, kind in whole.ledger.items()
+        },
+        "kept": [*_kept(answer)],
         "versions": dict(run.versions),
         "notes": list(run.notes),
         "setup": None if run.keys is None else dict(run.keys),
-        "estimate": _estimate(estimated.estimate, estimated),
-        "estimate_problem": estimated.problem or None,
+        "estimate": _estimate(answer.beside.estimate, answer.beside),
+        "estimate_problem": answer.beside.problem or None,
+        "comparison": compared(answer) or None,
+    }
+
+
+def _place(place: MadeAt) -> dict[str, Any]:
+    return {
+        "line": None if place.script is None else asdict(place.script),
+        "library_line": None if place.library is None else asdict(place.library),
     }
 
 
@@ -149,4 +277,5 @@ def _estimate(found: Estimate | None, estimated: Beside) -> Mapping[str, Any] | 
         "need_low_bytes": found.need_low_bytes,
         "need_high_bytes": found.need_high_bytes,
         "phases": estimated.phases,
+        "peak": estimated.kinds,
     }

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ class RunRecord:
         self.torch: Any = None
         self.library: Any = None
         self.peaks: Any = None
+        self.recorder: Any = None
         self.steps = 0
         """Optimizer steps taken."""
         self.backwards = 0
@@ -33,6 +35,10 @@ class RunRecord:
         self.step = 0
         """The step that goes on, from 1; 0 while loading."""
         self.phases: list[dict[str, Any]] = []
+        self.ends: list[tuple[int, str, int]] = []
+        """When each phase ended, in microseconds, with its name and step."""
+        self.held: dict[str, set[int]] = {}
+        """Where the tensors of the script's variables lie as the run ends."""
         self.failed: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
         self.keys: dict[str, Any] | None = None
@@ -81,6 +87,7 @@ def close(name: str, then: str) -> None:
                         "reserved": reserved,
                     }
                 )
+        here.ends.append((time.time_ns() // 1000, name, here.step))
     if here.now in {"loading", "optimizer"} and then not in {"loading", "optimizer"}:
         here.step += 1
     here.now = then
@@ -110,6 +117,8 @@ def write(ended: str) -> None:
             "ended": "exception" if here.exception and ended == "exit" else ended,
             "exception": here.exception,
             "phases": here.phases,
+            "ends": here.ends,
+            "asked": here.recorder.written(),
             "out_of_memory": here.failed,
             "is_compiled": here.is_compiled,
             "notes": list(here.notes),

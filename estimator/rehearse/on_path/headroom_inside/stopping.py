@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
-from . import kernels, ranks, record, saving, values
+from . import asked, kernels, lines, ranks, record, saving, values
 from .record import here
 
 FORWARD, BACKWARD, OPTIMIZER, LOADING = "forward", "backward", "optimizer", "loading"
@@ -23,6 +21,7 @@ def torch_is_here(torch: ModuleType) -> None:
     """Watch a torch that has just been imported."""
     here.torch = torch
     here.peaks = record.Peaks(torch._C)
+    here.recorder = asked.RequestRecorder(torch)
     _follow_backward(torch)
     _follow_optimizers(torch)
     _at_the_next_forward(torch)
@@ -112,6 +111,7 @@ def _at_the_next_forward(torch: Any) -> None:
 def _end_if_enough() -> None:
     """End the run where a step more would begin."""
     if record.is_on() and here.steps >= int(os.environ.get("HEADROOM_STEPS", "4")):
+        here.held = asked.held()
         record.finish()
 
 
@@ -128,8 +128,11 @@ def _out_of_memory(device: int, asked: int, _: int, free: int) -> None:
     """PyTorch calls this where an allocation failed, before it raises."""
     frames = list(_stack())
     stats = here.torch.cuda.memory_stats(device)
-    script = next((it for it in frames if not _is_installed(it)), None)
-    innermost = next((it for it in frames if not _is_in_torch(it)), frames[0] if frames else None)
+    script = next((it for it in frames if not lines.is_installed(it.f_code.co_filename)), None)
+    innermost = next(
+        (it for it in frames if not lines.is_in_torch(it.f_code.co_filename)),
+        frames[0] if frames else None,
+    )
     here.failed.append(
         {
             "asked": asked,
@@ -151,40 +154,15 @@ def _stack() -> Iterator[FrameType]:
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main or 0)
     while frame is not None:
-        if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(__file__):
+        if not lines.is_ours(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
-
-
-_INSTALLED = tuple(
-    {os.path.abspath(it) + os.sep for it in sysconfig.get_paths().values()} - {os.sep}
-)
-
-
-def _is_installed(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    parts = ("site-packages", "dist-packages")
-    return (
-        file.startswith("<")
-        or any(f"{os.sep}{it}{os.sep}" in file for it in parts)
-        or os.path.abspath(file).startswith(_INSTALLED)
-    )
-
-
-def _is_in_torch(frame: FrameType) -> bool:
-    return f"{os.sep}torch{os.sep}" in frame.f_code.co_filename
 
 
 def _line(frame: FrameType | None) -> dict[str, Any] | None:
     if frame is None:
         return None
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    return {
-        "file": file,
-        "line": number,
-        "function": frame.f_code.co_name,
-        "text": linecache.getline(file, number).strip(),
-    }
+    return lines.line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _module(frames: list[FrameType]) -> str:

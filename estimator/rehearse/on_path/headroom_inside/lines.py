@@ -1,0 +1,43 @@
+"""Which line of whose code asked: the script's, a library's, torch's."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+from typing import Any
+
+_INSTALLED = tuple(
+    {os.path.abspath(it) + os.sep for it in sysconfig.get_paths().values()} - {os.sep}
+)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to a package, and not to the user's own code."""
+    parts = ("site-packages", "dist-packages")
+    return (
+        file.startswith("<")
+        or any(f"{os.sep}{it}{os.sep}" in file for it in parts)
+        or os.path.abspath(file).startswith(_INSTALLED)
+    )
+
+
+def is_in_torch(file: str) -> bool:
+    """Whether a file is torch's own."""
+    return f"{os.sep}torch{os.sep}" in file
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to the rehearsal."""
+    return os.path.dirname(file) == _HERE
+
+
+def line(file: str, number: int, function: str) -> dict[str, Any]:
+    """A line of code as a report has it."""
+    return {
+        "file": file,
+        "line": number,
+        "function": function,
+        "text": linecache.getline(file, number).strip(),
+    }
