@@ -31,6 +31,7 @@ from estimator.step.blocks import (
     TAKE,
     TAKE_ONCE,
     Played,
+    Plays,
     Request,
     Settings,
     log_of,
@@ -333,6 +334,34 @@ def test_blocks_cover_tensors_and_freed_segments_serve_again(
     assert least.played.died is None or least.played.reserved <= most
     card.take(512)
     assert card.reserved in {played.reserved, played.reserved + 2 * MIB}
+
+
+STRETCHES = st.lists(
+    st.lists(
+        st.tuples(
+            st.sampled_from([TAKE, TAKE, TAKE_ONCE, GIVE, GIVE, GIVE_LATE, GIVE_ALL, EMPTY]),
+            st.integers(0, 5),  # keys
+            st.integers(1, 60_000),  # of 512 bytes
+            st.integers(0, 1),  # streams
+        ),
+        max_size=20,
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=40)
+@given(STRETCHES, st.lists(st.integers(0, 1000), max_size=9), st.booleans())
+def test_what_plays_on_several_cards_share_changes_none_of_them(stretches, places, expandable):
+    requests = [[Request(what, key, 512 * n, to) for what, key, n, to in it] for it in stretches]
+    log = log_of(requests, [(place, 2) for place in range(len(requests))])
+    cut = Settings(expandable)
+    spare, several = play(log, NO_LIMIT, cut), Plays(log, cut)
+    for place in places:
+        room = spare.allocated * 7 // 8 + (spare.reserved - spare.allocated * 3 // 4) * place // 999
+        assert several.on(room) == play(log, room, cut)
+    assert several.on(NO_LIMIT) == spare
 
 
 def test_errors_are_small_without_a_fitted_share() -> None:

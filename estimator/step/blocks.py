@@ -23,10 +23,10 @@ The lines of ``_play`` are compiled where numba is installed (decision 7); witho
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from math import frexp
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -205,14 +205,120 @@ def play(
 
     ``ahead``: gathers by which the CPU runs ahead of the card; none where a card finishes everything at once.
     """
-    log = _warmed(log, limit)
-    blocks = 2 * log.most + 1024
-    while True:
-        result = _played(log, limit, settings, ahead, blocks)
-        allocated, reserved, died, repetition, request = result
-        if died != NO_ROOM:
-            return Played(allocated, reserved, None if died < 0 else died, repetition, request)
-        blocks *= 2
+    return Plays(log, settings, ahead).on(limit)
+
+
+class Plays:
+    """A log on cards of several sizes, of which what they have in common is played once.
+
+    A card's size matters only where a request would exceed it. So what becomes of a run on one card becomes of it on
+    all between the most that it reserved and the least that was too much, and a run on any other begins where the two
+    part.
+    """
+
+    def __init__(self, log: Log, settings: Settings = PLAIN, ahead: int = IN_FLIGHT) -> None:
+        self._log, self._settings, self._ahead = log, settings, ahead
+        self._blocks = 2 * log.most + 1024
+        self._known: list[tuple[int, int, Played]] = []
+        """What became of the run on cards from one size up to another."""
+        self._reached: array[int] | None = None
+        """Bytes that are reserved at most up to each place in the order, on a card with memory to spare."""
+        self._begun: list[_Memory] = []
+        """The memory of the card before some places, the later the more it had reserved."""
+
+    def on(self, limit: int) -> Played:
+        """What becomes of the run on a card that gives the allocator at most ``limit`` bytes."""
+        for least, more, known in self._known:
+            if least <= limit < more:
+                return known
+        log = _warmed(self._log, limit)
+        least, more, played = self._play(log, limit)
+        if self._log.warms_up:
+            whole = log.requests[2][0] + UNTOUCHED
+            least, more = (max(least, whole), more) if log is self._log else (limit, limit + 1)
+        self._known.append((least, more, played))
+        return played
+
+    def _play(self, log: Log, limit: int) -> tuple[int, int, Played]:
+        """What happens, and on which cards: from one size up to another."""
+        while True:
+            memory = self._begin(log, limit)
+            reached = _numbers(len(log.order[0]))
+            memory.play(log, limit, self._settings, self._ahead, reached, len(reached))
+            if memory.now[DIED] != NO_ROOM:
+                break
+            self._blocks, self._begun = 2 * self._blocks, []
+        allocated, reserved, refused, died, *where = memory.now[MOST_IN_USE : 1 + REQUEST]
+        if refused == NO_LIMIT and log is self._log:
+            self._reached = reached
+        more = refused if refused < NO_LIMIT else NO_LIMIT + 1
+        return reserved, more, Played(allocated, reserved, None if died < 0 else died, *where)
+
+    def _begin(self, log: Log, limit: int) -> _Memory:
+        """The memory of a card before it differs from one with memory to spare; empty where none was played."""
+        empty = _Memory.of(log, self._blocks)
+        if self._reached is None or log is not self._log:
+            return empty
+        fits = [it for it in self._begun if it.now[MOST_RESERVED] <= limit]
+        found = max(fits, key=lambda it: it.now[PLACE], default=empty).copy(self._blocks)
+        place = bisect_right(self._reached, limit)
+        if place > found.now[PLACE]:
+            found.play(log, limit, self._settings, self._ahead, self._reached[:], place)
+            if found.now[DIED] != NO_ROOM:
+                self._begun.append(found.copy())
+        return found
+
+
+class _Memory(NamedTuple):
+    """A card's memory: what ``_play`` reads and changes."""
+
+    blocks: array[int]
+    """The records of its blocks."""
+    first: array[int]
+    """The first free block of each pool and size class, and of each pool the highest class that it ever had."""
+    segments: array[int]
+    """Each pool's segment that grows."""
+    newest: array[int]
+    """The block of each key that is freed first."""
+    late: array[int]
+    """Blocks that wait to be freed."""
+    now: array[int]
+    """Numbers beside these."""
+
+    @classmethod
+    def of(cls, log: Log, blocks: int) -> _Memory:
+        """An empty card's, for so many blocks."""
+        found = cls(
+            _numbers(RECORD * blocks),
+            _numbers(2 * STREAMS * CLASSES),
+            _numbers(2 * STREAMS * SEGMENT),
+            _numbers(log.keys),
+            _numbers(MOST_LATE),
+            _numbers(1 + REQUEST),
+        )
+        found.blocks[ADDRESS] = RECORD
+        found.now[REFUSED], found.now[DIED] = NO_LIMIT, -1
+        return found
+
+    def copy(self, blocks: int = 0) -> _Memory:
+        """The same memory with numbers for so many blocks; none: for those that were used."""
+        used = self.blocks[ADDRESS]
+        free = _numbers(max(0, RECORD * blocks - used))
+        return _Memory(self.blocks[:used] + free, *(it[:] for it in self[1:]))
+
+    def play(
+        self,
+        log: Log,
+        limit: int,
+        settings: Settings,
+        ahead: int,
+        reached: array[int],
+        until: int,
+    ) -> None:
+        """Play the log up to a place; ``reached``: receives what is reserved at most up to each."""
+        _player()(
+            *log.requests, *log.spans, *log.order, limit, *settings, ahead, *self, reached, until
+        )
 
 
 def _warmed(log: Log, limit: int) -> Log:
@@ -230,27 +336,8 @@ def _warmed(log: Log, limit: int) -> Log:
     return log._replace(requests=[whats, keys, sizes, streams])
 
 
-def _played(log: Log, limit: int, settings: Settings, ahead: int, blocks: int) -> array[int]:
-    result = array("q", [0] * 5)
-    _player()(
-        *log.requests,
-        *log.spans,
-        *log.order,
-        limit,
-        *settings,
-        ahead,
-        _numbers(RECORD * blocks),
-        _numbers(2 * STREAMS * CLASSES),
-        _numbers(2 * STREAMS * SEGMENT),
-        _numbers(log.keys),
-        _numbers(MOST_LATE),
-        result,
-    )
-    return result
-
-
 def _numbers(count: int) -> array[int]:
-    return array("q", bytes(8 * count))
+    return array("q", [0]) * count
 
 
 @cache
@@ -263,9 +350,12 @@ def _player() -> Callable[..., None]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
-            return njit(cache=True, nogil=True)(function)
+            return njit(cache=True, **options)(function)
         except RuntimeError:  # no folder for its cache
-            return njit(nogil=True)(function)
+            return njit(**options)(function)
+
+    # without counting references: no function makes or keeps an array
+    options: dict[str, Any] = {"nogil": True, "forceinline": True, "_nrt": False}
 
     known = dict(globals())
     for function in (
@@ -284,7 +374,8 @@ def _player() -> Callable[..., None]:
 HELD, ADDRESS, BEFORE, AFTER, STATE, BELOW, FOLLOWING, PRECEDING = range(8)
 """A block's record: its bytes; its address; the blocks of its segment before and after it; its state, which is twice
 its pool, and 1 more if it is free, or ``UNMAPPED``; the block of the same key that is next to be freed, or of an unused
-one the next unused; the free blocks of its size class after and before it."""
+one the next unused; the free blocks of its size class after and before it, before the first of them the place of the
+class in ``first``, inverted."""
 RECORD = 8
 """Numbers of a record; 64 bytes, as a processor's cache reads them at once."""
 HEAD, TAIL, HOLES = range(3)
@@ -292,23 +383,42 @@ HEAD, TAIL, HOLES = range(3)
 unmapped."""
 SEGMENT = 3
 """Numbers of such a segment."""
+PLACE, NEXT_ADDRESS, IN_USE, RESERVED, WAITING = range(5)
+"""Numbers of a card's memory: the place in the order that comes next, the first address that no segment had, bytes of
+blocks in use and of segments, and how many blocks wait to be freed."""
+MOST_IN_USE, MOST_RESERVED, REFUSED, DIED, REPETITION, REQUEST = range(5, 11)
+"""The most of both so far, the fewest bytes of segments that were too many, the place that died (-1: none, or
+``NO_ROOM``), how often its stretch had run before, and the request."""
 
 
 def _class(size: int) -> int:
-    """The size class of a block: of larger ones it is no lower.
+    """The size class of a block: of larger ones it is no lower. By halves, which are faster than a logarithm.
 
     >>> [_class(size) for size in (512, 640, 1023, 1024)]
     [36, 37, 39, 40]
     """
-    mantissa, exponent = frexp(size)
-    return 4 * (exponent - 1) + int(8 * mantissa) - 4
+    rest, power = size, 0
+    if rest >= 1 << 32:
+        rest, power = rest >> 32, 32
+    if rest >= 1 << 16:
+        rest, power = rest >> 16, power + 16
+    if rest >= 1 << 8:
+        rest, power = rest >> 8, power + 8
+    if rest >= 1 << 4:
+        rest, power = rest >> 4, power + 4
+    if rest >= 1 << 2:
+        rest, power = rest >> 2, power + 2
+    if rest >= 1 << 1:
+        power += 1
+    return 4 * power + (size >> (power - 2)) % 4
 
 
 def _next(blocks: array[int], first: array[int], pool: int, block: int) -> int:
     """The free block of a pool that is next larger, or as large and next higher; 0 where there is none."""
     if blocks[block + FOLLOWING]:
         return blocks[block + FOLLOWING]
-    for place in range(pool * CLASSES + _class(blocks[block + HELD]) + 1, (pool + 1) * CLASSES):
+    start, end = pool * CLASSES + _class(blocks[block + HELD]) + 1, pool * CLASSES
+    for place in range(start, end + first[end] + 1):
         if first[place]:
             return first[place]
     return 0
@@ -320,7 +430,8 @@ def _find(blocks: array[int], first: array[int], pool: int, size: int) -> int:
     block = first[place]
     while block and blocks[block + HELD] < size:
         block = blocks[block + FOLLOWING]
-    while block == 0 and place + 1 < (pool + 1) * CLASSES:
+    highest = pool * CLASSES + first[pool * CLASSES]
+    while block == 0 and place < highest:
         place += 1
         block = first[place]
     return block
@@ -334,8 +445,10 @@ def _add(
 ) -> None:
     """Cache a free block."""
     size, at = blocks[block + HELD], blocks[block + ADDRESS]
-    place = pool * CLASSES + _class(size)
-    lower, higher = 0, first[place]
+    of = _class(size)
+    first[pool * CLASSES] = max(first[pool * CLASSES], of)  # no block is of class 0
+    place = pool * CLASSES + of
+    lower, higher = ~place, first[place]
     while higher and (
         blocks[higher + HELD] < size
         or (blocks[higher + HELD] == size and blocks[higher + ADDRESS] < at)
@@ -344,7 +457,7 @@ def _add(
     blocks[block + FOLLOWING], blocks[block + PRECEDING] = higher, lower
     if higher:
         blocks[higher + PRECEDING] = block
-    if lower:
+    if lower > 0:
         blocks[lower + FOLLOWING] = block
     else:
         first[place] = block
@@ -354,17 +467,16 @@ def _add(
 def _drop(
     blocks: array[int],
     first: array[int],
-    pool: int,
     block: int,
 ) -> None:
     """Take a block out of the cache."""
     lower, higher = blocks[block + PRECEDING], blocks[block + FOLLOWING]
     if higher:
         blocks[higher + PRECEDING] = lower
-    if lower:
+    if lower > 0:
         blocks[lower + FOLLOWING] = higher
     else:
-        first[pool * CLASSES + _class(blocks[block + HELD])] = higher
+        first[~lower] = higher
 
 
 def _new(blocks: array[int]) -> int:
@@ -418,7 +530,7 @@ def _free(
     for side in range(2):
         other = blocks[block + AFTER] if side == 0 else blocks[block + BEFORE]
         if other and blocks[other + STATE] % 2 == 1:
-            _drop(blocks, first, pool, other)
+            _drop(blocks, first, other)
             lower, higher = (block, other) if side == 0 else (other, block)
             _join(blocks, lower, higher)
             block = lower
@@ -485,7 +597,7 @@ def _grow(
 ) -> bool:
     """Map pages from a block on until it holds a request; it is in no pool then. False where numbers run out."""
     if blocks[block + STATE] != UNMAPPED:
-        _drop(blocks, first, pool, block)
+        _drop(blocks, first, block)
     while blocks[block + STATE] == UNMAPPED or blocks[block + HELD] < size:
         grown = block if blocks[block + STATE] == UNMAPPED else blocks[block + AFTER]
         wanted = size if grown == block else size - blocks[block + HELD]
@@ -504,7 +616,7 @@ def _grow(
             _join(blocks, block, grown)
         other = blocks[block + AFTER]
         if other and blocks[other + STATE] % 2 == 1:
-            _drop(blocks, first, pool, other)
+            _drop(blocks, first, other)
             _join(blocks, block, other)
     return True
 
@@ -519,7 +631,7 @@ def _shrink(blocks: array[int], first: array[int], segments: array[int], pool: i
         if begin >= end:
             block = _next(blocks, first, pool, block)
             continue
-        _drop(blocks, first, pool, block)
+        _drop(blocks, first, block)
         given += end - begin
         if end < blocks[block + ADDRESS] + blocks[block + HELD]:
             rest = _cut(blocks, block, end - blocks[block + ADDRESS])
@@ -563,7 +675,7 @@ def _give_back(
         while block:
             one, block = block, _next(blocks, first, pool, block)
             if blocks[one + BEFORE] == 0 and blocks[one + AFTER] == 0:
-                _drop(blocks, first, pool, one)
+                _drop(blocks, first, one)
                 given += blocks[one + HELD]
                 blocks[one + BELOW], blocks[BELOW] = blocks[BELOW], one
     return given
@@ -572,7 +684,7 @@ def _give_back(
 def _largest(blocks: array[int], first: array[int], pool: int) -> int:
     """A pool's largest free block, the highest of equal ones; 0 where there is none."""
     block = 0
-    for place in range((pool + 1) * CLASSES - 1, pool * CLASSES - 1, -1):
+    for place in range(pool * CLASSES + first[pool * CLASSES], pool * CLASSES, -1):
         block = first[place]
         if block:
             break
@@ -596,7 +708,7 @@ def _give_large_back(
             one = _largest(blocks, first, pool)
         if one == 0 or blocks[one + HELD] < max_split:
             return -given
-        _drop(blocks, first, pool, one)
+        _drop(blocks, first, one)
         given += blocks[one + HELD]
         blocks[one + BELOW], blocks[BELOW] = blocks[BELOW], one
         one = 0
@@ -621,19 +733,19 @@ def _play(
     segments: array[int],
     newest: array[int],
     late: array[int],
-    result: array[int],
+    now: array[int],
+    reached: array[int],
+    until: int,
 ) -> None:
-    """Play requests.
-
-    ``first``: the first free block of each pool and size class. ``newest``: the block of each key that is freed first.
-    ``late``: blocks that wait to be freed.
-    """
-    next_address = 0
-    in_use, most_in_use, reserved, most_reserved = 0, 0, 0, 0
-    waiting = 0
-    blocks[ADDRESS] = RECORD
-    result[2] = -1
-    for place in range(len(stretches)):
+    """Play requests up to a place in the order, as ``_Memory.play``."""
+    next_address, in_use, reserved, waiting = (
+        now[NEXT_ADDRESS],
+        now[IN_USE],
+        now[RESERVED],
+        now[WAITING],
+    )
+    most_in_use, most_reserved, refused = now[MOST_IN_USE], now[MOST_RESERVED], now[REFUSED]
+    for place in range(now[PLACE], until):
         stretch = stretches[place]
         for repetition in range(times[place]):
             for request in range(starts[stretch], ends[stretch]):
@@ -644,7 +756,7 @@ def _play(
                     if what == EMPTY:
                         given = _give_back(blocks, first, segments, expandable)
                         if given < 0:
-                            result[2] = NO_ROOM
+                            now[DIED] = NO_ROOM
                             return
                         reserved -= given
                     continue
@@ -695,14 +807,14 @@ def _play(
                     ):  # of a large block, which is not split, no more than this may be left over
                         block = 0
                 if block:
-                    _drop(blocks, first, pool, block)
+                    _drop(blocks, first, block)
                 else:
                     asked = page
                     if expandable:
                         if segments[SEGMENT * pool + TAIL] == 0:
                             tail = _new(blocks)
                             if tail == 0:
-                                result[2] = NO_ROOM
+                                now[DIED] = NO_ROOM
                                 return
                             blocks[tail + HELD], blocks[tail + ADDRESS] = SPAN, pool * SPAN
                             blocks[tail + BEFORE], blocks[tail + AFTER] = 0, 0
@@ -716,35 +828,40 @@ def _play(
                     elif size >= WHOLE:
                         asked = (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                     is_short = reserved + asked > limit
+                    if is_short:
+                        refused = min(refused, reserved + asked)
                     if is_short and max_split < NO_LIMIT and not expandable:
                         given = _give_large_back(blocks, first, pool, size, max_split)
                         reserved -= abs(given)
                         is_short = given < 0 or reserved + asked > limit
+                        if is_short:
+                            refused = min(refused, reserved + asked)
                     if is_short:
                         while waiting:
                             waiting = _free_oldest(blocks, first, late, waiting)
                         given = _give_back(blocks, first, segments, expandable)
                         if given < 0:
-                            result[2] = NO_ROOM
+                            now[DIED] = NO_ROOM
                             return
                         reserved -= given
                         if expandable:
                             block = _start(blocks, segments, pool, size)
                             asked = _pages(blocks, block, size, page)
                         if reserved + asked > limit:
-                            result[0], result[1] = most_in_use, most_reserved
-                            result[2], result[3], result[4] = place, repetition, request
+                            now[MOST_IN_USE], now[MOST_RESERVED] = most_in_use, most_reserved
+                            now[REFUSED] = min(refused, reserved + asked)
+                            now[DIED], now[REPETITION], now[REQUEST] = place, repetition, request
                             return
                     reserved += asked
                     most_reserved = max(most_reserved, reserved)
                     if expandable:
                         if not _grow(blocks, first, segments, pool, block, size, page):
-                            result[2] = NO_ROOM
+                            now[DIED] = NO_ROOM
                             return
                     else:
                         block = _new(blocks)
                         if block == 0:
-                            result[2] = NO_ROOM
+                            now[DIED] = NO_ROOM
                             return
                         blocks[block + HELD], blocks[block + ADDRESS] = asked, next_address
                         blocks[block + BEFORE], blocks[block + AFTER] = 0, 0
@@ -755,7 +872,7 @@ def _play(
                 ):
                     other = _cut(blocks, block, size)
                     if other == 0:
-                        result[2] = NO_ROOM
+                        now[DIED] = NO_ROOM
                         return
                     _add(blocks, first, pool, other)
                 blocks[block + STATE] = 2 * pool
@@ -763,4 +880,7 @@ def _play(
                 newest[key] = block
                 in_use += blocks[block + HELD]
                 most_in_use = max(most_in_use, in_use)
-    result[0], result[1] = most_in_use, most_reserved
+        reached[place] = most_reserved
+    now[PLACE], now[NEXT_ADDRESS] = until, next_address
+    now[IN_USE], now[RESERVED], now[WAITING] = in_use, reserved, waiting
+    now[MOST_IN_USE], now[MOST_RESERVED], now[REFUSED] = most_in_use, most_reserved, refused

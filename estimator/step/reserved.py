@@ -18,7 +18,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocations import Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, Log, Played, Settings, play, rounded, settings_of
+from estimator.step.blocks import NO_LIMIT, Log, Played, Plays, Settings, rounded, settings_of
 from estimator.step.loading_requests import MADE, MOVED
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
@@ -101,17 +101,18 @@ class RankRun:
     def __init__(
         self, log: Log, narrow: Log | None, settings: Settings, *, made: bool, rank: int
     ) -> None:
-        self._log, self._narrow, self._settings = log, narrow, settings
+        self._log, self._narrow = log, narrow
         self.made, self.rank = made, rank
-        self._played: dict[tuple[bool, int], Played] = {}
+        self._wide = Plays(log, settings)
+        self._slim = self._wide if narrow is None else Plays(narrow, settings)
 
     def play(self, room: int) -> Played:
         """The run on a card with so many bytes."""
-        return self._play(room, narrow=self.is_narrow(room))
+        return self._plays(room).on(room)
 
     def is_narrow(self, room: int) -> bool:
         """Whether a card with so many bytes has no room to load it on the GPU."""
-        return self._narrow is not None and self._play(room, narrow=False).died == LOADING
+        return self._narrow is not None and self._wide.on(room).died == LOADING
 
     def log(self, room: int) -> Log:
         """The requests of a card with so many bytes."""
@@ -119,21 +120,15 @@ class RankRun:
 
     def spare(self, room: int) -> Played:
         """The requests of a card with so many bytes, with memory to spare."""
-        return self._play(NO_LIMIT, narrow=self.is_narrow(room))
+        return self._plays(room).on(NO_LIMIT)
 
     @property
     def most_in_use(self) -> int:
         """Bytes of blocks in use at once, as the run is loaded with least."""
-        return self._play(NO_LIMIT, narrow=self._narrow is not None).allocated
+        return self._slim.on(NO_LIMIT).allocated
 
-    def _play(self, room: int, *, narrow: bool) -> Played:
-        spare = self._played.get((narrow, NO_LIMIT))
-        if spare is not None and room >= spare.reserved:
-            return spare
-        if (narrow, room) not in self._played:
-            log = self._log if self._narrow is None or not narrow else self._narrow
-            self._played[narrow, room] = play(log, room, self._settings)
-        return self._played[narrow, room]
+    def _plays(self, room: int) -> Plays:
+        return self._slim if self.is_narrow(room) else self._wide
 
 
 @lru_cache(maxsize=16)
