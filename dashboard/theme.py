@@ -245,8 +245,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
 .hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; padding-left: 1.2rem; max-width: 66rem; }}
 .hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}
-.st-key-legend {{ margin: -.55rem 0 -.9rem; }}
-.st-key-legend .hr-legend {{ font-size: .8125rem; gap: .1rem .8rem; }}
+.st-key-hero .hr-legend {{ min-height: 1.3rem; line-height: 1.3rem; font-size: .875rem; gap: 0 .9rem; }}
 .hr-line {{ display: inline-block; width: .25em; height: 1em; vertical-align: -.12em; margin-right: .5em;
   background: light-dark(#B83A00, #FF8A57); }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
@@ -302,7 +301,8 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 .hr-limit + .hr-limit {{ margin-top: .4rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
-.hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
+.hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em;
+  outline: 1.5px solid transparent; outline-offset: -1.5px; }}
 .st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}

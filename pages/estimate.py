@@ -10,7 +10,6 @@ import streamlit as st
 from dashboard import theme
 from dashboard.estimate import (
     at_a_glance,
-    hero_figure,
     method_cards,
     sections,
     start,
@@ -67,8 +66,6 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
     st.html(proposal_cards.cards_html("methods", "Open", methods, of))
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
-    with st.container(key="legend"):
-        st.html(hero_figure.legend_html(seen.figure))
     drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -131,12 +130,17 @@ def test_a_total_is_drawn_inside_the_bar_if_there_is_no_room_beside_it():
     assert totals["textfont"]["shadow"], "on top of a bar it needs a ground"
 
 
-def test_every_drawn_component_and_no_other_is_in_the_legend():
+def test_each_part_offers_its_number_once_and_off_the_capacity_line():
+    """``drawing.js`` writes it, and the part's name, where they have room."""
     several = replace(SETUP, strategy="fsdp", num_gpus=4)
     for drawn in (hero(), hero(setup=several)):
-        named = re.findall(r"</i>([^<]+)</span>", hero_figure.legend_html(drawn))
-        assert set(named) == {it.label for it in pieces(drawn)}
-    assert "Communication" in named
+        found = [it for it in zip(pieces(drawn), drawn["data"][0]["text"], strict=True) if it[1]]
+        parts = [(piece.place, piece.label) for piece, _ in found]
+        assert len(parts) == len(set(parts))
+        assert {label for _, label in parts} == {it.label for it in pieces(drawn)}
+        line = units.in_gib(GPU.memory_bytes)
+        assert not [it for it, _ in found if it.base < line < it.base + it.length]
+    assert "Communication" in {label for _, label in parts}
 
 
 def test_without_a_gpu_there_is_no_line():

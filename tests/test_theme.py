@@ -53,3 +53,15 @@ def test_a_need_without_a_verdict_is_legible():
 @pytest.mark.parametrize("part", theme.COMPONENTS.values(), ids=lambda part: part.label)
 def test_a_number_in_a_bar_is_legible(part):
     assert contrast(part.ink, part.colour) >= 4.5
+
+
+@pytest.mark.parametrize(("look", "ground"), [(theme.LIGHT, LIGHT), (theme.DARK, DARK)])
+def test_a_number_in_a_hollow_part_is_legible(look, ground):
+    """Its fill is a fifth of its colour on the page's."""
+    fill = [
+        0.2 * front + 0.8 * back
+        for front, back in zip(channels(theme.RESERVE.colour), channels(ground), strict=True)
+    ]
+    mixed = "#" + "".join(f"{round(255 * it):02x}" for it in fill)
+    assert theme.RESERVE.fill.endswith("33"), "33 of 255"
+    assert contrast(look.ink, mixed) >= 4.5

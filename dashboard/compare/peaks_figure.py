@@ -10,18 +10,9 @@ from itertools import accumulate
 from dashboard import theme
 from dashboard.compare import entry
 from dashboard.compare.entry import ComparedEntry
-from dashboard.figures import memory_bars
-from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
+from dashboard.figures.memory_bars import TEXT_SIZE, Figure, capacity_marks, scale, stacked
 from dashboard.words import terms, units
 from estimator import Estimate
-
-
-def legend_html(shown: Sequence[ComparedEntry]) -> str:
-    """The legend: the colours, and the capacity line."""
-    there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
-    has_line = any(of.gpu for _, of in entry.bars(shown))
-    line = '<span><i class="hr-line"></i>what the GPU has</span>' * has_line
-    return memory_bars.legend_html(there, line)
 
 
 def figure(
@@ -41,14 +32,14 @@ def figure(
     sizes = [it.need_high_bytes for _, it in found]
     sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
     end = scale(max(sizes, default=1))
-    text = 15
+    text = TEXT_SIZE
     row = 62
     if large:
         row = max(58, min(118, STAGE_PIXELS // count))
         text = 24 if row > 80 else 20
     return {
         "data": [
-            stacked([it for _, it in found], end, text - 1, BAR),
+            stacked([it for _, it in found], end, look, text, BAR),
             *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
             _names(shown, look, text, row, chosen),
         ],
@@ -69,7 +60,7 @@ def figure(
                 "gridcolor": theme.GRID,
                 "zeroline": False,
                 "nticks": 5,
-                "tickfont": {"size": text - 1, "color": look.ink},
+                "tickfont": {"size": text - 2, "color": look.ink},
             },
             "yaxis": {
                 "range": [count - 0.62, -0.62],

@@ -95,7 +95,6 @@ def _figure(page: ComparePage, *, chosen: int | None = None) -> None:
     large = chosen is not None
     figure = peaks_figure.figure(page.shown, dark=drawing.is_dark(), large=large, chosen=chosen)
     drawing.plot(figure, "comparison", peaks_figure.figure_alt(page.shown), menu=True)
-    st.html(peaks_figure.legend_html(page.shown))
 
 
 # --- settings ------------------------------------------------------------------------------

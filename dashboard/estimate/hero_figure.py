@@ -100,7 +100,7 @@ def hero(
         "layout": {
             "barmode": "overlay",
             "height": HEIGHT,
-            "margin": {"l": 122, "r": 12, "t": 26, "b": 30},
+            "margin": {"l": 130, "r": 12, "t": 26, "b": 30},
             "showlegend": False,
             "hovermode": "closest",
             "dragmode": False,
@@ -115,7 +115,7 @@ def hero(
                 "gridcolor": theme.GRID,
                 "zeroline": False,
                 "nticks": 7,
-                "tickfont": {"size": 13, "color": look.ink},
+                "tickfont": {"size": 14, "color": look.ink},
             },
             "yaxis": {
                 "range": [8.45, -1.2],
@@ -124,7 +124,7 @@ def hero(
                 "tickvals": [bar.place for bar in bars],
                 "ticklabelstandoff": 8,
                 "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
-                "tickfont": {"size": 15, "color": look.ink},
+                "tickfont": {"size": memory_bars.TEXT_SIZE, "color": look.ink},
                 "showgrid": False,
                 "zeroline": False,
             },
@@ -132,13 +132,6 @@ def hero(
             "annotations": annotations,
         },
     }
-
-
-def legend_html(figure: Figure) -> str:
-    """The colours of all parts that the figure draws."""
-    return memory_bars.legend_html(
-        {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
-    )
 
 
 LARGER = 1.5

@@ -6,8 +6,8 @@ figure does not jump when a slider moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from dashboard import theme
@@ -18,9 +18,9 @@ Figure = dict[str, Any]
 """A Plotly figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
 TOTAL_WIDTH = 0.06
 """Maximum width of a total's label, as a share of the scale, on a wide screen."""
-LEGIBLE = 0.06
-"""Minimum width of a part that has room for its number, as a share of the axis."""
-_EVERY = (*theme.COMPONENTS.values(), theme.RESERVE)
+TEXT_SIZE = 16
+"""Size of the bars' texts in pixels. At 1,440 pixels on a wall two metres wide, capitals are 15 mm tall."""
+_EVERY: Sequence[theme.DrawnPart] = (*theme.COMPONENTS.values(), theme.RESERVE)
 
 
 class Bar(NamedTuple):
@@ -53,25 +53,26 @@ def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
 
 
 def _stack(
-    parts: Sequence[theme.DrawnPart],
     bars: Sequence[Bar],
     end: float,
-    size: int,
+    look: theme.Look,
+    size: int = TEXT_SIZE,
     width: float = 0.78,
-    line: float | None = None,
+    lines: Sequence[float | None] = (),
 ) -> Figure:
     """All stacked bars as one trace. With one trace per part browsers take twice as long.
 
-    ``end``: end of the scale in GiB; longer bars are cut there. ``size``: font size of the numbers in pixels.
-    ``width``: width of a bar; bars are at distance 1. ``line``: the capacity. A part that it crosses is split in two,
-    so that the line crosses no number.
+    ``end``: end of the scale in GiB; longer bars are cut there. ``size``: font size of the texts in pixels. ``width``:
+    width of a bar; bars are at distance 1. ``lines``: each bar's capacity in GiB. A part that it crosses is split in
+    two, so that the line crosses no text. ``drawing.js`` knows how many pixels a part has: it writes name and number in
+    it, or what of them has room, and names the others in a legend.
     """
     pieces: list[tuple[float, theme.DrawnPart, int, str]] = []
     bases: list[float] = []
     lengths: list[float] = []
-    for bar in bars:
+    for bar, line in zip_longest(bars, lines):
         reached = 0
-        for part in parts:
+        for part in _EVERY:
             held = bar.parts[part.label]
             base = units.in_gib(reached)
             reached += held
@@ -80,8 +81,8 @@ def _stack(
                 widest = max(length for _, length in spans)
                 for at, length in spans:
                     is_cut = at + length >= end
-                    fits = length == widest > end * LEGIBLE and not is_cut
-                    pieces.append((bar.place, part, held, units.number(held) if fits else ""))
+                    is_named = length == widest and not is_cut
+                    pieces.append((bar.place, part, held, units.number(held) if is_named else ""))
                     bases.append(at)
                     lengths.append(length)
     return {
@@ -103,7 +104,11 @@ def _stack(
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": [part.ink for _, part, *_ in pieces], "size": size},
+        "constraintext": "none",
+        "insidetextfont": {
+            "color": [look.ink if part.hollow else part.ink for _, part, *_ in pieces],
+            "size": size,
+        },
         "hovertext": [f"{part.label}: {units.in_gib(held):.2f} GiB" for _, part, held, _ in pieces],
         "hoverinfo": "text",
     }
@@ -128,10 +133,13 @@ def peak_parts(estimate: Estimate) -> dict[str, int]:
     return parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
 
 
-def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> Figure:
-    """Each estimate's peak as a stacked bar, from top to bottom; ``size``: font size of the numbers in pixels."""
+def stacked(
+    estimates: Sequence[Estimate], end: float, look: theme.Look, size: int, width: float
+) -> Figure:
+    """Each estimate's peak as a stacked bar, from top to bottom; ``size``: font size of the texts in pixels."""
     bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
-    return _stack(_EVERY, bars, end, size, width)
+    lines = [None if it.gpu is None else units.in_gib(it.gpu.memory_bytes) for it in estimates]
+    return _stack(bars, end, look, size, width, lines)
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
@@ -160,17 +168,6 @@ def _mark(height: float, width: int, colour: str) -> Figure:
     }
 
 
-def legend_html(labels: Collection[str], also: str = "") -> str:
-    """The colours of these parts, in the figures' order; ``also``: HTML of further entries."""
-    said = "".join(
-        f'<span><i class="hr-swatch" style="background:{it.fill};outline:1.5px solid {it.colour};'
-        f'outline-offset:-1.5px"></i>{escape(it.label)}</span>'
-        for it in _EVERY
-        if it.label in labels
-    )
-    return f'<p class="hr-legend">{said}{also}</p>'
-
-
 def _totals(bars: list[Bar], look: theme.Look, line: float | None, end: float) -> Figure:
     """Each bar's total, beyond the bar's end, or on the bar if the capacity or the scale leaves no room.
 
@@ -195,7 +192,7 @@ def _totals(bars: list[Bar], look: theme.Look, line: float | None, end: float) -
         "x": places,
         "text": [f" {text} " for text in texts],
         "textposition": sides,
-        "textfont": {"size": 15, "color": look.ink, "shadow": _halo(look)},
+        "textfont": {"size": TEXT_SIZE, "color": look.ink, "shadow": _halo(look)},
         "cliponaxis": False,
         "hoverinfo": "skip",
     }
@@ -229,7 +226,7 @@ def _capacity(
             "xanchor": "right" if at > end / 2 else "left",
             "showarrow": False,
             "text": f"<b>{units.gib(memory_bytes)} usable</b>",
-            "font": {"size": 15, "color": look.capacity},
+            "font": {"size": TEXT_SIZE, "color": look.capacity},
         },
     }
 
@@ -250,7 +247,7 @@ def against(
     """
     line = None if gpu is None else units.in_gib(gpu.memory_bytes)
     totals = _totals(bars, look, line, end)
-    traces = _stack(_EVERY, bars, end, 13, line=line), totals
+    traces = _stack(bars, end, look, lines=[line] * len(bars)), totals
     if gpu is None:
         return traces, [], []
     capacity = _capacity(gpu.memory_bytes, end, look, spans)

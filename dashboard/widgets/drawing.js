@@ -82,8 +82,63 @@ const slide = (box, { data: [bars, totals], layout }) => {
   return true;
 };
 
+// Bars of parts carry their labels: each its name and number, or what of them has room beside its bar's total. Where only
+// one of them has room, a name that another bar has makes way for the number.
+const ROOM = 10; // px that a text leaves free in its part; our choice
+const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
+const widthOf = (words, font) => {
+  const known = widths.get(font + words);
+  if (known !== undefined) return known;
+  pen.font = font;
+  const width = pen.measureText(words).width;
+  if (pen.font === font) widths.set(font + words, width);
+  return width;
+};
+const isOfParts = ({ data: [bars] }) => bars?.name === "Memory";
+const labelled = (box, figure) => {
+  if (!isOfParts(figure)) return figure;
+  const { data: [bars, ...others], layout: { xaxis: { range: [, end] }, margin } } = figure;
+  const pixels = (box.clientWidth - margin.l - margin.r) / end, { size } = bars.insidetextfont;
+  const font = `${size}px ${getComputedStyle(box).fontFamily}`;
+  const [totals] = others.filter((it) => it.name === "Total");
+  const covered = (place) => totals?.y.some((y, at) => y === bars.y[place] && totals.textposition[at].endsWith("left")
+    && totals.x[at] - widthOf(`${totals.text[at]} `, font) / pixels < bars.base[place] + bars.x[place]);
+  const fit = (place, ...said) => said.find((words) => widthOf(words, font) <= bars.x[place] * pixels - ROOM) ?? "";
+  const whole = bars.text.map((number, place) =>
+    number && !covered(place) ? fit(place, `${nameAt(bars, place)} ${number}`) : "");
+  const named = new Set(whole.flatMap((words, place) => words ? [nameAt(bars, place)] : []));
+  const text = bars.text.map((number, place) => {
+    if (whole[place] || !number || covered(place)) return whole[place];
+    const name = nameAt(bars, place);
+    return named.has(name) ? fit(place, number) : fit(place, name, number);
+  });
+  return { ...figure, data: [{ ...bars, text }, ...others] };
+};
+const nameAt = ({ hovertext }, place) => hovertext[place].split(":")[0];
+
+// The legend has the parts that no bar has room to name.
+const explain = (legend, { data: [bars, ...others] }) => {
+  const named = new Set(), left = new Map();
+  bars.text.forEach((words, place) => { if (words.startsWith(nameAt(bars, place))) named.add(nameAt(bars, place)); });
+  bars.hovertext.forEach((_, place) => {
+    const name = nameAt(bars, place), { color, line } = bars.marker;
+    if (!named.has(name)) left.set(name, `background:${color[place]};outline-color:${line.color[place]}`);
+  });
+  const entries = [...left].map(([name, style]) => ["hr-swatch", style, name]);
+  if (others.some((it) => it.name === "Capacity")) entries.push(["hr-line", "", "what the GPU has"]);
+  const said = JSON.stringify(entries);
+  if (legend.dataset.said === said) return;
+  legend.dataset.said = said;
+  legend.replaceChildren(...entries.map(([kind, style, name]) => {
+    const entry = document.createElement("span"), sign = document.createElement("i");
+    Object.assign(sign, { className: kind, style });
+    entry.append(sign, name);
+    return entry;
+  }));
+};
+
 export default function ({ data: [data], parentElement, setTriggerValue }) {
-  const box = parentElement.querySelector(".hr-plot");
+  const box = parentElement.querySelector(".hr-plot"), legend = parentElement.querySelector(".hr-legend");
   box.styles ??= new Map();
   const draw = (Plotly) => {
     const { figure } = box.wanted, drawn = JSON.stringify(figure), width = box.clientWidth;
@@ -92,15 +147,16 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
     const frame = data.follows && frameOf(figure);
     if (ground !== box.ground) box.styles.clear();
     const isAlike = frame && frame === box.frame && ground === box.ground && width === box.width;
-    const isSlid = isAlike && slide(box, figure);
-    Object.assign(box, { drawn, ground, frame, width, slid: figure });
+    const shown = labelled(box, figure), isSlid = isAlike && slide(box, shown);
+    if (isOfParts(shown)) explain(legend, shown);
+    Object.assign(box, { drawn, ground, frame, width, slid: shown });
     clearTimeout(box.resting);
     if (isSlid) box.resting = setTimeout(() => react(Plotly), REST);
     else react(Plotly);
   };
   const react = (Plotly) => {
     const { name, menu, picks } = box.wanted, { ground } = box;
-    const figure = JSON.parse(box.drawn);  // Plotly modifies its input
+    const figure = structuredClone(box.slid);  // Plotly modifies its input
     const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#7F8A94", activecolor: "#0072B2" };
     const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
     const font = { family: getComputedStyle(box).fontFamily };
@@ -123,7 +179,11 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
   box.resized ??= new ResizeObserver(() => {
     if (window.Plotly && box.drawn && box.clientWidth && box.clientWidth !== box.width) {
       box.width = box.clientWidth;
-      window.Plotly.Plots.resize(box);
+      window.Plotly.Plots.resize(box).then(() => {
+        if (!isOfParts(box.wanted.figure)) return;
+        box.drawn = "";
+        box.show(box.wanted.figure, box.wanted.alt);
+      });
     }
   });
   box.resized.observe(box);

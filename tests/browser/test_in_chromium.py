@@ -140,12 +140,34 @@ def test_the_first_move_after_a_server_restart_counts(browser):
                     becomes(other, moved)
 
 
+LABELS = """() => {
+  const box = document.querySelector('.st-key-hero .hr-plot'), hero = box.parentElement;
+  const name = (it) => it.split(':')[0], [bars] = JSON.parse(box.drawn).data;
+  const parts = [...new Set(bars.hovertext.map(name))].sort();
+  const points = [...hero.querySelectorAll('.barlayer .point')];
+  const texts = points.map((it) => it.querySelector('text')?.textContent ?? '');
+  const wide = (it, of) => it.querySelector(of)?.getBoundingClientRect().width ?? 0;
+  const out = points.filter((it) => wide(it, 'text') > wide(it, 'path')).map((it) => it.textContent);
+  return { parts, out, named: parts.filter((part) => texts.some((it) => it.startsWith(part))),
+    legend: [...hero.querySelectorAll('.hr-legend span')].map((it) => it.textContent) };
+}"""
+"""The parts of the figure, those that a bar names, those of the legend, and labels that are wider than their part."""
+
+
 def test_the_verdict_and_the_figure_are_visible_without_scrolling(browser, address):
     with visitor(browser, address) as page:
         verdict = page.get_by_text("Does not fit").first.bounding_box()
         figure = page.locator(".js-plotly-plot").first.bounding_box()
         assert verdict["y"] > 0
         assert figure["y"] + figure["height"] <= 900
+        for width in (1440, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            settled(page)
+            said = page.evaluate(LABELS)
+            assert said["parts"] == sorted({*said["named"], *said["legend"]}), "each is told"
+            assert not {*said["named"]} & {*said["legend"]}, "and once"
+            assert said["out"] == [], "no label leaves its part"
+            assert ("Weights" in said["named"]) == (width > 1000)
 
 
 def test_a_phone_scrolls_only_vertically(browser, address):
