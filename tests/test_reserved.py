@@ -38,6 +38,7 @@ from estimator.step.blocks import (
     play,
     rounded,
 )
+from estimator.step.loading_requests import MOVED
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
@@ -497,7 +498,10 @@ def test_only_a_card_with_pytorchs_allocator_is_replayed(card: str, is_replayed:
     ],
 )
 def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict[str, Any]) -> None:
-    """What kernels take for themselves, tiles of the loss and rounds of a loop change with the size, too."""
+    """What kernels take for themselves, tiles of the loss and rounds of a loop change with the size, too.
+
+    What the requests belong to is the same, each pass's runs and operators included.
+    """
     smol, hardware = catalog.model("HuggingFaceTB/SmolLM2-135M"), hardware_of(A100)
     model = keys.get("model", smol)
     keys = {key: value for key, value in keys.items() if key != "model"}
@@ -511,6 +515,10 @@ def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict
             setup = TrainingSetup(
                 **{**keys, "per_device_train_batch_size": size[0], "max_length": size[1]}
             )
-            found[anew, size] = allocations.allocations.__wrapped__(model, hardware, setup)
+            log, trace = allocations._asked.__wrapped__(
+                model, hardware, setup, MOVED, 0, on_host=False
+            )
+            passes = [(it.schedule.runs, it.schedule.program.operations) for it in trace.passes]
+            found[anew, size] = log, trace.events, trace.ran, trace.optimizers, passes
     for size in sizes:
         assert found[False, size] == found[True, size]

@@ -133,20 +133,26 @@ class WrittenPass(NamedTuple):
     is_evaluation: bool
 
 
-class Writer:
-    """Collects stretches of requests and their order; and on demand the event of the tape that each belongs to."""
+class Trace:
+    """What a run's requests belong to."""
 
-    def __init__(self, *, traces: bool) -> None:
-        self._stretches: list[list[Request]] = []
-        self._order: list[tuple[int, int]] = []
-        self._traces = traces
+    def __init__(self) -> None:
         self.events: dict[int, list[int]] = {}
-        """Of the stretches of passes."""
+        """The event of the tape of each request, of the stretches of passes."""
         self.passes: list[WrittenPass] = []
         self.ran: list[tuple[int, PassPiece]] = []
         """Step, 0 for loading, and piece of each entry of the order."""
         self.optimizers: list[int] = []
         """The stretches of the optimizer's steps; the last stands for all later ones."""
+
+
+class Writer:
+    """Collects stretches of requests and their order, and what they belong to."""
+
+    def __init__(self) -> None:
+        self._stretches: list[list[Request]] = []
+        self._order: list[tuple[int, int]] = []
+        self.trace = Trace()
 
     def stretch(self, requests: Iterable[Request]) -> int:
         """A stretch that may run several times."""
@@ -155,17 +161,15 @@ class Writer:
 
     def traced(self, requests: Iterable[tuple[Request, int]]) -> int:
         """The same of requests with their events."""
-        if not self._traces:
-            return self.stretch(it for it, _ in requests)
         found = list(requests)
-        self.events[len(self._stretches)] = [at for _, at in found]
+        self.trace.events[len(self._stretches)] = [at for _, at in found]
         return self.stretch(it for it, _ in found)
 
     def run(self, step: int, piece: PassPiece) -> None:
         """Run a piece next."""
         if self._stretches[piece.stretch]:
             self._order.append((piece.stretch, piece.times))
-            self.ran.append((step, piece))
+            self.trace.ran.append((step, piece))
 
     def once(self, step: int, requests: Iterable[Request]) -> None:
         """Run requests next."""
@@ -183,7 +187,6 @@ class Writer:
         return log_of(self._stretches, self._order)._replace(warms_up=warms_up)
 
 
-@lru_cache(maxsize=32)
 def allocations(
     model: Model,
     hardware: Hardware,
@@ -202,12 +205,42 @@ def allocations(
     Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
     ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
     """
+    return _asked(model, hardware, setup, made, rank, on_host=on_host)[0]
+
+
+def traced(
+    model: Model,
+    hardware: Hardware,
+    setup: TrainingSetup,
+    made: bool = MOVED,
+    rank: int = 0,
+    *,
+    on_host: bool = False,
+) -> Trace:
+    """What the same requests belong to.
+
+    Source: as ``allocations``.
+    """
+    return _asked(model, hardware, setup, made, rank, on_host=on_host)[1]
+
+
+@lru_cache(maxsize=32)
+def _asked(
+    model: Model,
+    hardware: Hardware,
+    setup: TrainingSetup,
+    made: bool,
+    rank: int,
+    *,
+    on_host: bool,
+) -> tuple[Log, Trace]:
     same, workspace = structure(setup), hardware.workspace
     steps, evaluated = _passes_at(model, hardware.card, setup)
     every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup)
     fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
     if setup.strategy.is_zero:  # whose gathers and parts have sizes of their own
-        return _written(model, setup, fixed, steps, evaluated, workspace, rank).log()
+        written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
+        return written.log(), written.trace
     unsized = replace(setup, batch=same.batch, task=same.task, run=same.run)
     pattern = tuple(it.pattern for it in every)
     values = [size for it in every for size in it.values]
@@ -222,27 +255,7 @@ def allocations(
         if len(templates) >= MOST_PATTERNS:
             templates.clear()
         templates[pattern] = template
-    return template.at(values)
-
-
-def traced(
-    model: Model,
-    hardware: Hardware,
-    setup: TrainingSetup,
-    made: bool = MOVED,
-    rank: int = 0,
-    *,
-    on_host: bool = False,
-) -> Writer:
-    """The same requests with what each belongs to.
-
-    Source: as ``allocations``.
-    """
-    steps, evaluated = _passes_at(model, hardware.card, setup)
-    card, clips = _card_of_step(hardware.card, setup), bool(setup.max_grad_norm)
-    fixed = _fixed(model, card, structure(setup), clips, made, rank, on_host=on_host)
-    workspace = hardware.workspace
-    return _written(model, setup, fixed, steps, evaluated, workspace, rank, traces=True)
+    return template.at(values), template.trace
 
 
 def _passes_at(
@@ -279,6 +292,7 @@ class _Template(NamedTuple):
     """The log of all runs that differ in the bytes of their tensors alone."""
 
     log: Log
+    trace: Trace
     places: Sequence[int]
     """Where the bytes of each request are found: among a run's values, or after them in ``others``."""
     others: Sequence[int]
@@ -292,7 +306,7 @@ class _Template(NamedTuple):
             places.append(size.place if isinstance(size, _Named) else len(values) + len(others))
             if not isinstance(size, _Named):
                 others.append(size)
-        return cls(written.log(), places, others)
+        return cls(written.log(), written.trace, places, others)
 
     def at(self, values: Sequence[int]) -> Log:
         """The log of the run with these values."""
@@ -381,10 +395,8 @@ def _written(
     evaluated: Sequence[_PassAt],
     workspace: int,
     rank: int,
-    *,
-    traces: bool = False,
 ) -> Writer:
-    writer, keys = Writer(traces=traces), Keys(fixed.keys)
+    writer, keys = Writer(), Keys(fixed.keys)
     writer.once(0, fixed.load)
     left = Left([], [])
 
@@ -406,7 +418,7 @@ def _written(
     elif setup.gradient_accumulation_steps > 1 and keeps_parts(setup.mesh):
         after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
     for requests in fixed.optimizer:
-        writer.optimizers.append(writer.stretch([*after, *requests, Request(GIVE_ALL, KEPT)]))
+        writer.trace.optimizers.append(writer.stretch([*after, *requests, Request(GIVE_ALL, KEPT)]))
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     emptied = PassPiece(writer.stretch([Request(EMPTY, HELD)]))
     evaluation: list[PassPiece] = []
@@ -420,7 +432,7 @@ def _written(
                 writer.run(number, piece)
             elif _empties(setup, number):
                 writer.run(number, emptied)
-        own = writer.optimizers[min(number, len(writer.optimizers)) - 1]
+        own = writer.trace.optimizers[min(number, len(writer.trace.optimizers)) - 1]
         writer.run(number, PassPiece(own))
         writer.run(number, PassPiece(released))
         if number == STEPS - 1:
@@ -518,8 +530,8 @@ def _pass(
 ) -> list[PassPiece]:
     """The pieces of one played pass, in order."""
     sized, schedule = here.sized, here.schedule
-    number, micro_step = len(writer.passes), others.micro_step if others else 0
-    writer.passes.append(WrittenPass(schedule, micro_step, is_evaluation=others is None))
+    number, micro_step = len(writer.trace.passes), others.micro_step if others else 0
+    writer.trace.passes.append(WrittenPass(schedule, micro_step, is_evaluation=others is None))
     own = _keys(schedule.program)
     first = keys.new(max(it.key for it in own) + 1)
     gathers = schedule.gathers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from estimator.step.allocations import Hardware, Writer, hardware_of, traced
+from estimator.step.allocations import Hardware, Trace, hardware_of, traced
 from estimator.step.blocks import EMPTY, Log, Played
 from estimator.step.loading_requests import MOVED
 from estimator.step.request_keys import GATHER
@@ -34,28 +34,28 @@ def _located(
     model: Model, hardware: Hardware, setup: TrainingSetup, room: int, played: Played, run: RankRun
 ) -> Refused:
     log, on_host = run.log(room), run.is_narrow(room)
-    writer = traced(model, hardware, setup, run.made, run.rank, on_host=on_host)
+    trace = traced(model, hardware, setup, run.made, run.rank, on_host=on_host)
     assert played.died is not None
-    step, piece = writer.ran[played.died]
+    step, piece = trace.ran[played.died]
     start, size = log.spans[0][piece.stretch], log.requests[2][played.request]
     if piece.of_pass >= 0:
-        return _in_pass(writer, log, played)
+        return _in_pass(trace, log, played)
     if step == 0:
         emptied = (at for at in range(start, played.request) if log.requests[0][at] == EMPTY)
         makes_states = setup.strategy.is_zero and next(emptied, None) is not None
         return Refused(Phase.LOAD, step, "", size, makes_states=makes_states)
-    if piece.stretch in writer.optimizers:
+    if piece.stretch in trace.optimizers:
         return Refused(Phase.OPTIMIZER_STEP, step, "", size)
     return Refused(Phase.FORWARD, step, "new buckets of DDP", size)
 
 
-def _in_pass(writer: Writer, log: Log, played: Played) -> Refused:
+def _in_pass(trace: Trace, log: Log, played: Played) -> Refused:
     assert played.died is not None
-    step, piece = writer.ran[played.died]
-    found, at = writer.passes[piece.of_pass], played.request - log.spans[0][piece.stretch]
+    step, piece = trace.ran[played.died]
+    found, at = trace.passes[piece.of_pass], played.request - log.spans[0][piece.stretch]
     program, runs = found.schedule.program, found.schedule.runs
     run, place = runs[piece.run], piece.place + played.repetition
-    event = max(writer.events[piece.stretch][at], program.spans[run.segment][0])
+    event = max(trace.events[piece.stretch][at], program.spans[run.segment][0])
     gathers = log.requests[3][played.request] == GATHER
     before = sum(it.length for it in runs[: piece.run] if it.has_moments)
     return Refused(
