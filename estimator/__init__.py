@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from estimator.grid.needs import Needs, needs
     from estimator.grid.runs import Runs, runs
     from estimator.plan import words as plan_words
-    from estimator.plan.advice import Advice, NearMiss, Stair, advise
+    from estimator.plan.advice import Advice, NearMiss, Pick, Stair, advise, pick
     from estimator.plan.candidates import Candidates, Recipe, candidates
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
@@ -182,6 +182,7 @@ __all__ = [
     "OnDevice",
     "Optimizer",
     "Phase",
+    "Pick",
     "Point",
     "Price",
     "Question",
@@ -263,6 +264,7 @@ __all__ = [
     "overflow",
     "own_step",
     "pareto",
+    "pick",
     "placed_with_tower",
     "placement",
     "plan_csv",
@@ -332,6 +334,8 @@ _WITH_ARRAYS = {
     "Runs": "grid.runs",
     "runs": "grid.runs",
     "Advice": "plan.advice",
+    "Pick": "plan.advice",
+    "pick": "plan.advice",
     "NearMiss": "plan.advice",
     "Stair": "plan.advice",
     "advise": "plan.advice",

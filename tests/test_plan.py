@@ -28,6 +28,7 @@ from estimator import (
     middle_dollars,
     middle_hours,
     need,
+    pick,
     question_object,
     question_of,
     question_of_text,
@@ -165,6 +166,25 @@ def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> Non
         assert FOUND.dollars_high[place] <= budget
         assert FOUND.dollars[best] <= FOUND.dollars[place] * 1.02
     assert answer.meets[best]
+
+
+@pytest.mark.parametrize("method", QUESTION.methods, ids=lambda it: it.value)
+@pytest.mark.parametrize("deadline", [None, 2.0, 0.0], ids=str)
+def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: float | None) -> None:
+    asked = replace(QUESTION, deadline_hours=deadline)
+    own = replace(
+        FOUND,
+        low_bytes=FOUND.low_bytes.copy(),
+        high_bytes=FOUND.high_bytes.copy(),
+        settled=set(),
+    )
+    where = np.array([own.of(place).setup.method is method for place in range(len(own))])
+    one = pick(own, asked, where)
+    assert len(own.settled) < 6
+    whole = advise(own, asked, where)
+    assert (one.recommended, one.is_sure) == (whole.recommended, whole.is_sure)
+    assert one.sentence == whole.sentence
+    assert (one.recommended is None) == (deadline == 0)
 
 
 def test_the_fastest_of_the_cheapest_is_recommended() -> None:

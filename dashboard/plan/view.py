@@ -37,6 +37,7 @@ from estimator import (
     contract,
     estimate,
     files_of,
+    pick,
     question_object,
     question_of,
 )
@@ -192,7 +193,7 @@ def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> No
     answers = []
     for name in filters.choices(found)[0]:
         only = filters.Filters((name,), (), None).mask(found)
-        answers.append((name, advise(found, question, mask & only)))
+        answers.append((name, pick(found, question, mask & only)))
     place, full = st.empty(), Method.FULL.label
     place.html(words.each_html(answers))
     if full in dict(answers):
@@ -208,7 +209,7 @@ def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> No
     if isinstance(others, str):
         _refuse(others)
         return
-    place.html(words.each_html([(full, advise(others, also)), *answers]))
+    place.html(words.each_html([(full, pick(others, also)), *answers]))
 
 
 def _beyond(advice: Advice, kept: filters.Filters) -> None:

@@ -7,7 +7,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, terms, units
-from estimator import Advice, Candidates, Offer, Question, Verdict, plan_words
+from estimator import Advice, Candidates, Offer, Pick, Question, Verdict, plan_words
 
 HINT = "Setups whose ranges of hours and dollars overlap count as one step."
 BEFORE = "To the question before"
@@ -48,7 +48,7 @@ def verdict_html(kind: Verdict | None, first: str, rest: str, reasons: Sequence[
     )
 
 
-def each_html(answers: Sequence[tuple[str, Advice]]) -> str:
+def each_html(answers: Sequence[tuple[str, Pick]]) -> str:
     """What to take with each method, by its name, in one line each."""
     lines = "".join(
         f"<li><b>{escape(name)}</b>: {markup.whole_prices(escape(_taken(it)))}</li>"
@@ -57,11 +57,11 @@ def each_html(answers: Sequence[tuple[str, Advice]]) -> str:
     return f'<h2 class="hr-head">With each method</h2><ul class="hr-text">{lines}</ul>'
 
 
-def _taken(advice: Advice) -> str:
-    place, found = advice.recommended, advice.candidates
+def _taken(one: Pick) -> str:
+    place, found = one.recommended, one.candidates
     if place is None:
-        return advice.sentence
-    perhaps = "" if advice.is_sure or not _limits(advice.question) else "perhaps "
+        return one.sentence
+    perhaps = "" if one.is_sure or not _limits(one.question) else "perhaps "
     return f"{perhaps}{plan_words.cards(found, place)}, {plan_words.terms(found, place)}"
 
 

@@ -224,6 +224,8 @@ def trained_biases(model: Model, adapters: Adapters) -> int:
     >>> trained_biases(TINY_LLAMA, Adapters(method="lora", bias="all"))
     0
     """
+    if adapters.bias == "none":
+        return 0
     return sum(
         count * prod(weight_shapes(module)[-1])
         for module, count in made_modules(model, adapters)

@@ -133,7 +133,12 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
         raise InputError(
             f"layer {index} does not exist in a model with {model.num_hidden_layers} layers; count from 0."
         )
-    return tuple(layer_tree(model, index).modules)
+    return _layer_modules(layer_model(model, index), layer_kind(model, index))
+
+
+@lru_cache(maxsize=256)
+def _layer_modules(model: Model, kind: str) -> tuple[Module, ...]:
+    return tuple(_layer_tree(model, kind).modules)
 
 
 def layer_tree(model: Model, index: int) -> Tree:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from estimator.grid.arrays import Numbers
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 
@@ -39,6 +44,48 @@ def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tup
             raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")
     together = np.broadcast_arrays(*given)
     return dict(zip(KEYS, (it.ravel() for it in together), strict=True)), together[0].shape
+
+
+def sized(
+    setup: TrainingSetup,
+    *,
+    rank: int,
+    gpus: int,
+    accumulation: int,
+    batch: int | None = None,
+    length: int | None = None,
+) -> TrainingSetup:
+    """The setup with other numbers; None: its own. Its facets are shared with setups of the same numbers.
+
+    Source: derived.
+    """
+    rows = batch or setup.batch.per_device_train_batch_size
+    return replace(
+        setup,
+        adapters=_adapters(setup.adapters, rank),
+        mesh=_mesh(setup.mesh, gpus),
+        batch=_batch(setup.batch, rows, length or setup.batch.max_length, accumulation),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _adapters(like: Adapters, rank: int) -> Adapters:
+    return replace(like, lora_r=rank)
+
+
+@lru_cache(maxsize=1024)
+def _mesh(like: Mesh, gpus: int) -> Mesh:
+    return replace(like, num_gpus=gpus)
+
+
+@lru_cache(maxsize=8192)
+def _batch(like: Batch, rows: int, length: int, accumulation: int) -> Batch:
+    return replace(
+        like,
+        per_device_train_batch_size=rows,
+        max_length=length,
+        gradient_accumulation_steps=accumulation,
+    )
 
 
 def distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:

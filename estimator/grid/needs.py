@@ -12,7 +12,18 @@ from numpy.typing import ArrayLike
 
 from estimator.answer.estimate import PerStructure, check_sizes, need, per_structure
 from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
-from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, Cells, distinct, of
+from estimator.grid.cells import (
+    ACCUMULATION,
+    BATCH,
+    GPUS,
+    KEYS,
+    LENGTH,
+    RANK,
+    Cells,
+    distinct,
+    of,
+    sized,
+)
 from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
 from estimator.objectives.batch import accumulates, scored_tokens
 from estimator.objectives.registry import as_trained
@@ -129,15 +140,8 @@ class _Reader:
             found, np.split(order, ends[:-1]), strict=True
         ):
             try:
-                setup = as_loaded(
-                    self._model,
-                    replace(
-                        self._setup,
-                        lora_r=rank,
-                        num_gpus=gpus,
-                        gradient_accumulation_steps=accumulation,
-                    ),
-                )
+                numbers = sized(self._setup, rank=rank, gpus=gpus, accumulation=accumulation)
+                setup = as_loaded(self._model, numbers)
                 fixed = per_structure(self._model, structure(setup), self._workspace)
             except ValueError:
                 self._refused[members] = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from estimator.grid.cells import (
     distinct,
     of,
     present,
+    sized,
 )
 from estimator.grid.reals import RealRecording, Recorded
 from estimator.inference.seconds import time_of
@@ -93,9 +94,7 @@ def _groups(
     found = zip(*(column.tolist() for column in columns), strict=True)
     for (rank, gpus, accumulation), members in zip(found, np.split(order, ends[:-1]), strict=True):
         try:
-            one = replace(
-                setup, lora_r=rank, num_gpus=gpus, gradient_accumulation_steps=accumulation
-            )
+            one = sized(setup, rank=rank, gpus=gpus, accumulation=accumulation)
             one = as_loaded(model, one)
             whole = per_structure(model, structure(one), workspace_bytes(gpu)).whole
         except ValueError:
@@ -184,7 +183,17 @@ class _Group:
             ends[:, members[place]] = self._known(numbers[:, place].tolist())
 
     def _known(self, numbers: Sequence[int]) -> list[Any]:
-        return _known_ends(self._model, self._gpu, _with(self._setup, numbers))
+        batch, length, accumulation = numbers
+        here = self._setup
+        one = sized(
+            here,
+            rank=here.lora_r,
+            gpus=here.num_gpus,
+            accumulation=accumulation,
+            batch=batch,
+            length=length,
+        )
+        return _known_ends(self._model, self._gpu, one, self._whole)
 
     def _recorded(self, sample: Sequence[int]) -> tuple[Recording, list[Any]]:
         recording = RealRecording()
@@ -201,9 +210,8 @@ def _ends(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> list
 
 
 @lru_cache(maxsize=16384)
-def _known_ends(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[Any]:
+def _known_ends(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> list[Any]:
     """The same of one setup, remembered for the next question."""
-    whole = per_structure(model, structure(setup), workspace_bytes(gpu)).whole
     return _ends(model, gpu, setup, whole)
 
 

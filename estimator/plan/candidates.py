@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from estimator.answer.estimate import estimate, need
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
+from estimator.grid.cells import sized
 from estimator.grid.needs import Needs, needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
@@ -162,18 +163,18 @@ def candidates(
     if not asked:
         raise InputError(_why_nothing(refused))
     table = _Table()
-    for done, (model, setup, places) in enumerate(asked):
-        for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
-            cells = _cells(question, [question.offers[it] for it in group], setup)
-            if len(cells[0]):
-                of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
-                with _uncollected():
+    with _uncollected():
+        for done, (model, setup, places) in enumerate(asked):
+            for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
+                cells = _cells(question, [question.offers[it] for it in group], setup)
+                if len(cells[0]):
+                    of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
                     _read(question, model, of_node, group, cells, table, untimed)
-        if table.count > MOST_CANDIDATES:
-            raise InputError(
-                f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
-            )
-        progress((done + 1) / len(asked))
+            if table.count > MOST_CANDIDATES:
+                raise InputError(
+                    f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
+                )
+            progress((done + 1) / len(asked))
     return table.all(question, refused, untimed)
 
 
@@ -378,12 +379,17 @@ def _needed(model: Model, gpu: Gpu, setup: TrainingSetup, asked: Mapping[str, Nu
         high_bytes=np.zeros(count, np.int64),
         refused=np.zeros(count, np.bool_),
     )
-    for place in range(count):
-        own: dict[str, Any] = {key: int(it[place]) for key, it in asked.items()}
+    ranks = asked.get("lora_r", np.full(count, setup.lora_r))
+    columns = (
+        asked["num_gpus"],
+        asked["per_device_train_batch_size"],
+        asked["gradient_accumulation_steps"],
+        ranks,
+    )
+    for place, (gpus, batch, accumulation, rank) in enumerate(np.stack(columns, 1).tolist()):
+        own = sized(setup, rank=rank, gpus=gpus, accumulation=accumulation, batch=batch)
         try:
-            found.low_bytes[place], found.high_bytes[place] = need(
-                model, gpu, replace(setup, **own)
-            )
+            found.low_bytes[place], found.high_bytes[place] = need(model, gpu, own)
         except ValueError:
             found.refused[place] = True
     return found

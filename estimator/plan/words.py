@@ -162,12 +162,15 @@ def rent(offer: Offer, num_gpus: int) -> str:
     return f"${price.usd_per_gpu_hour:.2f} per GPU-hour ({whose})"
 
 
-def recommendation(found: Candidates, asked: Question, place: int | None, *, is_sure: bool) -> str:
-    """What to take, in one sentence."""
+def recommendation(
+    found: Candidates, asked: Question, place: int | None, kept: Some, *, is_sure: bool
+) -> str:
+    """What to take of those that are kept, in one sentence."""
     if place is None:
         limits = _limits(asked)
-        if not found.fits.any():
-            held = " and ".join(dict.fromkeys(str(it.setup.dtype) for it in found.recipes))
+        if not (found.fits & kept).any():
+            places = np.unique(found.recipe[kept]).tolist()
+            held = " and ".join(dict.fromkeys(str(found.recipes[it].setup.dtype) for it in places))
             return (
                 f"No setup fits these cards with {rows_in_words(asked)} and weights in {held}; the nearest misses say "
                 "by how much."

@@ -348,6 +348,8 @@ def replayed(model: Model, setup: TrainingSetup) -> float:
     """
     if not setup.computation.gradient_checkpointing:
         return 0.0
+    if setup.computation.checkpoint_every_n_layers == 1:
+        return 1.0
     layers = range(model.num_hidden_layers)
     return sum(is_checkpointed(model, setup, index) for index in layers) / len(layers)
 

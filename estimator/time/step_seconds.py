@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from estimator.families.liger import loss_of
 from estimator.objectives.batch import passed_rows, passes_without_grad
@@ -41,7 +43,7 @@ from estimator.time.recurrences import delta_nets_part, scans_part
 from estimator.time.spread import Cause, Cost, together
 from estimator.values.arithmetic import StandIn, ceil_div, larger, total
 from estimator.values.results import TimePart
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model
 
 PRODUCTS, ADAPTERS = "matrix products", "adapters"
@@ -113,6 +115,44 @@ def step_costs(
 
     Source: derived, as ``step_parts``.
     """
+    if isinstance(slow.model, StandIn) or setup.task.objective.generates:
+        found = _micro_step(
+            model, setup, rate, length, fast, slow
+        )  # is recorded, or has rows by the number of GPUs
+    else:
+        facets = tuple(getattr(setup, name) for name in _OF_ONE_GPU)
+        found = _on_one_gpu(model, facets, rate, length, fast, slow)
+    added = accumulation_part(setup, resident, rate)
+    _, low, high = optimizer_part(setup, resident, rate)
+    costs = (
+        Cost(Cause.OPTIMIZER, *added),
+        Cost(Cause.OPTIMIZER, OPTIMIZER_STEP, optimizer_share * low, optimizer_share * high),
+    )
+    return found._replace(gpu=(*found.gpu, *_taking_time(costs)))
+
+
+_OF_ONE_GPU = tuple(name for name in FACETS if name != "mesh")
+"""Facets that the micro-step of one GPU depends on: not how GPUs share the work."""
+
+
+@lru_cache(maxsize=2048)
+def _on_one_gpu(
+    model: Model,
+    facets: tuple[object, ...],
+    rate: Rates,
+    length: Lengths,
+    fast: Work,
+    slow: Work,
+) -> Costs:
+    """The same of these facets, remembered for the setups of a question, which share one GPU's work in many ways."""
+    given: dict[str, Any] = dict(zip(_OF_ONE_GPU, facets, strict=True))
+    return _micro_step(model, TrainingSetup(**given), rate, length, fast, slow)
+
+
+def _micro_step(
+    model: Model, setup: TrainingSetup, rate: Rates, length: Lengths, fast: Work, slow: Work
+) -> Costs:
+    """The costs of all micro-steps of a step but for adding up their gradients."""
     sizes, times = matrices(model, setup.adapters), setup.batch.gradient_accumulation_steps
     again, asked = replayed(model, setup), passes_without_grad(setup)
     micro, is_trained = passed_rows(setup), trains_whole(setup)
@@ -217,21 +257,20 @@ def step_costs(
             tokens_slow * words * most_loss,
         ),
     ]
-    added = accumulation_part(setup, resident, rate)
-    _, low, high = optimizer_part(setup, resident, rate)
-    costs = [
-        *(it._replace(low=times * it.low, high=times * it.high) for it in once),
-        Cost(Cause.OPTIMIZER, *added),
-        Cost(Cause.OPTIMIZER, OPTIMIZER_STEP, optimizer_share * low, optimizer_share * high),
-    ]
-    taking = tuple(it for it in costs if _takes_time(TimePart(it.name, it.low, it.high)))
-    return Costs(taking, written.operators, sizes.products * (passes + again + asked))
+    costs = (it._replace(low=times * it.low, high=times * it.high) for it in once)
+    return Costs(
+        tuple(_taking_time(costs)), written.operators, sizes.products * (passes + again + asked)
+    )
 
 
 def _not_faster_than(seconds: float, parts: tuple[TimePart, ...]) -> tuple[TimePart, ...]:
     """The parts, whose low ends add up to no less: no GPU multiplies faster than its datasheet or best measurement."""
     slower = larger(1.0, seconds / total(part.low_seconds for part in parts))
     return tuple(part._replace(low_seconds=slower * part.low_seconds) for part in parts)
+
+
+def _taking_time(costs: Iterable[Cost]) -> Iterator[Cost]:
+    return (it for it in costs if _takes_time(TimePart(it.name, it.low, it.high)))
 
 
 def _takes_time(part: TimePart) -> bool:
