@@ -168,7 +168,10 @@ STYLE = f"""<style>
 [data-testid="stMain"] {{ scroll-timeline: --hr-page block; }}
 .stApp {{ timeline-scope: --hr-page; }}
 @keyframes hr-stays {{ from {{ opacity: 0; visibility: hidden; }} to {{ opacity: 1; visibility: visible; }} }}
-@media (max-width: 1180px) {{ .hr-stays span {{ display: none; }} }}
+@media (min-width: 641px) and (max-width: 1180px) {{
+  .hr-stays {{ top: auto; bottom: 0; right: 0; height: 2.9rem; padding: 0 1.2rem; border-left: .4rem solid var(--hr);
+    border-radius: .4rem 0 0 0; background: light-dark(#FFFFFF, #11161C); box-shadow: 0 0 .5rem rgba(0,0,0,.25); }}
+  .hr-stays span {{ display: none; }} }}
 @media (max-width: 900px) {{
   .hr-pages {{ left: 4.5rem; }}
   .stApp:not(:has([data-testid="stExpandSidebarButton"])) .hr-pages {{ left: 19.5rem; gap: 0; font-size: .9375rem; }}
@@ -221,7 +224,9 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .st-key-plan-columns [data-testid="stColumn"] {{ width: 100%; flex: none; }}
 }}
 .hr-cards {{ display: grid; gap: .6rem; grid-auto-flow: column; grid-auto-columns: minmax(0, 1fr); }}
-.hr-cards-remedies {{ grid-auto-flow: row; }}
+:has(> .hr-cards) {{ container-type: inline-size; }}
+@container (max-width: 560px) {{ .hr-cards {{ grid-auto-flow: row; }} }}
+.hr-cards-remedies {{ grid-auto-flow: row; margin-top: .4rem; }}
 .hr-cards > div {{ position: relative; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; padding: .6rem .95rem; }}
 .hr-cards button {{ position: absolute; inset: 0; cursor: pointer; background: none; border-radius: .5rem;
@@ -243,7 +248,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-compare td small {{ display: block; font-size: .875rem; opacity: .85; }}
 .hr-compare .hr-best i {{ font-size: .8rem; opacity: .85; }}
 .hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
-.hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; padding-left: 1.2rem; max-width: 66rem; }}
+.hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; max-width: 66rem; }}
 .hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}
 .st-key-hero .hr-legend {{ min-height: 1.3rem; line-height: 1.3rem; font-size: .875rem; gap: 0 .9rem; }}
 .hr-line {{ display: inline-block; width: .25em; height: 1em; vertical-align: -.12em; margin-right: .5em;
@@ -276,7 +281,10 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-band {{ position: absolute; top: 0; height: 100%; overflow: hidden; display: flex; flex-wrap: wrap;
   box-sizing: border-box; padding: 0 .35rem; border: 0; border-left: 1px solid light-dark(#FFFFFF, #11161C);
   text-align: left; font: inherit; font-size: .8125rem; line-height: 1.4rem; color: #101418; }}
-.hr-band::before {{ content: ""; height: 100%; }}
+.hr-band::before, .hr-untold::before {{ content: ""; height: 100%; }}
+.hr-untold {{ position: absolute; top: 0; right: 0; height: 100%; overflow: hidden; display: flex; flex-wrap: wrap;
+  padding: 0 .3rem; line-height: 1.4rem; font-size: .8125rem; white-space: nowrap; }}
+.hr-untold span:not(:empty) {{ background: light-dark(#FFFFFF, #11161C); padding: 0 .3rem; }}
 .hr-said {{ flex: none; white-space: nowrap; }}
 .hr-band small {{ font-size: .75rem; }}
 button.hr-band {{ cursor: pointer; }}
@@ -320,7 +328,6 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
   .hr-pages a {{ padding: .35rem .55rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
-  .hr-cards {{ grid-auto-flow: row; }}
   .hr-verdict {{ min-height: 0; }}
   .hr-stays {{ top: auto; bottom: 0; left: 0; right: 0; height: 2.9rem; padding: 0 1rem; animation: none;
     background: light-dark(#FFFFFF, #11161C); border-top: .25rem solid var(--hr); overflow: hidden;
@@ -343,6 +350,12 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
   .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}
   .hr-table tr {{ border-bottom: 1px solid rgba(127,138,148,.3); }}
   .hr-table th.hr-what {{ display: none; }}
+}}
+@media (max-width: 420px) {{
+  .hr-pages {{ font-size: .875rem; margin: 0 -.75rem; }}
+  .hr-pages a {{ padding: .35rem .33rem; }}
+  .hr-table.hr-proof {{ font-size: .8125rem; }}
+  .hr-table.hr-proof th, .hr-table.hr-proof td {{ padding-right: .3rem; }}
 }}
 </style>"""
 """The page's style sheet."""

@@ -167,7 +167,8 @@ def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_rea
     # from 512 to 2 ** 20 tokens the ruler has 11 octaves, 3 of them up to 4,096 and 6 up to 32,768
     octave = 100 / 11
     places = [float(it) for it in re.findall(r"(?:left|width):([\d.]+)%", drawn)]
-    bands, (made_for, flag) = places[:6], places[6:]
+    bands, (untold, made_for, flag) = places[:6], places[6:]
+    assert untold == 100, "names of narrow bands stand beyond the last"
     expected = [0, 3 * octave, 3 * octave, 3 * octave, 6 * octave, 5 * octave]
     assert bands == pytest.approx(expected, abs=0.02)
     assert made_for == pytest.approx(6 * octave, abs=0.01)

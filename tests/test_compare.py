@@ -20,7 +20,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
 from dashboard.compare.entry import ComparedEntry
 from dashboard.state import comparison
-from dashboard.words import origin
+from dashboard.words import origin, terms
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, scenario_of, write_text
 from estimator.values.keys import LARGEST
@@ -93,8 +93,9 @@ def test_inapplicable_key_is_a_dash_and_no_difference():
 def test_best_of_each_row_is_marked_and_unfit_setups_have_no_hours():
     """Full fine-tuning of Mistral-7B does not fit an L4."""
     rows = {row.label: row.cells for row in results_table.results(three())}
-    assert [cell.best for cell in rows["Need"]] == [False, False, True]
-    assert not any(cell.best for cell in rows["Headroom"]), "unused memory is no virtue"
+    assert [cell.best for cell in rows["Hours"]] == [False, True, False]
+    free = [cell.best for row in ("Need", "Headroom") for cell in rows[row]]
+    assert not any(free), "unused memory is no virtue"
     short = entry.entries(
         [scenario_of("no", MISTRAL, catalog.gpu("L4"), replace(LORA, method=Method.FULL))], {}
     )
@@ -131,6 +132,22 @@ def test_qlora_loss_is_stated_next_to_lora_of_the_same_setup():
     assert all(any(name in it for name in named) for it in every), (
         "no sentence is true of any setup"
     )
+
+
+def test_a_second_setup_is_named_by_what_differs_from_the_first(monkeypatch):
+    kept = [scenario_of(terms.proposed_name(of()), MISTRAL, of().gpu, LORA)]
+    monkeypatch.setattr(comparison, "scenarios", lambda: tuple(kept))
+    assert comparison.proposed_name(of(max_length=4096)) == f"{kept[0].name}, context 4,096"
+    assert comparison.proposed_name(of(method=Method.QLORA)).startswith("Mistral-7B-v0.1, QLoRA on")
+    assert comparison.proposed_name(of()) == f"{kept[0].name} 2"
+    long = of(max_length=4096, gradient_checkpointing=not LORA.gradient_checkpointing)
+    assert comparison.proposed_name(long).startswith("LoRA, context 4,096, checkpointing"), "in 60"
+
+
+def test_the_cheapest_that_is_the_fastest_is_named_once():
+    every = findings.answers(three())
+    assert sum(it.startswith("Cheapest and fastest that fits: “LoRA”") for it in every) == 1
+    assert not [it for it in every if it.startswith(("Cheapest that", "Fastest"))]
 
 
 def test_what_if_at_another_context_leaves_scenarios_unchanged():

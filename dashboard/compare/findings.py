@@ -32,10 +32,8 @@ def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]
         if held:
             yield f"None of the {len(held)} scenarios is certain to fit its GPU."
         return
-    answered = [it for it in shown if it.estimate]
-    if len(fitting) < len(answered):
-        one = len(fitting) == 1
-        yield f"{len(fitting)} of {len(answered)} {'fits' if one else 'fit'}: {_list(fitting)}."
+    if len(fitting) == 1 < len(shown):
+        yield f"Only {_list(fitting)} fits."
     if within is not None:
         late = [it for it in fitting if results_table.in_time(it, within).startswith("✕")]
         sure = [it for it in fitting if results_table.in_time(it, within) == "✓ yes"]
@@ -50,8 +48,12 @@ def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]
         if cheapest is not None:
             yield f"Cheapest that fits and is {how} done within {within:,g} hours: {_told(cheapest)}."
         return
-    for word, measure in (("Cheapest", entry.dollars), ("Fastest", entry.hours)):
-        if (best := entry.least(fitting, measure)) is not None:
+    cheapest, fastest = (entry.least(fitting, it) for it in (entry.dollars, entry.hours))
+    if cheapest is not None and cheapest is fastest:
+        yield f"Cheapest and fastest that fits: {_told(cheapest)}."
+        return
+    for word, best in (("Cheapest", cheapest), ("Fastest", fastest)):
+        if best is not None:
             yield f"{word} that fits: {_told(best)}."
 
 
@@ -96,9 +98,14 @@ def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:
 
 
 def answers_html(sentences: Sequence[str]) -> str:
+    """The sentences as one paragraph."""
+    return f'<p class="hr-answers">{escape(" ".join(sentences))}</p>'
+
+
+def assumptions_html(sentences: Sequence[str]) -> str:
     """The sentences as an HTML list."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="hr-answers">{items}</ul>'
+    return f'<ul class="hr-text">{items}</ul>'
 
 
 def refusal_html(it: ComparedEntry) -> str:

@@ -8,32 +8,9 @@ from typing import NamedTuple
 
 from dashboard.compare import entry
 from dashboard.compare.entry import ComparedEntry
-from dashboard.words import terms, units
+from dashboard.words import key_words, terms, units
 from estimator import Estimate, Verdict, contract
 
-LABELS: Mapping[str, str] = {
-    "model": "Model",
-    "gpu": "GPU",
-    "method": "Method",
-    "dtype": "Weights",
-    "mixed_precision": "Autocast",
-    "optim": "Optimizer",
-    "optim_state_dtype": "Optimizer states",
-    "per_device_train_batch_size": "Micro-batch",
-    "gradient_accumulation_steps": "Accumulation",
-    "max_length": "Context",
-    "gradient_checkpointing": "Checkpointing",
-    "attn_implementation": "Attention",
-    "lora_r": "Rank",
-    "lora_dropout": "Dropout",
-    "lora_target_modules": "Adapters on",
-    "autocast_adapter_dtype": "Adapters in float32",
-    "num_train_examples": "Examples",
-    "num_train_epochs": "Epochs",
-    "mean_tokens_per_example": "Mean tokens",
-    "usd_per_gpu_hour": "Dollars per GPU-hour",
-}
-"""Labels of keys in this table, if they differ from their widgets' labels."""
 ADAPTERS_ONLY = (
     *("lora_", "autocast_adapter", "use_dora", "modules_to_save", "bias", "rank_pattern"),
     *("layers_to_transform", "exclude_modules", "target_parameters"),
@@ -61,21 +38,9 @@ class Row(NamedTuple):
 def differences(shown: Sequence[ComparedEntry]) -> list[Row]:
     """Keys whose values differ between scenarios. A dash means that a key does not apply."""
     return [
-        Row(label(key), tuple(Cell(text) for text in texts))
+        Row(key_words.label(key), tuple(Cell(text) for text in texts))
         for key, texts in differing(shown).items()
     ]
-
-
-def label(key: str) -> str:
-    """A key's label: its widget's label, else its name in words."""
-    widgets = {it.name: it.widget for it in contract.KEYS}
-    widget = widgets.get(key)
-    if key in LABELS:
-        return LABELS[key]
-    if isinstance(widget, contract.Widget):
-        return widget.label
-    words = key.replace("_", " ")
-    return f"{words[:1].upper()}{words[1:]}"
 
 
 def differing(shown: Sequence[ComparedEntry]) -> dict[str, list[str]]:
@@ -111,29 +76,17 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
         return terms.card(of.gpu) if of.gpu else "none"
     if key == "method":
         return of.setup.method.label
-    match value:
-        case bool():
-            return "on" if value else "off"
-        case list() | tuple():
-            return ", ".join(str(item) for item in value)
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,g}"
-        case None:
-            return "default"
-        case _:
-            return str(value)
+    return key_words.value(value)
 
 
 def results(shown: Sequence[ComparedEntry], within: float | None = None) -> list[Row]:
     """Verdict, need, headroom, hours and cost, and whether each meets the deadline.
 
-    The least need, hours and cost are marked as best; unused memory is no virtue.
+    The least hours and cost are marked as best; unused memory is no virtue.
     """
     rows = [
         Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
-        Row("Need", _cells(shown, _need, _need_text, gib_more)),
+        Row("Need", _cells(shown, _need, _need_text, gib_more, has_best=False)),
         Row("Headroom", tuple(Cell(_headroom(it)) for it in shown)),
         Row("Hours", _cells(shown, entry.hours, _hours_text, times)),
         Row("Cost", _cells(shown, entry.dollars, _dollars_text, times)),
@@ -148,8 +101,10 @@ def _cells(
     measure: Callable[[Estimate], float | None],
     say: Callable[[Estimate], str],
     beside: Callable[[float, float], str] | None = None,
+    *,
+    has_best: bool = True,
 ) -> tuple[Cell, ...]:
-    """Cells of a row; if there are several values, the smallest is marked as best."""
+    """Cells of a row; if there are several values, the smallest is marked as best, unless ``has_best`` is False."""
     found = [None if it.estimate is None else measure(it.estimate) for it in shown]
     known = [value for value in found if value is not None]
     least = min(known) if len(known) > 1 and max(known) > min(known) else None
@@ -157,7 +112,7 @@ def _cells(
     return tuple(
         Cell(
             NONE if it.estimate is None else say(it.estimate),
-            value is not None and value == least,
+            has_best and value is not None and value == least,
             beside(value, first)
             if beside and number and value is not None and first is not None
             else "",

@@ -54,7 +54,8 @@ def draw(page: ComparePage) -> None:
     for it in page.shown:
         if it.estimate is None:
             st.html(f'<p class="hr-note hr-refusal">{findings.refusal_html(it)}</p>')
-    _say(_answers(page))
+    if said := _answers(page):
+        st.html(findings.answers_html(said))
     _figure(page)
     parts = {
         "Results": results_table.results(page.shown, page.document.within),
@@ -66,12 +67,7 @@ def draw(page: ComparePage) -> None:
     _arrange(page)
     _take_away(page)
     with st.expander("Assumptions"):
-        _say([*findings.assumptions(page.shown), origin.RANGE])
-
-
-def _say(sentences: list[str]) -> None:
-    if sentences:
-        st.html(findings.answers_html(sentences))
+        st.html(findings.assumptions_html([*findings.assumptions(page.shown), origin.RANGE]))
 
 
 def _answers(page: ComparePage) -> list[str]:

@@ -67,12 +67,16 @@ def ruler_html(key: str, rungs: Sequence[Rung], of: Estimate, base: str, is_done
     bands = "".join(_bands(key, kept(rungs), on))
     made_for = of.model.max_position_embeddings if key == "max_length" else 0
     mark = f'<i class="hr-made" style="left:{place(made_for, on)}%"></i>' * (made_for > on.low)
+    reached = place(max((rung.limit for rung in kept(rungs)), default=0), on)
+    untold = (
+        f'<span class="hr-untold" aria-hidden="true" style="left:{reached}%"><span></span></span>'
+    )
     flag = f'<div class="hr-flag" aria-hidden="true" style="left:{place(now, on)}%"><span>{now:,}</span></div>'
     beyond = "no change tried reaches further" if is_done else "trying further changes"
     return (
         f'<div class="hr-ruler" data-slider="{key}" data-of="{base}" '
         f'data-ends="{on.low} {on.high}" role="group" aria-label="{on.name}: what fits, in {on.unit}">'
-        f'<b>{on.name}</b><div class="hr-track" title="{beyond}">{bands}{mark}{flag}</div></div>'
+        f'<b>{on.name}</b><div class="hr-track" title="{beyond}">{bands}{untold}{mark}{flag}</div></div>'
     )
 
 

@@ -25,7 +25,7 @@ from dashboard.plan import (
 )
 from dashboard.state import comparison, models
 from dashboard.widgets import drawing, keeping
-from dashboard.words import markup, terms
+from dashboard.words import markup
 from estimator import (
     TOOLS,
     WRITABLE,
@@ -321,7 +321,7 @@ def _files(found: Candidates, place: int, keys: dict[str, object]) -> None:
 
 def _keep(keys: dict[str, object]) -> None:
     of = estimate(*contract.parse(keys, models.known()))
-    name = contract.free_name(terms.proposed_name(of), comparison.scenarios())
+    name = comparison.proposed_name(of)
     if refusal := comparison.add(name, of):
         st.error(markup.plain(refusal))
     else:

@@ -17,6 +17,7 @@ import streamlit as st
 
 from dashboard.address import unbound
 from dashboard.state import actions, models
+from dashboard.words import key_words, terms
 from estimator import LARGEST, Estimate, Gpu, Model, TrainingSetup, contract
 
 SCENARIOS, SETUP = "s", "setup"
@@ -150,6 +151,15 @@ def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
         key: () if value is None else (json.dumps(value).removesuffix(".0"),)
         for key, value in values.items()
     }
+
+
+def proposed_name(of: Estimate) -> str:
+    """The default name of a setup; if another has it, with what differs from that one."""
+    usual, kept = terms.proposed_name(of), scenarios()
+    fields = contract.write_fields(of.model, of.gpu, of.setup)
+    twins = (key_words.difference(fields, it.setup) for it in kept if it.name == usual)
+    fuller = [f"{name}, {it}" for it in twins if it for name in (usual, of.setup.method.label)]
+    return contract.free_name(usual, kept, *fuller)
 
 
 def is_too_long(scenario: contract.Scenario) -> bool:

@@ -84,7 +84,7 @@ const slide = (box, { data: [bars, totals], layout }) => {
 
 // Bars of parts carry their labels: each its name and number, or what of them has room beside its bar's total. Where only
 // one of them has room, a name that another bar has makes way for the number.
-const ROOM = 10; // px that a text leaves free in its part; our choice
+const ROOM = 10, TICK = 56; // px that a text leaves free in its part, and of the axis for a number; our choices
 const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
 const widthOf = (words, font) => {
   const known = widths.get(font + words);
@@ -97,12 +97,14 @@ const widthOf = (words, font) => {
 const isOfParts = ({ data: [bars] }) => bars?.name === "Memory";
 const labelled = (box, figure) => {
   if (!isOfParts(figure)) return figure;
-  const { data: [bars, ...others], layout: { xaxis: { range: [, end] }, margin } } = figure;
-  const pixels = (box.clientWidth - margin.l - margin.r) / end, { size } = bars.insidetextfont;
+  const { data: [bars, ...others], layout } = figure, { margin, xaxis: { range: [, end], nticks } } = layout;
+  const plot = box.clientWidth - margin.l - margin.r, pixels = plot / end, { size } = bars.insidetextfont;
   const font = `${size}px ${getComputedStyle(box).fontFamily}`;
-  const [totals] = others.filter((it) => it.name === "Total");
-  const covered = (place) => totals?.y.some((y, at) => y === bars.y[place] && totals.textposition[at].endsWith("left")
-    && totals.x[at] - widthOf(`${totals.text[at]} `, font) / pixels < bars.base[place] + bars.x[place]);
+  const at = others.findIndex((it) => it.name === "Total");
+  if (at >= 0) others[at] = within(others[at], plot + margin.r, pixels, font);
+  const totals = others[at];
+  const covered = (place) => totals?.y.some((y, it) => y === bars.y[place] && totals.textposition[it].endsWith("left")
+    && totals.x[it] - widthOf(plain(totals.text[it]), `bold ${font}`) / pixels < bars.base[place] + bars.x[place]);
   const fit = (place, ...said) => said.find((words) => widthOf(words, font) <= bars.x[place] * pixels - ROOM) ?? "";
   const whole = bars.text.map((number, place) =>
     number && !covered(place) ? fit(place, `${nameAt(bars, place)} ${number}`) : "");
@@ -112,8 +114,13 @@ const labelled = (box, figure) => {
     const name = nameAt(bars, place);
     return named.has(name) ? fit(place, number) : fit(place, name, number);
   });
-  return { ...figure, data: [{ ...bars, text }, ...others] };
+  const xaxis = { ...layout.xaxis, nticks: Math.min(nticks, Math.floor(plot / TICK)) };
+  return { data: [{ ...bars, text }, ...others], layout: { ...layout, xaxis } };
 };
+// A total without room beside its bar stands on it.
+const within = (totals, right, pixels, font) => ({ ...totals, textposition: totals.textposition.map((side, at) =>
+  totals.x[at] * pixels + widthOf(plain(totals.text[at]), `bold ${font}`) > right ? "middle left" : side) });
+const plain = (words) => words.replace(/<\/?b>/g, "");
 const nameAt = ({ hovertext }, place) => hovertext[place].split(":")[0];
 
 // The legend has the parts that no bar has room to name.

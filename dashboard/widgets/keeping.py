@@ -11,8 +11,8 @@ import streamlit as st
 
 from dashboard.figures import share_card
 from dashboard.state import comparison
-from dashboard.words import markup, terms
-from estimator import Estimate, contract
+from dashboard.words import markup
+from estimator import Estimate
 
 
 def draw(answer: Callable[[], Estimate | str]) -> None:
@@ -79,7 +79,7 @@ def _ask_for_name(of: Estimate | str) -> None:
     if isinstance(of, str):
         st.write(of.replace("[", "\\["))
         return
-    proposed = contract.free_name(terms.proposed_name(of), comparison.scenarios())
+    proposed = comparison.proposed_name(of)
     name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(comparison.scenarios())}")
     if st.button("Keep", type="primary", key="keep it"):
         if refusal := comparison.add(name, of):

@@ -3,6 +3,7 @@
 // When the pointer or focus enters a slider, the server sends its row: what the page shows at each step if nothing else
 // changes. A row is valid as long as the server's answers have the same base for its slider.
 const SCRUB = 14, SLACK = 4; // pixels of a step in the sentence, and how far a click may slip; our choices
+const NAME_ROOM = 12; // pixels around the name of a band
 const BY_KEY = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 4, PageDown: -4, Home: -1e9, End: 1e9 };
 const start = () => {
   const rows = {};
@@ -84,7 +85,26 @@ const start = () => {
       const said = value.toLocaleString("en-US"), { firstElementChild: name } = flag;
       flag.style.left = `${100 * Math.min(share, 1)}%`;
       if (name.textContent !== said) name.textContent = said;
+      const track = flag.parentElement, drawn = `${text} ${track.clientWidth}`;
+      if (track.dataset.drawn === drawn) continue;
+      track.dataset.drawn = drawn;
+      nameBands(track);
     }
+  };
+
+  // A band's name stands where it ends, or else where neither the flag nor the model's context is in the way. Bands too
+  // narrow for their names are named beyond the last one.
+  const nameBands = (track) => {
+    const untold = [], inTheWay = [...track.querySelectorAll(".hr-flag, .hr-made")].map((it) => it.offsetLeft);
+    for (const band of track.querySelectorAll(".hr-band")) {
+      const { offsetLeft: begin, offsetWidth: width, firstElementChild: said } = band;
+      if (said.offsetWidth + NAME_ROOM > width) untold.push(said.textContent);
+      const half = said.offsetWidth / 2 + NAME_ROOM;
+      const middles = { "flex-end": begin + width - half, "flex-start": begin + half, center: begin + width / 2 };
+      const isFree = ([, middle]) => !inTheWay.some((at) => Math.abs(middle - at) < half);
+      band.style.justifyContent = (Object.entries(middles).find(isFree) ?? ["flex-end"])[0];
+    }
+    track.querySelector(".hr-untold").firstElementChild.textContent = untold.join(" · ");
   };
 
   // A hand on a slider, by a ruler's flag or a number of the sentence. It moves the slider's own thumb, as a pointer of
@@ -189,6 +209,7 @@ const start = () => {
   });
   new MutationObserver(refocus).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
   new MutationObserver(place).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
+  addEventListener("resize", place);
 
   let frame = 0, again = false;
   const follow = (slider) => {
@@ -245,6 +266,7 @@ const start = () => {
     take({ row, steps }, send, set) {
       Object.assign(now, { send, set, steps });
       if (row) rows[row.slider] = { ...row, kinds: kindsOf(row) };
+      place();
       if (row && now.moved === row.slider && draw(row.slider)) window.headroomInk?.ahead(false);
       ask();
     },

@@ -110,14 +110,19 @@ def sound_name(text: str) -> str:
     )
 
 
-def free_name(name: str, scenarios: Sequence[Scenario]) -> str:
-    """The name, with a number appended if a scenario already has it.
+def free_name(name: str, scenarios: Sequence[Scenario], *others: str) -> str:
+    """The name; if a scenario already has it, another one that is short enough; else the name with a number.
 
     >>> free_name("LoRA", [Scenario("LoRA", {}), Scenario("LoRA 2", {})])
     'LoRA 3'
+    >>> free_name("LoRA", [Scenario("LoRA", {})], "LoRA, context 4,096")
+    'LoRA, context 4,096'
     """
     taken = {scenario.name for scenario in scenarios}
     tried, number = name[:LONGEST_NAME], 1
+    for other in (name, *others):
+        if len(other) <= LONGEST_NAME and other not in taken:
+            return other
     while tried in taken:
         number += 1
         tried = f"{name[: LONGEST_NAME - 4]} {number}"
