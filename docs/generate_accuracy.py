@@ -26,7 +26,7 @@ ACCURACY, DATA_README = ROOT / "docs" / "accuracy.md", ROOT / "data" / "README.m
 def accuracy_table() -> str:
     """The summary of the page Accuracy as Markdown."""
     head, *rows = evidence.summary_rows(
-        accuracy.summaries((*accuracy.measured(), *accuracy.traced()))
+        accuracy.summaries((*accuracy.stored_measured(), *accuracy.stored_traced()))
     )
     found = accuracy.agreement(evidence.CAPACITIES)
     return (

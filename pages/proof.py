@@ -105,16 +105,12 @@ with of_refused:
 with of_left_out:
     st.html(evidence.left_out_html(catalog.left_out()))
 st.header("Need, and what nvidia-smi shows", anchor=False)
-st.html(
-    evidence.need_html(
-        accuracy.agreement(evidence.CAPACITIES, measured), accuracy.beyond_allocated()
-    )
-)
+st.html(evidence.need_html(accuracy.agreement(evidence.CAPACITIES), accuracy.beyond_allocated()))
 with of_traced:
     table(traced_shown, "Traced steps")
 with of_ran:
     published = accuracy.stored_published()
-    ran = accuracy.overestimated(published)
+    ran = accuracy.overestimated()
     st.html(evidence.overestimated_html(ran, len(published)))
     st.dataframe(
         [evidence.overestimated_row(it) for it in ran],

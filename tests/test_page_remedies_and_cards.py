@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import escape
+from itertools import cycle
 
 import pytest
 
@@ -127,10 +128,14 @@ def test_one_click_on_a_band_of_a_ruler_applies_its_change():
     assert setting(page, "method") == "qlora"
 
 
-@pytest.mark.parametrize("section", [*sections.FIRST, *sections.UNFOLDING])
-@pytest.mark.parametrize("model", [EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"])
-@pytest.mark.parametrize("method", list(Method))
-def test_every_section_opens_for_every_method(section, model, method):
+SECTIONS = (*sections.FIRST, *sections.UNFOLDING)
+
+
+@pytest.mark.parametrize(
+    ("section", "method", "model"),
+    [*zip(SECTIONS, cycle(Method), cycle([EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"]))],
+)
+def test_every_section_opens_by_its_link(section, method, model):
     page = open_page(
         model=model, gpu="H200-SXM-141GB", method=method, lora_dropout="0", section=section
     )
@@ -138,7 +143,7 @@ def test_every_section_opens_for_every_method(section, model, method):
     assert len(text(page)) > 1000
 
 
-@pytest.mark.parametrize("section", [*sections.FIRST, *sections.UNFOLDING])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_section_works_without_a_gpu(section):
     page = open_page(model="Qwen/Qwen3-8B", section=section)
     assert "Needs" in text(page)

@@ -37,7 +37,8 @@ from estimator.values.losses import Loss
 from tests.test_start_page import open_page
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED = accuracy.measured()
+MEASURED = accuracy.stored_measured()
+TRACED = accuracy.stored_traced()
 GIB = 2**30
 
 
@@ -139,9 +140,18 @@ def test_the_readmes_state_the_current_figures(place):
     assert page == GENERATOR.render(page, name, write), f"{path.name} is behind; run `make docs`"
 
 
-def test_every_stored_outcome_is_what_the_code_computes():
-    # the page Accuracy reads data/estimated.csv instead of estimating all runs, which takes half a minute
-    assert dict(accuracy.computed()) == dict(outcomes.stored()), "run `make docs`"
+EVERY = 5
+"""Our choice: all traced and published runs would take 45 seconds; ``make docs`` computes them."""
+
+
+def test_every_run_has_a_stored_outcome_and_what_the_code_computes_is_that():
+    # the page Accuracy reads data/estimated.csv instead of estimating all runs
+    traced, published = accuracy.traced(), accuracy.published_runs()
+    read = [it for it in (*accuracy.measured(), *traced, *published) if it.key]
+    assert {it.key for it in read} == outcomes.stored().keys(), "run `make docs`"
+    for it in (*accuracy.measured(), *traced[::EVERY], *published[::EVERY]):
+        if it.key:
+            assert it.outcome == outcomes.stored()[it.key], f"{it.id}: run `make docs`"
 
 
 def test_every_stored_replay_is_what_the_code_computes():
@@ -161,23 +171,10 @@ def test_an_error_of_a_replay_is_ours_over_pytorchs():
     assert (shown["Reserved, %"], shown["Run"]) == (-5, row.id)
 
 
-def test_the_page_shows_stored_runs_as_it_would_show_computed_ones():
-    for computed, stored in (
-        (MEASURED, accuracy.stored_measured()),
-        (accuracy.traced(), accuracy.stored_traced()),
-    ):
-        assert computed == stored
-        for one, other in zip(computed, stored, strict=True):
-            assert (one.refusal, one.error, one.phase_errors) == (
-                other.refusal,
-                other.error,
-                other.phase_errors,
-            )
-    capacities = evidence.CAPACITIES[::10]
-    assert accuracy.agreement(capacities) == accuracy.agreement(
-        capacities, accuracy.stored_measured()
-    )
-    assert accuracy.overestimated() == accuracy.overestimated(accuracy.stored_published())
+def test_what_is_stored_is_shown_without_an_estimate(monkeypatch):
+    monkeypatch.setattr(accuracy, "estimate_of", None)
+    for it in (*MEASURED, *TRACED, *accuracy.stored_published()):
+        assert it.outcome is it.stored or not it.key
 
 
 def test_a_changed_setup_or_a_table_of_ones_own_has_no_stored_outcome(monkeypatch, tmp_path):
@@ -272,12 +269,12 @@ def test_similar_runs_share_every_facet_not_listed_as_different() -> None:
 
 def test_traced_steps_are_estimated_within_a_thousandth():
     # data/traced.csv: one step of the real libraries per row
-    said = accuracy.trust_in(accuracy.traced())
+    said = accuracy.trust_in(TRACED)
     assert said.runs == len(catalog.traced_steps()) > 250
     assert said.median < 0.0001
     assert said.largest < 0.001
     # three of four peaks occur in log-softmax's backward, so the other phases prove more
-    phases = next(it for it in accuracy.summaries(accuracy.traced()) if it.by_phase)
+    phases = next(it for it in accuracy.summaries(TRACED) if it.by_phase)
     assert phases.readings == 4 * said.runs
     assert phases.trust.median < 0.0001
     assert phases.trust.largest < 0.01
@@ -371,7 +368,7 @@ def test_the_link_of_a_reading_opens_its_setup(reading):
 
 
 def test_the_link_of_a_traced_step_carries_its_config():
-    for it in accuracy.traced()[::25]:
+    for it in TRACED[::25]:
         read = read_link(parse_qs(links.query(it.estimate)))
         assert read.problems == ()
         assert (read.model, read.setup) == (it.estimate.model, it.estimate.setup)

@@ -222,11 +222,11 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
     )
 
 
-def overestimated(runs: Sequence[PublishedRun] | None = None) -> tuple[PublishedRun, ...]:
-    """Published runs that the estimator wrongly refuses or says do not fit; ``runs``: instead of all, computed."""
+def overestimated() -> tuple[PublishedRun, ...]:
+    """Published runs that the estimator wrongly refuses or says do not fit."""
     return tuple(
         it
-        for it in (published_runs() if runs is None else runs)
+        for it in stored_published()
         if it.outcome.refusal or it.outcome.verdict is Verdict.DOES_NOT_FIT
     )
 
@@ -595,17 +595,15 @@ class Agreement(NamedTuple):
         return self.agreeing / self.pairs
 
 
-def agreement(capacities: Sequence[int], runs: Sequence[Comparison] | None = None) -> Agreement:
+def agreement(capacities: Sequence[int]) -> Agreement:
     """Verdicts at these capacities, in bytes, for every run whose allocated peak was measured.
-
-    ``runs``: instead of all measured runs, computed.
 
     A run's measured need is its allocated peak plus the estimated context, communication and slack, low and high,
     capped at what nvidia-smi showed where that was read.
     """
     pairs = agreeing = tight = 0
     widths = []
-    these = measured() if runs is None else runs
+    these = stored_measured()
     shown = {it.id: it.measured_bytes for it in these if it.metric is Metric.DEVICE}
     for run in these:
         answer = run.outcome

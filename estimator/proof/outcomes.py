@@ -1,7 +1,7 @@
 """What the estimates of measured, traced and published runs come to, stored in ``data/estimated.csv``.
 
 Estimating all of them takes half a minute, which no visitor should wait for. ``make docs`` writes the table;
-``tests/test_proof.py`` fails while a row differs from what the code computes.
+``tests/test_proof.py`` fails while a row of those that it computes again differs.
 """
 
 from __future__ import annotations
