@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from estimator.grid.runs import Runs, runs
     from estimator.plan import words as plan_words
     from estimator.plan.advice import Advice, NearMiss, Pick, Stair, advise, pick
-    from estimator.plan.candidates import Candidates, Recipe, candidates
+    from estimator.plan.candidates import Candidates, Progress, Recipe, candidates
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
     from estimator.plan.lanes import lanes
@@ -185,6 +185,7 @@ __all__ = [
     "Pick",
     "Point",
     "Price",
+    "Progress",
     "Question",
     "Rank",
     "Ranking",
@@ -340,6 +341,7 @@ _WITH_ARRAYS = {
     "Stair": "plan.advice",
     "advise": "plan.advice",
     "Candidates": "plan.candidates",
+    "Progress": "plan.candidates",
     "Recipe": "plan.candidates",
     "candidates": "plan.candidates",
     "Offer": "plan.question",

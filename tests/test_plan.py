@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import (
+    Candidates,
     Estimate,
     Method,
     Offer,
@@ -137,6 +138,17 @@ def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> 
     in_arrays = candidates(few)
     assert in_arrays.low_bytes.tolist() == one_by_one.low_bytes.tolist()
     assert in_arrays.high_bytes.tolist() == one_by_one.high_bytes.tolist()
+
+
+def test_the_setups_so_far_are_those_of_the_whole_answer() -> None:
+    few = replace(QUESTION, tried={**FEW, "strategy": ("ddp",)}, methods=(Method.LORA,))
+    grown: list[tuple[float, Candidates]] = []
+    whole = candidates(few, progress=lambda share, so_far: grown.append((share, so_far())))
+    assert [share for share, _ in grown] == sorted(share for share, _ in grown)
+    assert grown[-1][0] == 1
+    for _, part in grown:
+        assert part.high_bytes.tolist() == whole.high_bytes[: len(part)].tolist()
+    assert len(whole) == len(grown[-1][1]) > len(grown[0][1])
 
 
 def test_every_candidate_has_the_exact_effective_batch() -> None:

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.plan import asked, form, options_figure, team_asked, words
+from dashboard.plan import asked, form, growing, options_figure, team_asked, words
 from dashboard.state import models
 from estimator import (
     Advice,
@@ -102,13 +102,9 @@ def test_the_page_shows_the_planners_sentences(small_page, advice):
     assert all(stair.text.partition(":")[0] in text(small_page) for stair in advice.stairs)
 
 
-def test_each_method_has_an_answer_and_full_fine_tuning_on_request(small_page):
+def test_each_method_has_an_answer_beside_full_fine_tuning(small_page):
     said = text(small_page).partition("With each method")[2].partition("</ul>")[0]
-    assert re.findall(r"<li><b>(\w+)</b>", said) == ["LoRA"]
-    small_page.button(key="plan full fine-tuning").click().run()
-    assert not small_page.exception
-    said = text(small_page).partition("With each method")[2].partition("</ul>")[0]
-    assert re.findall(r"<li><b>(\w+)</b>: (\d) × ", said)[0][0] == "Full"
+    assert [name for name, _ in re.findall(r"<li><b>(\w+)</b>: (\d) × ", said)] == ["Full", "LoRA"]
     full = question_of(SMALL | {"methods": ["full"]})
     found = advise(candidates(full))
     assert escape(plan_words.terms(found.candidates, found.recommended)) in said.replace(
@@ -287,6 +283,53 @@ def test_the_whole_front_is_drawn_and_the_recommendation_has_its_ranges(advice):
     point = by_name["Recommended"]
     (high,) = point["error_y"]["array"]
     assert point["y"][0] + high == advice.candidates.hours_high[advice.recommended]
+
+
+def test_the_recommendation_is_on_the_line_that_is_drawn(advice):
+    for place in advice.front.tolist():  # which of them it is depends on the limits
+        figure = options_figure.figure(replace(advice, recommended=place))
+        (line,) = [it for it in figure["data"] if it["name"] == "What the next dollar buys"]
+        assert place in line["customdata"]
+        assert line["x"] == sorted(line["x"])
+
+
+class Shown:
+    """What a place of the page is given."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def container(self) -> Shown:
+        return self
+
+    def empty(self) -> Shown:
+        self.said.append(None)
+        return self
+
+    def progress(self, share: float, _: str) -> None:
+        self.said.append(share)
+
+    def html(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_while_a_question_is_computed_the_best_so_far_is_shown(monkeypatch):
+    monkeypatch.setattr(growing, "EVERY_SECONDS", 0)
+    button, answer = Shown(), Shown()
+    watched = growing.Growing(question_of(SMALL), button, answer)
+    found = candidates(question_of(SMALL), progress=watched)
+    assert button.said[-1] == 1
+    counts = [
+        re.search(r"Of ([\d,]+) setups so far: Take", it)
+        for it in answer.said
+        if isinstance(it, str)
+    ]
+    numbers = [int(it.group(1).replace(",", "")) for it in counts]
+    assert len(numbers) > 1
+    assert numbers == sorted(numbers)
+    assert numbers[-1] <= len(found)
+    watched.end()
+    assert (button.said[-1], answer.said[-1]) == (None, None)
 
 
 def test_owned_cards_use_an_axis_of_gpu_hours():

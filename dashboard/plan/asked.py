@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
-
-import streamlit as st
 
 from dashboard.plan.held import Held, short
 from dashboard.state import models
 from estimator import (
     Candidates,
     Offer,
+    Progress,
     Question,
     candidates,
     catalog,
@@ -57,17 +56,17 @@ RUN = Held("plan", read, text_of, lambda: question_of(FIRST))
 """The question of one run."""
 
 
-@lru_cache(maxsize=4)
-def _answered(text: str, known: tuple[str, ...]) -> Candidates:
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """Who follows the progress, which is all the same to a cache."""
+
+    progress: Progress | None = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _answered(text: str, known: tuple[str, ...], by: _Watched) -> Candidates:
     del known  # only a cache key: the Hub may have returned a model since
-    bar = st.progress(0.0, "Computing every setup.")
-
-    def show(share: float) -> None:
-        bar.progress(share, "Computing every setup.")
-
-    found = candidates(read(text), models.known(), show)
-    bar.empty()
-    return found
+    return candidates(read(text), models.known(), by.progress)
 
 
 def unlimited(question: Question) -> Question:
@@ -75,10 +74,11 @@ def unlimited(question: Question) -> Question:
     return replace(question, deadline_hours=None, budget_usd=None)
 
 
-def answered(question: Question) -> Candidates | str:
+def answered(question: Question, progress: Progress | None = None) -> Candidates | str:
     """Every setup of a question, or its refusal. Cached independently of deadline and budget."""
     try:
-        return _answered(text_of(unlimited(question)), tuple(sorted(models.known())))
+        text, known = text_of(unlimited(question)), tuple(sorted(models.known()))
+        return _answered(text, known, _Watched(progress))
     except ValueError as refusal:
         return str(refusal)
 

@@ -104,7 +104,8 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
     found, front = advice.candidates, advice.front
     if not len(front):
         return []
-    stairs = [it.place for it in advice.stairs]
+    steps = [it.place for it in advice.stairs]
+    line_places = _along(advice)
     colour = theme.COMPONENTS[Component.WEIGHTS].colour
     points = {
         "type": "scatter",
@@ -121,18 +122,27 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         "type": "scatter",
         "mode": "lines+markers",
         "name": "What the next dollar buys",
-        "x": across[stairs].tolist(),
-        "y": found.hours[stairs].tolist(),
-        "customdata": stairs,
-        "text": [_hover(advice, it) for it in stairs],
+        "x": across[line_places].tolist(),
+        "y": found.hours[line_places].tolist(),
+        "customdata": line_places,
+        "text": [_hover(advice, it) for it in line_places],
         "hovertemplate": "%{text}<extra></extra>",
         "line": {"color": colour, "width": 2, "shape": "hv"},
-        "marker": {"size": 11, "color": colour},
+        "marker": {"size": [11 if it in steps else 7 for it in line_places], "color": colour},
     }
     traces = [points, line]
     if advice.recommended is not None:
         traces.append(_recommended(advice, across, look))
     return traces
+
+
+def _along(advice: Advice) -> list[int]:
+    """The places on the line: every step, those that cannot be told from it, and the recommended one."""
+    found = advice.candidates
+    places = {place for it in advice.stairs for place in (it.place, *it.alike)}
+    if advice.recommended is not None:
+        places.add(advice.recommended)
+    return sorted(places, key=lambda it: (found.dollars[it], -found.hours[it]))
 
 
 def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import pandas as pd
@@ -23,6 +24,7 @@ from dashboard.plan import (
     team_words,
     words,
 )
+from dashboard.plan.growing import Growing, picks
 from dashboard.state import comparison, models
 from dashboard.widgets import drawing, keeping
 from dashboard.words import markup
@@ -104,25 +106,28 @@ def _run() -> None:
         asking, answering = st.columns([5, 9], gap="medium")
     with asking:
         question, is_current = _put(question, form.draw(question, asked.RUN.round()))
+        under_the_button = st.empty()
     computed = asked.text_of(asked.unlimited(question))
     is_new = st.session_state.get("plan computed") != computed
     with answering:
+        over_the_answer = st.empty()
         here = _place(is_new)
     below = _place(is_new)
     with answering:
         if not held.has_models(question.models):
             return
-        found = asked.answered(question)
+        growing = Growing(question, under_the_button, over_the_answer)
+        found = asked.answered(question, growing)
     st.session_state["plan computed"] = computed
     with here():
         if isinstance(found, str):
+            growing.end()
             _refuse(found)
             return
-        each, advice, kept = _answer(found, question, is_current=is_current)
+        each, advice, kept = _answer(found, question, growing.end, is_current=is_current)
     with below():
         _beyond(advice, kept)
-    with each:
-        _each_method(found, advice, kept)
+    _full(*each, question)
 
 
 def _place(is_new: bool) -> Callable[[], DeltaGenerator]:
@@ -165,14 +170,22 @@ def _refuse(sentence: str) -> None:
 
 
 def _answer(
-    found: Candidates, question: Question, *, is_current: bool
-) -> tuple[DeltaGenerator, Advice, filters.Filters]:
-    """The recommendation, the filters and the figure; and the place of what each method would take."""
+    found: Candidates, question: Question, begins: Callable[[], None], *, is_current: bool
+) -> tuple[Each, Advice, filters.Filters]:
+    """The recommendation, the filters and the figure; and the place of what each method would take.
+
+    ``begins`` is called when the recommendation stands.
+    """
     st.html(
         f'<p class="hr-plan-asked">{escape(words.asked_in_words(question))} <a href="#plan-form">Change it</a></p>'
     )
-    panel, each = st.container(), st.container(key="plan each method")
+    panel, each = st.empty(), st.container(key="plan each method").empty()
     kept = filters.draw(found)
+    best, of_methods = picks(found, question, kept)
+    said = [(name, words.taken(one)) for name, one in of_methods]
+    begins()
+    panel.html(words.panel_html(best, is_current=is_current))
+    each.html(words.each_html(said))
     advice = advise(found, question, kept.mask(found))
     panel.html(words.panel_html(advice, is_current=is_current))
     if len(advice.front):
@@ -184,32 +197,29 @@ def _answer(
         )
         st.html(f'<p class="hr-small">{options_figure.CAPTION} Click a point to see it below.</p>')
     _picked(found, advice)
-    return each, advice, kept
+    return Each(each, said), advice, kept
 
 
-def _each_method(found: Candidates, advice: Advice, kept: filters.Filters) -> None:
-    """What to take with each method that is good enough, and on request what full fine-tuning takes."""
-    question, mask = advice.question, kept.mask(found)
-    answers = []
-    for name in filters.choices(found)[0]:
-        only = filters.Filters((name,), (), None).mask(found)
-        answers.append((name, pick(found, question, mask & only)))
-    place, full = st.empty(), Method.FULL.label
-    place.html(words.each_html(answers))
-    if full in dict(answers):
+class Each(NamedTuple):
+    """What to take with each method, and where it stands."""
+
+    place: DeltaGenerator
+    said: list[tuple[str, str]]
+
+
+def _full(place: DeltaGenerator, said: list[tuple[str, str]], question: Question) -> None:
+    """What full fine-tuning would take, beside the question's methods if it is none of them."""
+    full = Method.FULL.label
+    if full in dict(said):
         return
-    asked_for = asked.text_of(asked.unlimited(question))
-    if st.session_state.get("plan full") != asked_for and not st.button(
-        "And full fine-tuning?", key="plan full fine-tuning", help="As many setups again."
-    ):
-        return
-    st.session_state["plan full"] = asked_for
     also = replace(question, methods=(Method.FULL,))
-    others = asked.answered(also)
-    if isinstance(others, str):
-        _refuse(others)
-        return
-    place.html(words.each_html([(full, pick(others, also)), *answers]))
+
+    def show(share: float, _: Callable[[], Candidates]) -> None:
+        place.html(words.each_html([(full, f"computing, {share:.0%}"), *said]))
+
+    found = asked.answered(also, show)
+    taken = found if isinstance(found, str) else words.taken(pick(found, also))
+    place.html(words.each_html([(full, taken), *said]))
 
 
 def _beyond(advice: Advice, kept: filters.Filters) -> None:

@@ -16,28 +16,39 @@ MOST_ROWS = 200
 """Maximum rows of the front's table. Our choice."""
 
 
-def panel_html(advice: Advice, *, is_current: bool = True) -> str:
+def panel_html(one: Advice | Pick, *, is_current: bool = True, before: str = BEFORE) -> str:
     """The recommendation with its reasons, in a colour that shows how certain it is.
 
-    ``is_current``: whether it answers what the form asks.
+    ``is_current``: whether it answers what the form asks; ``before``: how it begins if it does not.
     """
     kind = Verdict.DOES_NOT_FIT
-    first, rest = advice.sentence, ""
-    if (place := advice.recommended) is not None:
-        kind = Verdict.FITS if advice.is_sure else Verdict.TIGHT
-        found = advice.candidates
+    first, rest = one.sentence, ""
+    if (place := one.recommended) is not None:
+        kind = Verdict.FITS if one.is_sure else Verdict.TIGHT
+        found = one.candidates
         first = f"Take {plan_words.cards(found, place)}: {plan_words.terms(found, place)}"
-        rest = plan_words.recommended_setup(found, advice.question, place, is_sure=advice.is_sure)
-    return verdict_html(kind if is_current else None, first, rest, advice.reasons)
+        rest = plan_words.recommended_setup(found, one.question, place, is_sure=one.is_sure)
+    reasons = one.reasons if isinstance(one, Advice) else ()
+    return verdict_html(kind if is_current else None, first, rest, reasons, before)
 
 
-def verdict_html(kind: Verdict | None, first: str, rest: str, reasons: Sequence[str]) -> str:
+def growing_html(best: Pick, each: Sequence[tuple[str, Pick]]) -> str:
+    """The best of the setups that are computed already, and with each method."""
+    before = f"Of {len(best.candidates):,} setups so far"
+    return panel_html(best, is_current=False, before=before) + each_html(
+        [(name, taken(it)) for name, it in each]
+    )
+
+
+def verdict_html(
+    kind: Verdict | None, first: str, rest: str, reasons: Sequence[str], before: str = BEFORE
+) -> str:
     """A panel in a verdict's colour: a large line, a smaller one, and a list.
 
-    None: the answer to the question before, in the text's colour.
+    None: no answer to what the form asks, in the text's colour, after ``before``.
     """
     if kind is None:
-        colours, first = "currentColor", f"{BEFORE}: {first}"
+        colours, first = "currentColor", f"{before}: {first}"
     else:
         colours = f"light-dark({theme.VERDICTS[kind].colour}, {theme.VERDICTS_ON_DARK[kind]})"
     items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in reasons)
@@ -48,16 +59,17 @@ def verdict_html(kind: Verdict | None, first: str, rest: str, reasons: Sequence[
     )
 
 
-def each_html(answers: Sequence[tuple[str, Pick]]) -> str:
+def each_html(answers: Sequence[tuple[str, str]]) -> str:
     """What to take with each method, by its name, in one line each."""
     lines = "".join(
-        f"<li><b>{escape(name)}</b>: {markup.whole_prices(escape(_taken(it)))}</li>"
-        for name, it in answers
+        f"<li><b>{escape(name)}</b>: {markup.whole_prices(escape(said))}</li>"
+        for name, said in answers
     )
     return f'<h2 class="hr-head">With each method</h2><ul class="hr-text">{lines}</ul>'
 
 
-def _taken(one: Pick) -> str:
+def taken(one: Pick) -> str:
+    """What to take and what it costs, or why nothing, in a line."""
     place, found = one.recommended, one.candidates
     if place is None:
         return one.sentence

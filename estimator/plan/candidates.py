@@ -143,16 +143,21 @@ class Candidates:
         return written
 
 
+Progress = Callable[[float, Callable[[], Candidates]], None]
+"""Is called with the share of a question that is done, and what gives the setups that are computed already."""
+
+
 def candidates(
     question: Question,
     known: Mapping[str, Model] = NONE_KNOWN,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress | None = None,
 ) -> Candidates:
     """Every setup that a question allows, with bytes, hours and dollars as ``estimate`` says of each.
 
     Hours and dollars on machines that may be taken away are those times ``Offer.stretched``.
 
-    ``known``: models by id that are not in the catalogue. ``progress`` is called with the share that is done.
+    ``known``: models by id that are not in the catalogue. ``progress`` follows; of each strategy in turn, the simplest
+    first, all models and methods are computed, so that an answer soon stands.
     Raises ``InputError`` with one sentence if nothing can be computed.
 
     Source: derived, from ``needs`` and ``runs``.
@@ -174,7 +179,8 @@ def candidates(
                 raise InputError(
                     f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
                 )
-            progress((done + 1) / len(asked))
+            if progress is not None:
+                progress((done + 1) / len(asked), lambda: table.all(question, refused, untimed))
     return table.all(question, refused, untimed)
 
 
@@ -207,7 +213,7 @@ def _structures(
         those = [question.offers[it] for it in places]
         alone = any(1 in it.counts for it in those)
         strategies = [*["none"] * alone, *list(sharing) * any(it.most > 1 for it in those)]
-        for name, method, strategy in product(question.models, question.methods, strategies):
+        for strategy, name, method in product(strategies, question.models, question.methods):
             for values in product(*tried.values()):
                 keys = {
                     **question.keys,
