@@ -250,22 +250,24 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
 .hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; max-width: 66rem; }}
 .hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}
+.st-key-method-peaks .hr-legend {{ display: none; }}
 .st-key-hero .hr-legend {{ min-height: 1.3rem; line-height: 1.3rem; font-size: .875rem; gap: 0 .9rem; }}
 .hr-line {{ display: inline-block; width: .25em; height: 1em; vertical-align: -.12em; margin-right: .5em;
   background: light-dark(#B83A00, #FF8A57); }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
-.hr-verdict > *, .hr-stays > *, .hr-cards-methods > *, .hr-limits > *, .st-key-hero > *, .st-key-below > *
-  {{ transition: opacity .12s; }}
+.hr-verdict > *, .hr-stays > *, .hr-cards-methods > *, .hr-limits > *, .st-key-hero > *, .st-key-method-peaks > *,
+.st-key-below > * {{ transition: opacity .12s; }}
 [data-late] {{ position: relative; }}
 .hr-stays[data-late] {{ position: fixed; }}
 [data-late] > *, .hr-ruler[data-late] .hr-band, .stApp[data-waits] .hr-band
   {{ opacity: .35 !important; transition: none !important; }}
 .hr-ruler[data-late] > * {{ opacity: 1 !important; }}
 .hr-verdict[data-late]::after, .hr-cards[data-late]::after, .st-key-hero[data-late]::after,
-.st-key-below[data-late]::after, .hr-ruler[data-late] b::after {{ content: "updating"; position: absolute; top: .3rem;
-  right: .6rem; font-size: .8125rem; font-weight: 400; z-index: 2; }}
+.st-key-method-peaks[data-late]::after, .st-key-below[data-late]::after, .hr-ruler[data-late] b::after
+  {{ content: "updating"; position: absolute; top: .3rem; right: .6rem; font-size: .8125rem; font-weight: 400;
+  z-index: 2; }}
 .hr-ruler[data-late] b::after {{ position: static; margin-left: .4rem; font-size: .75rem; }}
 .st-key-below[data-part] [data-stale="true"] {{ visibility: hidden; }}
 .st-key-below[data-part="0"] [class*="st-key-part-"]:not(.st-key-part-0),

@@ -54,19 +54,31 @@ def verdict() -> None:
 
 @st.fragment(key=rerun.BARS)
 def bars(look: at_a_glance.GlanceOptions) -> None:
-    """The three methods, one click away, and the hero figure."""
+    """The hero figure."""
     answer = question.answer()
     if isinstance(answer, str):
         return
-    methods = [
-        proposal_cards.Proposal(it.method, it.html, it.keys, it.method.label)
-        for it in method_cards.cards(answer)
-    ]
     of = marks.mark(answer.model, answer.gpu, answer.setup)
-    st.html(proposal_cards.cards_html("methods", "Open", methods, of))
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
     drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
+
+
+@st.fragment(key=rerun.METHODS)
+def methods(look: at_a_glance.GlanceOptions) -> None:
+    """The three methods at their peak, and one click away."""
+    lower_half.listen_for_methods()
+    answer = question.answer()
+    if not isinstance(answer, str):
+        of = marks.mark(answer.model, answer.gpu, answer.setup)
+        seen = at_a_glance.methods_figure(answer, look)
+        drawing.plot(seen.figure, "method-peaks", seen.alt, of=of, legend="hero")
+        cards = [
+            proposal_cards.Proposal(it.method, it.html, it.keys, it.method.label)
+            for it in method_cards.cards(answer)
+        ]
+        st.html(proposal_cards.cards_html("methods", "Open", cards, of))
+    st.html(lower_half.mark("compared"))
 
 
 @st.fragment(key=rerun.ROW)
@@ -119,6 +131,8 @@ look = at_a_glance.GlanceOptions(
 )
 rulers = st.container(key="edge")
 bars(look)
+with st.container(key="methods"):
+    methods(look)
 row(look)
 if comparison.document().present is not None:
     st.html(theme.PRESENTATION)

@@ -1,4 +1,4 @@
-"""The hero figure draws the estimates on one scale."""
+"""The hero figure and the methods' figure draw the estimates on one scale."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ def by_method(setup: TrainingSetup = SETUP, gpu=GPU):
 
 
 def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **how):
-    methods = by_method(setup, gpu)
-    return hero_figure.hero(methods[method], methods, **how)
+    return hero_figure.hero(by_method(setup, gpu)[method], **how)
+
+
+def methods(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU):
+    others = by_method(setup, gpu)
+    return hero_figure.methods(others[method], others)
 
 
 def stacked(figure, place) -> float:
@@ -64,10 +68,10 @@ def pieces(figure) -> list[Piece]:
 @pytest.mark.parametrize("method", Method)
 def test_the_peak_bar_reaches_the_high_end_of_the_need(method):
     answer = by_method()[method]
-    drawn = hero(method)
     need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
-    assert stacked(drawn, answer.peak.phase) == need
-    assert stacked(drawn, method) == need
+    assert stacked(hero(method), answer.peak.phase) == need
+    assert stacked(methods(method), method) == need
+    assert methods(method)["layout"]["xaxis"] == hero(method)["layout"]["xaxis"], "one scale"
 
 
 @pytest.mark.parametrize("phase", [*STEP_PHASES, Phase.SAVE])
@@ -87,28 +91,30 @@ def test_evaluation_replaces_saving_when_it_is_the_largest_phase():
 
 
 def test_only_the_highest_phase_and_the_selected_method_are_marked():
-    ticks = hero(Method.LORA)["layout"]["yaxis"]["ticktext"]
+    drawn = hero(Method.LORA), methods(Method.LORA)
+    ticks = [tick for it in drawn for tick in it["layout"]["yaxis"]["ticktext"]]
     answer = by_method()[Method.LORA]
     marked = [tick for tick in ticks if "▸" in tick]
     assert marked == [f"<b>▸ {terms.PHASES[answer.peak.phase]}</b>", "<b>▸ LoRA</b>"]
 
 
 def test_the_capacity_is_a_line_through_all_bars():
-    layout = hero()["layout"]
-    lines = [shape for shape in layout["shapes"] if shape.get("name") == "capacity"]
-    assert {line["x0"] for line in lines} == {units.in_gib(GPU.memory_bytes)}
-    for place in hero_figure.PLACES.values():
-        assert sum(line["y0"] < place < line["y1"] for line in lines) == 1
+    for drawn in (hero(), methods()):
+        (line,) = (it for it in drawn["layout"]["shapes"] if it.get("name") == "capacity")
+        assert line["x0"] == units.in_gib(GPU.memory_bytes)
+        for place in drawn["layout"]["yaxis"]["tickvals"]:
+            assert line["y0"] < place < line["y1"]
 
 
 def test_the_capacity_line_does_not_cross_a_heading():
-    lines = [shape for shape in hero()["layout"]["shapes"] if shape.get("name") == "capacity"]
-    for heading in hero_figure.HEADINGS:
-        assert not any(line["y0"] < heading + 0.3 and heading - 0.3 < line["y1"] for line in lines)
+    for drawn, part in ((hero(), hero_figure.PHASES), (methods(), hero_figure.METHODS)):
+        (line,) = (it for it in drawn["layout"]["shapes"] if it.get("name") == "capacity")
+        assert part.at + 0.3 <= line["y0"]
 
 
 def test_scale_follows_the_selected_setup_and_longer_bars_are_cut_and_labelled():
-    small = hero(Method.QLORA, gpu=catalog.gpu("L4"))
+    small = methods(Method.QLORA, gpu=catalog.gpu("L4"))
+    assert small["layout"]["xaxis"] == hero(Method.QLORA, gpu=catalog.gpu("L4"))["layout"]["xaxis"]
     end = small["layout"]["xaxis"]["range"][1]
     full = by_method(gpu=catalog.gpu("L4"))[Method.FULL]
     assert end < units.in_gib(full.need_high_bytes), "full fine-tuning needs more than the scale"
@@ -122,7 +128,7 @@ def test_scale_follows_the_selected_setup_and_longer_bars_are_cut_and_labelled()
 def test_a_total_is_drawn_inside_the_bar_if_there_is_no_room_beside_it():
     needed = by_method()[Method.LORA].need_high_bytes
     card = replace(GPU, memory_bytes=needed + units.GIB // 2)
-    drawn = hero(Method.LORA, gpu=card)
+    drawn = methods(Method.LORA, gpu=card)
     totals = drawn["data"][1]
     at = totals["y"].index(hero_figure.PLACES[Method.LORA])
     assert totals["x"][at] <= units.in_gib(card.memory_bytes)
@@ -144,7 +150,7 @@ def test_each_part_offers_its_number_once_and_off_the_capacity_line():
 
 
 def test_without_a_gpu_there_is_no_line():
-    assert hero(gpu=None)["layout"]["shapes"] == []
+    assert hero(gpu=None)["layout"]["shapes"] == methods(gpu=None)["layout"]["shapes"] == []
 
 
 def test_a_small_change_keeps_the_scale():

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.estimate import at_a_glance, sections
+from dashboard.estimate import at_a_glance, method_cards, sections
 from dashboard.figures.rows import row
 from dashboard.state import question
 from dashboard.widgets.slider_rows import SLIDERS
@@ -114,24 +114,29 @@ def test_a_move_reads_the_session_once():
     assert asked.call_count == 1
 
 
-def test_a_move_computes_nothing_of_the_lower_half_and_names_the_new_setup():
+def test_a_move_computes_no_other_method_nor_the_lower_half_and_names_the_new_setup():
     page = page_with_a_row("max_length")
     before = marks(page)
-    assert before["now"] == before["drawn"]
-    with patch.object(sections, "draw_remedies") as drawn:
+    assert len(before) == 3
+    assert len(set(before.values())) == 1
+    with (
+        patch.object(sections, "draw_remedies") as below,
+        patch.object(method_cards, "methods", return_value={}) as others,
+    ):
         page.select_slider(key="max_length").set_value(512).run()
-        assert drawn.call_count == 0
+        assert below.call_count == others.call_count == 0
         moved = marks(page)
         assert moved["now"] != before["drawn"], "the browser dims what it has of another setup"
         page.run()
-    assert drawn.call_count == 1
-    assert marks(page) == {"now": moved["now"], "drawn": moved["now"]}
+    assert below.call_count == 1
+    assert others.call_count >= 1
+    assert marks(page) == dict.fromkeys(before, moved["now"])
 
 
 def marks(page):
     """The setups that the top and the lower half name, of what the last run has drawn."""
     bodies = " ".join(element.proto.body for element in page.get("html"))
-    return dict(re.findall(r'class="hr-(now|drawn)" data-setup="([^"]+)"', bodies))
+    return dict(re.findall(r'class="hr-(now|drawn|compared)" data-setup="([^"]+)"', bodies))
 
 
 def test_a_refused_step_says_why():

@@ -46,9 +46,9 @@ def text(page: AppTest) -> str:
     return "\n".join(pieces)
 
 
-def figure(page: AppTest) -> dict:
+def figure(page: AppTest, name: str = "hero") -> dict:
     sent = (json.loads(it.proto.json)[0] for it in page.get("bidi_component"))
-    return next(it["figure"] for it in sent if it.get("name") == "hero")
+    return next(it["figure"] for it in sent if it.get("name") == name)
 
 
 def sizes(drawn: dict, label: str) -> list[float]:
@@ -209,12 +209,13 @@ def test_one_click_replaces_the_what_if_with_bfloat16_states():
     assert not [name for name in what_if.real_neighbours(answer) if "bfloat16" in name]
 
 
-def test_the_hero_figure_stacks_phases_and_methods_with_one_capacity_line():
-    drawn = figure(open_page())
+def test_the_figures_stack_phases_and_methods_with_one_capacity_line():
+    page = open_page()
+    drawn, methods = figure(page), figure(page, "method-peaks")
     line = next(shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
     weights = sizes(drawn, "Weights")
-    assert len(weights) == 8, "five phases and three methods"
+    assert (len(weights), len(sizes(methods, "Weights"))) == (5, 3)
     # TRL loads a model given by name in float32: four bytes per parameter
     assert weights[0] == pytest.approx(4 * 7_241_732_096 / 2**30, abs=0.01)
 
@@ -280,8 +281,13 @@ def test_the_hero_figure_is_valid_plotly(method):
     model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
     methods = {m: estimate(model, gpu, TrainingSetup(method=m)) for m in Method}
     for dark in (False, True):
-        written = hero_figure.hero(methods[method], methods, dark=dark)
-        assert go.Figure(written).to_dict()["data"]  # raises on a key or value unknown to Plotly
+        for written in (
+            hero_figure.hero(methods[method], dark=dark),
+            hero_figure.methods(methods[method], methods, dark=dark),
+        ):
+            assert go.Figure(written).to_dict()[
+                "data"
+            ]  # raises on a key or value unknown to Plotly
 
 
 # --- expanders ----------------------------------------------------------------------------------

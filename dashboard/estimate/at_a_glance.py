@@ -1,4 +1,4 @@
-"""The top of the page: the verdict in words and the hero figure."""
+"""The top of the page: the verdict in words, the hero figure, and the methods' figure below it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from estimator import Estimate, Gpu, Model, TrainingSetup, estimate, similar_run
 
 
 class GlanceOptions(NamedTuple):
-    """Display options of the hero figure."""
+    """Display options of both figures."""
 
     dark: bool = False
     large: bool = False
@@ -38,6 +38,17 @@ def figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
     return _figure(answer.model, answer.gpu, answer.setup, look)
 
 
+def methods_figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
+    """The peaks of an answer's methods, which no move of a slider draws."""
+    others = method_cards.methods(answer)
+    drawn = hero_figure.methods(answer, others, dark=look.dark)
+    return _described(drawn, hero_figure.methods_alt(answer, others), look)
+
+
+def _described(drawn: Figure, alt: str, look: GlanceOptions) -> DescribedFigure:
+    return DescribedFigure(hero_figure.enlarged(drawn) if look.large else drawn, alt)
+
+
 # A slider's row computes what the page shows after its release.
 @computed_once(maxsize=512)
 def _verdict(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
@@ -50,11 +61,8 @@ def _figure(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, look: GlanceOptions
 ) -> DescribedFigure:
     answer = estimate(model, gpu, setup)
-    methods = method_cards.methods(answer)
-    drawn = hero_figure.hero(answer, methods, dark=look.dark)
-    if look.large:
-        drawn = hero_figure.enlarged(drawn)
-    return DescribedFigure(drawn, hero_figure.hero_alt(answer, methods))
+    drawn = hero_figure.hero(answer, dark=look.dark)
+    return _described(drawn, hero_figure.hero_alt(answer), look)
 
 
 def document(answer: Estimate | str, look: GlanceOptions) -> Document:

@@ -1,9 +1,12 @@
-"""The hero figure: the phases of a step and each method's peak, on one scale."""
+"""The hero figure, which is the phases of a step, and below it each method's peak, on the same scale.
+
+They are two, since a move of a slider redraws only the first: the other methods' needs are computed at a pause.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dashboard import theme
 from dashboard.figures import memory_bars
@@ -11,7 +14,6 @@ from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import terms, units
 from estimator import MORE_PASSES, STEP_PHASES, Estimate, Method, Phase
 
-HEIGHT = 372
 PLACES: Mapping[Phase | Method, float] = {
     Phase.FORWARD: 0.0,
     Phase.LOSS: 1.0,
@@ -24,15 +26,28 @@ PLACES: Mapping[Phase | Method, float] = {
 }
 """Position of each bar from the top; the gap is for the second heading. If a pass without gradients takes more than the
 loss, it replaces the loss. Likewise evaluation or loading replaces saving."""
-HEADINGS = {
-    -0.85: "One step, phase by phase",
-    5.05: "Each method at its peak",
-}
-SPANS = ((-0.45, 4.5), (5.45, 8.45))
-"""Start and end of each segment of the capacity line, which leaves out the headings."""
 
 
-def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
+class Part(NamedTuple):
+    """One of the two figures."""
+
+    heading: str
+    at: float
+    """The heading's position."""
+    span: tuple[float, float]
+    """Start and end of the capacity line, which leaves out the heading."""
+    top: float
+    height: int
+    """In pixels."""
+    above: int
+    """Pixels above the bars, where the first has the capacity in words."""
+
+
+PHASES = Part("One step, phase by phase", -0.85, (-0.45, 4.5), -1.2, 243, 26)
+METHODS = Part("Each method at its peak", 5.05, (5.45, 8.45), 4.7, 155, 2)
+
+
+def _phases(estimate: Estimate) -> list[Bar]:
     reserve = estimate.need_high_bytes - estimate.decisive.bytes
     beside = max(
         (
@@ -48,7 +63,7 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
     )
     shown = {phase: estimate.phases[phase] for phase in STEP_PHASES}
     shown |= {Phase.LOSS: asked, Phase.SAVE: beside}
-    phases = [
+    return [
         Bar(
             PLACES[place],
             terms.PHASES[moment.phase],
@@ -57,7 +72,10 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
         )
         for place, moment in shown.items()
     ]
-    others = [
+
+
+def _methods(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
+    return [
         Bar(
             PLACES[method],
             method.label,
@@ -68,43 +86,44 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
         )
         for method, other in methods.items()
     ]
-    return phases + others
 
 
-def hero(
-    estimate: Estimate,
-    methods: Mapping[Method, Estimate],
-    *,
-    dark: bool = False,
-) -> Figure:
-    """The phases of one setup and its peak under each method, stacked by component, on one scale.
+def hero(estimate: Estimate, *, dark: bool = False) -> Figure:
+    """The phases of a setup, stacked by component, on a scale that covers them and its card."""
+    return _figure(estimate, _phases(estimate), PHASES, dark=dark)
 
-    The scale covers all parts of the chosen setup and its card. A longer bar of another method is cut off at the end.
-    """
+
+def methods(estimate: Estimate, others: Mapping[Method, Estimate], *, dark: bool = False) -> Figure:
+    """The setup's peak under each method, on the same scale, at whose end a longer bar is cut off."""
+    drawn = _figure(estimate, _methods(estimate, others), METHODS, dark=dark)
+    return {**drawn, "layout": {**drawn["layout"], "annotations": []}}
+
+
+def _figure(estimate: Estimate, bars: list[Bar], part: Part, *, dark: bool) -> Figure:
     look = theme.DARK if dark else theme.LIGHT
-    bars = _bars(estimate, methods)
-    largest = max(sum(bar.parts.values()) for bar in bars if bar.place <= PLACES[Phase.SAVE])
+    largest = max(sum(bar.parts.values()) for bar in _phases(estimate))
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
     end = memory_bars.scale(largest)
-    (stack, totals), shapes, annotations = memory_bars.against(bars, estimate.gpu, look, end, SPANS)
+    drawn = memory_bars.against(bars, estimate.gpu, look, end, [part.span])
+    (stack, totals), shapes, annotations = drawn
     written = {  # browsers draw trace texts faster than annotations
         **totals,
-        "x": [*totals["x"], *(0 for _ in HEADINGS)],
-        "y": [*totals["y"], *HEADINGS],
-        "text": [*totals["text"], *HEADINGS.values()],
-        "textposition": [*totals["textposition"], *("middle right" for _ in HEADINGS)],
+        "x": [*totals["x"], 0],
+        "y": [*totals["y"], part.at],
+        "text": [*totals["text"], part.heading],
+        "textposition": [*totals["textposition"], "middle right"],
     }
     return {
         "data": [stack, written],
         "layout": {
             "barmode": "overlay",
-            "height": HEIGHT,
-            "margin": {"l": 130, "r": 12, "t": 26, "b": 30},
+            "height": part.height,
+            "margin": {"l": 130, "r": 12, "t": part.above, "b": 30},
             "showlegend": False,
             "hovermode": "closest",
             "dragmode": False,
-            "uirevision": "hero",
+            "uirevision": part.heading,
             "xaxis": {
                 "range": [0, end],
                 "fixedrange": True,
@@ -118,7 +137,7 @@ def hero(
                 "tickfont": {"size": 14, "color": look.ink},
             },
             "yaxis": {
-                "range": [8.45, -1.2],
+                "range": [part.span[1], part.top],
                 "fixedrange": True,
                 "automargin": False,
                 "tickvals": [bar.place for bar in bars],
@@ -135,15 +154,18 @@ def hero(
 
 
 LARGER = 1.5
-"""Factor by which the hero figure is enlarged for the projector."""
+"""Factor by which a figure is enlarged for the projector."""
 
 
 def enlarged(figure: Figure) -> Figure:
-    """The hero figure with larger type, margins and height, for the projector."""
+    """A figure with larger type, margins and height, for the projector."""
     grown: Figure = _grown(figure)
     layout = grown["layout"]
     margin = {side: round(LARGER * size) for side, size in layout["margin"].items()}
-    return {**grown, "layout": {**layout, "margin": margin, "height": round(LARGER * HEIGHT)}}
+    return {
+        **grown,
+        "layout": {**layout, "margin": margin, "height": round(LARGER * layout["height"])},
+    }
 
 
 def _grown(value: Any) -> Any:
@@ -155,10 +177,16 @@ def _grown(value: Any) -> Any:
     return [_grown(inner) for inner in value] if isinstance(value, list) else value
 
 
-def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
+def hero_alt(estimate: Estimate) -> str:
     """The hero figure as text, for screen readers."""
-    bars = ", ".join(
-        f"{bar.name} {units.gib(sum(bar.parts.values()))}" for bar in _bars(estimate, methods)
-    )
     line = f"; capacity {units.gib(estimate.gpu.memory_bytes)}" if estimate.gpu else ""
-    return f"GPU memory needed, stacked by component: {bars}{line}."
+    return f"GPU memory needed, stacked by component: {_said(_phases(estimate))}{line}."
+
+
+def methods_alt(estimate: Estimate, others: Mapping[Method, Estimate]) -> str:
+    """The methods' figure as text."""
+    return f"GPU memory needed by each method: {_said(_methods(estimate, others))}."
+
+
+def _said(bars: list[Bar]) -> str:
+    return ", ".join(f"{bar.name} {units.gib(sum(bar.parts.values()))}" for bar in bars)

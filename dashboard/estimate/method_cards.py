@@ -83,7 +83,7 @@ def methods(of: Estimate) -> Mapping[Method, Estimate]:
 
 @computed_once(maxsize=64)
 def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Method, Estimate]:
-    """Cached because figure and cards ask for the same."""
+    """Cached because the figure and the cards ask for the same."""
     of = estimate(model, gpu, setup)
     targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (

@@ -123,16 +123,20 @@ const within = (totals, right, pixels, font) => ({ ...totals, textposition: tota
 const plain = (words) => words.replace(/<\/?b>/g, "");
 const nameAt = ({ hovertext }, place) => hovertext[place].split(":")[0];
 
-// The legend has the parts that no bar has room to name.
-const explain = (legend, { data: [bars, ...others] }) => {
-  const named = new Set(), left = new Map();
-  bars.text.forEach((words, place) => { if (words.startsWith(nameAt(bars, place))) named.add(nameAt(bars, place)); });
-  bars.hovertext.forEach((_, place) => {
+// A legend has the parts that no bar of its figures has room to name.
+const explain = (of) => {
+  const boxes = [...document.querySelectorAll(".hr-plot")].filter((it) => it.legend === of && it.slid);
+  const legend = boxes.find((it) => it.wanted.name === of)?.parentElement.querySelector(".hr-legend");
+  if (!legend) return;
+  const named = new Set(), left = new Map(), drawn = boxes.map((it) => it.slid.data);
+  for (const [bars] of drawn)
+    bars.text.forEach((words, place) => { if (words.startsWith(nameAt(bars, place))) named.add(nameAt(bars, place)); });
+  for (const [bars] of drawn) bars.hovertext.forEach((_, place) => {
     const name = nameAt(bars, place), { color, line } = bars.marker;
     if (!named.has(name)) left.set(name, `background:${color[place]};outline-color:${line.color[place]}`);
   });
   const entries = [...left].map(([name, style]) => ["hr-swatch", style, name]);
-  if (others.some((it) => it.name === "Capacity")) entries.push(["hr-line", "", "what the GPU has"]);
+  if (drawn.some(([, ...others]) => others.some((it) => it.name === "Capacity"))) entries.push(["hr-line", "", "what the GPU has"]);
   const said = JSON.stringify(entries);
   if (legend.dataset.said === said) return;
   legend.dataset.said = said;
@@ -145,8 +149,9 @@ const explain = (legend, { data: [bars, ...others] }) => {
 };
 
 export default function ({ data: [data], parentElement, setTriggerValue }) {
-  const box = parentElement.querySelector(".hr-plot"), legend = parentElement.querySelector(".hr-legend");
+  const box = parentElement.querySelector(".hr-plot");
   box.styles ??= new Map();
+  box.legend = data.legend;
   const draw = (Plotly) => {
     const { figure } = box.wanted, drawn = JSON.stringify(figure), width = box.clientWidth;
     const ground = getComputedStyle(document.querySelector(".stApp")).backgroundColor;
@@ -155,8 +160,8 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
     if (ground !== box.ground) box.styles.clear();
     const isAlike = frame && frame === box.frame && ground === box.ground && width === box.width;
     const shown = labelled(box, figure), isSlid = isAlike && slide(box, shown);
-    if (isOfParts(shown)) explain(legend, shown);
     Object.assign(box, { drawn, ground, frame, width, slid: shown });
+    if (isOfParts(shown)) explain(box.legend);
     clearTimeout(box.resting);
     if (isSlid) box.resting = setTimeout(() => react(Plotly), REST);
     else react(Plotly);

@@ -54,12 +54,14 @@ def plot(
     on_pick: Callable[[Any], None] | None = None,
     follows: Mapping[str, Mapping[str, str]] | None = None,
     of: str = "",
+    legend: str = "",
 ) -> None:
     """Draws a figure that has a height.
 
     ``alt``: the figure as text. ``menu``: whether its two camera buttons are always visible or only on hover.
     ``on_pick``: called with the ``customdata`` of a clicked point. ``follows``: data with which ``slider_rows`` redraws
-    it while a slider moves. ``of``: the mark of its setup.
+    it while a slider moves. ``of``: the mark of its setup. ``legend``: the key of a figure whose legend has its parts,
+    too.
     """
     data = {
         "figure": figure,
@@ -70,6 +72,7 @@ def plot(
         "picks": on_pick is not None,
         "follows": follows,
         "of": of,
+        "legend": legend or key,
     }
     # in a list, because Streamlit imports pandas and pyarrow (0.5 s, 80 MB) to look for tables in a dict
     if on_pick is None:

@@ -5,7 +5,7 @@
 const PATIENCE = 100, TOUCH = 500; // milliseconds
 const ink = () => {
   const app = document.querySelector(".stApp");
-  const ZONES = [".hr-verdict", ".hr-stays", ".hr-cards-methods", ".hr-limits", ".st-key-hero", ".st-key-below"];
+  const ZONES = [".hr-verdict", ".hr-stays", ".hr-limits", ".st-key-hero", ".st-key-method-peaks", ".hr-cards-methods", ".st-key-below"];
   const CHOICE = '[data-testid="stSidebar"] *, [role="option"], [data-proposal], .st-key-below *';
   const NO_CHOICE = 'summary, summary *, [data-testid="stSlider"] *, .st-key-section *, .hr-plot *';
   let touched = -TOUCH, waits = false, timer = 0, ahead = false, answered = "";

@@ -16,7 +16,7 @@ from dashboard.words import marks
 _component = component(
     "lower_half",
     html="",
-    css=".st-key-ask-below, .st-key-ask-edge { display: none; }",
+    css=".st-key-ask-below, .st-key-ask-edge, .st-key-ask-methods { display: none; }",
     js="".join((files(__package__) / it).read_text() for it in ("alone.js", "lower_half.js")),
     isolate_styles=False,
 )
@@ -40,9 +40,18 @@ def listen() -> None:
 
 def listen_for_rulers() -> None:
     """Listens for the browser's question for the rulers, which always waits for a pause. Call in their fragment."""
+    _listen_at_a_pause("edge", "ruled")
+
+
+def listen_for_methods() -> None:
+    """The same for the methods' bars and cards."""
+    _listen_at_a_pause("methods", "compared")
+
+
+def _listen_at_a_pause(part: str, mark: str) -> None:
     _component(
-        key="ask-edge",
-        data=[{"part": "edge", "mark": "ruled", "soon": 1500}],
+        key=f"ask-{part}",
+        data=[{"part": part, "mark": mark, "soon": 1500}],
         on_asked_change=_nothing,
     )
 

@@ -17,6 +17,8 @@ REST_SECONDS = 0.05
 """Seconds without movement before the limits follow a slider. Our choice: about the browser's drawing time."""
 BELOW = "below"
 """The fragment that the browser asks for when it is looked at, or when a slider rests (``lower_half.js``)."""
+METHODS = "methods"
+"""The fragment of the methods' bars and cards, which the browser asks for when the visitor pauses."""
 EDGE = "edge"
 """The fragment of the rulers, which the browser asks for when the visitor pauses."""
 ROW = "row"

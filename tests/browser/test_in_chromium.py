@@ -27,9 +27,10 @@ yet: first wait for what it changes."""
 LOWER_HALF_FOLLOWS = """() => {
   const of = (which) => document.querySelector(`.hr-${which}`)?.dataset.setup;
   const half = document.querySelector('.st-key-below');
-  return of('now') && of('now') === of('drawn') && !half.inert && !half.hasAttribute('data-late');
+  return of('now') && of('now') === of('drawn') && of('now') === of('compared')
+    && !half.inert && !half.hasAttribute('data-late');
 }"""
-"""Whether the browser has asked for the lower half of the page's setup, and shows it at full ink."""
+"""Whether the browser has asked for all parts of the page's setup, and shows them at full ink."""
 
 
 @contextmanager
@@ -141,17 +142,17 @@ def test_the_first_move_after_a_server_restart_counts(browser):
 
 
 LABELS = """() => {
-  const box = document.querySelector('.st-key-hero .hr-plot'), hero = box.parentElement;
-  const name = (it) => it.split(':')[0], [bars] = JSON.parse(box.drawn).data;
-  const parts = [...new Set(bars.hovertext.map(name))].sort();
-  const points = [...hero.querySelectorAll('.barlayer .point')];
+  const all = (what) => [...document.querySelectorAll(`:is(.st-key-hero, .st-key-method-peaks) ${what}`)];
+  const name = (it) => it.split(':')[0];
+  const parts = [...new Set(all('.hr-plot').flatMap((it) => JSON.parse(it.drawn).data[0].hovertext.map(name)))].sort();
+  const points = all('.barlayer .point');
   const texts = points.map((it) => it.querySelector('text')?.textContent ?? '');
   const wide = (it, of) => it.querySelector(of)?.getBoundingClientRect().width ?? 0;
   const out = points.filter((it) => wide(it, 'text') > wide(it, 'path')).map((it) => it.textContent);
   return { parts, out, named: parts.filter((part) => texts.some((it) => it.startsWith(part))),
-    legend: [...hero.querySelectorAll('.hr-legend span')].map((it) => it.textContent) };
+    legend: all('.hr-legend span').map((it) => it.textContent) };
 }"""
-"""The parts of the figure, those that a bar names, those of the legend, and labels that are wider than their part."""
+"""The parts of both figures, those that a bar names, those of the legend, and labels that are wider than their part."""
 
 
 def test_the_verdict_and_the_figure_are_visible_without_scrolling(browser, address):

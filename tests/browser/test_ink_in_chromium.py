@@ -10,7 +10,7 @@ pytestmark = pytest.mark.browser
 LORA = "?model=Qwen/Qwen3-8B&gpu=A100-SXM4-80GB&method=lora&gradient_checkpointing=true"
 SAMPLE = """() => {
   const PARTS = { '.hr-verdict': '', '.hr-cards-methods': '', '.hr-limits': '.hr-now', '.st-key-hero': '.hr-plot',
-    '.st-key-below': '.hr-drawn' };
+    '.st-key-method-peaks': '.hr-plot', '.st-key-below': '.hr-drawn' };
   const isFull = (part) => [...part.children].some((it) => Number(getComputedStyle(it).opacity) > 0.36);
   window.seen = [];
   const step = () => {
@@ -75,6 +75,7 @@ def test_no_frame_shows_two_setups_at_full_ink(browser, address):
         assert_one_setup(frames(page))
         scrub(page, "num_gpus-box", 14)  # its slider is in a closed expander
         page.wait_for_url("**num_gpus=2&strategy=fsdp**", timeout=WAIT)
+        page.locator(".hr-verdict:not([data-late])", has_text="2 × A100").wait_for(timeout=WAIT)
         page.keyboard.press("ArrowLeft")  # the number keeps the focus though it was drawn anew
         page.wait_for_url(lambda url: "num_gpus" not in url, timeout=WAIT)
         assert_one_setup(frames(page))
