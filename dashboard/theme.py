@@ -340,7 +340,6 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
   .hr-verdict .hr-setup {{ order: 1; margin-top: .35rem; }}
   .hr-verdict details {{ order: 2; }}
   .st-key-model-aside {{ display: flex; }}
-  .stElementContainer:has(.hr-cards-methods) {{ order: 1; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
   .hr-table.hr-proof {{ font-size: .875rem; }}

@@ -28,7 +28,7 @@ PLACES: Mapping[Phase | Method, float] = {
 loss, it replaces the loss. Likewise evaluation or loading replaces saving."""
 
 
-class Part(NamedTuple):
+class FigurePart(NamedTuple):
     """One of the two figures."""
 
     heading: str
@@ -43,8 +43,8 @@ class Part(NamedTuple):
     """Pixels above the bars, where the first has the capacity in words."""
 
 
-PHASES = Part("One step, phase by phase", -0.85, (-0.45, 4.5), -1.2, 243, 26)
-METHODS = Part("Each method at its peak", 5.05, (5.45, 8.45), 4.7, 155, 2)
+PHASES = FigurePart("One step, phase by phase", -0.85, (-0.45, 4.5), -1.2, 243, 26)
+METHODS = FigurePart("Each method at its peak", 5.05, (5.45, 8.45), 4.7, 155, 2)
 
 
 def _phases(estimate: Estimate) -> list[Bar]:
@@ -99,7 +99,7 @@ def methods(estimate: Estimate, others: Mapping[Method, Estimate], *, dark: bool
     return {**drawn, "layout": {**drawn["layout"], "annotations": []}}
 
 
-def _figure(estimate: Estimate, bars: list[Bar], part: Part, *, dark: bool) -> Figure:
+def _figure(estimate: Estimate, bars: list[Bar], part: FigurePart, *, dark: bool) -> Figure:
     look = theme.DARK if dark else theme.LIGHT
     largest = max(sum(bar.parts.values()) for bar in _phases(estimate))
     if estimate.gpu is not None:
