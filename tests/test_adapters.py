@@ -24,6 +24,7 @@ from estimator.step import timeline as moments_module
 from estimator.values.methods import Method
 from estimator.values.refusals import RefusedError
 from estimator.values.setup import TrainingSetup
+from tests.rows import for_each
 
 IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
 """One model of every family in the catalogue."""
@@ -187,8 +188,8 @@ def lists_of_targets(model: Model) -> list[list[str]]:
     return [names for index, names in enumerate(named) if names and names not in named[:index]]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("hub_id", IDS.values(), ids=IDS)
+@for_each("checkpointing", [False, True])
+@for_each("hub_id", IDS.values())
 def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(
     hub_id: str, checkpointing: bool
 ) -> None:
@@ -284,7 +285,7 @@ def advice(refusal: str) -> dict[str, Any]:
     return {"lora_target_modules": named[1].split(", ")}
 
 
-@pytest.mark.parametrize("hub_id", catalog.models())
+@for_each("hub_id", catalog.models())
 def test_default_adapters_get_an_estimate_or_advice_that_works(
     hub_id: str,
 ) -> None:

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import estimator
+from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 FACE = sorted(
@@ -71,7 +70,7 @@ def test_exported_members_are_sorted_and_complete() -> None:
     assert all(hasattr(estimator, name) for name in names)
 
 
-@pytest.mark.parametrize("page", FACE, ids=lambda path: path.relative_to(ROOT).as_posix())
+@for_each("page", FACE)
 def test_page_imports_only_public_names(page: Path) -> None:
     for module, name in _imports(page):
         assert not module.startswith("estimator."), f"{page.name} reaches into {module}"
@@ -79,14 +78,13 @@ def test_page_imports_only_public_names(page: Path) -> None:
             assert name in estimator.__all__, f"{page.name} imports {name}, which is not public"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         path
         for path in sorted((ROOT / "estimator").rglob("*.py"))
         if path.name not in DOORS and "on_path" not in path.parts
     ],
-    ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_only_listed_modules_import_files_network_or_clock(path: Path) -> None:
     reached = {module.split(".")[0] for module, _ in _imports(path)} & INDOORS

@@ -10,6 +10,7 @@ import pytest
 
 from estimator import Strategy, TrainingSetup, catalog, estimate
 from estimator.families.registry import MODELLED
+from tests.rows import for_each
 
 GIB = 2**30
 TABLES = ("gpus.csv", "models.csv")
@@ -44,7 +45,7 @@ def test_catalogue_is_large_enough_to_be_useful() -> None:
     assert len(catalog.models()) >= 200
 
 
-@pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
+@for_each("gpu", catalog.gpus().values())
 def test_usable_memory_is_slightly_below_the_nameplate(gpu: catalog.Gpu) -> None:
     share = gpu.memory_bytes / (gpu.nameplate_gb * GIB)
     if gpu.vendor == "Apple":
@@ -54,7 +55,7 @@ def test_usable_memory_is_slightly_below_the_nameplate(gpu: catalog.Gpu) -> None
         assert 0.88 <= share <= 1.01
 
 
-@pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
+@for_each("row", rows("gpus.csv"))
 def test_derived_memory_is_reported_memory_minus_the_reserve(row: dict[str, str]) -> None:
     assert (row["memory_is_derived"] == "true") == bool(row["memory_reserve_mib"])
     if row["memory_reserve_mib"] and row["memory_reported_mib"]:
@@ -75,7 +76,7 @@ def test_reserve_is_at_least_what_readings_show() -> None:
             assert int(row["memory_bytes"]) >= (1 - 0.044) * float(row["nameplate_gb"]) * GIB
 
 
-@pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
+@for_each("row", rows("gpus.csv"))
 def test_every_card_has_a_source_and_its_memory_a_reading_or_a_mark(
     row: dict[str, str],
 ) -> None:
@@ -97,7 +98,7 @@ def test_most_memories_are_readings() -> None:
     assert len(readings) >= 73
 
 
-@pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
+@for_each("row", rows("gpus.csv"))
 def test_rates_are_plausible(row: dict[str, str]) -> None:
     assert 60 <= float(row["memory_bandwidth_gb_per_s"]) <= 20_000
     assert 2014 <= int(row["release_year"]) <= 2026
@@ -111,7 +112,7 @@ LANES = {"6.0": 64, "7.0": 64, "7.5": 64, "8.0": 64}
 """float32 lanes of a multiprocessor, else 128: CUDA C++ Programming Guide, throughput of native arithmetic."""
 
 
-@pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
+@for_each("gpu", catalog.gpus().values())
 def test_multiprocessors_give_the_float32_rate_at_a_plausible_clock(gpu: catalog.Gpu) -> None:
     assert gpu.vendor == "NVIDIA" or gpu.multiprocessors is None
     if gpu.multiprocessors:
@@ -119,7 +120,7 @@ def test_multiprocessors_give_the_float32_rate_at_a_plausible_clock(gpu: catalog
         assert 1.0e9 <= gpu.fp32_tflops * 1e12 / (2 * lanes) <= 2.7e9
 
 
-@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
+@for_each("entry", catalog.models().values())
 def test_every_model_has_a_modelled_architecture(entry: catalog.CatalogModel) -> None:
     assert entry.model.model_type in MODELLED
     assert entry.gated in {"yes", "no", "unknown"}
@@ -128,7 +129,7 @@ def test_every_model_has_a_modelled_architecture(entry: catalog.CatalogModel) ->
     assert bool(entry.published_extra) == bool(entry.published_extra_is)
 
 
-@pytest.mark.parametrize("row", rows("models.csv"), ids=lambda row: row["hub_id"])
+@for_each("row", rows("models.csv"))
 def test_dimensions_are_plausible(row: dict[str, str]) -> None:
     """Bounds from the smallest and largest published decoders, with margin on both sides."""
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", row["hub_id"])
@@ -254,7 +255,7 @@ LINES = frozenset(["geforce", "rtx", "gtx", "radeon", "rx", "instinct", "arc", "
 MOUNTS = frozenset(["pcie", "sxm", "sxm2", "sxm4", "sxm5", "nvl"])
 
 
-@pytest.mark.parametrize("name", catalog.gpus())
+@for_each("name", catalog.gpus())
 def test_no_word_that_distinguishes_products_appears_by_itself(name: str) -> None:
     """Without any word but its line, its size and its mounting, a card's name means another card or none; without
     these two it means as many as there are.
@@ -326,7 +327,7 @@ def test_name_may_contain_the_number_of_gpus(
     assert (meant and meant.number) == number
 
 
-@pytest.mark.parametrize("row", rows("instances.csv"), ids=lambda row: row["instance"])
+@for_each("row", rows("instances.csv"))
 def test_every_instance_gives_its_card_and_count(row: dict[str, str]) -> None:
     assert catalog.find_gpus(row["instance"]) == (row["gpu"],)
     meant = catalog.gpus_meant(row["instance"])
@@ -382,7 +383,7 @@ def test_slice_has_its_share_of_the_card() -> None:
     )
 
 
-@pytest.mark.parametrize("row", rows("mig.csv"), ids=lambda row: row["gpu"] + " " + row["profile"])
+@for_each("row", rows("mig.csv"))
 def test_slices_fit_into_their_card(row: dict[str, str]) -> None:
     card, number = catalog.gpu(row["gpu"]), int(row["instances"])
     part = catalog.slices()[f"{row['gpu']} MIG {row['profile']}"]

@@ -17,6 +17,7 @@ import pytest
 from estimator import Model
 from estimator.families.hf_config import model_from_config
 from estimator.families.registry import MODELLED
+from tests.rows import for_each
 
 FILE = Path(__file__).parent / "reference" / "config_defaults.jsonl"
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -54,7 +55,7 @@ def test_every_family_is_in_the_file() -> None:
     assert CONFIGS.keys() == MODELLED - WITHOUT_A_CLASS
 
 
-@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+@for_each("model_type", sorted(CONFIGS))
 def test_a_missing_key_takes_its_class_s_default(model_type: str) -> None:
     config = CONFIGS[model_type]
     needed, whole = required(config), seen(config)
@@ -67,7 +68,7 @@ def test_a_missing_key_takes_its_class_s_default(model_type: str) -> None:
             assert model_from_config(without) == model_from_config(config), key
 
 
-@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+@for_each("model_type", sorted(CONFIGS))
 def test_a_config_with_only_sizes_takes_all_class_defaults(model_type: str) -> None:
     config = CONFIGS[model_type]
     kept = required(config) | {key for family, key in UNUSED if family == model_type}

@@ -40,7 +40,6 @@ from estimator.values.kinds import (
     ShortText,
     Version,
     WholeNumber,
-    show,
 )
 from estimator.values.later_keys import LATER
 from estimator.values.objectives import Objective
@@ -56,6 +55,7 @@ from estimator.values.specs import (
     Optimizer,
     Verdict,
 )
+from tests.rows import for_each
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 GPT2 = "openai-community/gpt2"
@@ -71,7 +71,7 @@ TINY_CONFIG: dict[str, object] = {
 }
 WRONG = [{}, [[]], -1, "x\n", float("nan"), float("inf"), 10**30, 10**5000, 0.1 + 1j]
 """Values of no key at all."""
-EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
+EVERY_KEY = for_each("key", KEYS)
 
 # The contract's table, retyped by hand: the defaults of Trainer, TRL, PEFT and Headroom.
 DEFAULTS = """
@@ -159,7 +159,7 @@ def test_default_value_is_accepted_and_changes_nothing(key: Key) -> None:
 
 
 @EVERY_KEY
-@pytest.mark.parametrize("wrong", WRONG, ids=show)
+@for_each("wrong", WRONG)
 def test_wrong_type_gets_one_short_sentence_starting_with_the_key(key: Key, wrong: object) -> None:
     if isinstance(key.kind, Ranks) and wrong == {}:  # PEFT's own default
         assert read_setup({"model": MISTRAL, key.name: wrong}).setup == DEFAULT
@@ -283,13 +283,13 @@ def test_an_unmodelled_key_is_accepted_only_at_its_default(
     assert name not in BY_NAME
 
 
-@pytest.mark.parametrize("word", sorted(PARALLEL_WORDS))
+@for_each("word", sorted(PARALLEL_WORDS))
 def test_parallelism_of_one_rank_is_accepted(word: str) -> None:
     assert read_setup({"model": MISTRAL, word: 1}) == read_setup({"model": MISTRAL})
     assert read_link({"model": MISTRAL, word: "1"}).problems == ()
 
 
-@pytest.mark.parametrize("word", sorted(set(PARALLEL_WORDS) - set(BY_NAME)))
+@for_each("word", sorted(set(PARALLEL_WORDS) - set(BY_NAME)))
 def test_link_may_only_turn_unmodelled_parallelism_off(word: str) -> None:
     for text in ("null", "false", "False", "true", "4", ""):
         problems = read_link({"model": MISTRAL, word: text}).problems

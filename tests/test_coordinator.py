@@ -25,6 +25,7 @@ from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import STEP_PHASES, Component, Phase
 from estimator.values.strategies import Strategy
+from tests.rows import for_each
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -242,7 +243,7 @@ def test_small_weights_need_no_gather() -> None:
 ONE_OF_EACH = {found.model.model_type: found.model for found in catalog.models().values()}
 
 
-@pytest.mark.parametrize("family", sorted(ONE_OF_EACH))
+@for_each("family", sorted(ONE_OF_EACH))
 def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family: str) -> None:
     # by its table of modules; a weight that no module call names would never be gathered
     model = ONE_OF_EACH[family]

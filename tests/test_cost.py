@@ -25,6 +25,7 @@ from estimator import (
 )
 from estimator.contract.setups import parse, write_estimate, write_fields
 from estimator.time.cost import cheapest
+from tests.rows import for_each
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -295,7 +296,7 @@ def test_conflicting_prices_are_refused() -> None:
         parse({"model": MISTRAL.hub_id, "gpu": card, "usd_per_gpu_hour": 2})
 
 
-@pytest.mark.parametrize("name", [*catalog.gpus(), *catalog.slices()])
+@for_each("name", [*catalog.gpus(), *catalog.slices()])
 def test_card_like_another_round_trips(name: str) -> None:
     for own in ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_per_s": 5}):
         model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})

@@ -11,6 +11,7 @@ from estimator.contract.setups import parse, read_setup, write_fields
 from estimator.families.counts import total_parameters
 from estimator.families.custom import DIMENSIONS
 from estimator.values.keys import DEFAULT
+from tests.rows import for_each
 from tests.test_hf_config import LLAMA
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
@@ -35,7 +36,7 @@ def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
     )
 
 
-@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.hub_id)
+@for_each("entry", catalog.models().values())
 def test_repeating_a_model_s_own_dimensions_changes_nothing(entry: catalog.CatalogModel) -> None:
     own = {name: getattr(entry.model, name) for name in DIMENSIONS}
     if own["max_position_embeddings"] == 0:

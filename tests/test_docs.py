@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from estimator.values.parallelisms import PARALLELISMS
+from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB_IS_ALLOWED_IN = {
@@ -41,7 +42,7 @@ def _generator() -> ModuleType:
 
 GENERATOR = _generator()
 FORMULAS = [
-    pytest.param(module, function, id=f"{module.__name__}.{function.__name__}")
+    (module, function)
     for module in GENERATOR.formula_modules()
     for function in GENERATOR.formulas(module)
 ]
@@ -52,7 +53,7 @@ def test_formulas_page_matches_the_docstrings() -> None:
     assert written == GENERATOR.render(), "docs/formulas.md is behind the code; run `make docs`"
 
 
-@pytest.mark.parametrize(("module", "function"), FORMULAS)
+@for_each(("module", "function"), FORMULAS)
 def test_formula_names_its_quantity_and_its_source(module: ModuleType, function: object) -> None:
     docstring = inspect.getdoc(function) or ""
     name = getattr(function, "__name__", "")

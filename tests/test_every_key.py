@@ -43,11 +43,12 @@ from estimator.values.kinds import (
 )
 from estimator.values.setup import KEY_FACET
 from tests.beside import BESIDE
+from tests.rows import for_each
 
 MODEL = "mistralai/Mistral-7B-v0.1"
 WORDS = {"strategy": "ddp"}
 """Where the second word of a list is not for every setup."""
-EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
+EVERY_KEY = for_each("key", KEYS)
 
 
 def another(key: Key) -> Any:

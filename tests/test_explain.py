@@ -22,6 +22,7 @@ from estimator import (
 )
 from estimator.resident.model import weight_bytes
 from estimator.values.specs import Component
+from tests.rows import for_each
 from tests.test_limits import MODELS as GENERAL_MODELS
 from tests.test_limits import SETUPS as GENERAL
 from tests.test_limits import SEVERAL, can_be_trained
@@ -54,9 +55,9 @@ def test_the_terms_of_every_component_add_up_to_it(model, name):
     add_up(estimate(catalog.model(model), catalog.gpu("H100-SXM5-80GB"), SETUPS[name]))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("number", [2, 3, 4, 8])
-@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@for_each("strategy", STRATEGIES)
+@for_each("number", [2, 3, 4, 8])
+@for_each("method", [Method.FULL, Method.LORA])
 def test_terms_add_up_under_every_strategy_and_number_of_gpus(strategy, number, method):
     setup = TrainingSetup(method=method, strategy=strategy, num_gpus=number)
     if strategy is Strategy.HSDP:
@@ -130,8 +131,8 @@ def test_the_code_shown_is_the_code_that_runs():
     assert "Source:" in explanation.docstring(weight_bytes)
 
 
-@pytest.mark.parametrize("part", [*Component, None])
-@pytest.mark.parametrize("name", SETUPS)
+@for_each("part", [*Component, None])
+@for_each("name", SETUPS)
 def test_every_component_links_to_code_with_a_docstring(part, name):
     answer = estimate(catalog.model(MODELS[0]), None, SETUPS[name])
     told = explain(answer, part)

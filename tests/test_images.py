@@ -11,6 +11,7 @@ from estimator import estimate
 from estimator.contract.setups import parse
 from estimator.families.images import gemma, idefics3, pixtral, qwen_vl, tiles
 from estimator.families.images.image import ImageProcessor
+from tests.rows import for_each
 
 PROCESSORS = {
     kind.__name__: kind
@@ -39,10 +40,9 @@ def processor(name: str, settings: str) -> ImageProcessor:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "row",
     ANSWERS,
-    ids=lambda row: " ".join(row[key] for key in ("processor", "settings", "height", "width")),
 )
 def test_image_sizes_match_the_real_processor(row: dict[str, str]) -> None:
     asked = processor(row["processor"], row["settings"])

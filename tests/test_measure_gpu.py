@@ -25,6 +25,7 @@ from estimator import Method, catalog
 from estimator.families.hf_config import model_from_config
 from estimator.proof import rows
 from estimator.values.specs import STEP_PHASES, Component
+from tests.rows import for_each
 
 GIB = 2**30
 H100 = catalog.gpu("H100-SXM5-80GB")
@@ -46,7 +47,7 @@ def case(**keys: object) -> Case:
 # --- models -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
+@for_each("entry", catalog.models().values())
 def test_config_of_a_catalogued_model_round_trips(
     entry: catalog.CatalogModel,
 ) -> None:

@@ -36,6 +36,7 @@ from estimator.values.specs import (
     Phase,
 )
 from estimator.values.strategies import Strategy
+from tests.rows import for_each
 from tests.test_sharding import LLAMA
 
 NONE, CPU, NVME = Offload
@@ -76,18 +77,17 @@ WAYS = [
     ("fsdp", CPU, CPU),
     ("fsdp_grad_op", CPU, CPU),
 ]
-EVERY_WAY = pytest.mark.parametrize(("strategy", "optimizer", "param"), WAYS)
+EVERY_WAY = for_each(("strategy", "optimizer", "param"), WAYS)
 
 
 # --- what stays on the GPU ------------------------------------------------------------------------
 
 
 @EVERY_WAY
-@pytest.mark.parametrize("gpus", [2, 8, 64])
-@pytest.mark.parametrize(
+@for_each("gpus", [2, 8, 64])
+@for_each(
     "keys",
     [{}, {"gradient_accumulation_steps": 4}, {"method": Method.LORA}],
-    ids=["full", "accumulated", "lora"],
 )
 def test_offload_never_needs_more_gpu_memory(
     strategy: str, optimizer: Offload, param: Offload, gpus: int, keys: dict[str, Any]

@@ -31,6 +31,7 @@ from tests.operator_cases import (
     measure,
     read_table,
 )
+from tests.rows import for_each
 
 TABLE = read_table()
 
@@ -39,7 +40,7 @@ def test_the_reference_table_covers_every_operator() -> None:
     assert set(TABLE) == {(name, dtype) for name, case in CASES.items() for dtype in case.dtypes}
 
 
-@pytest.mark.parametrize(("name", "dtype"), TABLE)
+@for_each(("name", "dtype"), TABLE)
 def test_an_operator_takes_as_much_as_in_torch(name: str, dtype: str) -> None:
     case = CASES[name]
     assert measure(case.play, dtype, autocast=case.autocast) == TABLE[name, dtype]

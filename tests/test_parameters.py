@@ -31,6 +31,7 @@ from estimator.families.registry import MODELLED
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import StateSpace
+from tests.rows import for_each
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")
@@ -39,7 +40,7 @@ LORA = TrainingSetup(method=Method.LORA, lora_r=8)
 PUBLISHED = [entry for entry in catalog.models().values() if entry.published_parameters is not None]
 
 
-@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.model.hub_id)
+@for_each("entry", PUBLISHED)
 def test_published_count_is_reproduced_to_the_last_digit(entry: catalog.CatalogModel) -> None:
     ours = total_parameters(entry.model) + entry.published_extra
     assert ours == entry.published_parameters
@@ -163,7 +164,7 @@ def test_opt_350m_projects_its_embedding_and_has_no_final_norm() -> None:
     assert names == ["embed_tokens", "embed_positions", "project_out", "project_in"]
 
 
-@pytest.mark.parametrize("model_type", sorted(MODELLED))
+@for_each("model_type", sorted(MODELLED))
 def test_names_within_a_layer_are_unique(model_type: str) -> None:
     mixer = StateSpace(heads=2, head_dim=4, state_size=4, groups=1, chunk_size=4)
     model = replace(TINY_LLAMA, model_type=model_type, max_position_embeddings=16, qk_norm=True)

@@ -31,6 +31,7 @@ from estimator.parallel.placement import (
     infer_auto_device_map,
     sizes_in_bits,
 )
+from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = [
@@ -90,7 +91,7 @@ def test_stored_maps_cover_everything_that_affects_a_map():
 # --- the tree -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(catalog.models()))
+@for_each("name", sorted(catalog.models()))
 def test_the_module_tree_contains_every_parameter_once(name):
     """Without buffers, the tree has as many elements as ``total_parameters`` counts and the Hub publishes."""
     model = catalog.model(name)

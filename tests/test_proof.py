@@ -34,6 +34,7 @@ from estimator.resident import overhead
 from estimator.step.reserved import shown
 from estimator.time.rates import INSIDE, SLOW_SHARE
 from estimator.values.losses import Loss
+from tests.rows import for_each
 from tests.test_start_page import open_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -359,7 +360,7 @@ def test_the_nvidia_smi_range_lies_between_the_need_and_the_card():
 SETUPS = list({it.id: it for it in evidence.worst_first(MEASURED)}.values())
 
 
-@pytest.mark.parametrize("reading", SETUPS, ids=lambda it: it.id)
+@for_each("reading", SETUPS)
 def test_the_link_of_a_reading_opens_its_setup(reading):
     read = read_link(parse_qs(links.query(reading.estimate)))
     assert read.problems == ()

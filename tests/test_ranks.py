@@ -14,6 +14,7 @@ from estimator.parallel.offload import node_bytes
 from estimator.parallel.zero import kept_gradients, width
 from estimator.values.specs import Model, Offload
 from estimator.values.strategies import Strategy
+from tests.rows import for_each
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 GPT2 = catalog.model("openai-community/gpt2")
@@ -133,9 +134,9 @@ EVERY_SHARING = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "number"), EVERY_SHARING)
-@pytest.mark.parametrize("model", [MISTRAL, GPT2], ids=["mistral", "gpt2"])
-@pytest.mark.parametrize("saves", ["no", "epoch"])
+@for_each(("strategy", "number"), EVERY_SHARING)
+@for_each("model", [MISTRAL, GPT2])
+@for_each("saves", ["no", "epoch"])
 def test_identical_ranks_share_one_entry(
     model: Model, strategy: Strategy, number: int, saves: str
 ) -> None:

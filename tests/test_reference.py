@@ -12,6 +12,7 @@ import pytest
 
 from estimator import Component, Phase, estimate
 from estimator.contract import setups as contract
+from tests.rows import for_each
 
 CASES = [
     json.loads(line)
@@ -21,7 +22,7 @@ PEAK_ERROR, PHASE_ERROR = 0.001, 0.003
 """The largest errors when these were set: 0.06 % and 0.24 % (a tiny model's optimizer step)."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@for_each("case", CASES)
 def test_estimates_are_within_a_thousandth_of_traced_steps(case):
     model, gpu, setup = contract.parse(case["setup"])
     result, expect = estimate(model, gpu, setup), case["expect"]

@@ -26,6 +26,7 @@ from estimator.values.refusals import (
 )
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
+from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "estimator").rglob("*.py"))
@@ -66,7 +67,7 @@ def raises(path: Path) -> Iterator[tuple[str, ast.Raise]]:
             yield ast.unparse(name), node
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each("path", MODULES)
 def test_every_refusal_has_a_record(path: Path) -> None:
     known = INPUT | OF_OURS | ANSWERED_WITH | BUILT
     for name, node in raises(path):
@@ -77,7 +78,7 @@ def test_every_refusal_has_a_record(path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each("path", MODULES)
 def test_input_errors_blame_neither_a_limit_nor_a_library(path: Path) -> None:
     for name, node in raises(path):
         # a tool's name in a list of tools is not a reason

@@ -16,8 +16,9 @@ from estimator.values.kinds import WholeNumber
 from estimator.values.methods import Method
 from estimator.values.setup import FACETS, KEY_FACET, TrainingSetup
 from estimator.values.strategies import Strategy
+from tests.rows import for_each
 
-IN_SETUP = pytest.mark.parametrize("name", list(KEY_FACET))
+IN_SETUP = for_each("name", list(KEY_FACET))
 
 
 def test_no_two_facets_declare_the_same_name() -> None:
@@ -61,14 +62,14 @@ def test_an_unknown_key_is_refused() -> None:
         TrainingSetup(lora_rank=8)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", [it.name for it in KEYS if it.in_setup])
+@for_each("name", [it.name for it in KEYS if it.in_setup])
 def test_a_setup_refuses_invalid_values(name: str) -> None:
     for wrong in ({"": {}}, -1, float("nan"), 10**30):
         with pytest.raises(ValueError, match=f"^{name} "):
             replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
+@for_each("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
 def test_a_count_is_limited_to_its_largest_value(name: str) -> None:
     if not next(it for it in KEYS if it.name == name).modelled:
         assert getattr(replace(DEFAULT, **{name: LARGEST[name]}), name) == LARGEST[name]  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from estimator.contract.setups import parse, read_setup
 from estimator.families.images import videos
 from estimator.search.image_changes import image_changes
 from estimator.values.specs import Phase
+from tests.rows import for_each
 from tests.test_vision import gemma3, internvl, qwen2_5, qwen3, setup, smolvlm
 
 # answers of transformers 5.23's real video processors for videos of black frames; empty: they raise
@@ -20,7 +21,7 @@ TABLE = Path(__file__).with_name("reference") / "video_tokens.csv"
 ANSWERS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
 
 
-@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: " ".join(row.values()))
+@for_each("row", ANSWERS)
 def test_video_sizes_match_the_real_processor(row: dict[str, str]) -> None:
     limits: dict[str, Any] = {key: int(row[key]) for key in ("min_pixels", "max_pixels")}
     if row["cap_pixels_per_frame"] == "True":

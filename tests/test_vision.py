@@ -18,6 +18,7 @@ from estimator.search.free_changes import lossless
 from estimator.search.image_changes import image_changes, tower_checkpoints
 from estimator.sources import catalog
 from estimator.values.specs import Component, Part, Phase
+from tests.rows import for_each
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -144,7 +145,7 @@ def test_tower_and_projector_have_the_published_counts(
 SEEING = [entry for entry in catalog.models().values() if entry.model.vision is not None]
 
 
-@pytest.mark.parametrize("entry", SEEING, ids=lambda entry: entry.hub_id)
+@for_each("entry", SEEING)
 def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(
     entry: Any,
 ) -> None:

@@ -19,6 +19,7 @@ from estimator.tools.sayable import sayable
 from estimator.tools.writing.files import SCRIPTED, files_of
 from estimator.tools.writing.theirs import said, theirs_of
 from estimator.values.keys import DEFAULT
+from tests.rows import for_each
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
 TRL = {"model": LLAMA.hub_id, "loss": "chunked_trl", "gradient_checkpointing": True}
@@ -288,9 +289,9 @@ def test_a_changed_config_changes_only_what_it_must() -> None:
     assert theirs == given | {"args.per_device_train_batch_size": 2}
 
 
-@pytest.mark.parametrize("tool", sorted(SCRIPTED))
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("sharing", SHARING)
+@for_each("tool", sorted(SCRIPTED))
+@for_each("method", ["full", "lora", "qlora"])
+@for_each("sharing", SHARING)
 def test_the_script_is_python_without_undefined_names(
     tool: str, method: str, sharing: dict[str, Any]
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from estimator import Fate, Imported, read_files
 from estimator.contract.setups import read_setup
+from tests.rows import for_each
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = sorted(it for it in FIXTURES.glob("*/*") if it.is_file())
@@ -44,7 +45,7 @@ def test_ninety_five_percent_of_keys_are_known(tool: str) -> None:
     assert fates[Fate.UNKNOWN] <= 0.05 * fates.total(), "\n".join(unknown)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda it: f"{it.parent.name}/{it.name}")
+@for_each("path", FILES)
 def test_each_key_is_reported_once_with_its_line(path: Path) -> None:
     run = read(f"{path.parent.name}/{path.name}")
     for it in run.keys:
@@ -356,7 +357,7 @@ def damaged(text: str, chance: Random) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_a_damaged_file_is_read_or_gets_one_sentence(seed: int) -> None:
     chance = Random(seed)
     path = chance.choice(FILES)
