@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -188,8 +189,7 @@ def lists_of_targets(model: Model) -> list[list[str]]:
     return [names for index, names in enumerate(named) if names and names not in named[:index]]
 
 
-@for_each("checkpointing", [False, True])
-@for_each("hub_id", IDS.values())
+@for_each("hub_id, checkpointing", [*zip(IDS.values(), cycle([False, True]), strict=False)])
 def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(
     hub_id: str, checkpointing: bool
 ) -> None:

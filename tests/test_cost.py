@@ -6,6 +6,7 @@ import csv
 import datetime
 import math
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -296,11 +297,13 @@ def test_conflicting_prices_are_refused() -> None:
         parse({"model": MISTRAL.hub_id, "gpu": card, "usd_per_gpu_hour": 2})
 
 
-@for_each("name", [*catalog.gpus(), *catalog.slices()])
-def test_card_like_another_round_trips(name: str) -> None:
-    for own in ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_per_s": 5}):
-        model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})
-        assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
+OWN = ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_per_s": 5})
+
+
+@for_each("name, own", [*zip([*catalog.gpus(), *catalog.slices()], cycle(OWN), strict=False)])
+def test_card_like_another_round_trips(name: str, own: dict[str, object]) -> None:
+    model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})
+    assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_terms_add_up_under_every_strategy_and_number_of_gpus(strategy, number, 
     add_up(estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(model=GENERAL_MODELS, setup=st.one_of(GENERAL, SEVERAL, SEVERAL))
 def test_terms_add_up_for_any_setup(model, setup):
     assume(can_be_trained(model, setup))

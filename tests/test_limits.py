@@ -116,7 +116,7 @@ def finds_head(model, setup):
     return True
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
 def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
     assume(can_be_trained(model, setup))
@@ -130,7 +130,7 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
         assert not fits(model, gpu, replace(setup, max_length=length + 1))
 
 
-@settings(max_examples=70)
+@settings(max_examples=35)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
 def test_every_applied_remedy_does_what_it_promised(model, gpu, setup):
     assume(can_be_trained(model, setup))

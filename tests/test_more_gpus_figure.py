@@ -45,18 +45,19 @@ def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], E
     assert own == answer
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
-def test_plotly_accepts_the_figure(gpu: Gpu | None, panels: int, *, dark: bool) -> None:
-    figure = more_gpus.curves_figure(*both(gpu), dark=dark)
-    go.Figure(figure)
-    assert len(figure["layout"]["annotations"]) == panels
+def test_plotly_accepts_the_figure(gpu: Gpu | None, panels: int) -> None:
+    found = both(gpu)
+    for dark in (False, True):
+        figure = more_gpus.curves_figure(*found, dark=dark)
+        go.Figure(figure)
+        assert len(figure["layout"]["annotations"]) == panels
 
 
 @pytest.mark.parametrize(
     ("keys", "panels"),
-    [({"num_train_examples": 1}, 3), ({"usd_per_gpu_hour": 0.0}, 2), ({"gpus_per_node": 1}, 3)],
-    ids=["one example", "free", "one GPU a machine"],
+    [({"num_train_examples": 1, "gpus_per_node": 1}, 3), ({"usd_per_gpu_hour": 0.0}, 2)],
+    ids=["one example on machines of one GPU", "free"],
 )
 def test_extreme_runs_are_drawn(keys: dict[str, float], panels: int) -> None:
     """A run of a second still gets ticks; a cost of zero has no logarithm."""

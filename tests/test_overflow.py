@@ -269,7 +269,7 @@ def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
                 yield at, phase, of.phases[phase].bytes
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     model=MODELS,
     gpu=GPUS,

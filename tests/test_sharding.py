@@ -498,6 +498,8 @@ def test_fp16_is_refused_only_if_the_scaler_gets_16_bit_gradients(strategy: str)
             assert f"refuses to unscale {keys['dtype']} gradients" in found[0]
             continue
         assert found == ()
+        if not keys["autocast_adapter_dtype"]:
+            continue
         # either way gathered and computed in 16 bits: the same memory
         told_fp16 = estimate(*parse({**given, "mixed_precision": "fp16"}))
         told_bf16 = estimate(*parse({**given, "mixed_precision": "bf16"}))
