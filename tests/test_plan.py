@@ -133,7 +133,7 @@ def test_the_front_of_random_points_matches_the_definition(
 def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(QUESTION, tried={**FEW, "strategy": ("zero2",)}, methods=(Method.LORA,))
     one_by_one = candidates(few)
-    monkeypatch.setattr("estimator.plan.candidates.FEW", 0)
+    monkeypatch.setattr("estimator.grid.needs.SINGLE", 0)
     in_arrays = candidates(few)
     assert in_arrays.low_bytes.tolist() == one_by_one.low_bytes.tolist()
     assert in_arrays.high_bytes.tolist() == one_by_one.high_bytes.tolist()

@@ -58,7 +58,7 @@ from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.reserved import goes_through, is_replayed
-from estimator.step.timeline import StepTimeline, plan, structure
+from estimator.step.timeline import Plan, StepTimeline, plan, structure
 from estimator.time.cost import energy_kwh, run_cost
 from estimator.time.rates import missing_rate
 from estimator.values.facets.mesh import Mesh
@@ -235,10 +235,8 @@ class PerStructure:
     """
 
     def __init__(self, model: Model, structure: TrainingSetup, workspace: int) -> None:
-        _check(model, structure)
         self._model, self._structure, self._workspace = model, structure, workspace
-        self.plan = plan(model, structure)
-        self.resident = resident_memory(model, structure)
+        self.plan, self.resident = _on_any_card(model, structure)
 
     @cached_property
     def whole(self) -> Resident:
@@ -288,6 +286,13 @@ def _with_reference(loaded: Moment, reference: int) -> Moment:
         return loaded
     parts = {**loaded.resident, Component.REFERENCE_MODEL: reference}
     return Moment(Phase.LOAD, "the reference model arrives", parts)
+
+
+@lru_cache(maxsize=1024)
+def _on_any_card(model: Model, structure: TrainingSetup) -> tuple[Plan, Resident]:
+    """What no card changes of a structure that is not refused."""
+    _check(model, structure)
+    return plan(model, structure), resident_memory(model, structure)
 
 
 per_structure = lru_cache(maxsize=2048)(PerStructure)

@@ -31,7 +31,7 @@ from estimator.resident.overhead import context_bytes, exchange_bytes, need_byte
 from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
-from estimator.step.timeline import Plan, Schedule, Sizes, structure
+from estimator.step.timeline import Plan, Schedule, Sizes, risen, structure
 from estimator.values.facets.batch import Batch
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
@@ -39,6 +39,8 @@ from estimator.values.specs import Component, Gpu, Model, Verdict
 
 AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
+SINGLE = 256
+"""Cells whose sizes are read from a record one by one (our choice; for fewer, arrays take longer)."""
 FEW = 4096
 """Cells for which all moments are evaluated (our choice; which of them dominate takes as long to find)."""
 
@@ -240,6 +242,12 @@ class _Reader:
     def _read_part(
         self, plan: Plan, inputs: Numbers, part: Numbers, highest: Numbers, left_over: Numbers
     ) -> None:
+        if len(self._low) <= SINGLE:
+            for cell in part.tolist():
+                sizes = Sizes(*inputs[:, cell].tolist())
+                step = plan.step(sizes)
+                highest[cell], left_over[cell] = risen(step, sizes.gpus), step[0].left_over
+            return
         known = iter(tuple(plan.schedules))
         while len(part):
             schedule = next(known, None)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.answer.estimate import estimate, need
+from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
-from estimator.grid.cells import sized
 from estimator.grid.needs import Needs, needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
@@ -27,8 +26,6 @@ from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, MixedPrecision, Model
 
-FEW = 256
-"""Setups of one structure that are read one by one: ours, below it recorded rows cost more than they save."""
 MOST_CANDIDATES = 2_000_000
 """Setups of one question at most: ours, what fits in memory and in patience."""
 
@@ -72,7 +69,8 @@ class Candidates:
     def settle(self, place: int) -> None:
         """Give a setup the need of its estimate."""
         one = estimate(self.of(place).model, self.gpu(place), self.setup(place))
-        self.low_bytes[place], self.high_bytes[place] = one.need_low_bytes, one.need_high_bytes
+        with _uncollected():
+            self.low_bytes[place], self.high_bytes[place] = one.need_low_bytes, one.need_high_bytes
         self.settled.add(place)
 
     def __len__(self) -> int:
@@ -186,7 +184,10 @@ def candidates(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause the cyclic garbage collector, which takes a third of the time while steps are recorded and finds little."""
+    """Pause the cyclic garbage collector, which takes a third of the time while steps are recorded and finds little.
+
+    So do lists of a run's requests.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -360,7 +361,7 @@ def _read(
     if setup.uses_adapters:
         asked["lora_r"] = ranks
     first = question.offers[group[0]].gpu
-    needed_on_first = _needed(model, first, setup, asked)
+    needed_on_first = needs(model, first, setup, **asked)
     for place in group:
         offer = question.offers[place]
         needed = needed_on_first.on(offer.gpu, first)
@@ -373,32 +374,6 @@ def _read(
             untimed.setdefault(offer.gpu.name, why)
         numbers = [it[had] for it in (*cells, needed.low_bytes, needed.high_bytes)]
         table.add(recipe, offer.gpu.memory_bytes, numbers, ends)
-
-
-def _needed(model: Model, gpu: Gpu, setup: TrainingSetup, asked: Mapping[str, Numbers]) -> Needs:
-    """What each setup needs: in arrays, or one by one where so few are asked about that arrays take longer."""
-    count = len(asked["num_gpus"])
-    if count > FEW:
-        return needs(model, gpu, setup, **asked)
-    found = Needs(
-        low_bytes=np.zeros(count, np.int64),
-        high_bytes=np.zeros(count, np.int64),
-        refused=np.zeros(count, np.bool_),
-    )
-    ranks = asked.get("lora_r", np.full(count, setup.lora_r))
-    columns = (
-        asked["num_gpus"],
-        asked["per_device_train_batch_size"],
-        asked["gradient_accumulation_steps"],
-        ranks,
-    )
-    for place, (gpus, batch, accumulation, rank) in enumerate(np.stack(columns, 1).tolist()):
-        own = sized(setup, rank=rank, gpus=gpus, accumulation=accumulation, batch=batch)
-        try:
-            found.low_bytes[place], found.high_bytes[place] = need(model, gpu, own)
-        except ValueError:
-            found.refused[place] = True
-    return found
 
 
 def _timed(

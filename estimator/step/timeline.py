@@ -554,7 +554,10 @@ class Walk:
         self._to_come = to_come
         """Gradients among these that do not exist yet while completions are scored, before the first micro-step."""
         self._ranks = ranks
-        self._gathered = self._schedule.gathered(self._sized, ranks)
+
+    @cached_property
+    def _gathered(self) -> Gathered | None:
+        return self._schedule.gathered(self._sized, self._ranks)
 
     @property
     def parts(self) -> list[tuple[object, int]]:
@@ -570,11 +573,9 @@ class Walk:
     @property
     def peak_bytes(self) -> int:
         """Bytes at the highest moment."""
-        sized, key = self._sized, (self._schedule, self._ranks, self._to_come)
-        begins = sum(self._begins)
-        if key not in sized.risen:
-            sized.risen[key] = max(top.height for top in self._highest().values()) - begins
-        return begins + sized.risen[key]
+        if self._to_come:
+            return max(top.height for top in self.highest().values())
+        return sum(self._begins) + risen((self._sized, self._schedule), self._ranks)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
@@ -598,7 +599,7 @@ class Walk:
     def heights(self) -> dict[Phase, Moment]:
         """The highest moment of each phase."""
         heights = {}
-        for phase, top in self._highest().items():
+        for phase, top in self.highest().items():
             changes = self._schedule.changes_until(top.run, top.place, self._until(top)[1])
             begins = self._there(self._schedule.runs[top.run], self._begins)
             alive = map(add, begins, self._sized.bytes_of(changes))
@@ -612,7 +613,7 @@ class Walk:
             there[GRADIENTS] -= self._to_come
         return there
 
-    def _highest(self) -> dict[Phase, Top]:
+    def highest(self) -> dict[Phase, Top]:
         """The highest moment of each phase.
 
         In a run of equal segments it is in the last one if each adds bytes, else in the first.
@@ -662,6 +663,18 @@ class Walk:
         return Moment(
             run.phase, name or self._schedule.program.marks[run.segment].stage, _alive(sizes)
         )
+
+
+NOTHING: Mapping[Component, int] = dict.fromkeys(COMPONENTS, 0)
+
+
+def risen(step: tuple[Sized, Schedule], ranks: int = 1) -> int:
+    """Bytes of the highest moment above those at the start, whatever these are."""
+    sized, schedule = step
+    key = schedule, ranks
+    if key not in sized.risen:
+        sized.risen[key] = max(top.height for top in Walk(step, NOTHING, ranks).highest().values())
+    return sized.risen[key]
 
 
 class StepTimeline(Walk):
@@ -715,7 +728,7 @@ class StepTimeline(Walk):
 
         Excludes weights, adapters, states, the workspace and gradients of earlier micro-steps.
         """
-        top = self._highest()[phase]
+        top = self.highest()[phase]
         counts: Counter[Reason] = Counter()
         for run in self._schedule.runs[: top.run]:
             self._sized.add_held(counts, run.segment, run.length)

@@ -251,7 +251,7 @@ class Sized:
         self.host_copies = host_copies
         """Segment of each tensor that is copied to the host, and its bytes."""
         self.risen: dict[Hashable, int] = {}
-        """Remembered by ``Walk.peak_bytes``: bytes of the highest moment above those at the start."""
+        """What ``estimator.step.timeline.risen`` remembers."""
 
     def top(self, segment: int) -> int:
         """Index of the event after a segment's first highest moment."""

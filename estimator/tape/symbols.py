@@ -45,7 +45,11 @@ class Recording:
 
     def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
         """Record an operation and return its result; equal operations share one entry."""
-        key = (function, self.position(left), self.position(right))
+        key = (
+            function,
+            left.position if left.__class__ is Symbol else self.position(left),
+            right.position if right.__class__ is Symbol else self.position(right),
+        )
         found = self._results.get(key)
         if found is None:
             place = self.steps.setdefault(key, self.inputs + len(self.steps))

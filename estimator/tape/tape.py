@@ -574,8 +574,8 @@ class Tape:
     def new(self, elements: int, width: int, component: int = TEMPORARIES) -> Tensor:
         """Allocate a tensor; in a compiled step, name what is computed where it is read."""
         sources = None
-        is_fused = component in (TEMPORARIES, LOGITS) and not self.operation.endswith(WRITTEN)
-        if is_fused and not self._allocates:
+        is_fused = not self._allocates and component in (TEMPORARIES, LOGITS)
+        if is_fused and not self.operation.endswith(WRITTEN):
             sources = list(self._reads)
         size = allocated(elements * width)
         return Tensor(elements, width, Storage(self, size, component, sources))
