@@ -8,8 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from estimator.parallel.zero3_coordinator import Coordinator
-from estimator.step import reserved
-from estimator.step.blocks import Log
+from estimator.step.blocks import Log, Plays
 from estimator.tape.program import Program
 
 A_SECOND = 100_000
@@ -39,7 +38,7 @@ class Work:
 def counted() -> Iterator[Work]:
     """The work inside the block; what is remembered from before costs none."""
     work = Work()
-    play, trace, ask = Program.__init__, Coordinator._stretch, reserved.play
+    play, trace, ask = Program.__init__, Coordinator._stretch, Plays._play
 
     def played(self: Program, tape: Any, recording: Any) -> None:
         work.events += len(tape.events)
@@ -49,13 +48,13 @@ def counted() -> Iterator[Work]:
         work.calls += len(module_calls)
         return trace(self, module_calls)
 
-    def asked(log: Log, *limit: int) -> Any:
+    def asked(self: Plays, log: Log, limit: int) -> Any:
         work.requests += log.length
-        return ask(log, *limit)
+        return ask(self, log, limit)
 
     with (
         patch.object(Program, "__init__", played),
         patch.object(Coordinator, "_stretch", traced),
-        patch.object(reserved, "play", asked),
+        patch.object(Plays, "_play", asked),
     ):
         yield work
