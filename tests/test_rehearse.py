@@ -18,7 +18,14 @@ from estimator.rehearse import command, running
 from estimator.rehearse.beside import Beside, beside
 from estimator.rehearse.card import card_named, told
 from estimator.rehearse.ledger import KEPT, STATES, STEP, WEIGHTS, WORKSPACES
-from estimator.rehearse.on_path.headroom_inside import build, card, record, saving
+from estimator.rehearse.on_path.headroom_inside import (
+    build,
+    card,
+    computed,
+    record,
+    saving,
+    trainers,
+)
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.rehearse.text import RehearsalAnswer, as_json, describe, needed
 from estimator.values.refusals import InputError
@@ -51,6 +58,7 @@ REPORT: dict[str, Any] = {
     "out_of_memory": [],
     "is_compiled": False,
     "notes": [],
+    "reads": {},
     "keys": None,
     "keys_problem": "",
     "ends": [],
@@ -251,6 +259,7 @@ def test_a_run_that_dies_is_told_what_it_needs_by_the_same_with_memory_to_spare(
     [
         (["--gpu", "L4"], "the command to rehearse is missing; put it after --"),
         (["--gpu", "L4", "--steps", "0", "--", "true"], "steps must be a whole number from 1 to"),
+        (["--gpu", "L4", "--value", "train.py=1", "--", "true"], "value must be a line and a numb"),
         (["--gpu", "L5", "--", "true"], "L5"),
         (["--gpu", "MI300X", "--", "true"], "MI300X cannot be rehearsed"),
         (["--gpu", "L4", "--", "no-such-program"], "no-such-program is not found"),
@@ -288,7 +297,49 @@ def test_python_begins_as_ever_and_a_command_without_torch_is_told_apart(
     assert (tmp_path / "began").exists()
 
 
+def test_values_that_the_script_reads_are_listed_with_how_to_say_others() -> None:
+    text = said(read({**REPORT, "reads": {"train.py:12 `if loss.item() < 1:`": 0.0}}))
+    assert "reads these values of the card (--value FILE:LINE=VALUE says another)" in text
+    assert "- train.py:12 `if loss.item() < 1:`: 0.0" in text
+
+
 # --- inside the user's process ------------------------------------------------------------------
+
+
+class _Ended(Exception):
+    pass
+
+
+def test_a_line_that_reads_on_and_on_while_no_step_is_taken_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = record.RunRecord()
+    monkeypatch.setattr(computed, "here", here)
+    monkeypatch.setattr(computed, "MOST_READS", 3)
+
+    def finish(ended: str) -> NoReturn:
+        raise _Ended(ended)
+
+    monkeypatch.setattr(record, "finish", finish)
+    for _ in range(3):
+        computed.stop_if_it_waits("train.py:12", LINE)
+    here.ends.append((1, "forward", 1))  # another phase: it may read as often again
+    for _ in range(3):
+        computed.stop_if_it_waits("train.py:12", LINE)
+    with pytest.raises(_Ended, match="exception"):
+        computed.stop_if_it_waits("train.py:12", LINE)
+    assert here.exception.startswith("a loop that waits for a value: train.py:12 `loss.backward()`")
+
+
+def test_longer_rows_come_first_where_rows_are_drawn_at_random() -> None:
+    rows = [{"input_ids": [1] * length} for length in (3, 9, 5)]
+
+    class RandomSampler:
+        data_source = rows
+
+    assert [*trainers.longest_first(lambda _: RandomSampler())(None)] == [1, 2, 0]
+    in_order = object()
+    assert trainers.longest_first(lambda _: in_order)(None) is in_order
 
 
 class _RefusedHereError(Exception):

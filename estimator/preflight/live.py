@@ -47,7 +47,9 @@ FUSED_LOSS_SINCE = (1, 15)
 """The first TRL whose SFTTrainer never materialises full logits: trl 1.16, trainer/utils.py, add_fused_lm_head."""
 _OF_PEFT = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """PEFT values that the contract spells differently: peft 0.21, tuners/lora/config.py."""
-_NOT_ARGUMENTS = frozenset({"dtype", "loss", "loss_type", "method", "strategy", "optim_args", "v"})
+_NOT_ARGUMENTS = frozenset(
+    {"dtype", "fp8_backend", "loss", "loss_type", "method", "strategy", "optim_args", "v"}
+)
 """Keys that are not trainer arguments, or mean something else there."""
 _PACKED = frozenset({"Params4bit", "Int8Params"})
 """Classes of bitsandbytes' packed weights."""
@@ -174,9 +176,11 @@ def _trl() -> tuple[int, ...]:
 def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
     """Tokens in the longest row, whether a batch is padded to it, and how many rows there are."""
     args, rows = trainer.args, getattr(trainer, "train_dataset", None)
-    limit = max_length or getattr(args, "max_length", None)
+    samples = getattr(args, "sample_packing", False)  # axolotl's
+    packs = samples or getattr(args, "packing", False)
+    limit = max_length or getattr(args, "max_seq_length" if samples else "max_length", None)
     shortest, longest = _ends(rows)
-    if not getattr(args, "packing", False) and max_length is None:
+    if not packs and max_length is None:
         limit = longest or limit
     if limit is None:
         raise InputError(
@@ -184,9 +188,13 @@ def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
             "give check(trainer, max_length=…)."
         )
     several = args.per_device_train_batch_size > 1
-    laid_out = getattr(args, "packing", False) or getattr(trainer, "padding_free", False)
-    length = _multiple(limit, getattr(args, "pad_to_multiple_of", None))
+    laid_out = packs or getattr(trainer, "padding_free", False)
+    of = getattr(args, "pad_to_multiple_of", None)
+    collator = getattr(trainer, "data_collator", None)
+    length = _multiple(limit, of or getattr(collator, "pad_to_multiple_of", None))
+    one_row = samples and not getattr(args, "multipack_real_batches", False)
     return {
+        **({"packing": True, "padding_free": bool(one_row)} if samples else {}),
         "max_length": length,
         "padded": bool(several and not laid_out and not shortest == longest == length),
         **_examples(args, rows),

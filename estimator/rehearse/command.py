@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's flags, without those of the user's command."""
     found = argparse.ArgumentParser(
         prog="headroom rehearse",
-        usage="headroom rehearse --gpu NAME [--steps N] [--first-rank] [--read-weights] [--json] -- COMMAND ...",
+        usage="headroom rehearse --gpu NAME [FLAG ...] -- COMMAND ...",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,6 +60,19 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the command is the first of so many processes as --gpu has cards, and the others are not started",
     )
+    found.add_argument(
+        "--value",
+        action="append",
+        default=[],
+        metavar="FILE:LINE=VALUE",
+        help="what this line of the script reads from the card, such as train.py:12=1.5; can be repeated",
+    )
+    found.add_argument(
+        "--route",
+        choices=("even", "one"),
+        default="even",
+        help="mixtures of experts: tokens to all in turn, or all to the same [even]",
+    )
     found.add_argument("--json", action="store_true", help="the answer as one JSON object")
     return found
 
@@ -75,10 +89,11 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
     gpu, number = card_named(given.gpu)
     alone_of = number if given.first_rank and number > 1 else 0
     card = told(gpu, 1 if alone_of else number)
+    values = {"HEADROOM_VALUES": "\n".join(map(_value, given.value)), "HEADROOM_ROUTE": given.route}
 
     def rehearse(card: Mapping[str, str]) -> list[Rehearsed]:
         status, reports = running.run(
-            command, card, steps, read_weights=given.read_weights, alone_of=alone_of
+            command, {**card, **values}, steps, read_weights=given.read_weights, alone_of=alone_of
         )
         if refused := sorted({it["refused"] for it in reports if "refused" in it}):
             raise InputError(" ".join(refused))
@@ -118,6 +133,12 @@ def _steps(said: str) -> int:
     if not said.isascii() or not said.isdigit() or not 1 <= int(said) <= MOST_STEPS:
         raise InputError(f"steps must be a whole number from 1 to {MOST_STEPS}, not {said}.")
     return int(said)
+
+
+def _value(said: str) -> str:
+    if re.fullmatch(r"[^=\n]+:\d+=-?\d+(\.\d*)?(e-?\d+)?", said) is None:
+        raise InputError(f"value must be a line and a number, such as train.py:12=1.5, not {said}.")
+    return said
 
 
 def _nothing(status: int) -> str:

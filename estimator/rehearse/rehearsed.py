@@ -63,6 +63,8 @@ class Rehearsed:
     is_compiled: bool
     """The script compiles its model, and ran here without."""
     notes: tuple[str, ...]
+    reads: Mapping[str, object]
+    """Lines of the script that read a value of the card, and what they got first."""
     keys: Mapping[str, object] | None
     """The live Trainer as an object of the contract; None without one."""
     keys_problem: str
@@ -128,6 +130,7 @@ def read(report: Mapping[str, Any]) -> Rehearsed:
         failed=tuple(map(_failed, report["out_of_memory"])),
         is_compiled=report["is_compiled"],
         notes=tuple(report["notes"]),
+        reads=report["reads"],
         keys=report["keys"],
         keys_problem=report["keys_problem"],
         ends=tuple(PhaseEnd(*it) for it in report["ends"]),

@@ -65,6 +65,11 @@ def describe(answer: RehearsalAnswer) -> str:
         parts.append(
             f"Memory ran out {len(run.failed)} times, which the script caught: {_where(run.failed[0])}."
         )
+    if run.reads:
+        parts.append(
+            "The script reads these values of the card (--value FILE:LINE=VALUE says another):\n"
+            + "\n".join(f"- {line}: {value}" for line, value in run.reads.items())
+        )
     if run.notes:
         parts.append("Not as on a real card:\n" + "\n".join(f"- {it}" for it in run.notes))
     return "\n\n".join(filter(None, parts))
@@ -255,6 +260,7 @@ def as_json(answer: RehearsalAnswer) -> dict[str, Any]:
         "kept": [*_kept(answer)],
         "versions": dict(run.versions),
         "notes": list(run.notes),
+        "values_read": dict(run.reads),
         "setup": None if run.keys is None else dict(run.keys),
         "estimate": _estimate(answer.beside.estimate, answer.beside),
         "estimate_problem": answer.beside.problem or None,

@@ -66,6 +66,9 @@ def plays(folder: str) -> Iterator[tuple[str, int, Sequence[str]]]:
     """Card, exit status and command, after Python."""
     yield "RTX 4090", 0, ["loop.py", "4", "4", "1024"]
     yield "RTX 3060 12GB", 1, ["loop.py", "16", "4", "2048"]
+    yield "RTX 4090", 0, ["branches.py"]
+    yield "RTX 4090", 2, ["branches.py", "wait"]
+    yield "RTX 4090", 0, ["experts.py"]
     yield "RTX 4090", 0, ["trainer.py", "16", "4", "2048"]
     yield "H100-SXM5-80GB", 0, ["trainer.py", "16", "4", "2048"]
     yield "RTX 3050 8GB", 1, ["trainer.py", "16", "4", "2048"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import sysconfig
+from types import FrameType
 from typing import Any
 
 _INSTALLED = tuple(
@@ -41,3 +43,16 @@ def line(file: str, number: int, function: str) -> dict[str, Any]:
         "function": function,
         "text": linecache.getline(file, number).strip(),
     }
+
+
+def innermost_of_script() -> dict[str, Any] | None:
+    """The line of the user's own code that calls torch here; None where a library does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_ours(file) and not is_in_torch(file):
+            if is_installed(file):
+                return None
+            return line(file, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None

@@ -39,6 +39,10 @@ class RunRecord:
         """When each phase ended, in microseconds, with its name and step."""
         self.held: dict[str, set[int]] = {}
         """Where the tensors of the script's variables lie as the run ends."""
+        self.reads: dict[str, Any] = {}
+        """Lines of the script that read a value of the card, with the first that they got."""
+        self.waits: dict[tuple[int, str], int] = {}
+        """How many times a line read a value, by the phases before."""
         self.failed: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
         self.keys: dict[str, Any] | None = None
@@ -122,15 +126,16 @@ def write(ended: str) -> None:
             "out_of_memory": here.failed,
             "is_compiled": here.is_compiled,
             "notes": list(here.notes),
+            "reads": here.reads,
             "keys": here.keys,
             "keys_problem": here.keys_problem,
         }
     )
 
 
-def finish() -> NoReturn:
+def finish(ended: str = "steps") -> NoReturn:
     """End the run here: enough steps were taken. Nothing that would follow is run, saving included."""
-    write("steps")
+    write(ended)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

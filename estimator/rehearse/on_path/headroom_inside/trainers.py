@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,9 @@ from .record import here
 
 OLDEST_PYTHON = (3, 11)
 """Headroom's own; the rehearsal itself runs under older ones, too."""
+
+MOST_ROWS = 100_000
+"""Rows up to which their lengths are looked at: a second."""
 
 
 def watch(module: ModuleType) -> None:
@@ -25,9 +29,56 @@ def watch(module: ModuleType) -> None:
         return train(self, *told, **named)
 
     trainer.train = watched
+    if hasattr(trainer, "_get_train_sampler"):
+        trainer._get_train_sampler = longest_first(trainer._get_train_sampler)
     for name in ("_save_checkpoint", "save_model"):
         if hasattr(trainer, name):
             setattr(trainer, name, _not_saved)
+
+
+def longest_first(get: Any) -> Any:
+    """Where rows are drawn at random the longest come first, since a few steps of a run would not meet them."""
+
+    def drawn(self: Any, *told: Any, **named: Any) -> Any:
+        sampler = get(self, *told, **named)
+        if type(sampler).__name__ != "RandomSampler":
+            return sampler
+        lengths = _lengths(sampler.data_source)
+        if lengths is None or min(lengths) == max(lengths):
+            return sampler
+        record.note("Rows are drawn at random; here the longest come first.")
+        return _LongestFirst(lengths)
+
+    return drawn
+
+
+class _LongestFirst:
+    """A sampler of all rows."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._order = sorted(range(len(lengths)), key=lambda it: -lengths[it])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+def _lengths(rows: Any) -> list[int] | None:
+    """Tokens of each row, of all its sequences together; None where they cannot be looked at."""
+    if not rows or len(rows) > MOST_ROWS:
+        return None
+    names = [it for it in getattr(rows, "column_names", None) or () if it.endswith("input_ids")]
+    try:
+        if names:
+            columns = [[len(it or ()) for it in rows[name]] for name in names]
+            return [sum(it) for it in zip(*columns)]  # noqa: B905 - Python 3.9 has no strict
+        if isinstance(rows, list):
+            return [len(it["input_ids"]) for it in rows]
+    except (KeyError, TypeError, IndexError):
+        pass
+    return None
 
 
 def _not_saved(*_: Any, **__: Any) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from types import ModuleType
 from typing import Any
 
-from . import record
-from .record import here
+from . import computed
 
 LARGE = 2**20
 """Elements above which a tensor of the host is not filled at random: nobody reads a weight."""
@@ -21,7 +19,7 @@ INITIALISERS = (
 
 def of_torch(torch: Any) -> None:
     """Answer for tensors."""
-    _select_all(torch)
+    computed.answer(torch)
     for name in INITIALISERS:
         if hasattr(torch.nn.init, name):
             setattr(torch.nn.init, name, _skipped_if_large(getattr(torch.nn.init, name)))
@@ -34,24 +32,6 @@ def _skipped_if_large(fill: Any) -> Any:
         return tensor if large else fill(tensor, *told, **named)
 
     return filled
-
-
-def _select_all(torch: Any) -> None:
-    """Boolean masks select every element: how many a real one selects is not known here."""
-    library = torch.library.Library("aten", "IMPL")
-
-    def nonzero(mask: Any) -> Any:
-        record.note(
-            "Masks that are computed on the card select every element, as where no token is left out."
-        )
-        here.null.null_answer(min(mask.numel(), 2**31 - 1))
-        found = torch.empty(0, dtype=torch.long, device=mask.device)
-        return torch.ops.aten.nonzero.out(mask, out=found)
-
-    with warnings.catch_warnings():  # it says that this kernel was there before
-        warnings.simplefilter("ignore")
-        library.impl("nonzero", nonzero, "CUDA")
-    here.library = library  # its rules go with it
 
 
 # --- transformers' attention masks --------------------------------------------------------------
