@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,7 +73,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in SETUPS}
     for run in range(RUNS):
         for name, setup in SETUPS.items():
-            asked = replace(setup, max_length=1024 + 8 * run)
+            asked = setup.replace(max_length=1024 + 8 * run)
             floors.append(milliseconds(floor))
             times[name].append(milliseconds(partial(estimate, LLAMA_70B, GPU, asked)))
     base = statistics.median(floors)

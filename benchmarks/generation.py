@@ -89,11 +89,11 @@ def trls_advice(model: Model, setup: TrainingSetup, memory: int) -> float:
     Source: https://huggingface.co/spaces/trl-lib/recommend-vllm-memory (``recommend_gpu_mem_util``), which
     multiplies billions of parameters by GiB and takes hidden_size / num_attention_heads as the head width.
     """
-    ranks = setup.vllm_tensor_parallel_size
+    ranks = setup.generation.vllm_tensor_parallel_size
     weights = total_parameters(model) / 1e9 * GIB * 2 / ranks
     width = model.num_key_value_heads * model.hidden_size / model.num_attention_heads
     token = 2 * model.num_hidden_layers * width * 2
-    cache = token * setup.per_device_train_batch_size * setup.max_length
+    cache = token * setup.batch.per_device_train_batch_size * setup.batch.max_length
     return math.ceil((1 + BUFFER) * (weights + cache) / memory * STEP) / STEP
 
 

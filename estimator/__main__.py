@@ -127,7 +127,7 @@ def _whose(tool: str, setup: TrainingSetup) -> str:
         return ""  # which the reading says
     if tool == "trainer":
         return "--help has them"
-    return f"{tool_named(tool, str(setup.objective)).label} {version_of(tool)} has them"
+    return f"{tool_named(tool, str(setup.task.objective)).label} {version_of(tool)} has them"
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,7 +329,7 @@ def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(
     hub_id: str, targets: str | tuple[str, ...]
 ) -> None:
     model, gpu, setup = parse({"model": hub_id, "method": "lora"})
-    assert setup.lora_target_modules == targets
+    assert setup.adapters.lora_target_modules == targets
     said = " ".join(estimate(model, gpu, setup).assumptions)
     assert ("PEFT refuses adapters on all linears" in said) is (targets != "all-linear")
     written = write_fields(model, gpu, setup)
@@ -338,7 +338,7 @@ def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(
 
 def test_without_dropout_mixtral_defaults_to_all_linears() -> None:
     given = {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "lora_dropout": 0.0}
-    assert parse(given)[2].lora_target_modules == "all-linear"
+    assert parse(given)[2].adapters.lora_target_modules == "all-linear"
 
 
 # --- embeddings and heads ------------------------------------------------------------------------

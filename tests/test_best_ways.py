@@ -43,7 +43,7 @@ def test_the_best_way_fits_and_its_keys_reproduce_it(name: str, number: int) -> 
     assert way.answer is not None
     assert way.answer.verdict is Verdict.FITS
     assert way.answer == estimate(model, gpu, replace(LORA, **way.keys))
-    assert way.answer.setup.num_gpus == number
+    assert way.answer.setup.mesh.num_gpus == number
 
 
 def test_full_fine_tuning_does_not_fit_even_with_every_lossless_change() -> None:
@@ -51,7 +51,7 @@ def test_full_fine_tuning_does_not_fit_even_with_every_lossless_change() -> None
     model, gpu = catalog.model(LLAMA), card("L4")
     way = best_way(model, gpu, 1, LORA)
     assert way.answer is not None
-    assert way.answer.setup.method is not Method.FULL
+    assert way.answer.setup.adapters.method is not Method.FULL
     full = replace(LORA, method=Method.FULL, use_liger_kernel=True, gradient_checkpointing=True)
     assert not holds(model, gpu, full)
 
@@ -61,9 +61,9 @@ def test_eight_cards_allow_full_fine_tuning_where_one_does_not() -> None:
     one, *_, eight = ways_on(model, gpu, LORA)
     assert one.answer is not None
     assert eight.answer is not None
-    assert eight.answer.setup.method is Method.FULL
-    assert eight.answer.setup.strategy in {Strategy.FSDP, Strategy.ZERO3}
-    assert one.answer.setup.method is not Method.FULL
+    assert eight.answer.setup.adapters.method is Method.FULL
+    assert eight.answer.setup.mesh.strategy in {Strategy.FSDP, Strategy.ZERO3}
+    assert one.answer.setup.adapters.method is not Method.FULL
 
 
 def test_how_far_a_way_goes_fits_and_is_no_more_than_a_sixteenth_too_short() -> None:
@@ -103,7 +103,7 @@ def test_offload_is_the_last_resort() -> None:
     way = best_way(model, gpu, 1, LORA)
     if way.answer is not None:
         setup = way.answer.setup
-        assert Offload.CPU in (setup.offload_optimizer, setup.offload_param)
+        assert Offload.CPU in (setup.mesh.offload_optimizer, setup.mesh.offload_param)
         assert "CPU offload" in way.titles
     for method in Method:
         assert not holds(model, gpu, replace(LORA, method=method, gradient_checkpointing=True))

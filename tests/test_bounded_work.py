@@ -161,7 +161,7 @@ def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:
     tried = set()
     steps = best_ways._steps
     monkeypatch.setattr(
-        best_ways, "_steps", lambda *of: tried.add(of[2].offload_param) or steps(*of)
+        best_ways, "_steps", lambda *of: tried.add(of[2].mesh.offload_param) or steps(*of)
     )
     model, card, setup = parse({"model": "meta-llama/Llama-3.1-70B", "gpu": "A10G"})
     best_ways.best_way.cache_clear()

@@ -172,7 +172,7 @@ def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_rea
     expected = [0, 3 * octave, 3 * octave, 3 * octave, 6 * octave, 5 * octave]
     assert bands == pytest.approx(expected, abs=0.02)
     assert made_for == pytest.approx(6 * octave, abs=0.01)
-    assert flag == rulers.place(LORA.max_length, rulers.RULERS["max_length"])
+    assert flag == rulers.place(LORA.batch.max_length, rulers.RULERS["max_length"])
     assert "as it is <small>4,096</small>" in drawn, "the setup's own limit is exact"
     assert "Liger <small>32k</small>" in drawn
     assert list(rulers.proposals(rungs)) == re.findall(r'data-proposal="max_length (\d)"', drawn)

@@ -310,7 +310,7 @@ def test_internal_error_affects_one_line_and_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail_on_lora(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
-        if setup.method is Method.LORA:
+        if setup.adapters.method is Method.LORA:
             raise KeyError("wings")
         return estimate(model, gpu, setup)
 

@@ -140,7 +140,7 @@ def test_a_second_setup_is_named_by_what_differs_from_the_first(monkeypatch):
     assert comparison.proposed_name(of(max_length=4096)) == f"{kept[0].name}, context 4,096"
     assert comparison.proposed_name(of(method=Method.QLORA)).startswith("Mistral-7B-v0.1, QLoRA on")
     assert comparison.proposed_name(of()) == f"{kept[0].name} 2"
-    long = of(max_length=4096, gradient_checkpointing=not LORA.gradient_checkpointing)
+    long = of(max_length=4096, gradient_checkpointing=not LORA.computation.gradient_checkpointing)
     assert comparison.proposed_name(long).startswith("LoRA, context 4,096, checkpointing"), "in 60"
 
 
@@ -153,7 +153,7 @@ def test_the_cheapest_that_is_the_fastest_is_named_once():
 def test_what_if_at_another_context_leaves_scenarios_unchanged():
     kept = presets.three_methods(of())
     at_4k = entry.entries(kept, {}, 4096)
-    assert {it.estimate.setup.max_length for it in at_4k} == {4096}
+    assert {it.estimate.setup.batch.max_length for it in at_4k} == {4096}
     assert at_4k[1].estimate == of(max_length=4096)
     assert "4,096 tokens" in findings.answers(at_4k, context=4096)[0]
 

@@ -46,8 +46,8 @@ def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph() 
 
 
 def test_a_mode_turns_compilation_on_as_trainer_does() -> None:
-    assert TrainingSetup(torch_compile_mode="max-autotune").torch_compile
-    assert not TrainingSetup().torch_compile
+    assert TrainingSetup(torch_compile_mode="max-autotune").computation.torch_compile
+    assert not TrainingSetup().computation.torch_compile
 
 
 def height(phase: Phase, **keys: Any) -> int:

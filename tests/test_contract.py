@@ -442,27 +442,27 @@ def test_conflict_resets_only_one_field() -> None:
     reading = read_setup(
         {"model": MISTRAL, "max_length": 512, "dtype": "float16", "mixed_precision": "fp16"}
     )
-    assert reading.setup.max_length == 512
-    assert reading.setup.dtype is Dtype.FLOAT16
-    assert reading.setup.mixed_precision is MixedPrecision.BF16
+    assert reading.setup.batch.max_length == 512
+    assert reading.setup.precision.dtype is Dtype.FLOAT16
+    assert reading.setup.precision.mixed_precision is MixedPrecision.BF16
 
 
 def test_float16_base_needs_float32_adapters_under_fp16_autocast() -> None:
     setup = {"model": MISTRAL, "method": "lora", "dtype": "float16", "mixed_precision": "fp16"}
-    assert parse(setup)[2].dtype is Dtype.FLOAT16
+    assert parse(setup)[2].precision.dtype is Dtype.FLOAT16
     with pytest.raises(ValueError, match="GradScaler"):
         parse({**setup, "autocast_adapter_dtype": False})
 
 
 def test_length_falls_back_to_the_learned_positions() -> None:
     reading = read_setup({"model": GPT2, "max_length": 4096})
-    assert reading.setup.max_length == 1024
+    assert reading.setup.batch.max_length == 1024
 
 
 def test_hugging_face_aliases_are_understood() -> None:
     setup = parse({"model": MISTRAL, "optim": "adamw_8bit", "activation_checkpointing": True})[2]
-    assert setup.optim is Optimizer.ADAMW_BNB_8BIT
-    assert setup.gradient_checkpointing is True
+    assert setup.optimisation.optim is Optimizer.ADAMW_BNB_8BIT
+    assert setup.computation.gradient_checkpointing is True
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,10 @@ def test_hugging_face_aliases_are_understood() -> None:
     ],
 )
 def test_momentum_makes_sgd_another_optimizer(optim_args: object, optim: Optimizer) -> None:
-    assert parse({"model": MISTRAL, "optim": "sgd", "optim_args": optim_args})[2].optim is optim
+    assert (
+        parse({"model": MISTRAL, "optim": "sgd", "optim_args": optim_args})[2].optimisation.optim
+        is optim
+    )
 
 
 def test_adapter_keys_are_ignored_in_full_fine_tuning() -> None:
@@ -595,7 +598,7 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
     if refusal(setup) or clipped_in_backward(setup):
         setup = replace(setup, optimizer_in_bwd=False)
     if refusal(setup):
-        alone = {name: getattr(DEFAULT, name) for name in SHARING_KEYS}
+        alone = {name: DEFAULT.value(name) for name in SHARING_KEYS}
         setup = replace(setup, **alone)  # type: ignore[arg-type]
     if refusal(setup):  # not every setup supports this checkpointing or these adapters
         setup = replace(
@@ -628,7 +631,7 @@ MODELS = st.sampled_from([row.model for row in catalog.models().values()]) | st.
 @given(model=MODELS, gpu=GPUS, setup=setups())
 def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> None:
     if (
-        model.num_experts and setup.uses_adapters
+        model.num_experts and setup.adapters.uses_adapters
     ):  # PEFT adapts stacked experts without dropout only
         setup = replace(setup, lora_dropout=0.0, use_dora=False, lora_bias=False)
     # PEFT fails on Llama 4's router and refuses adapters behind a scan
@@ -637,7 +640,9 @@ def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) 
         setup = replace(setup, lora_target_modules=("q_proj",))
     if model.towers is not None:  # adapters that differ between layers are refused beside towers
         setup = replace(setup, rank_pattern=None, layers_to_transform=None)
-    if setup.objective.has_score or setup.objective is Objective.EMBEDDING:  # they have no lm_head
+    if (
+        setup.task.objective.has_score or setup.task.objective is Objective.EMBEDDING
+    ):  # they have no lm_head
         setup = replace(setup, modules_to_save=None)
     asked = (model, gpu, setup)
     written = write_fields(*asked)
@@ -655,14 +660,14 @@ def test_images_round_trip(count: int, sizes: list[tuple[int, int]] | None, froz
     if sizes is not None:
         given["image_sizes"] = [list(size) for size in sizes]
     asked = parse(given)
-    assert asked[2].model_class == "image_text"
+    assert asked[2].adapters.model_class == "image_text"
     assert parse(json.loads(json.dumps(write_fields(*asked)))) == asked
 
 
 @given(setup=setups())
 def test_only_non_default_keys_are_written(setup: TrainingSetup) -> None:
     written = write_fields(catalog.model(MISTRAL), None, setup)
-    differing = {name for name in KEY_FACET if getattr(setup, name) != getattr(DEFAULT, name)}
+    differing = {name for name in KEY_FACET if setup.value(name) != DEFAULT.value(name)}
     assert set(written) == {"model", *differing}
 
 

@@ -41,8 +41,13 @@ SMALL = Model(
 
 
 def runs(setup: TrainingSetup) -> bool:
-    in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
-    return not (in_float32 and setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2)
+    in_float32 = (
+        setup.precision.dtype is Dtype.FLOAT32
+        and setup.precision.mixed_precision is MixedPrecision.NO
+    )
+    return not (
+        in_float32 and setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    )
 
 
 SETUPS = st.builds(
@@ -83,7 +88,7 @@ def test_the_peak_is_the_highest_moment_and_its_ledger_sums_to_it(setup):
 @settings(max_examples=25)
 @given(SETUPS, st.sampled_from(["per_device_train_batch_size", "max_length"]))
 def test_a_larger_batch_or_length_never_needs_less(setup, key):
-    longer = replace(setup, **{key: getattr(setup, key) + 1})
+    longer = replace(setup, **{key: setup.value(key) + 1})
     assert estimate(SMALL, None, longer).peak.bytes >= estimate(SMALL, None, setup).peak.bytes
 
 
@@ -94,7 +99,7 @@ def test_lora_has_smaller_gradients_and_states_than_full_fine_tuning(setup):
     # states are one row and one column per matrix, and adapters have more of both
     setup = replace(
         setup,
-        lora_r=min(setup.lora_r, 16),
+        lora_r=min(setup.adapters.lora_r, 16),
         dtype=Dtype.FLOAT32,
         attn_implementation=AttnImplementation.SDPA,
     )
@@ -103,7 +108,7 @@ def test_lora_has_smaller_gradients_and_states_than_full_fine_tuning(setup):
         for method in (Method.FULL, Method.LORA)
     )
     assert lora[Component.GRADIENTS] < full[Component.GRADIENTS]
-    if setup.optim is not Optimizer.ADAFACTOR:
+    if setup.optimisation.optim is not Optimizer.ADAFACTOR:
         states = Component.OPTIMIZER_STATES
         assert lora.get(states, 0) <= full.get(states, 0)
     weights = {
@@ -112,7 +117,7 @@ def test_lora_has_smaller_gradients_and_states_than_full_fine_tuning(setup):
         ]
         for method in (Method.LORA, Method.QLORA)
     }
-    if not setup.prepare_model_for_kbit_training:
+    if not setup.adapters.prepare_model_for_kbit_training:
         assert weights[Method.QLORA] < weights[Method.LORA]
 
 

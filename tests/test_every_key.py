@@ -113,8 +113,8 @@ def test_a_row_states_the_origin_of_its_default_and_the_meaning_of_null(key: Key
 def test_json_round_trips(key: Key) -> None:
     setup = said(key).setup
     if key.in_setup and not key.modelled:
-        assert getattr(setup, key.name) != key.default
-        assert getattr(getattr(setup, KEY_FACET[key.name]), key.name) is getattr(setup, key.name)
+        assert setup.value(key.name) != key.default
+        assert getattr(getattr(setup, KEY_FACET[key.name]), key.name) is setup.value(key.name)
     written = write_fields(*parse(asked(key)))
     assert parse(json.loads(json.dumps(written)))[2] == setup
 
@@ -188,7 +188,7 @@ def sidebar(key: Key) -> AppTest:
     for name, value in BESIDE.get(key.name, {}).items():
         page.query_params[name] = json.dumps(value).strip('"')
     page.session_state["method drawn"] = (
-        DEFAULT.method
+        DEFAULT.adapters.method
     )  # otherwise it collapses what a method does not need
     for section in Section:
         if section is not Section.ALWAYS:
@@ -216,14 +216,14 @@ def test_its_widget_shows_the_default_and_sets_value_and_address(
     assert isinstance(key.widget, Widget)
     assert drawn.label == key.widget.label
     assert drawn.help == f"{key.widget.help} {key.default_sentence}"
-    value = getattr(said(key).setup, key.name)
+    value = said(key).setup.value(key.name)
     shown = str(value) if isinstance(value, str) else value
     drawn.set_value(list(value) if isinstance(value, tuple) else shown).run()
     page.run()
     assert not page.exception
-    assert getattr(page.session_state["setup"], key.name) == value
+    assert page.session_state["setup"].value(key.name) == value
     if key.section is not Section.ALWAYS:  # AppTest binds no widget to its address
-        assert getattr(read_link(page.query_params).setup, key.name) == value
+        assert read_link(page.query_params).setup.value(key.name) == value
 
 
 def test_a_setup_is_read_again_only_after_a_change() -> None:

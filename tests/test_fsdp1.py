@@ -205,10 +205,10 @@ def test_another_strategy_or_one_gpu_resets_the_fsdp_version() -> None:
         use_reentrant=True,
         checkpoint_around_fsdp=True,
     )
-    assert shared_by(setup, Strategy.FSDP, 8).fsdp_version == 1
+    assert shared_by(setup, Strategy.FSDP, 8).mesh.fsdp_version == 1
     for strategy, gpus in ((Strategy.ZERO3, 8), (Strategy.FSDP, 1)):
         changed = shared_by(setup, strategy, gpus)
-        assert (changed.fsdp_version, changed.checkpoint_around_fsdp) == (2, False)
+        assert (changed.mesh.fsdp_version, changed.mesh.checkpoint_around_fsdp) == (2, False)
 
 
 def test_all_fsdp1_ranks_are_equal_except_the_one_that_saves() -> None:

@@ -165,7 +165,7 @@ def test_a_larger_value_never_needs_less(name: str) -> None:
         if reading.problems or reading.model is None or reading.gpu is None:
             continue
         setup = reading.setup
-        larger = GROWING[name](getattr(setup, name))
+        larger = GROWING[name](setup.value(name))
         if larger > LARGEST.get(name, larger):
             continue
         try:

@@ -46,7 +46,7 @@ def test_chapter_on_backward_covers_checkpoints_and_half_the_layers() -> None:
         .resident[Component.ACTIVATIONS]
         for offload in (False, True)
     )
-    assert alone - host == 32 * 2 * 4096 * setup.tokens
+    assert alone - host == 32 * 2 * 4096 * setup.batch.tokens
     assert f"{units.gib(alone)} at the loss" in text
     assert f"{units.gib(host)} stay" in text
 

@@ -100,9 +100,9 @@ def can_be_trained(model, setup):
 
     Not every strategy works with every setup, and a device map does not span two machines.
     """
-    is_long = 0 < model.position_limit <= setup.max_length
-    has_linear = setup.uses_adapters or model.model_type != "gpt2"
-    is_projected = has_linear or setup.optim not in LOW_RANK_OPTIMIZERS
+    is_long = 0 < model.position_limit <= setup.batch.max_length
+    has_linear = setup.adapters.uses_adapters or model.model_type != "gpt2"
+    is_projected = has_linear or setup.optimisation.optim not in LOW_RANK_OPTIMIZERS
     is_shared = refusal(setup) is None and beyond_one_machine(setup) is None
     return not is_long and is_projected and is_shared and finds_head(model, setup)
 
@@ -148,7 +148,7 @@ def test_every_applied_remedy_does_what_it_promised(model, gpu, setup):
         assert after.need_high_bytes == remedy.need_high_bytes
         if after.setup.effective_batch_size != setup.effective_batch_size:
             assert f"grows to {after.setup.effective_batch_size:,}." in remedy.text
-            assert setup.effective_batch_size % after.setup.num_gpus
+            assert setup.effective_batch_size % after.setup.mesh.num_gpus
         if card == gpu:
             assert remedy.saved_bytes == before.need_high_bytes - after.need_high_bytes > 0
         else:
@@ -176,7 +176,7 @@ def test_smallest_set_fits_and_fewer_gpus_do_not(model, gpu, setup):
         return
     assert fits(model, found.gpu, found.setup)
     assert replace(setup, **found.keys) == found.setup
-    assert setup.num_gpus < found.setup.num_gpus <= MOST_GPUS
+    assert setup.mesh.num_gpus < found.setup.mesh.num_gpus <= MOST_GPUS
     if gpu == found.gpu:
         no_fewer_gpus_do(model, gpu, setup, found.setup)
 
@@ -187,7 +187,7 @@ def test_zero3_is_proposed_for_setups_that_fsdp_cannot_train():
     setup = TrainingSetup(method=Method.LORA, use_liger_kernel=True, gradient_checkpointing=True)
     found = smallest_set(llama, catalog.gpu("L40S"), catalog.gpus_like(None), setup)
     assert found is not None
-    assert found.setup.strategy is Strategy.ZERO3
+    assert found.setup.mesh.strategy is Strategy.ZERO3
 
 
 def test_more_gpus_are_named_where_no_change_on_these_is_enough():
@@ -281,7 +281,7 @@ def test_the_smallest_fitting_gpu_fits_and_no_smaller_one_does(model, setup):
     if smallest is not None:
         assert fits(model, smallest, setup)
     limit = smallest.memory_bytes if smallest else 2**60
-    suited = [it for it in cards if it.supports_bf16 or not setup.uses_bf16]
+    suited = [it for it in cards if it.supports_bf16 or not setup.precision.uses_bf16]
     assert not [it for it in suited if it.memory_bytes < limit and fits(model, it, setup)]
     assert smallest is None or smallest in suited
 

@@ -84,7 +84,7 @@ def test_built_in_cases_are_many_and_varied() -> None:
         "lora_target_modules": 2,
     }
     for name, least in varied.items():
-        assert len({getattr(setup, name) for setup in setups}) >= least, name
+        assert len({setup.value(name) for setup in setups}) >= least, name
     assert len({each.model.vocab_size for each in CASES}) >= 10
     assert len({each.model.model_type for each in CASES}) >= 15
     assert any(each.use_liger_kernel for each in CASES)
@@ -104,10 +104,10 @@ def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats() -> None:
 
 def test_the_first_ten_cases_show_every_method_precision_and_checkpointing() -> None:
     setups = [each.setup for each in CASES[:10]]
-    assert {setup.method for setup in setups} == set(Method)
-    assert {setup.gradient_checkpointing for setup in setups} == {True, False}
-    assert {setup.dtype.value for setup in setups} >= {"float32", "bfloat16"}
-    assert {setup.mixed_precision.value for setup in setups} >= {"no", "bf16"}
+    assert {setup.adapters.method for setup in setups} == set(Method)
+    assert {setup.computation.gradient_checkpointing for setup in setups} == {True, False}
+    assert {setup.precision.dtype.value for setup in setups} >= {"float32", "bfloat16"}
+    assert {setup.precision.mixed_precision.value for setup in setups} >= {"no", "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_first_ten_cases_show_every_method_precision_and_checkpointing() -> 
 def test_a_paged_optimizer_is_refused_in_one_sentence(optim: str) -> None:
     with pytest.raises(ValueError, match=f"^optim {optim} .* managed memory, .* not paged\\.$"):
         case(optim=optim)
-    assert not any(each.setup.optim.startswith("paged") for each in CASES)
+    assert not any(each.setup.optimisation.optim.startswith("paged") for each in CASES)
 
 
 def test_a_what_if_that_no_run_can_have_is_refused() -> None:
@@ -321,7 +321,7 @@ def test_a_case_whose_package_is_missing_is_skipped(tmp_path: Path) -> None:
 
 def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path: Path) -> None:
     def answer(case: Case) -> Answer:
-        if case.setup.max_length == 128:
+        if case.setup.batch.max_length == 128:
             return Answer("out_of_memory", {"allocated_forward_bytes": 5}, "CUDA: no", retire=True)
         return measured(case)
 
@@ -350,7 +350,7 @@ def dies_at_128(pipe: Connection, device: str) -> None:
     """A worker that one case kills outright, as the kernel does when the host runs out of memory."""
     pipe.send(DRY_FOUND)
     while (case := pipe.recv()) is not None:
-        if case.setup.max_length == 128:
+        if case.setup.batch.max_length == 128:
             os._exit(9)
         pipe.send(Answer("measured", {}, "", retire=False))
 
@@ -482,5 +482,5 @@ def test_without_torch_the_command_says_what_to_run(
 
 def test_dry_run_has_all_three_methods_of_a_tiny_model() -> None:
     dry = [read_case(given) for given in DRY_RUN]
-    assert {each.setup.method for each in dry} == set(Method)
+    assert {each.setup.adapters.method for each in dry} == set(Method)
     assert max(each.predicted(None).total_parameters for each in dry) < 200_000

@@ -224,7 +224,7 @@ def test_tensors_held_at_a_moment_add_up_to_its_components(name, phase):
         Component.WORKSPACE,
     }
     moment = dict(answer.phases[phase].resident)
-    if SETUPS[name].gradient_accumulation_steps > 1:
+    if SETUPS[name].batch.gradient_accumulation_steps > 1:
         made[Component.GRADIENTS] = moment[Component.GRADIENTS]  # of the micro-steps before
     assert made == {part: size for part, size in moment.items() if part not in beside}
 

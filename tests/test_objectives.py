@@ -40,7 +40,7 @@ def log_probabilities(
 def preferences(step: Step) -> None:
     """Two rows per example; the reference model runs without gradients while the policy's graph is alive."""
     setup = step.setup
-    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    rows, length = 2 * setup.batch.per_device_train_batch_size, setup.batch.max_length
     reference = step.load(MODEL, setup)
     ids = step.ids(rows * length)
     policy = step.call(Pass(step.trained, rows, length))
@@ -56,11 +56,11 @@ def preferences(step: Step) -> None:
 def completions(step: Step, share: int = 2) -> None:
     """The head sees the last part of every text: one token in ``share``."""
     setup = step.setup
-    ids = step.ids(setup.tokens)
+    ids = step.ids(setup.batch.tokens)
     rows, length, scored = (
-        setup.per_device_train_batch_size,
-        setup.max_length,
-        setup.tokens // share,
+        setup.batch.per_device_train_batch_size,
+        setup.batch.max_length,
+        setup.batch.tokens // share,
     )
     forward = step.call(Pass(step.trained, rows, length, scored))
     loss = log_probabilities(step, forward, ids, scored)
@@ -72,8 +72,10 @@ def completions(step: Step, share: int = 2) -> None:
 def embeddings(step: Step) -> None:
     """No head: the mean of the last hidden states is the loss."""
     setup = step.setup
-    ids = step.ids(setup.tokens)
-    forward = step.call(Pass(step.trained, setup.per_device_train_batch_size, setup.max_length))
+    ids = step.ids(setup.batch.tokens)
+    forward = step.call(
+        Pass(step.trained, setup.batch.per_device_train_batch_size, setup.batch.max_length)
+    )
     loss = op.mean(step.tape, forward.hidden(ids), 1, "mean of the hidden states")
     forward.end()
     step.backward(loss)
@@ -139,7 +141,7 @@ def test_a_head_on_half_the_tokens_makes_half_the_logits(checkpointing):
     whole = played(partial(completions, share=1), setup=setup)
     half = played(completions, setup=setup)
     # at the loss's peak each logit exists twice in float32: after the cast and after log-softmax
-    spared = 8 * MODEL.vocab_size * SETUP.max_length // 2
+    spared = 8 * MODEL.vocab_size * SETUP.batch.max_length // 2
     assert height(whole, Phase.LOSS) - height(half, Phase.LOSS) == spared
 
 
@@ -149,7 +151,9 @@ def test_a_model_without_a_head_has_no_logits():
 
 
 def test_a_references_autocast_cache_is_freed_after_its_call():
-    setup = replace(SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.dtype).FLOAT32)
+    setup = replace(
+        SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.precision.dtype).FLOAT32
+    )
     step, schedule = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1, 511, 1))
     # everything allocated is freed except the gradients, one float32 per trained weight
     left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)

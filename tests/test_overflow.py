@@ -242,16 +242,16 @@ def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
 def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
     """Step, phase and bytes of every moment: those of a later step, less what each earlier step does not hold yet."""
     setup = of.setup
-    accumulates = setup.gradient_accumulation_steps > 1
+    accumulates = setup.batch.gradient_accumulation_steps > 1
     alone = estimate(of.model, of.gpu, replace(setup, gradient_accumulation_steps=1))
-    early = setup.strategy in {Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3}
-    early = early or setup.optim is Optimizer.ADAGRAD
+    early = setup.mesh.strategy in {Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3}
+    early = early or setup.optimisation.optim is Optimizer.ADAGRAD
     yield 0, Phase.LOAD, of.phases[Phase.LOAD].bytes
     *training, optimizer = of.moments
     beside = {Component.GRADIENTS, Component.TEMPORARIES}
     if early:
         yield 0, Phase.LOAD, sum(n for c, n in optimizer.resident.items() if c not in beside)
-    steps = -(-setup.num_train_examples // setup.effective_batch_size)
+    steps = -(-setup.run.num_train_examples // setup.effective_batch_size)
     when = {"no": None, "epoch": steps, "steps": min(500, steps)}
     for step in (1, 2):
         absent = 0 if early or step == 2 else optimizer.resident.get(Component.OPTIMIZER_STATES, 0)
@@ -261,8 +261,8 @@ def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
             yield step, moment.phase, moment.bytes - absent
         yield step, Phase.OPTIMIZER_STEP, optimizer.bytes
         for strategy, phase in (
-            (setup.eval_strategy, Phase.EVALUATION),
-            (setup.save_strategy, Phase.SAVE),
+            (setup.run.eval_strategy, Phase.EVALUATION),
+            (setup.run.save_strategy, Phase.SAVE),
         ):
             at = when[strategy]
             if at is not None and (at == 1) is (step == 1):

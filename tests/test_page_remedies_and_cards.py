@@ -68,7 +68,7 @@ def test_reset_returns_to_the_example_and_can_be_undone():
     click(page, "reset to example")
     for key, value in EXAMPLE.items():
         assert setting(page, key) == value
-    assert setting(page, "lora_r") == TrainingSetup().lora_r
+    assert setting(page, "lora_r") == TrainingSetup().adapters.lora_r
     click(page, "undo last")
     assert setting(page, "lora_r") == 64
     assert page.session_state["model"] == LLAMA_ON_4090["model"]

@@ -198,7 +198,7 @@ def test_learned_positions_need_max_position_embeddings() -> None:
 def test_all_linear_adapts_every_linear_but_the_head() -> None:
     per_layer = 8 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3)
     assert adapter_parameters(LLAMA_3_8B, LORA) == 32 * per_layer == 20_971_520
-    assert not is_adapted(Linear("lm_head", 8, 8), LORA)
+    assert not is_adapted(Linear("lm_head", 8, 8), LORA.adapters)
 
 
 def test_a_target_matches_an_exact_name_or_its_last_part() -> None:
@@ -210,14 +210,14 @@ def test_a_target_matches_an_exact_name_or_its_last_part() -> None:
 
 def test_a_partial_name_matches_nothing() -> None:
     assert not is_adapted(
-        Linear("self_attn.q_proj", 8, 8), replace(LORA, lora_target_modules=("proj",))
+        Linear("self_attn.q_proj", 8, 8), LORA.replace(lora_target_modules=("proj",)).adapters
     )
 
 
 def test_full_fine_tuning_trains_everything_and_adapts_nothing() -> None:
     assert trainable_parameters(GPT2, TrainingSetup()) == total_parameters(GPT2)
     assert adapter_parameters(GPT2, TrainingSetup()) == 0
-    assert not is_adapted(Linear("q_proj", 8, 8), TrainingSetup())
+    assert not is_adapted(Linear("q_proj", 8, 8), TrainingSetup().adapters)
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])

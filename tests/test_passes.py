@@ -68,9 +68,9 @@ def passes(second: str) -> MicroStep:
 
     def play(step: Step) -> None:
         setup = step.setup
-        ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
+        ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
         other = step.load(step.trained.model) if second == "reference" else step.trained
-        rows, length = setup.per_device_train_batch_size, setup.max_length
+        rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
         loss = answered(step, Pass(step.trained, rows, length), ids, labels)
         if second == "two":
             again = answered(step, Pass(other, rows, length, label="second"), ids, labels)

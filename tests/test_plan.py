@@ -189,7 +189,7 @@ def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: fl
         high_bytes=FOUND.high_bytes.copy(),
         settled=set(),
     )
-    where = np.array([own.of(place).setup.method is method for place in range(len(own))])
+    where = np.array([own.of(place).setup.adapters.method is method for place in range(len(own))])
     one = pick(own, asked, where)
     assert len(own.settled) < 6
     whole = advise(own, asked, where)
@@ -253,7 +253,7 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     ada, turing = (Offer(gpu=catalog.gpu(name), most=1) for name in ("RTX 4090", "T4"))
     asked = Question(models=("Qwen/Qwen3-8B",), offers=(ada,), effective_batch=1, tried=FEW)
     answer = advise(candidates(asked))
-    assert {str(it.setup.dtype) for it in answer.candidates.recipes} == {"bfloat16"}
+    assert {str(it.setup.precision.dtype) for it in answer.candidates.recipes} == {"bfloat16"}
     assert "bfloat16 weights, micro-batch 1 × 1, rows of 1,024 tokens" in answer.sentence
     assert "other defaults of TRL's SFTTrainer" in answer.sentence
     held = candidates(replace(asked, keys={"dtype": "float32"}))
@@ -263,9 +263,9 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     tried = {
         (
             found.question.offers[it.offer].gpu.name,
-            it.setup.method.value,
-            str(it.setup.dtype),
-            str(it.setup.mixed_precision),
+            it.setup.adapters.method.value,
+            str(it.setup.precision.dtype),
+            str(it.setup.precision.mixed_precision),
         )
         for it in found.recipes
     }
@@ -397,10 +397,10 @@ def test_an_unknown_model_is_refused() -> None:
 
 def test_the_longest_example_sets_memory_and_the_mean_sets_time() -> None:
     setup = FOUND.setup(0)
-    assert setup.max_length == 4096
+    assert setup.batch.max_length == 4096
     # linear between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
-    assert setup.mean_tokens_per_example == round(0.5 * 200 + 0.4 * 800 + 0.1 * 2648)
-    assert setup.padded
+    assert setup.run.mean_tokens_per_example == round(0.5 * 200 + 0.4 * 800 + 0.1 * 2648)
+    assert setup.batch.padded
 
 
 def test_truncated_examples_are_counted_and_mentioned() -> None:

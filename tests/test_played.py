@@ -72,7 +72,7 @@ def test_what_a_library_does_once_or_not_on_a_small_card_is_not_replayed_always(
 def test_each_strategy_asks_for_blocks_as_its_library_does() -> None:
     rows = [row for row in ROWS if "num_gpus" in row.id]
     found = [replays.replay(row) for row in rows if not any(text in row.id for text in NOT_YET)]
-    assert {run.written[2].strategy for run in found} >= {*Strategy} - {
+    assert {run.written[2].mesh.strategy for run in found} >= {*Strategy} - {
         Strategy.NONE,
         Strategy.DEVICE_MAP,
     }

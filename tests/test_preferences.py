@@ -595,7 +595,7 @@ def test_a_family_without_a_sequence_classification_class_is_refused():
 def test_limits_respect_the_rows_an_objective_needs(keys: dict[str, Any]):
     gpu, setup = catalog.gpu("RTX 4090"), replace(BASE, per_device_train_batch_size=6, **keys)
     size, length = largest_micro_batch(MODEL, gpu, setup), longest_context(MODEL, gpu, setup)
-    assert size % least_batch(setup) == 0 or setup.objective is Objective.KTO
+    assert size % least_batch(setup) == 0 or setup.task.objective is Objective.KTO
     assert size >= least_batch(setup)
     assert length >= least_length(setup)
     for held, changed in (

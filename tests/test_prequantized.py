@@ -102,8 +102,8 @@ def test_bitsandbytes_weights_stay_quantised_whatever_is_requested(
 
 def test_double_quantisation_comes_from_the_checkpoint() -> None:
     twice = stored({**BNB_4BIT, "bnb_4bit_use_double_quant": True})
-    assert as_loaded(twice, QLORA).bnb_4bit_use_double_quant
-    assert not as_loaded(stored(BNB_4BIT), QLORA).bnb_4bit_use_double_quant
+    assert as_loaded(twice, QLORA).adapters.bnb_4bit_use_double_quant
+    assert not as_loaded(stored(BNB_4BIT), QLORA).adapters.bnb_4bit_use_double_quant
     assert need(twice, None, QLORA) < need(stored(BNB_4BIT), None, QLORA)
 
 

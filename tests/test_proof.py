@@ -103,13 +103,13 @@ def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
         "tie_word_embeddings": True,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "max_position_embeddings": ran.max_length,
+        "max_position_embeddings": ran.batch.max_length,
     }
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     config |= {size: getattr(mpt, size) for size in (*sizes, "vocab_size")}
     model = parse({"model": config})[0]
     answer = estimate(model, run.gpu, replace(ran, loss=Loss.CHUNKED_TORCHTUNE))
-    need = answer.need_low_bytes + 2 * ran.tokens * mpt.vocab_size
+    need = answer.need_low_bytes + 2 * ran.batch.tokens * mpt.vocab_size
     assert run.answer.need_low_bytes > run.gpu.memory_bytes
     assert need < 1.25 * run.gpu.memory_bytes
 
@@ -180,7 +180,7 @@ def test_what_is_stored_is_shown_without_an_estimate(monkeypatch):
 
 def test_a_changed_setup_or_a_table_of_ones_own_has_no_stored_outcome(monkeypatch, tmp_path):
     run = next(it for it in MEASURED if it.key in outcomes.stored())
-    longer = replace(run.setup, max_length=run.setup.max_length + 1)
+    longer = replace(run.setup, max_length=run.setup.batch.max_length + 1)
     changed = outcomes.key_of(run.metric, run.id, run.model, run.reading.gpu, longer)
     assert changed not in outcomes.stored()
     (tmp_path / "gpus.csv").write_text("name,memory_bytes\nA10G,1\n")
@@ -256,7 +256,7 @@ def test_runs_are_similar_by_method_strategy_family_and_card(given, unlike, word
     assert set(found.differs_in) == unlike
     assert ("of this kind" in said) is (not unlike)
     assert all(word in said for word in words), said
-    assert all(run.setup.method is Method.QLORA for run in found.runs)
+    assert all(run.setup.adapters.method is Method.QLORA for run in found.runs)
 
 
 def test_similar_runs_share_every_facet_not_listed_as_different() -> None:
@@ -265,7 +265,7 @@ def test_similar_runs_share_every_facet_not_listed_as_different() -> None:
         found = similar_runs(answer)
         same = all(run.reading.gpu.architecture == gpu.architecture for run in found.runs)
         assert same is (Facet.CARD not in found.differs_in), name
-        assert all(run.setup.strategy is answer.setup.strategy for run in found.runs)
+        assert all(run.setup.mesh.strategy is answer.setup.mesh.strategy for run in found.runs)
 
 
 def test_traced_steps_are_estimated_within_a_thousandth():
@@ -465,7 +465,7 @@ def test_the_calibration_figure_draws_each_run_outside_its_range_in_each_class()
 
 def test_a_position_in_the_range_is_logarithmic():
     """By hand: 2 seconds between 1 and 4 are in the middle; 8 are half a range beyond the slow end."""
-    run = next(it for it in accuracy.published_runs() if it.setup.num_gpus == 1)
+    run = next(it for it in accuracy.published_runs() if it.setup.mesh.num_gpus == 1)
     ends = {run.id: (run.step_seconds / 2, run.step_seconds * 2)}
     assert calibrate([run], ends)[0].positions == pytest.approx((0.5,))
     ends = {run.id: (run.step_seconds / 8, run.step_seconds / 2)}

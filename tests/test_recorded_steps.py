@@ -31,7 +31,7 @@ def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
     """Peaks of a step played at its own sizes, without a recording."""
     model, setup = as_played(model, setup)
     setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
-    step = Step(model, setup, stack_of(model, setup, setup.max_length))
+    step = Step(model, setup, stack_of(model, setup, setup.batch.max_length))
     causal_lm(step)
     return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(step.tape)]
 

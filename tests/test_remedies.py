@@ -106,7 +106,7 @@ FREE = {
 
 
 def tokens_of_a_step(setup: TrainingSetup) -> int:
-    return setup.effective_batch_size * setup.max_length
+    return setup.effective_batch_size * setup.batch.max_length
 
 
 @pytest.mark.parametrize("name", DYING)
@@ -159,7 +159,7 @@ def test_no_method_step_or_card_changes_where_a_free_combination_fits(keys, name
         after = replace(setup, **it.keys)
         assert tokens_of_a_step(after) == tokens_of_a_step(setup)
         if is_free:
-            assert after.method is setup.method
+            assert after.adapters.method is setup.adapters.method
             assert it.keys.keys().isdisjoint({"max_length", "offload_optimizer"})
     assert proposed
 
@@ -182,7 +182,7 @@ def test_packed_rows_are_shortened_before_the_method_changes() -> None:
     first = cheapest_change(estimate(LLAMA, CARD, setup))
     assert first is not None
     after = replace(setup, **first.keys)
-    assert after.max_length < setup.max_length
+    assert after.batch.max_length < setup.batch.max_length
     assert tokens_of_a_step(after) == tokens_of_a_step(setup)
     known = replace(
         setup, mean_tokens_per_example=60_000
@@ -200,9 +200,9 @@ def test_the_best_way_is_one_however_the_batch_is_split() -> None:
     assert len(ways) == 4
     assert all((way.answer, way.titles) == (ways[0].answer, ways[0].titles) for way in ways)
     setup = ways[0].answer.setup
-    assert setup.method is Method.LORA
+    assert setup.adapters.method is Method.LORA
     assert setup.effective_batch_size == 8
-    more = {"per_device_train_batch_size": 2 * setup.per_device_train_batch_size}
+    more = {"per_device_train_batch_size": 2 * setup.batch.per_device_train_batch_size}
     assert not holds(LLAMA, CARD, replace(setup, **more, gradient_accumulation_steps=1))
 
 

@@ -41,7 +41,7 @@ def test_only_runs_that_may_fit_show_hours_and_dollars(model, gpu, setup):
     shown = {
         "run": one_line.run(answer),
         "sentence": one_line.run_sentence(answer),
-        "card": method_cards.card_html(setup.method, answer, ""),
+        "card": method_cards.card_html(setup.adapters.method, answer, ""),
         "time": time_and_money.time_html(answer, None, None).replace("no hours or dollars", ""),
         "text": describe(answer).partition("Assumed:")[0],
         "table": f"{rows['Hours']} {rows['Cost']}".strip("– "),
@@ -85,7 +85,7 @@ def test_sharing_is_refused_only_if_every_number_of_gpus_is_refused(model, setup
     refusals = []
     for number in (2, 4, 8, 16, 32, MOST_GPUS):
         for way in WAYS:
-            if number > setup.num_gpus:
+            if number > setup.mesh.num_gpus:
                 shared = replace(setup, **sharing_keys(setup, way, number))
                 try:
                     estimate(model, None, shared)

@@ -88,7 +88,7 @@ def test_more_machines_do_not_change_hsdp_memory(
 def test_hsdp_replicas_keep_the_setups_size() -> None:
     own = TrainingSetup(num_gpus=8, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shared_by(own, Strategy.HSDP, 8) == own
-    assert shared_by(own, Strategy.HSDP, 16).dp_replicate_size == 8
+    assert shared_by(own, Strategy.HSDP, 16).mesh.dp_replicate_size == 8
     with pytest.raises(
         ValueError, match="two or more groups of 2 GPUs here; 2 GPUs do not form such groups"
     ):
@@ -115,7 +115,7 @@ def test_without_a_gpu_there_is_no_verdict() -> None:
 def test_the_micro_batch_stays_and_an_epoch_has_fewer_steps(mistral: dict[Strategy, Curve]) -> None:
     """10,000 examples, one per GPU and step: 10,000 steps on one GPU, 157 on 64."""
     ends = [mistral[Strategy.DDP].points[place].estimate for place in (0, -1)]
-    batches = {end.setup.per_device_train_batch_size for end in ends if end}
+    batches = {end.setup.batch.per_device_train_batch_size for end in ends if end}
     assert batches == {1}
     assert [end.time.steps_per_epoch for end in ends if end and end.time] == [10_000, 157]
 
@@ -163,7 +163,9 @@ def test_a_points_keys_reproduce_its_setup(own: dict[str, object]) -> None:
     answers = [point.estimate.setup for point in drawn if point.estimate]
     assert len(answers) > len(COUNTS)
     for there in answers:
-        keys = sharing(setup, there.strategy, there.num_gpus, there.dp_replicate_size)
+        keys = sharing(
+            setup, there.mesh.strategy, there.mesh.num_gpus, there.mesh.dp_replicate_size
+        )
         assert replace(setup, **keys) == there
 
 
@@ -173,7 +175,7 @@ def test_a_given_mfu_is_dropped_and_a_given_price_kept() -> None:
     answer = curve.points[0].estimate
     assert answer is not None
     assert answer.cost is not None
-    assert (answer.setup.mfu, answer.cost.usd_per_gpu_hour) == (None, 9.0)
+    assert (answer.setup.run.mfu, answer.cost.usd_per_gpu_hour) == (None, 9.0)
 
 
 def test_cards_rented_by_the_machine_say_how_many_it_has() -> None:

@@ -32,7 +32,7 @@ def test_no_two_facets_declare_the_same_name() -> None:
 
 @IN_SETUP
 def test_a_key_can_be_read_from_its_facet_and_from_the_setup(name: str) -> None:
-    assert getattr(DEFAULT, name) is getattr(getattr(DEFAULT, KEY_FACET[name]), name)
+    assert DEFAULT.value(name) is getattr(getattr(DEFAULT, KEY_FACET[name]), name)
 
 
 def test_a_key_can_be_given_with_its_facet_and_replaced_alone() -> None:
@@ -54,7 +54,7 @@ def test_equal_setups_are_the_same_cache_key() -> None:
 
 
 def test_a_string_becomes_its_enum_member() -> None:
-    assert TrainingSetup(method="lora").method is Method.LORA  # type: ignore[arg-type]
+    assert TrainingSetup(method="lora").adapters.method is Method.LORA  # type: ignore[arg-type]
 
 
 def test_an_unknown_key_is_refused() -> None:
@@ -72,6 +72,6 @@ def test_a_setup_refuses_invalid_values(name: str) -> None:
 @for_each("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
 def test_a_count_is_limited_to_its_largest_value(name: str) -> None:
     if not next(it for it in KEYS if it.name == name).modelled:
-        assert getattr(replace(DEFAULT, **{name: LARGEST[name]}), name) == LARGEST[name]  # type: ignore[arg-type]
+        assert replace(DEFAULT, **{name: LARGEST[name]}).value(name) == LARGEST[name]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=name):
         replace(DEFAULT, **{name: LARGEST[name] + 1})  # type: ignore[arg-type]

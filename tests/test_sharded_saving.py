@@ -213,7 +213,7 @@ def test_an_estimate_includes_its_strategys_disk_and_host_memory():
 )
 def test_saving_gathers_no_more_than_training(model, setup):
     # so saving never sets the peak; if it ever did, the need would count it and a sentence say how to avoid it
-    assume(refusal(setup) is None and not (model is MIXTRAL and setup.uses_adapters))
+    assume(refusal(setup) is None and not (model is MIXTRAL and setup.adapters.uses_adapters))
     answer = estimate(model, None, setup)
     assert answer.phases[Phase.SAVE].bytes <= answer.peak.bytes
     assert beyond_the_step(answer.phases[Phase.SAVE], setup).startswith("Saving needs more")

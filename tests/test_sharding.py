@@ -373,7 +373,7 @@ def test_a_large_embeddings_gradient_is_whole_on_each_rank_that_shares_it() -> N
     model = catalog.model("meta-llama/Meta-Llama-3-8B")
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=64)
     assert (
-        max(kept_gradients(model, setup.adapters, setup.num_gpus))
+        max(kept_gradients(model, setup.adapters, setup.mesh.num_gpus))
         >= 128_256 * 4096
         > partition(model, setup)
     )
@@ -525,7 +525,7 @@ def test_zero_3_shards_4_bit_weights() -> None:
     keys = {"method": "qlora", "strategy": "zero3", "bnb_4bit_quant_storage": "bfloat16"}
     model, _, two = parse({"model": {**LLAMA, **config}, **keys, "num_gpus": 2})
     query = next(module for module in layer_modules(model, 0) if module.name == "self_attn.q_proj")
-    scales = scale_bytes(128 * 128, double_quant=two.bnb_4bit_use_double_quant)
+    scales = scale_bytes(128 * 128, double_quant=two.adapters.bnb_4bit_use_double_quant)
     assert packed_part(query, two, 10 * 128) - scales == 2 * 2048
     # a weight of up to 10 h elements also stays whole
     assert packed_part(query, two, 4096) - scales == 2 * (2048 + 4096)
@@ -630,7 +630,7 @@ def test_zero_2_gradients_by_rank_match_real_deepspeed(
             **keys,
         }
     )
-    assert list(kept_gradients(model, setup.adapters, setup.num_gpus)) == kept
+    assert list(kept_gradients(model, setup.adapters, setup.mesh.num_gpus)) == kept
     assert partition(model, setup) == part
     of = estimate(model, gpu, setup).phases
     found = of[Phase.BACKWARD].bytes - max(of[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
@@ -747,6 +747,8 @@ def test_zero_2_keeps_every_gradient_of_mixed_layers() -> None:
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=3, max_length=16)
     trained = total_parameters(model)
     cut = 2 * 2 * max(trained_elements(model, setup))
-    assert trained <= sum(kept_gradients(model, setup.adapters, setup.num_gpus)) <= trained + cut
+    assert (
+        trained <= sum(kept_gradients(model, setup.adapters, setup.mesh.num_gpus)) <= trained + cut
+    )
     gradients = estimate(model, None, setup).phases[Phase.BACKWARD].resident[Component.GRADIENTS]
-    assert gradients >= 2 * max(kept_gradients(model, setup.adapters, setup.num_gpus))
+    assert gradients >= 2 * max(kept_gradients(model, setup.adapters, setup.mesh.num_gpus))

@@ -140,7 +140,7 @@ def texts_of(it: ComparedEntry) -> Iterator[str]:
     yield one_line.setup_line(of)
     yield terms.proposed_name(of)
     yield slider_limits.effective_batch(of.setup)
-    yield method_cards.card_html(of.setup.method, of, "")
+    yield method_cards.card_html(of.setup.adapters.method, of, "")
     yield ledger.ledger_html(of) + ledger.assumptions_html(of)
     yield through_the_run.run_html(of) + through_the_run.run_alt(of)
     yield saving.stages_html(of, stages(of))

@@ -71,14 +71,16 @@ def own(name: str, setup: TrainingSetup, gpu: Gpu = CARD) -> tuple[float, float]
 
 # --- published runs -----------------------------------------------------------------------------
 
-ONE_GPU = pytest.param(lambda run: run.setup.num_gpus == 1, id="one GPU")
-SEVERAL = pytest.param(lambda run: run.setup.num_gpus > 1, id="several GPUs")
+ONE_GPU = pytest.param(lambda run: run.setup.mesh.num_gpus == 1, id="one GPU")
+SEVERAL = pytest.param(lambda run: run.setup.mesh.num_gpus > 1, id="several GPUs")
 KINDS = [
     ONE_GPU,
     SEVERAL,
     *(
         pytest.param(
-            lambda run, method=method: run.setup.num_gpus == 1 and run.setup.method is method,
+            lambda run, method=method: (
+                run.setup.mesh.num_gpus == 1 and run.setup.adapters.method is method
+            ),
             id=f"one GPU, {method.value}",
         )
         for method in Method
@@ -200,13 +202,13 @@ def test_a_small_step_waits_for_the_host() -> None:
 
 def test_float32_matmuls_run_at_the_vector_rate() -> None:
     setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
-    assert rates(A100, setup).peak == 19.5e12
+    assert rates(A100, setup.precision).peak == 19.5e12
     assert timed(setup).step_seconds_low > 9 * timed(TrainingSetup()).step_seconds_low
 
 
 def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
-    assert rates(A100, TrainingSetup()).best == 271e12
-    assert rates(CARD, TrainingSetup()).best == 100e12
+    assert rates(A100, TrainingSetup().precision).best == 271e12
+    assert rates(CARD, TrainingSetup().precision).best == 100e12
 
 
 def test_replicas_exchange_their_gradients_twice() -> None:
@@ -507,7 +509,7 @@ LYING = {
 
 def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:
     """Only the time: no step is played, so any batch and length work."""
-    return run_time(MISTRAL, gpu, setup, LYING[setup.method])
+    return run_time(MISTRAL, gpu, setup, LYING[setup.adapters.method])
 
 
 @settings(max_examples=200)
@@ -535,7 +537,7 @@ def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     st.integers(2, 5),
 )
 def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, times: int) -> None:
-    start = getattr(setup, name) or 64
+    start = setup.value(name) or 64
     more = {
         "num_train_examples": min(10**12, start * times),
         "num_train_epochs": min(10**6, start * times),

@@ -395,7 +395,7 @@ def test_the_optimizer_step_moves_gradients_once_and_weights_and_states_twice(
 def operators(model: Model = TINY_LLAMA, **keys: Any) -> int:
     """Operators of a micro-step; tests/test_traffic.py checks them."""
     setup = TrainingSetup(**keys)
-    return traffic(model, setup, float(setup.gradient_checkpointing)).operators
+    return traffic(model, setup, float(setup.computation.gradient_checkpointing)).operators
 
 
 @pytest.mark.parametrize("method", list(Method))

@@ -100,7 +100,7 @@ def test_towers_cost_only_their_weights_and_adapters(model: Model, setup: Traini
     weights = made.pop(Component.WEIGHTS) - alone.pop(Component.WEIGHTS)
     assert weights == tower_bytes(model, setup)
     adapters = made.pop(Component.ADAPTERS, 0) - alone.pop(Component.ADAPTERS, 0)
-    assert adapters == (_rounded(model, setup) if setup.uses_adapters else 0)
+    assert adapters == (_rounded(model, setup) if setup.adapters.uses_adapters else 0)
     assert made == alone  # gradients, optimizer states, activations
     trained = trainable_parameters(model, setup) - trainable_parameters(model, text)
     assert trained == sum(it.alike * _size(it.shape) for it in idle_tensors(model, setup)) > 0

@@ -59,7 +59,7 @@ def test_eight_frames_become_the_tokens_counted_by_hand(
     parts = images_of(model, read.images)
     assert sum(it.tokens for it in parts) == tokens
     assert sum(it.markers for it in parts) == markers
-    assert read.max_length == 64 + tokens + markers
+    assert read.batch.max_length == 64 + tokens + markers
 
 
 def test_frames_as_images_take_the_memory_of_as_many_images() -> None:

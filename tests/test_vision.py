@@ -286,8 +286,10 @@ def test_all_linear_adapts_the_tower_unless_it_is_frozen() -> None:
 def test_images_add_to_the_text_and_max_length_cuts_the_row() -> None:
     # 448² pixels in patches of 14, four per token: 256 tokens, and two markers
     reading = read_setup(setup(qwen2_5(), text_tokens=512))
-    assert reading.setup.max_length == 512 + 256 + 2
-    assert read_setup(setup(qwen2_5(), text_tokens=512, max_length=600)).setup.max_length == 600
+    assert reading.setup.batch.max_length == 512 + 256 + 2
+    assert (
+        read_setup(setup(qwen2_5(), text_tokens=512, max_length=600)).setup.batch.max_length == 600
+    )
 
 
 def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:

@@ -59,7 +59,7 @@ def test_llamafactorys_loss_holds_three_copies_of_all_logits(
     loss, reference, backward = _phases(setup)
     for said, there in ((loss, traced[0]), (reference, traced[1])):
         assert said - there == pytest.approx(
-            copied(4 * 1024 // setup.max_length, setup.max_length), abs=2 * MIB
+            copied(4 * 1024 // setup.batch.max_length, setup.batch.max_length), abs=2 * MIB
         )
     assert backward == pytest.approx(traced[2], abs=MIB)
 

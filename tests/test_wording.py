@@ -142,16 +142,17 @@ def test_the_setups_sentence_names_model_cards_batch_and_length_and_is_short(
 ):
     setup = replace(setup, objective=objective)
     said = setup_sentence.text(model, gpu, setup)
-    number = setup.num_gpus
+    number = setup.mesh.num_gpus
     cards = gpu.name if gpu else "GPU"
     assert f" of {terms.short_name(model.hub_id)} " in said
     assert (
         f" on one {cards}" if number == 1 else f" on {number} {'× ' * bool(gpu)}{cards}"
     ) in said
     assert re.search(
-        rf"\b{setup.per_device_train_batch_size}( pairs?)? × {setup.max_length:,} ", said
+        rf"\b{setup.batch.per_device_train_batch_size}( pairs?)? × {setup.batch.max_length:,} ",
+        said,
     )
-    assert (setup.strategy is Strategy.NONE) == (
+    assert (setup.mesh.strategy is Strategy.NONE) == (
         " under " not in said and " device map" not in said
     )
     assert said.endswith(".")

@@ -425,4 +425,4 @@ def test_a_command_sets_the_allocator_as_the_setup_has_it(
     if tool != "ms_swift":  # whose script is the command
         files["run.sh"] = away.command
     again = read_files(files).setup
-    assert tuple(again.get(name, getattr(DEFAULT, name)) for name in names) == settings
+    assert tuple(again.get(name, DEFAULT.value(name)) for name in names) == settings

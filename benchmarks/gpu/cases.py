@@ -49,10 +49,11 @@ class Case:
     def needs(self) -> list[str]:
         """Packages that this case needs besides torch, transformers and accelerate."""
         needed = {
-            "peft": self.setup.uses_adapters,
-            "bitsandbytes": self.setup.method is Method.QLORA
-            or self.setup.optim in BITSANDBYTES_OPTIMIZERS,
-            "flash_attn": self.setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2,
+            "peft": self.setup.adapters.uses_adapters,
+            "bitsandbytes": self.setup.adapters.method is Method.QLORA
+            or self.setup.optimisation.optim in BITSANDBYTES_OPTIMIZERS,
+            "flash_attn": self.setup.computation.attn_implementation
+            is AttnImplementation.FLASH_ATTENTION_2,
             "liger_kernel": self.use_liger_kernel,
         }
         return [package for package, is_needed in needed.items() if is_needed]
@@ -69,7 +70,7 @@ def read_case(given: Given) -> Case:
     if liger:
         del keys[LIGER]
     model, _, setup = contract.parse(keys)
-    if setup.optim_state_dtype is not None:
+    if setup.optimisation.optim_state_dtype is not None:
         raise ValueError(
             "optim_state_dtype is a what-if that no Trainer run has, so it cannot be measured; leave it out."
         )
@@ -90,10 +91,10 @@ def _name(case: Case) -> str:
     """A readable identifier: model, method, batch × length, and all keys that differ from the defaults."""
     setup = json.loads(case.fields(None))
     named = case.model.hub_id.split("/")[-1] or case.model.model_type
-    shape = f"{case.setup.per_device_train_batch_size}x{case.setup.max_length}"
+    shape = f"{case.setup.batch.per_device_train_batch_size}x{case.setup.batch.max_length}"
     left_out = {"model", "method", "per_device_train_batch_size", "max_length"}
     others = [_said(key, value) for key, value in setup.items() if key not in left_out]
-    return " ".join([named, case.setup.method.value, shape, *others])
+    return " ".join([named, case.setup.adapters.method.value, shape, *others])
 
 
 def _said(key: str, value: object) -> str:

@@ -178,7 +178,7 @@ def load(model: Model, setup: TrainingSetup, device: str) -> Any:
     """The model as returned by `from_pretrained`, from a checkpoint in the setup's dtype."""
     config = transformers.AutoConfig.for_model(**config_of(model))
     real_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    dtype = getattr(torch, setup.dtype.value)
+    dtype = getattr(torch, setup.precision.dtype.value)
     loaded, loading = real_class.from_pretrained(
         None,
         config=config,
@@ -207,19 +207,19 @@ def _checkpoint(real_class: Any, config: Any, dtype: Any, device: str) -> dict[s
 
 
 def _attention(model: Model, setup: TrainingSetup) -> str:
-    wanted = setup.attn_implementation
+    wanted = setup.computation.attn_implementation
     if architecture(model).eager_only and wanted is AttnImplementation.SDPA:
         wanted = AttnImplementation.EAGER  # as the estimate has it: transformers refuses SDPA there
     return wanted.value
 
 
 def _quantization(setup: TrainingSetup) -> Any:
-    if setup.method is not Method.QLORA:
+    if setup.adapters.method is not Method.QLORA:
         return None
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=setup.bnb_4bit_quant_type,
-        bnb_4bit_use_double_quant=setup.bnb_4bit_use_double_quant,
+        bnb_4bit_quant_type=setup.adapters.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=setup.adapters.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=_compute_dtype(setup),
     )
 
@@ -227,7 +227,9 @@ def _quantization(setup: TrainingSetup) -> Any:
 def _compute_dtype(setup: TrainingSetup) -> Any:
     """The dtype to which 4-bit weights are unpacked: that of the computation."""
     by_autocast = {MixedPrecision.BF16: torch.bfloat16, MixedPrecision.FP16: torch.float16}
-    return by_autocast.get(setup.mixed_precision, getattr(torch, setup.dtype.value))
+    return by_autocast.get(
+        setup.precision.mixed_precision, getattr(torch, setup.precision.dtype.value)
+    )
 
 
 def adapted(model: Any, case: Case) -> Any:
@@ -235,26 +237,30 @@ def adapted(model: Any, case: Case) -> Any:
     import peft  # noqa: PLC0415 — only cases with adapters need it
 
     setup = case.setup
-    if setup.method is Method.QLORA and setup.prepare_model_for_kbit_training:
+    if setup.adapters.method is Method.QLORA and setup.adapters.prepare_model_for_kbit_training:
         model = peft.prepare_model_for_kbit_training(
             model,
-            use_gradient_checkpointing=setup.gradient_checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": setup.use_reentrant},
+            use_gradient_checkpointing=setup.computation.gradient_checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": setup.computation.use_reentrant},
         )
-    targets = setup.lora_target_modules
+    targets = setup.adapters.lora_target_modules
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
-        r=setup.lora_r,
-        lora_alpha=setup.lora_alpha,
-        lora_dropout=setup.lora_dropout,
+        r=setup.adapters.lora_r,
+        lora_alpha=setup.adapters.lora_alpha,
+        lora_dropout=setup.adapters.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         fan_in_fan_out=case.model.model_type == "gpt2",
     )
-    model = peft.get_peft_model(model, config, autocast_adapter_dtype=setup.autocast_adapter_dtype)
-    if not setup.autocast_adapter_dtype:  # on a packed base PEFT leaves float32; TRL casts so
+    model = peft.get_peft_model(
+        model, config, autocast_adapter_dtype=setup.adapters.autocast_adapter_dtype
+    )
+    if (
+        not setup.adapters.autocast_adapter_dtype
+    ):  # on a packed base PEFT leaves float32; TRL casts so
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.data = parameter.data.to(getattr(torch, setup.dtype.value))
+                parameter.data = parameter.data.to(getattr(torch, setup.precision.dtype.value))
     return model
 
 
@@ -309,7 +315,7 @@ def train(model: Any, case: Case, recorder: Recorder, device: str) -> None:
             callbacks=[_Marks(recorder)],
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.recorder, trainer.hold_outputs = recorder, case.setup.hold_outputs
+        trainer.recorder, trainer.hold_outputs = recorder, case.setup.task.hold_outputs
         try:
             trainer.train()
         finally:
@@ -318,7 +324,7 @@ def train(model: Any, case: Case, recorder: Recorder, device: str) -> None:
 
 def _mark_forward(model: Any, case: Case, recorder: Recorder) -> None:
     """Marks when the logits exist, and when the forward call ends (including autocast's casts of its outputs)."""
-    base = model.get_base_model() if case.setup.uses_adapters else model
+    base = model.get_base_model() if case.setup.adapters.uses_adapters else model
 
     def begin_loss(*_: object) -> None:
         recorder.enter(Phase.LOSS)
@@ -343,19 +349,21 @@ def _mark_forward(model: Any, case: Case, recorder: Recorder) -> None:
 
 def _arguments(case: Case, folder: str, device: str) -> Any:
     setup = case.setup
-    optim, optim_args = TRAINER_OPTIM.get(setup.optim, (setup.optim.value, None))
+    optim, optim_args = TRAINER_OPTIM.get(
+        setup.optimisation.optim, (setup.optimisation.optim.value, None)
+    )
     return transformers.TrainingArguments(
         output_dir=folder,
         max_steps=STEPS,
-        per_device_train_batch_size=setup.per_device_train_batch_size,
-        gradient_accumulation_steps=setup.gradient_accumulation_steps,
-        bf16=setup.mixed_precision is MixedPrecision.BF16,
-        fp16=setup.mixed_precision is MixedPrecision.FP16,
+        per_device_train_batch_size=setup.batch.per_device_train_batch_size,
+        gradient_accumulation_steps=setup.batch.gradient_accumulation_steps,
+        bf16=setup.precision.mixed_precision is MixedPrecision.BF16,
+        fp16=setup.precision.mixed_precision is MixedPrecision.FP16,
         optim=optim,
         optim_args=optim_args,
-        max_grad_norm=setup.max_grad_norm,
-        gradient_checkpointing=setup.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": setup.use_reentrant},
+        max_grad_norm=setup.optimisation.max_grad_norm,
+        gradient_checkpointing=setup.computation.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": setup.computation.use_reentrant},
         use_liger_kernel=case.use_liger_kernel,
         use_cpu=device == "cpu",
         dataloader_pin_memory=False,  # memory of the host, which is not measured
@@ -371,15 +379,17 @@ def _arguments(case: Case, folder: str, device: str) -> Any:
 def _examples(case: Case) -> list[dict[str, Any]]:
     """Enough examples for four steps, all equal, of random tokens."""
     setup = case.setup
-    ids = torch.randint(0, case.model.vocab_size, (setup.max_length,))
+    ids = torch.randint(0, case.model.vocab_size, (setup.batch.max_length,))
     example = {"input_ids": ids, "labels": ids.clone()}
-    if setup.padded:
-        padding = max(1, setup.max_length // PADDED_SHARE)
+    if setup.batch.padded:
+        padding = max(1, setup.batch.max_length // PADDED_SHARE)
         mask = torch.ones_like(ids)
         mask[-padding:] = 0
         example["attention_mask"] = mask
         example["labels"][-padding:] = IGNORED_LABEL
-    count = STEPS * setup.gradient_accumulation_steps * setup.per_device_train_batch_size
+    count = (
+        STEPS * setup.batch.gradient_accumulation_steps * setup.batch.per_device_train_batch_size
+    )
     return [example] * count
 
 
@@ -416,7 +426,7 @@ def measure(case: Case, device: str, counter: DeviceCounter) -> dict[str, Any]:
 
 def _run(case: Case, device: str, recorder: Recorder, facts: dict[str, Any]) -> None:
     model = load(case.model, case.setup, device)
-    if case.setup.uses_adapters:
+    if case.setup.adapters.uses_adapters:
         model = adapted(model, case)
     recorder.counter.wait()
     recorder.counter.reset()

@@ -63,7 +63,7 @@ def origin(of: Comparison) -> str:
 
 FACETS: Mapping[str, Facet] = MappingProxyType(
     {
-        "Method": lambda of: of.setup.method.label,
+        "Method": lambda of: of.setup.adapters.method.label,
         "Family": lambda of: of.model.model_type if of.model else "unknown",
         "What was read": lambda of: METRICS[of.metric],
         "Source": origin,
@@ -264,7 +264,7 @@ def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
     need = run.outcome.need_low_bytes
     return {
         "Run": run.id,
-        "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
+        "GPU": f"{run.setup.mesh.num_gpus} × {run.gpu.name}",
         "Estimated need": units.in_gib(need) if need else None,
         "Holds": units.in_gib(run.gpu.memory_bytes),
         "What the run used": accuracy.BEYOND.get(run.beyond, "not explained yet"),
@@ -299,7 +299,7 @@ def figure(
     across = "Traced" if by_method else "Measured"
     groups: dict[str, list[Comparison]] = {}
     for it in shown:
-        group = it.setup.method.label if by_method else METRICS[it.metric]
+        group = it.setup.adapters.method.label if by_method else METRICS[it.metric]
         groups.setdefault(group, []).append(it)
     styles = (
         {method.label: style for method, style in METHOD_MARKS.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from estimator import Estimate, Model, Verdict, contract, estimate
@@ -53,7 +52,7 @@ def _entry(
     setup = reading.setup
     try:
         if context is not None:
-            setup = replace(setup, max_length=context)
+            setup = setup.replace(max_length=context)
         return ComparedEntry(scenario.name, estimate(reading.model, reading.gpu, setup))
     except ValueError as refusal:
         return ComparedEntry(scenario.name, None, str(refusal))

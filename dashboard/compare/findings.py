@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from html import escape
 
 from dashboard import theme
@@ -71,9 +70,9 @@ def _against_lora(shown: Sequence[ComparedEntry]) -> Iterator[str]:
     for it in shown:
         for other in shown:
             of, lora = it.estimate, other.estimate
-            if of is None or lora is None or not of.setup.has_4bit_base:
+            if of is None or lora is None or not of.setup.adapters.has_4bit_base:
                 continue
-            same = (of.model, of.gpu, replace(of.setup, method=Method.LORA))
+            same = (of.model, of.gpu, of.setup.replace(method=Method.LORA))
             if same == (lora.model, lora.gpu, lora.setup):
                 need = results_table.gib_more(
                     float(of.need_high_bytes), float(lora.need_high_bytes)

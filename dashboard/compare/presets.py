@@ -30,7 +30,7 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
     cards = [of.gpu, *(it.gpu for it in [*cheapest, *largest])]
     chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
     chosen.sort(key=lambda gpu: gpu.memory_bytes)
-    own = replace(of.setup, usd_per_gpu_hour=None, mfu=None, pace=None)
+    own = of.setup.replace(usd_per_gpu_hour=None, mfu=None, pace=None)
     return [contract.scenario_of(gpu.name, of.model, gpu, own) for gpu in chosen]
 
 
@@ -40,7 +40,7 @@ def five_contexts(of: Estimate) -> list[contract.Scenario]:
     If these are fewer than five, a quarter and an eighth are added.
     """
     most = of.model.position_limit or LARGEST["max_length"]
-    own = of.setup.max_length
+    own = of.setup.batch.max_length
     lengths = [
         it
         for it in (own // 2, own, own * 2, own * 4, own * 8, own // 4, own // 8)

@@ -66,16 +66,16 @@ def differing(shown: Sequence[ComparedEntry]) -> dict[str, list[str]]:
 def _value(of: Estimate | None, key: str, value: object) -> str:
     if of is None:
         return NONE
-    if key.startswith(ADAPTERS_ONLY) and not of.setup.uses_adapters:
+    if key.startswith(ADAPTERS_ONLY) and not of.setup.adapters.uses_adapters:
         return NONE
-    if key.startswith(QLORA_ONLY) and not of.setup.has_4bit_base:
+    if key.startswith(QLORA_ONLY) and not of.setup.adapters.has_4bit_base:
         return NONE
     if key == "model":
         return of.model.hub_id or f"own {of.model.model_type}"
     if key == "gpu":
         return terms.card(of.gpu) if of.gpu else "none"
     if key == "method":
-        return of.setup.method.label
+        return of.setup.adapters.method.label
     return key_words.value(value)
 
 

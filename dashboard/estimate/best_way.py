@@ -27,7 +27,7 @@ def row(it: BestWay) -> dict[str, object]:
     return {
         "GPUs": it.num_gpus,
         "GPU": terms.card(it.gpu),
-        "Method": answer.setup.method.label if answer else None,
+        "Method": answer.setup.adapters.method.label if answer else None,
         "With": slider_limits.changes(it.titles) if it.titles else None,
         "Context, up to": reach.longest_context if reach else None,
         "Batch, up to": reach.largest_micro_batch if reach else None,
@@ -55,7 +55,7 @@ def could_also(
     """Suggestions for a setup that fits: a title, the reason, and the keys to set."""
     found: list[tuple[str, str, dict[str, object]]] = []
     if way is not None and way.answer is not None and _is_gentler(way.answer, of):
-        title = f"{way.answer.setup.method.noun}{_with(way.titles)}"
+        title = f"{way.answer.setup.adapters.method.noun}{_with(way.titles)}"
         found.append(
             (title, f"needs up to {units.gib(way.answer.need_high_bytes)}", dict(way.keys))
         )
@@ -75,4 +75,4 @@ def _spares(before: Estimate, after: Estimate) -> str:
 
 
 def _is_gentler(one: Estimate, other: Estimate) -> bool:
-    return GENTLER.index(one.setup.method) < GENTLER.index(other.setup.method)
+    return GENTLER.index(one.setup.adapters.method) < GENTLER.index(other.setup.adapters.method)

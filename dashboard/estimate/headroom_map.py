@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -36,11 +35,11 @@ def around(of: Estimate) -> Around:
     """Headroom at doublings of micro-batch and context, up to two beyond the first that does not fit."""
     assert of.gpu is not None
     setup, gpu = of.setup, of.gpu
-    shortest = replace(setup, per_device_train_batch_size=least_batch(setup))
+    shortest = setup.replace(per_device_train_batch_size=least_batch(setup))
     lengths = [
         length
         for length in _doublings(
-            setup.max_length,
+            setup.batch.max_length,
             longest_context(of.model, gpu, shortest),
             128 << MAP_STEPS - 1,
             of.model.position_limit or LARGEST["max_length"],
@@ -48,8 +47,8 @@ def around(of: Estimate) -> Around:
         if length >= shortest_row(of.model, setup)
     ]
     batches = _doublings(
-        setup.per_device_train_batch_size,
-        largest_micro_batch(of.model, gpu, replace(setup, max_length=lengths[0])),
+        setup.batch.per_device_train_batch_size,
+        largest_micro_batch(of.model, gpu, setup.replace(max_length=lengths[0])),
         8,
         LARGEST["per_device_train_batch_size"],
     )

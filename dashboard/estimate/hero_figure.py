@@ -82,7 +82,7 @@ def _methods(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar
             memory_bars.parts(
                 other.decisive.resident, other.need_high_bytes - other.decisive.bytes
             ),
-            method is estimate.setup.method,
+            method is estimate.setup.adapters.method,
         )
         for method, other in methods.items()
     ]

@@ -29,9 +29,9 @@ from estimator import (
 def over_devices(of: Estimate) -> Estimate | str:
     """The setup under a device map, on its own GPUs or at least two; or a sentence that refuses it."""
     setup = of.setup
-    if setup.strategy.places_layers:
+    if setup.mesh.strategy.places_layers:
         return of
-    number = min(max(2, setup.num_gpus), setup.gpus_per_node)
+    number = min(max(2, setup.mesh.num_gpus), setup.mesh.gpus_per_node)
     try:
         shared = replace(setup, **sharing(setup.mesh, Strategy.DEVICE_MAP, number))
         return estimate(of.model, of.gpu, shared)
@@ -232,15 +232,13 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
     if answer.setup == chosen.setup:
         lead = "Each layer is where"
     else:
-        lead = (
-            f"If {setup.num_gpus} such GPUs shared the model by layers, each layer would go where"
-        )
+        lead = f"If {setup.mesh.num_gpus} such GPUs shared the model by layers, each layer would go where"
     text = (
         f'{lead} from_pretrained(device_map="auto") puts it, by weight alone: '
         f"{units.between(min(weights), max(weights))} a GPU. A training step makes that "
         f"{units.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
-        f"{units.gib(fullest.need_high_bytes)}. Only one GPU works at a time, so you pay for {setup.num_gpus} and get "
-        "the speed of one."
+        f"{units.gib(fullest.need_high_bytes)}. Only one GPU works at a time, so you pay for {setup.mesh.num_gpus} and "
+        "get the speed of one."
     )
     warning = f'<p class="hr-text"><b>{escape(left_over)}</b></p>' if left_over else ""
     return f'<p class="hr-text">{escape(text)}</p>{warning}'
@@ -294,7 +292,7 @@ def with_tower(of: Estimate) -> WithTower | str | None:
     """Where the model goes with its vision tower, on its own GPUs or at least two; None without a tower."""
     if of.model.vision is None or of.setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
         return None
-    number = min(max(2, of.setup.num_gpus), of.setup.gpus_per_node)
+    number = min(max(2, of.setup.mesh.num_gpus), of.setup.mesh.gpus_per_node)
     try:
         return placed_with_tower(of.model, of.gpu, of.setup, number)
     except ValueError as problem:

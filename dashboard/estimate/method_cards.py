@@ -85,7 +85,7 @@ def methods(of: Estimate) -> Mapping[Method, Estimate]:
 def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Method, Estimate]:
     """Cached because the figure and the cards ask for the same."""
     of = estimate(model, gpu, setup)
-    targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
+    targets = default_targets(of.model, of.setup.replace(method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (
         {},
         {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},
@@ -95,7 +95,7 @@ def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Met
     found = {}
     for method in Method:
         # a what-if applies to its own method only
-        real = {} if method is of.setup.method else {"optim_state_dtype": None}
+        real = {} if method is of.setup.adapters.method else {"optim_state_dtype": None}
         others = (changed(of, {"method": method, **real, **way}) for way in ways)
         if (other := next(filter(None, others), None)) is not None:
             found[method] = other
@@ -129,9 +129,9 @@ def _cards(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[MethodC
 def method_keys(of: Estimate) -> dict[str, object]:
     """The keys that a click on a method's card sets."""
     return {
-        "method": of.setup.method,
-        "optim_state_dtype": of.setup.optim_state_dtype,
-        "bnb_4bit_quant_storage": of.setup.bnb_4bit_quant_storage,
+        "method": of.setup.adapters.method,
+        "optim_state_dtype": of.setup.optimisation.optim_state_dtype,
+        "bnb_4bit_quant_storage": of.setup.adapters.bnb_4bit_quant_storage,
         "lora_target_modules": links.targets_as_chosen(of.model, of.setup),
     }
 
@@ -148,12 +148,12 @@ def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) 
     if isinstance(smallest, str):
         where = "not on one GPU, and it cannot be shared" if smallest else where
     else:
-        number = smallest.setup.num_gpus
+        number = smallest.setup.mesh.num_gpus
         cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
         where = f"smallest: {cards}, {units.gib(smallest.headroom_bytes)} free"
         if smallest.keys:
-            where = f"{'not on one GPU' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, "
-            where += smallest.setup.strategy.label
+            where = f"{'not on one GPU' if estimate.setup.mesh.num_gpus == 1 else 'smallest'}: {cards}, "
+            where += smallest.setup.mesh.strategy.label
     return markup.card(method.label, estimate.verdict, need, where, *_run_line(estimate))
 
 

@@ -15,7 +15,7 @@ from estimator import Curve, Estimate, Point, Rank, Strategy, Verdict, scaling
 
 def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
     """The setup under every strategy on 1 to 64 of its GPU, and on its own number of GPUs."""
-    return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.num_gpus))
+    return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.mesh.num_gpus))
 
 
 class CurveStyle(NamedTuple):
@@ -180,7 +180,7 @@ def _keys(point: Point) -> list[object] | None:
     if point.estimate is None:
         return None
     setup = point.estimate.setup
-    return [setup.num_gpus, setup.strategy.value, setup.dp_replicate_size]
+    return [setup.mesh.num_gpus, setup.mesh.strategy.value, setup.mesh.dp_replicate_size]
 
 
 def _said(point: Point) -> str:
@@ -188,7 +188,9 @@ def _said(point: Point) -> str:
     if answer is None:
         return ""
     who = (
-        f"{_gpus(point.num_gpus)}, {answer.setup.strategy.value}" if point.num_gpus > 1 else "1 GPU"
+        f"{_gpus(point.num_gpus)}, {answer.setup.mesh.strategy.value}"
+        if point.num_gpus > 1
+        else "1 GPU"
     )
     parts = [
         f"<b>{who}</b>",
@@ -351,10 +353,10 @@ def _listed(names: Sequence[str]) -> str:
 def _kept(curves: Sequence[Curve]) -> str:
     answers = [point.estimate for point in curves[0].points if point.estimate]
     setup = answers[0].setup
-    batch = f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens"
+    batch = f"{setup.batch.per_device_train_batch_size:,} × {setup.batch.max_length:,} tokens"
     accumulation = (
-        f" and its {setup.gradient_accumulation_steps:,} micro-steps"
-        if setup.gradient_accumulation_steps > 1
+        f" and its {setup.batch.gradient_accumulation_steps:,} micro-steps"
+        if setup.batch.gradient_accumulation_steps > 1
         else ""
     )
     said = f"Each GPU keeps its micro-batch of {batch}{accumulation}; the effective batch grows with the GPUs"
@@ -372,7 +374,7 @@ def _kept(curves: Sequence[Curve]) -> str:
 def _prices(curves: Sequence[Curve], answer: Estimate) -> list[str]:
     gpu = answer.gpu
     assert gpu is not None
-    if answer.setup.usd_per_gpu_hour is not None:
+    if answer.setup.run.usd_per_gpu_hour is not None:
         return []
     counts = [point.num_gpus for point in curves[0].points]
     too_few = [count for count in counts if scaling.rented_in(gpu, count)]
@@ -444,8 +446,8 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
             lines.append(units.dollars(cost.cost_usd_low, cost.cost_usd_high))
         elif least is not None:
             lines.append(f"only {least} together")
-    here = answer.setup.num_gpus, answer.setup.strategy
-    if here == (chosen.setup.num_gpus, chosen.setup.strategy):
+    here = answer.setup.mesh.num_gpus, answer.setup.mesh.strategy
+    if here == (chosen.setup.mesh.num_gpus, chosen.setup.mesh.strategy):
         lines.append("your setup")
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     return f"<td>{need}{mark}{small}</td>"

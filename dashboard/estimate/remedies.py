@@ -99,7 +99,7 @@ def remedies_head(estimate: Estimate, found: int) -> str:
             f"Weights, gradients and optimizer states alone take {units.gib(step)}, but only {room} is free for "
             "tensors: no smaller batch, shorter context or more accumulation makes that fit."
         )
-    elif setup.per_device_train_batch_size == 1:
+    elif setup.batch.per_device_train_batch_size == 1:
         note = (
             "The micro-batch is already 1. Accumulation changes the effective batch, not the memory; "
             "it saves memory only by allowing a smaller micro-batch."

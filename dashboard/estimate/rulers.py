@@ -63,7 +63,7 @@ def ruler_html(key: str, rungs: Sequence[Rung], of: Estimate, base: str, is_done
     ``slider_rows.bases``. ``is_done``: whether all changes have been tried.
     """
     on = RULERS[key]
-    now = int(getattr(of.setup, key))
+    now = int(of.setup.value(key))
     bands = "".join(_bands(key, kept(rungs), on))
     made_for = of.model.max_position_embeddings if key == "max_length" else 0
     mark = f'<i class="hr-made" style="left:{place(made_for, on)}%"></i>' * (made_for > on.low)

@@ -21,7 +21,7 @@ from estimator import (
 def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
     """The stages of a run: GPU, host and disk in GiB, the highest on the GPU in bold."""
     highest = max(stage.gpu_bytes for stage in stages)
-    several = estimate.setup.num_gpus > 1
+    several = estimate.setup.mesh.num_gpus > 1
     columns = (
         ("GPU", "Host, rank 0", "Host, others", "Disk") if several else ("GPU", "Host", "Disk")
     )
@@ -59,12 +59,12 @@ def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
 
 def _loading(setup: TrainingSetup) -> str:
     """Where from_pretrained loads the weights, and how to use less host memory."""
-    if setup.has_4bit_base:
+    if setup.adapters.has_4bit_base:
         return "A 4-bit base goes to the GPU tensor by tensor."
     first = "Without a device_map, from_pretrained puts all weights on the host first"
-    if setup.strategy.is_alone:
+    if setup.mesh.strategy.is_alone:
         return f"{first}; device_map={{'': 0}} loads straight to the GPU."
-    if setup.strategy.averages_in_buckets:
+    if setup.mesh.strategy.averages_in_buckets:
         return f"{first}; device_map={{'': PartialState().process_index}} loads straight to each process' GPU."
     return ""
 
@@ -88,17 +88,21 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         disk,
         *shared_saving(setup),
         f"Host figures are for one process, without Python and CUDA's libraries. {_loading(setup)}",
-        ("" if setup.eval_strategy != "no" else "The evaluation row shows what one would take. ")
+        (
+            ""
+            if setup.run.eval_strategy != "no"
+            else "The evaluation row shows what one would take. "
+        )
         + "Without compute_metrics Trainer keeps no logits. With it, each evaluation batch leaves "
         f"{units.gib(kept_a_batch)} of them on the GPU, and joining them takes as much again; eval_accumulation_steps "
         "moves them to the host.",
     ]
-    if family_of(estimate.model).merges_experts and not setup.strategy.shards_states:
+    if family_of(estimate.model).merges_experts and not setup.mesh.strategy.shards_states:
         lines.append(
             "The files store experts separately, so transformers first splits every layer's stacked gate and up "
             "projections on the GPU."
         )
-    if setup.uses_adapters:
+    if setup.adapters.uses_adapters:
         lines.append(
             "Merging happens after training, when the optimizer is freed; the adapters are saved without the base."
         )
@@ -116,10 +120,10 @@ def download(estimate: Estimate) -> str:
 
 def shared_saving(setup: TrainingSetup) -> list[str]:
     """Which rank gathers and writes a sharded checkpoint, and which key changes that."""
-    match setup.strategy:
+    match setup.mesh.strategy:
         case strategy if strategy.averages_in_buckets:
             return ["Rank 0 saves its own copy; the other processes wait."]
-        case strategy if strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+        case strategy if strategy.is_fsdp and setup.run.fsdp_state_dict_type == SHARDED_STATE_DICT:
             return [
                 "Each process writes its own shards (fsdp_state_dict_type is SHARDED_STATE_DICT). Trainer.save_model "
                 "writes no model then: accelerate merge-weights builds one from a checkpoint."
@@ -133,15 +137,15 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
         case strategy if strategy.partitions_flat:
             return [
                 "Every process copies all weights to its host, so "
-                f"{min(setup.num_gpus, setup.gpus_per_node)} processes of a machine hold as many copies; rank 0 "
-                "writes the model and each its own states."
+                f"{min(setup.mesh.num_gpus, setup.mesh.gpus_per_node)} processes of a machine hold as many copies; "
+                "rank 0 writes the model and each its own states."
             ]
-        case strategy if strategy.gathers_modules and setup.uses_adapters:
+        case strategy if strategy.gathers_modules and setup.adapters.uses_adapters:
             return [
                 "Adapters are gathered module by module, together with frozen weights; each process writes its own "
                 "states."
             ]
-        case strategy if strategy.gathers_modules and setup.zero3_save_16bit_model:
+        case strategy if strategy.gathers_modules and setup.run.zero3_save_16bit_model:
             return [
                 "16-bit weights are gathered module by module and copied to the host of rank 0 "
                 "(zero3_save_16bit_model is on); each process writes its own states."

@@ -164,7 +164,7 @@ def draw_remedies(answer: Estimate) -> None:
 def _draw_could_also(answer: Estimate) -> None:
     assert answer.gpu is not None
     on = answer.model, answer.gpu
-    number = answer.setup.num_gpus
+    number = answer.setup.mesh.num_gpus
     way = best_way_on(*on, number, answer.setup) if number in COUNTS else None
     spare = fewer_checkpoints(*on, answer.setup)
     found = best_way.could_also(answer, way, spare)
@@ -255,7 +255,7 @@ def _limits(answer: Estimate) -> None:
     around = headroom_map.around(answer)
     setup = answer.setup
     st.html(headroom_map.map_html(answer))
-    current = setup.per_device_train_batch_size, setup.max_length
+    current = setup.batch.per_device_train_batch_size, setup.batch.max_length
     figure = headroom_map.headroom_map(
         around.batches, around.lengths, around.headroom, current, dark=drawing.is_dark()
     )
@@ -327,7 +327,7 @@ def _where(answer: Estimate) -> None:
     )
     st.html(layer_placement.table_html(placed))
     if placed is not answer and left_over is None:
-        keys = sharing(answer.setup.mesh, Strategy.DEVICE_MAP, placed.setup.num_gpus)
+        keys = sharing(answer.setup.mesh, Strategy.DEVICE_MAP, placed.setup.mesh.num_gpus)
         st.button("Train over this device map", on_click=actions.take, args=(keys,), key="take map")
 
 

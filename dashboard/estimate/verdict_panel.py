@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from html import escape
 
 from dashboard import theme
@@ -58,17 +57,17 @@ def _measured(similar: SimilarRuns) -> str:
 
 def _method(setup: TrainingSetup) -> str:
     """The method, for use within a sentence: ``full fine-tuning``, ``QLoRA``."""
-    return setup.method.phrase
+    return setup.adapters.method.phrase
 
 
 def _shared(setup: TrainingSetup) -> str:
     """The strategy in words: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
-    if setup.strategy.is_alone:
+    if setup.mesh.strategy.is_alone:
         return "on one GPU"
-    way = setup.strategy.value
-    if setup.strategy.is_fsdp:
-        version = 1 if setup.uses_fsdp1 else 2
-        is_plain = not (setup.strategy.keeps_gathered or setup.strategy.has_groups)
+    way = setup.mesh.strategy.value
+    if setup.mesh.strategy.is_fsdp:
+        version = 1 if setup.mesh.uses_fsdp1 else 2
+        is_plain = not (setup.mesh.strategy.keeps_gathered or setup.mesh.strategy.has_groups)
         way = f"FSDP {version}" if is_plain else f"{way} of FSDP {version}"
     return f"under {way}{' with offload' * offloads(setup.mesh)}"
 
@@ -110,7 +109,7 @@ def _offer_html(of: Estimate) -> str:
     if of.gpu is None or of.verdict is Verdict.FITS or not setup_sentence.loads_float32(of.setup):
         return ""
     try:
-        other = estimate(of.model, of.gpu, replace(of.setup, dtype=OFFERED["dtype"]))
+        other = estimate(of.model, of.gpu, of.setup.replace(dtype=OFFERED["dtype"]))
     except ValueError:
         return ""
     if other.verdict is not Verdict.FITS:
@@ -134,7 +133,7 @@ def _piece_html(piece: setup_sentence.SentencePart, setup: TrainingSetup) -> str
 
 def _scrubs(piece: setup_sentence.SentencePart, control: str, setup: TrainingSetup) -> str:
     """What makes a number of the sentence a slider of its own, which ``slider_rows.js`` moves."""
-    widget, now = SLIDERS[piece.key], getattr(setup, piece.key)
+    widget, now = SLIDERS[piece.key], setup.value(piece.key)
     ends = min(*widget.steps, now), max(*widget.steps, now)
     return (
         f' data-scrub="{control.removeprefix("st-key-")}" role="slider" aria-label="{widget.label}, in the sentence"'

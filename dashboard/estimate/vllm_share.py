@@ -22,7 +22,9 @@ def of(answer: Estimate) -> UtilisationSearch:
 def applies(answer: Estimate) -> bool:
     """Whether vLLM shares the training GPUs."""
     setup = answer.setup
-    return setup.objective.generates and setup.generation.is_colocated and answer.gpu is not None
+    return (
+        setup.task.objective.generates and setup.generation.is_colocated and answer.gpu is not None
+    )
 
 
 class Band(NamedTuple):
@@ -160,7 +162,7 @@ def _area(band: Band) -> dict[str, Any]:
 
 
 def _marks(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
-    chosen = answer.setup.vllm_gpu_memory_utilization
+    chosen = answer.setup.generation.vllm_gpu_memory_utilization
     return [
         {
             "type": "line",
@@ -180,7 +182,7 @@ def _marks(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
 def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
     """The chosen share and the recommended one, named above their lines."""
     note = {"showarrow": False, "yref": "paper"}
-    chosen = answer.setup.vllm_gpu_memory_utilization
+    chosen = answer.setup.generation.vllm_gpu_memory_utilization
     marks = [(chosen, f"set: {chosen:g}", 13)]
     if found.advised is not None:
         marks.append((found.advised, f"<b>take {found.advised:.2f}</b>", 18))
@@ -279,7 +281,7 @@ def _sentences(found: UtilisationSearch, answer: Estimate) -> list[str]:
             f"It is the largest that fits; {_rows(most)} of the {found.rows:,} rows of a generation run at once there, "
             f"so they take turns. {_way_out(answer)}"
         )
-    if setup.num_gpus > 1 and setup.vllm_tensor_parallel_size == 1:
+    if setup.mesh.num_gpus > 1 and setup.generation.vllm_tensor_parallel_size == 1:
         said.append(
             "Every GPU has an engine of its own with the whole model: more GPUs make the trainer's part smaller, not "
             "vLLM's; vllm_tensor_parallel_size does."
@@ -289,7 +291,7 @@ def _sentences(found: UtilisationSearch, answer: Estimate) -> list[str]:
 
 def _way_out(answer: Estimate) -> str:
     ways = []
-    if not answer.setup.vllm_enable_sleep_mode:
+    if not answer.setup.generation.vllm_enable_sleep_mode:
         ways.append("let vLLM sleep while the step trains")
     ways.append("shorten completions, generate fewer rows at once, or give vLLM GPUs of its own")
     said = "; or ".join(ways)
@@ -298,7 +300,12 @@ def _way_out(answer: Estimate) -> str:
 
 def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, object]]:
     """Table rows: the relevant shares, and every tenth."""
-    kept = {found.starts, found.holding(), found.largest, answer.setup.vllm_gpu_memory_utilization}
+    kept = {
+        found.starts,
+        found.holding(),
+        found.largest,
+        answer.setup.generation.vllm_gpu_memory_utilization,
+    }
     return [
         {
             "Share": f"{it.utilisation:.2f}",

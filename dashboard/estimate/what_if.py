@@ -28,9 +28,9 @@ def is_what_if(of: Estimate) -> bool:
     """Whether a setup has float32 states on 16-bit weights, which no Trainer run has."""
     setup = of.setup
     return (
-        not setup.uses_adapters
-        and setup.optim_state_dtype is Dtype.FLOAT32
-        and setup.dtype is not Dtype.FLOAT32
+        not setup.adapters.uses_adapters
+        and setup.optimisation.optim_state_dtype is Dtype.FLOAT32
+        and setup.precision.dtype is not Dtype.FLOAT32
     )
 
 

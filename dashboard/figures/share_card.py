@@ -95,9 +95,9 @@ def title(of: Estimate) -> str:
 
 def subject(of: Estimate) -> str:
     """Method, model and GPUs."""
-    number = f"{of.setup.num_gpus} × " if of.setup.num_gpus > 1 else ""
+    number = f"{of.setup.mesh.num_gpus} × " if of.setup.mesh.num_gpus > 1 else ""
     where = f" on {number}{terms.card(of.gpu)}" if of.gpu else ""
-    return f"{of.setup.method.noun} of {terms.short_name(of.model.hub_id)}{where}"
+    return f"{of.setup.adapters.method.noun} of {terms.short_name(of.model.hub_id)}{where}"
 
 
 def description(of: Estimate) -> str:
@@ -115,7 +115,7 @@ def _verdict(of: Estimate) -> str:
 
 def _run(of: Estimate) -> str:
     run = one_line.run(of)
-    return f"{of.setup.num_train_examples:,} examples: {run}." if run else ""
+    return f"{of.setup.run.num_train_examples:,} examples: {run}." if run else ""
 
 
 def _laid_out(of: Estimate, day: str, link: str) -> Iterator[Box | TextLine]:

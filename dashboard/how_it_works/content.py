@@ -76,7 +76,7 @@ def _walk(of: Estimate) -> str:
         [
             f"{one_line.setup_line(of)}, on one {gpu.name} with {units.gib(gpu.memory_bytes)} usable.",
             "",
-            f"1. **Loading.** {units.count(of.total_parameters)} parameters × {setup.dtype.bytes} bytes: "
+            f"1. **Loading.** {units.count(of.total_parameters)} parameters × {setup.precision.dtype.bytes} bytes: "
             f"{_size(of, Phase.FORWARD, Component.WEIGHTS)} of weights, held to the end.",
             f"2. **Forward.** Each layer saves what its backward needs. After "
             f"{of.model.num_hidden_layers} layers activations take {_size(of, Phase.FORWARD, Component.ACTIVATIONS)}.",
@@ -95,9 +95,9 @@ def _walk(of: Estimate) -> str:
 
 
 def _adapters(of: Estimate) -> str:
-    real = replace(of.setup, optim_state_dtype=None)
+    real = of.setup.replace(optim_state_dtype=None)
     lora, qlora = (
-        estimate(of.model, of.gpu, replace(real, method=method))
+        estimate(of.model, of.gpu, real.replace(method=method))
         for method in (Method.LORA, Method.QLORA)
     )
     weights = qlora.peak.resident[Component.WEIGHTS]
@@ -113,8 +113,7 @@ def _adapters(of: Estimate) -> str:
 
 
 def _kept(of: Estimate) -> str:
-    full = replace(
-        of.setup,
+    full = of.setup.replace(
         gradient_checkpointing=True,
         use_reentrant=False,
         gradient_accumulation_steps=1,
@@ -135,7 +134,7 @@ def _kept(of: Estimate) -> str:
     def kept(it: Estimate) -> str:
         return units.gib(it.phases[Phase.LOSS].resident.get(Component.ACTIVATIONS, 0))
 
-    row = full.per_device_train_batch_size * full.max_length
+    row = full.batch.per_device_train_batch_size * full.batch.max_length
     return "\n".join(
         [
             f"- **Checkpoints.** Gradient checkpointing keeps each layer's input alone: {kept(every)} at the loss "
@@ -157,8 +156,7 @@ def _kept(of: Estimate) -> str:
 
 
 def _objectives(of: Estimate) -> str:
-    pairs = replace(
-        of.setup,
+    pairs = of.setup.replace(
         objective=Objective.DPO,
         loss=None,
         optim_state_dtype=None,
@@ -174,7 +172,7 @@ def _objectives(of: Estimate) -> str:
         )
     )
     reference = full.peak.resident[Component.REFERENCE_MODEL]
-    logits = 10 * 2 * pairs.tokens * of.model.vocab_size
+    logits = 10 * 2 * pairs.batch.tokens * of.model.vocab_size
     return "\n".join(
         [
             "- **DPO** passes two rows for each example, the better and the worse answer, and asks a reference model "
@@ -200,9 +198,8 @@ def _objectives(of: Estimate) -> str:
 def _generation(of: Estimate) -> str:
     gpu = of.gpu
     assert gpu is not None
-    tokens = of.setup.max_length
-    awake = replace(
-        of.setup,
+    tokens = of.setup.batch.max_length
+    awake = of.setup.replace(
         objective=Objective.GRPO,
         method=Method.LORA,
         loss=None,
@@ -219,7 +216,7 @@ def _generation(of: Estimate) -> str:
         for keys in ({"vllm_mode": "server"}, {}, {"vllm_enable_sleep_mode": True})
     )
     found = vllm_shares(of.model, gpu, awake)
-    held, share = found.holding(), awake.vllm_gpu_memory_utilization
+    held, share = found.holding(), awake.generation.vllm_gpu_memory_utilization
     assert held is not None
     return "\n".join(
         [
@@ -247,9 +244,9 @@ def _generation(of: Estimate) -> str:
 def _pitfalls(of: Estimate) -> str:
     words = 128_256
     llama = estimate(
-        catalog.model("meta-llama/Llama-3.1-8B"), None, replace(of.setup, method=Method.LORA)
+        catalog.model("meta-llama/Llama-3.1-8B"), None, of.setup.replace(method=Method.LORA)
     )
-    foreach = estimate(of.model, of.gpu, replace(of.setup, optim=Optimizer.ADAMW_TORCH))
+    foreach = estimate(of.model, of.gpu, of.setup.replace(optim=Optimizer.ADAMW_TORCH))
     transient = foreach.phases[Phase.OPTIMIZER_STEP].resident.get(Component.TEMPORARIES, 0)
     gpu = of.gpu
     assert gpu is not None
@@ -257,8 +254,8 @@ def _pitfalls(of: Estimate) -> str:
         [
             f"- **Logits.** With a vocabulary of {words:,} words one token's scores take {words * 4:,} bytes in "
             "float32, and log-softmax's backward holds three copies. In Llama-3.1-8B with LoRA they are "
-            f"{units.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
-            "weights, gradients and states misses them.",
+            f"{units.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.batch.max_length:,} tokens: a sum "
+            "of weights, gradients and states misses them.",
             "- **Sixteen bytes per parameter.** This holds for float32 weights under autocast with AdamW. Weights "
             "trained in bfloat16 keep their states in bfloat16: 8 bytes.",
             "- **The optimizer's own temporaries.** adamw_torch (foreach) takes a square root of every second "

@@ -26,7 +26,7 @@ class Filters(NamedTuple):
     def mask(self, found: Candidates) -> Any:
         """Which setups pass."""
         recipes = [
-            (not self.methods or it.setup.method.label in self.methods)
+            (not self.methods or it.setup.adapters.method.label in self.methods)
             and (not self.cards or found.question.offers[it.offer].name in self.cards)
             for it in found.recipes
         ]
@@ -73,7 +73,7 @@ def in_url(found: Candidates) -> Filters:
 
 def choices(found: Candidates) -> tuple[list[str], list[str], list[int]]:
     """Methods, cards and numbers of GPUs of a question's setups."""
-    methods = sorted({it.setup.method for it in found.recipes}, key=list(Method).index)
+    methods = sorted({it.setup.adapters.method for it in found.recipes}, key=list(Method).index)
     cards = list(dict.fromkeys(it.name for it in found.question.offers))
     return (
         [it.label for it in methods],

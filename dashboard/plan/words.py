@@ -87,12 +87,12 @@ def row(advice: Advice, place: int) -> dict[str, object]:
     """One setup of the front as a table row, with plain numbers for sorting."""
     found = advice.candidates
     setup, offer = found.setup(place), found.offer(place)
-    price = offer.price(setup.num_gpus)
+    price = offer.price(setup.mesh.num_gpus)
     return {
-        "GPUs": setup.num_gpus,
+        "GPUs": setup.mesh.num_gpus,
         "GPU": terms.card(offer.gpu),
         "Model": found.of(place).model.hub_id,
-        "Method": setup.method.label,
+        "Method": setup.adapters.method.label,
         "With": plan_words.title(found, place).split(", ", 2)[2],
         "Hours, low": round(float(found.hours_low[place]), 2),
         "Hours, high": round(float(found.hours_high[place]), 2),

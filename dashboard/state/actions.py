@@ -44,7 +44,7 @@ def reset() -> None:
     """Resets to the example. This can be undone."""
     state = st.session_state
     touched = {*session.BOUND, *session.unbound_values()}
-    keys = {**{key: getattr(contract.DEFAULT, key, None) for key in touched}, **EXAMPLE}
+    keys = {**{key: contract.default_of(key) for key in touched}, **EXAMPLE}
     _remember(keys)
     state["address_problems"] = []
     state["asking"] = state["trouble"] = None

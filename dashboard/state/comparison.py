@@ -158,7 +158,9 @@ def proposed_name(of: Estimate) -> str:
     usual, kept = terms.proposed_name(of), scenarios()
     fields = contract.write_fields(of.model, of.gpu, of.setup)
     twins = (key_words.difference(fields, it.setup) for it in kept if it.name == usual)
-    fuller = [f"{name}, {it}" for it in twins if it for name in (usual, of.setup.method.label)]
+    fuller = [
+        f"{name}, {it}" for it in twins if it for name in (usual, of.setup.adapters.method.label)
+    ]
     return contract.free_name(usual, kept, *fuller)
 
 

@@ -71,9 +71,7 @@ def take_defaults_of(tool: str) -> None:
     reading = question.reading()
     assert reading.model is not None
     given = contract.write_fields(reading.model, reading.gpu, reading.setup)
-    asked = {
-        key: getattr(reading.setup, key) for key in contract.QUESTION if key in contract.BY_NAME
-    }
+    asked = {key: reading.setup.value(key) for key in contract.QUESTION if key in contract.BY_NAME}
     asked |= {key: given[key] for key in ("model", "gpu") if key in given}
     found = {it.key: it.value for it in defaults_of(tool, asked, reading.model)}
     _put({**found, **asked})

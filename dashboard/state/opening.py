@@ -50,7 +50,7 @@ def open_address() -> None:
     state["address_problems"] = problems
     state["unbound"] = {}
     state["steps"] = {
-        key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
+        key: tuple(sorted({*steps, read.setup.value(key)})) for key, steps in STEPS.items()
     }
     values = values_of(read)
     state["own"] = {"gpu": values["gpu"]}
@@ -84,7 +84,7 @@ def values_of(read: contract.Reading) -> dict[str, object]:
     assert read.model is not None
     facts = contract.write_fields(read.model, read.gpu, contract.DEFAULT)
     return {
-        **{name: getattr(read.setup, name) for name in KEY_FACET},
+        **{name: read.setup.value(name) for name in KEY_FACET},
         "lora_target_modules": links.targets_as_chosen(read.model, read.setup),
         "model": question.as_option(facts["model"]),
         "gpu": question.as_option(facts["gpu"]) if "gpu" in facts else None,

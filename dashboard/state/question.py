@@ -47,7 +47,7 @@ def are_set(proposed: Iterable[Mapping[str, object]]) -> list[bool]:
     """For each of some keys with values, whether the setup has them."""
     now = _current().asked
     return [
-        all(now.get(key, getattr(contract.DEFAULT, key, None)) == it for key, it in keys.items())
+        all(now.get(key, contract.default_of(key)) == it for key, it in keys.items())
         for keys in proposed
     ]
 

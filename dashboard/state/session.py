@@ -34,7 +34,7 @@ def value(key: str) -> object:
     """The current value of a key; an enum member as its text."""
     if key in BOUND:
         return st.session_state[key]
-    return unbound_values().get(key, _plain(getattr(contract.DEFAULT, key)))
+    return unbound_values().get(key, _plain(contract.default_of(key)))
 
 
 def put(keys: Mapping[str, object]) -> None:
@@ -44,7 +44,7 @@ def put(keys: Mapping[str, object]) -> None:
     for key, given in keys.items():
         if key in BOUND:
             state[key] = _plain(given)
-        elif given == getattr(contract.DEFAULT, key):
+        elif given == contract.default_of(key):
             unbound_values().pop(key, None)
         else:
             unbound_values()[key] = _plain(given)
@@ -59,7 +59,7 @@ def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
     """URL strings of the keys that no widget writes; none for a default, unless the GPU's name implies another."""
     gpu = keys.get("gpu", st.session_state.get("gpu"))
     implied = contract.gpu_keys(gpu) if isinstance(gpu, str) else {}
-    usual = {key for key, given in keys.items() if given == getattr(contract.DEFAULT, key, None)}
+    usual = {key for key, given in keys.items() if given == contract.default_of(key)}
     return {
         key: [] if key in usual - implied.keys() else unbound.spelled(_plain(given))
         for key, given in keys.items()

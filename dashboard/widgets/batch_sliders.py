@@ -31,7 +31,7 @@ def draw_limits() -> None:
     """Draws the notes below the sliders. Call in the fragment that follows when a slider rests."""
     now = question.reading()
     notes = [slider_limits.effective_batch(now.setup)]
-    if now.setup.eval_strategy != "no":
+    if now.setup.run.eval_strategy != "no":
         notes += filter(None, (_evaluation_limit(now, key, of) for key, of in _LIMITS.items()))
     with st.session_state[PLACE]:
         said = "".join(f'<p class="hr-limit">{it}</p>' for it in notes)
@@ -69,7 +69,7 @@ def _take_compile() -> None:
 
 UNUSUAL = {
     "max_length": boxes.Unusual(then=_keep_place),
-    "use_reentrant": boxes.Unusual(where=lambda setup: setup.gradient_checkpointing),
+    "use_reentrant": boxes.Unusual(where=lambda setup: setup.computation.gradient_checkpointing),
     "torch_compile": boxes.Unusual(take=_take_compile),
-    "torch_compile_mode": boxes.Unusual(where=lambda setup: setup.torch_compile),
+    "torch_compile_mode": boxes.Unusual(where=lambda setup: setup.computation.torch_compile),
 }

@@ -147,7 +147,7 @@ def _shown(key: contract.Key, default: str, options: Sequence[str] | None = None
     if key.name not in session.BOUND:
         return box(key, default, options)
     listed = {} if options is None else {"options": options}
-    value = getattr(contract.DEFAULT, key.name)
+    value = contract.default_of(key.name)
     value = str(value) if isinstance(key.kind, contract.Choice) else value
     shown = value if options is None else options.index(value)
     bound = {"key": key.name, default: shown, "bind": "query-params", **listed}

@@ -54,7 +54,7 @@ def _has_setting(name: str, setup: TrainingSetup) -> bool:
 
 
 def _has_images(setup: TrainingSetup) -> bool:
-    return _as_set(setup).images_per_example > 0
+    return _as_set(setup).images.images_per_example > 0
 
 
 def _has_video_setting(name: str, _: TrainingSetup) -> bool:
@@ -76,21 +76,21 @@ def _with_own(key: contract.Key) -> None:
 
 
 def _of_videos(name: str, setup: TrainingSetup) -> bool:
-    return _as_set(setup).videos_per_example > 0 and _has_video_setting(name, setup)
+    return _as_set(setup).images.videos_per_example > 0 and _has_video_setting(name, setup)
 
 
 def _videos() -> None:
     """Tokens of the videos of an example."""
     reading = question.reading()
     setup, model = _as_set(reading.setup), reading.model
-    if model is None or model.vision is None or not setup.videos_per_example:
+    if model is None or model.vision is None or not setup.images.videos_per_example:
         return
     parts = images_of(model, setup.images)
     frames, height, width = setup.images.video_size
-    tokens = sum(it.tokens for it in parts) // setup.videos_per_example
+    tokens = sum(it.tokens for it in parts) // setup.images.videos_per_example
     st.caption(
         f"A video of {frames:,} frames of {width:,} × {height:,} pixels is **{tokens:,} tokens**; "
-        f"the tower computes {sum(it.patches for it in parts) // setup.videos_per_example:,} patches."
+        f"the tower computes {sum(it.patches for it in parts) // setup.images.videos_per_example:,} patches."
     )
     for sentence in image_costs(model, setup):
         st.caption(sentence)
@@ -118,9 +118,9 @@ def _sizes() -> None:
     """The presets, and the tokens of one image of the chosen size."""
     reading = question.reading()
     setup, model = _as_set(reading.setup), reading.model
-    if model is None or model.vision is None or not setup.all_image_sizes:
+    if model is None or model.vision is None or not setup.images.all_image_sizes:
         return
-    height, width = setup.all_image_sizes[0]
+    height, width = setup.images.all_image_sizes[0]
     current = next((name for name, size in SIZES.items() if size == (height, width)), None)
     st.session_state["image size"] = current
     st.segmented_control(

@@ -31,8 +31,10 @@ def _targets() -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
     now = question.reading()
     linears, attention = linear_names(now.model) if now.model else ((), ())
     targets = session.value("lora_target_modules")
-    if targets == ALL_LINEAR and now.setup.uses_adapters:
-        targets = now.setup.lora_target_modules  # may be PEFT's default targets for this model
+    if targets == ALL_LINEAR and now.setup.adapters.uses_adapters:
+        targets = (
+            now.setup.adapters.lora_target_modules
+        )  # may be PEFT's default targets for this model
     chosen = [targets] if isinstance(targets, str) else list(cast("tuple[str, ...]", targets))
     return chosen, linears, attention
 

@@ -38,7 +38,7 @@ def _has_towers(_: TrainingSetup) -> bool:
 
 
 def _multiplies_in_fp8(setup: TrainingSetup) -> bool:
-    return setup.mixed_precision is MixedPrecision.FP8
+    return setup.precision.mixed_precision is MixedPrecision.FP8
 
 
 UNUSUAL = {

@@ -9,7 +9,7 @@ from estimator import TrainingSetup, contract
 
 def generates() -> bool:
     """Whether the objective trains on text that the model generates."""
-    return question.reading().setup.objective.generates
+    return question.reading().setup.task.objective.generates
 
 
 def _shares_with_vllm(setup: TrainingSetup) -> bool:
@@ -17,7 +17,7 @@ def _shares_with_vllm(setup: TrainingSetup) -> bool:
 
 
 def _asks_reference(setup: TrainingSetup) -> bool:
-    return setup.objective.has_reference
+    return setup.task.objective.has_reference
 
 
 def _mean_row() -> None:
@@ -34,26 +34,30 @@ def _mean_row() -> None:
 UNUSUAL = {
     **dict.fromkeys(
         ("completion_fraction", "label_smoothing_factor"),
-        boxes.Unusual(where=lambda setup: setup.objective.is_causal_lm),
+        boxes.Unusual(where=lambda setup: setup.task.objective.is_causal_lm),
     ),
     "max_prompt_length": boxes.Unusual(where=_asks_reference),
     "precompute_ref_log_probs": boxes.Unusual(
-        where=lambda setup: setup.objective.has_reference and not setup.objective.generates
+        where=lambda setup: (
+            setup.task.objective.has_reference and not setup.task.objective.generates
+        )
     ),
     **dict.fromkeys(
         (
             *("beta", "num_generations", "steps_per_generation"),
             "num_iterations",
         ),
-        boxes.Unusual(where=lambda setup: setup.objective.generates),
+        boxes.Unusual(where=lambda setup: setup.task.objective.generates),
     ),
     "max_completion_length": boxes.Unusual(
-        where=lambda setup: setup.objective.generates, then=_mean_row
+        where=lambda setup: setup.task.objective.generates, then=_mean_row
     ),
-    "mean_tokens_per_example": boxes.Unusual(where=lambda setup: not setup.objective.generates),
+    "mean_tokens_per_example": boxes.Unusual(
+        where=lambda setup: not setup.task.objective.generates
+    ),
     "loss_type": boxes.Unusual(where=_asks_reference),
-    "num_labels": boxes.Unusual(where=lambda setup: setup.objective.asks_labels),
-    "vllm_mode": boxes.Unusual(where=lambda setup: setup.use_vllm),
+    "num_labels": boxes.Unusual(where=lambda setup: setup.task.objective.asks_labels),
+    "vllm_mode": boxes.Unusual(where=lambda setup: setup.generation.use_vllm),
     **dict.fromkeys(
         (
             *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
@@ -64,16 +68,16 @@ UNUSUAL = {
     ),
     **dict.fromkeys(
         ("vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_max_num_seqs"),
-        boxes.Unusual(where=lambda setup: setup.use_vllm),
+        boxes.Unusual(where=lambda setup: setup.generation.use_vllm),
     ),
     "vllm_data_parallel_size": boxes.Unusual(
-        where=lambda setup: setup.use_vllm and not setup.generation.is_colocated
+        where=lambda setup: setup.generation.use_vllm and not setup.generation.is_colocated
     ),
     "use_transformers_continuous_batching": boxes.Unusual(
-        where=lambda setup: setup.objective.generates and not setup.use_vllm
+        where=lambda setup: setup.task.objective.generates and not setup.generation.use_vllm
     ),
     "ds3_gather_for_generation": boxes.Unusual(
-        where=lambda setup: not setup.use_vllm and setup.strategy.gathers_modules
+        where=lambda setup: not setup.generation.use_vllm and setup.mesh.strategy.gathers_modules
     ),
-    "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective.compares_rows),
+    "mini_batch_size": boxes.Unusual(where=lambda setup: setup.task.objective.compares_rows),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import streamlit as st
@@ -26,7 +25,7 @@ from estimator import (
 def _network() -> None:
     """Draws the network between machines, if the job has several machines."""
     now = question.reading()
-    if now.gpu is None or now.setup.num_gpus <= now.setup.gpus_per_node:
+    if now.gpu is None or now.setup.mesh.num_gpus <= now.setup.mesh.gpus_per_node:
         return
     low, high = RATE_SPAN
     st.session_state["network box"] = now.gpu.network_gb_per_s
@@ -58,7 +57,11 @@ def _take_network() -> None:
 
 def _has_checkpoints_to_move(setup: TrainingSetup) -> bool:
     """Whether checkpointing can wrap FSDP modules, which only FSDP 1 allows."""
-    return setup.uses_fsdp1 and setup.gradient_checkpointing and setup.use_reentrant
+    return (
+        setup.mesh.uses_fsdp1
+        and setup.computation.gradient_checkpointing
+        and setup.computation.use_reentrant
+    )
 
 
 def _take_fsdp_version() -> None:
@@ -87,16 +90,16 @@ def _take_offload(key: str, *_: str) -> None:
 
 def _steps_on_host(setup: TrainingSetup) -> bool:
     """Whether the CPU runs the optimizer."""
-    return setup.offload_optimizer is not Offload.NONE
+    return setup.mesh.offload_optimizer is not Offload.NONE
 
 
 def _uses_host_link(setup: TrainingSetup) -> bool:
     """Whether tensors go to the host and back, or between GPUs that only PCIe joins."""
-    away = {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+    away = {setup.mesh.offload_optimizer, setup.mesh.offload_param} != {Offload.NONE}
     gpu = question.reading().gpu
     joined = gpu is not None and gpu.interconnect_gpus is not None
-    saved = setup.activation_offloading or setup.offload_checkpoints
-    return away or saved or (joined and setup.num_gpus > 1)
+    saved = setup.computation.activation_offloading or setup.computation.offload_checkpoints
+    return away or saved or (joined and setup.mesh.num_gpus > 1)
 
 
 def _take_sharing() -> None:
@@ -152,14 +155,14 @@ def _sharing(number: int, strategy: Strategy) -> dict[str, object]:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2
-    return sharing(_shared_now(), strategy, number, groups)
+    return sharing(_shared_now().mesh, strategy, number, groups)
 
 
 def _shared_now() -> TrainingSetup:
     """The strategy and GPUs in the widgets, even if they are invalid."""
     rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
     own = {key: session.value(key) for key in ("fsdp_version", "checkpoint_around_fsdp")}
-    return replace(contract.DEFAULT, **cast("dict[str, Any]", rests | own))
+    return contract.DEFAULT.replace(**cast("dict[str, Any]", rests | own))
 
 
 UNUSUAL = {
@@ -167,7 +170,7 @@ UNUSUAL = {
     "strategy": boxes.Unusual(take=_take_sharing),
     "gpus_per_node": boxes.Unusual(then=_network),
     "fsdp_version": boxes.Unusual(
-        take=_take_fsdp_version, where=lambda setup: setup.strategy.is_fsdp
+        take=_take_fsdp_version, where=lambda setup: setup.mesh.strategy.is_fsdp
     ),
     "checkpoint_around_fsdp": boxes.Unusual(where=_has_checkpoints_to_move),
     "offload_optimizer": boxes.Unusual(draw=_offload),

@@ -89,7 +89,7 @@ def draw() -> None:
     models.follow()
     what_ifs.follow(question.reading())
     now = question.reading()
-    _open_what_applies(now.setup.method)
+    _open_what_applies(now.setup.adapters.method)
     with st.sidebar:
         _actions()
         model_box.draw(now.model)

@@ -23,9 +23,10 @@ def run_sentence(estimate: Estimate) -> str:
         return ""
     setup = estimate.setup
     would = "takes" if estimate.verdict is Verdict.FITS else "would take"
-    epochs = f"{setup.num_train_epochs:g} epoch{'s' * (setup.num_train_epochs != 1)}"
+    run = setup.run
+    epochs = f"{run.num_train_epochs:g} epoch{'s' * (run.num_train_epochs != 1)}"
     sentence = (
-        f"The run of {setup.num_train_examples:,} example{'s' * (setup.num_train_examples != 1)}, {epochs}, {would} "
+        f"The run of {run.num_train_examples:,} example{'s' * (run.num_train_examples != 1)}, {epochs}, {would} "
         f"{units.duration(time.total_hours_low, time.total_hours_high)}"
     )
     if cost is None:
@@ -47,12 +48,18 @@ def setup_line(estimate: Estimate) -> str:
 
 def setup_words(model: Model, setup: TrainingSetup) -> str:
     """``setup_line`` of a setup that need not be estimated."""
-    states = f", {setup.optim_state_dtype} states" if setup.optim_state_dtype else ""
-    extras = " · checkpointing" if setup.gradient_checkpointing else ""
-    rank = f" r={setup.lora_r}" if setup.uses_adapters else ""
+    states = (
+        f", {setup.optimisation.optim_state_dtype} states"
+        if setup.optimisation.optim_state_dtype
+        else ""
+    )
+    batch = setup.batch
+    extras = " · checkpointing" if setup.computation.gradient_checkpointing else ""
+    rank = f" r={setup.adapters.lora_r}" if setup.adapters.uses_adapters else ""
     return (
-        f"{terms.short_name(model.hub_id)} · {setup.method.label}{rank} · {terms.precision(setup)} · "
-        f"{setup.optim}{states} · {setup.per_device_train_batch_size} × {setup.max_length:,} tokens{extras}"
+        f"{terms.short_name(model.hub_id)} · {setup.adapters.method.label}{rank} · {terms.precision(setup)} · "
+        f"{setup.optimisation.optim}{states} · {batch.per_device_train_batch_size} × {batch.max_length:,} "
+        f"tokens{extras}"
     )
 
 

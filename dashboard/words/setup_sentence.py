@@ -47,45 +47,51 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
 
     A default that decides memory is followed by the tool whose default it is.
     """
-    yield SentencePart(setup.method.noun, "method")
-    if setup.uses_adapters:
-        yield from _led(" ", f"r={setup.lora_r}", "lora_r")
+    yield SentencePart(setup.adapters.method.noun, "method")
+    if setup.adapters.uses_adapters:
+        yield from _led(" ", f"r={setup.adapters.lora_r}", "lora_r")
     yield SentencePart(" of ")
     yield SentencePart(terms.short_name(model.hub_id), "model")
-    yield from _led(" ", setup.objective.phrase, "objective")
+    yield from _led(" ", setup.task.objective.phrase, "objective")
     yield SentencePart(" on ")
-    yield from _cards(gpu, setup.num_gpus)
-    way = "over" if setup.strategy.places_layers else "under"
-    yield from _led(f" {way} ", setup.strategy.label, "strategy")
+    yield from _cards(gpu, setup.mesh.num_gpus)
+    way = "over" if setup.mesh.strategy.places_layers else "under"
+    yield from _led(f" {way} ", setup.mesh.strategy.label, "strategy")
     if offloads(setup.mesh):
         yield from _led(" ", "with offload", "offload_optimizer")
     yield SentencePart(", ")
-    if setup.gradient_accumulation_steps > 1:
-        number = f"{setup.gradient_accumulation_steps:,} micro-batches"
+    if setup.batch.gradient_accumulation_steps > 1:
+        number = f"{setup.batch.gradient_accumulation_steps:,} micro-batches"
         yield from (SentencePart(number, "gradient_accumulation_steps"), SentencePart(" of "))
-    size = setup.per_device_train_batch_size
-    of = f" pair{'s' * (size != 1)}" if setup.objective.is_paired else ""
+    size = setup.batch.per_device_train_batch_size
+    of = f" pair{'s' * (size != 1)}" if setup.task.objective.is_paired else ""
     yield SentencePart(f"{size:,}{of}", "per_device_train_batch_size")
     yield SentencePart(" × ")
-    yield SentencePart(f"{setup.max_length:,} token{'s' * (setup.max_length != 1)}", "max_length")
-    if setup.optim is not Optimizer.ADAMW_TORCH_FUSED:
-        yield from _led(", ", setup.optim.value, "optim")
-    if setup.optim_state_dtype is not None:
-        yield SentencePart(f" with {setup.optim_state_dtype} states")
-    trl = _of_trl(setup.method, setup.objective)
-    as_trl_trains = setup.objective.trl and _same(DECISIVE, setup, trl)
+    yield SentencePart(
+        f"{setup.batch.max_length:,} token{'s' * (setup.batch.max_length != 1)}", "max_length"
+    )
+    if setup.optimisation.optim is not Optimizer.ADAMW_TORCH_FUSED:
+        yield from _led(", ", setup.optimisation.optim.value, "optim")
+    if setup.optimisation.optim_state_dtype is not None:
+        yield SentencePart(f" with {setup.optimisation.optim_state_dtype} states")
+    trl = _of_trl(setup.adapters.method, setup.task.objective)
+    as_trl_trains = setup.task.objective.trl and _same(DECISIVE, setup, trl)
     yield from _led(", ", terms.precision(setup), "dtype")
-    if not as_trl_trains and setup.objective.trl and _same(LOADED, setup, trl):
+    if not as_trl_trains and setup.task.objective.trl and _same(LOADED, setup, trl):
         yield SentencePart(" as TRL loads it")
-    kept = "with" if setup.gradient_checkpointing else "without"
+    kept = "with" if setup.computation.gradient_checkpointing else "without"
     yield from _led(", ", f"{kept} checkpointing", "gradient_checkpointing")
     yield SentencePart(", as TRL trains." if as_trl_trains else ".")
 
 
 def loads_float32(setup: TrainingSetup) -> bool:
     """Whether the weights are in float32 only because TRL loads them so."""
-    trl = _of_trl(setup.method, setup.objective)
-    return bool(setup.objective.trl) and setup.dtype == "float32" and _same(LOADED, setup, trl)
+    trl = _of_trl(setup.adapters.method, setup.task.objective)
+    return (
+        bool(setup.task.objective.trl)
+        and setup.precision.dtype == "float32"
+        and _same(LOADED, setup, trl)
+    )
 
 
 def _led(by: str, words: str, key: str) -> Iterator[SentencePart]:
@@ -106,7 +112,7 @@ def _cards(gpu: Gpu | None, number: int) -> Iterator[SentencePart]:
 
 
 def _same(keys: tuple[str, ...], one: TrainingSetup, other: TrainingSetup) -> bool:
-    return all(getattr(one, key) == getattr(other, key) for key in keys)
+    return all(one.value(key) == other.value(key) for key in keys)
 
 
 @lru_cache(maxsize=64)

@@ -14,12 +14,12 @@ def effective_batch(setup: TrainingSetup) -> str:
     'Effective batch 32 = 4 × 8 on 1 GPU; 10,000 examples are 313 steps an epoch.'
     """
     size = setup.effective_batch_size
-    steps = -(-setup.num_train_examples // size)
-    gpus = "on 1 GPU" if setup.num_gpus == 1 else f"× {setup.num_gpus:,} GPUs"
+    steps = -(-setup.run.num_train_examples // size)
+    gpus = "on 1 GPU" if setup.mesh.num_gpus == 1 else f"× {setup.mesh.num_gpus:,} GPUs"
     return (
-        f"Effective batch {size:,} = {setup.per_device_train_batch_size:,} × "
-        f"{setup.gradient_accumulation_steps:,} {gpus}; "
-        f"{setup.num_train_examples:,} example{_are(setup.num_train_examples)} "
+        f"Effective batch {size:,} = {setup.batch.per_device_train_batch_size:,} × "
+        f"{setup.batch.gradient_accumulation_steps:,} {gpus}; "
+        f"{setup.run.num_train_examples:,} example{_are(setup.run.num_train_examples)} "
         f"{steps:,} step{'s' * (steps != 1)} an epoch."
     )
 

@@ -22,7 +22,7 @@ from estimator import (
 def proposed_name(of: Estimate) -> str:
     """The default name of a setup."""
     where = f" on {card(of.gpu)}" if of.gpu else ""
-    return f"{short_name(of.model.hub_id)[:28]}, {of.setup.method.label}{where}"[:60]
+    return f"{short_name(of.model.hub_id)[:28]}, {of.setup.adapters.method.label}{where}"[:60]
 
 
 def card(gpu: Gpu) -> str:
@@ -74,9 +74,9 @@ def short_name(hub_id: str) -> str:
 def precision(setup: TrainingSetup) -> str:
     """The name of the pair of weights and autocast."""
     for name, pair in PRECISIONS.items():
-        if pair == (setup.dtype, setup.mixed_precision):
+        if pair == (setup.precision.dtype, setup.precision.mixed_precision):
             return name
-    return f"{setup.dtype} with {setup.mixed_precision} autocast"
+    return f"{setup.precision.dtype} with {setup.precision.mixed_precision} autocast"
 
 
 def moment(m: Moment) -> str:

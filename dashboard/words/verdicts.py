@@ -52,7 +52,7 @@ def verdict(estimate: Estimate) -> Saying:
     """Whether it fits, its need, the GPU's memory, and the amount free or short."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
     need = units.between(low, high)
-    subject = f"{estimate.setup.method.noun} of {terms.short_name(estimate.model.hub_id)}"
+    subject = f"{estimate.setup.adapters.method.noun} of {terms.short_name(estimate.model.hub_id)}"
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     peak = beyond or f"Memory is highest in {terms.moment(estimate.peak)}."
     peak += one_line.elsewhere(estimate)
@@ -66,9 +66,9 @@ def verdict(estimate: Estimate) -> Saying:
             "",
         )
     usable = gpu.memory_bytes
-    number = estimate.setup.num_gpus
+    number = estimate.setup.mesh.num_gpus
     which = "the fullest" if estimate.devices else "each"
-    where = f" on {which} of {number} GPUs by {estimate.setup.strategy}" if number > 1 else ""
+    where = f" on {which} of {number} GPUs by {estimate.setup.mesh.strategy}" if number > 1 else ""
     offer = f"{subject} needs {need}{where}; one {gpu.name} has {units.gib(usable)} usable"
     word = f"{terms.SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
     if estimate.verdict is Verdict.FITS:

@@ -242,9 +242,9 @@ class PerStructure:
     def whole(self) -> Resident:
         """Resident memory of one GPU without sharding, which sets the traffic."""
         same = self._structure
-        if not same.strategy.shards_states:
+        if not same.mesh.strategy.shards_states:
             return self.resident
-        alone = replace(same, strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
+        alone = same.replace(strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
         return resident_memory(self._model, alone)
 
     @cached_property
@@ -347,7 +347,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
         needs = [need_bytes(*it, context_bytes(gpu)) for it in found]
         return max(needs, key=lambda low_and_high: low_and_high[1])
     workspace = workspace_bytes(gpu)
-    if not setup.objective.generates:
+    if not setup.task.objective.generates:
         sizes = _sizes(model, workspace, setup)
         return need_bytes(*sizes, context_bytes(gpu), exchange_bytes(setup.mesh))
     fixed = per_structure(model, structure(setup), workspace)

@@ -157,8 +157,8 @@ def _weights(of: Estimate) -> Explanation:
         share, functions = _weight_share(of)
         terms = [share]
         lead = f"This GPU's shard of every parameter, divided among {_ranks(of.setup.mesh)}"
-        if of.setup.strategy.partitions_flat:
-            lead = f"{of.setup.strategy} keeps every parameter in full on each GPU"
+        if of.setup.mesh.strategy.partitions_flat:
+            lead = f"{of.setup.mesh.strategy} keeps every parameter in full on each GPU"
         lead += "; weights gathered from other GPUs are added while they are used."
     else:
         terms = [_module_term(module, count, of.setup) for module, count in own.modules]
@@ -171,8 +171,8 @@ def _weights(of: Estimate) -> Explanation:
                 f"The modules that the device map puts on this GPU, {own.layers} of "
                 f"{of.model.num_hidden_layers} layers among them; each tensor is rounded up to 512 bytes."
             )
-        if of.setup.has_packed_base:
-            packed = int8_bytes if of.setup.has_8bit_base else quantized_bytes
+        if of.setup.adapters.has_packed_base:
+            packed = int8_bytes if of.setup.adapters.has_8bit_base else quantized_bytes
             functions = (*functions, packed)
     terms += [
         Term(
@@ -187,12 +187,12 @@ def _weights(of: Estimate) -> Explanation:
 
 def _reference(of: Estimate) -> Explanation:
     lead = (
-        f"A second model with the same {of.total_parameters:,} parameters in {of.setup.dtype}, which the loss of "
-        f"{of.setup.objective} evaluates but never trains."
+        f"A second model with the same {of.total_parameters:,} parameters in {of.setup.precision.dtype}, which the "
+        f"loss of {of.setup.task.objective} evaluates but never trains."
     )
     term = Term(
         "its weights",
-        f"as loaded, {of.setup.dtype.bytes} bytes per parameter",
+        f"as loaded, {of.setup.precision.dtype.bytes} bytes per parameter",
         reference_bytes(of.model, of.setup),
     )
     return Explanation(lead, [term], (reference_bytes,))
@@ -204,8 +204,11 @@ def _engine(of: Estimate) -> Explanation:
         return Explanation(
             "Nothing but training steps runs on the GPU while it trains.", [], (engine,)
         )
-    own, share = colocated_engine(of.model, of.gpu, of.setup), of.setup.vllm_gpu_memory_utilization
-    if of.setup.vllm_enable_sleep_mode:
+    own, share = (
+        colocated_engine(of.model, of.gpu, of.setup),
+        of.setup.generation.vllm_gpu_memory_utilization,
+    )
+    if of.setup.generation.vllm_enable_sleep_mode:
         lead = "vLLM sleeps while the step trains: its weights and its cache are freed, the rest stays."
         terms = [
             Term("the sampler's counts", f"of {own.max_num_seqs:,} rows", own.buffers),
@@ -226,11 +229,15 @@ def _engine(of: Estimate) -> Explanation:
 
 def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
     if is_quantized(module, setup.adapters):
-        width = "8 bits and one scale per row" if setup.has_8bit_base else "4 bits and their scales"
-    elif setup.has_packed_base and setup.prepare_model_for_kbit_training:
+        width = (
+            "8 bits and one scale per row"
+            if setup.adapters.has_8bit_base
+            else "4 bits and their scales"
+        )
+    elif setup.adapters.has_packed_base and setup.adapters.prepare_model_for_kbit_training:
         width = "4 bytes, after prepare_model_for_kbit_training"
     else:
-        width = f"{setup.dtype.bytes} bytes, as loaded"
+        width = f"{setup.precision.dtype.bytes} bytes, as loaded"
     how = f"{_times(count)}{_shapes(weight_shapes(module))} × {width}"
     return Term(module.name, how, count * module_bytes(module, setup))
 
@@ -238,28 +245,28 @@ def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
 def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
     """What a GPU holds of sharded weights between steps, or of unsharded ones under DeepSpeed."""
     model, setup = of.model, structure(of.setup)
-    base = of.total_parameters - of.trainable_parameters * setup.uses_adapters
+    base = of.total_parameters - of.trainable_parameters * setup.adapters.uses_adapters
     how = f"of {base:,} parameters"
-    if setup.strategy.is_zero:
-        if setup.uses_adapters:
+    if setup.mesh.strategy.is_zero:
+        if setup.adapters.uses_adapters:
             how = f"of {of.total_parameters:,} parameters, including adapters"
         return Term("DeepSpeed's weights", how, zero.rank_bytes(model, setup).weights), (
             zero.rank_bytes,
         )
-    if setup.uses_fsdp1:
+    if setup.mesh.uses_fsdp1:
         size = flat_bytes(model, setup, adapters=False)
         return Term("flat parameters of its units", how, size), (flat_bytes,)
-    if setup.offload_param is not Offload.NONE:
+    if setup.mesh.offload_param is not Offload.NONE:
         line = Term("weights that stay", how, unmoved_weight_bytes(model, setup.adapters))
         return line, (unmoved_weight_bytes,)
     return Term("shards", how, sharded_weight_bytes(model, setup)), (sharded_weight_bytes,)
 
 
 def _adapters(of: Estimate) -> Explanation:
-    lead = f"Two narrow matrices for each adapted linear layer, of rank {of.setup.lora_r}."
-    if of.setup.use_dora:
+    lead = f"Two narrow matrices for each adapted linear layer, of rank {of.setup.adapters.lora_r}."
+    if of.setup.adapters.use_dora:
         lead += " DoRA adds one number per output, its trained magnitude."
-    if of.setup.modules_to_save:
+    if of.setup.adapters.modules_to_save:
         lead += (
             " Modules in modules_to_save are added: the copy is trained, the original stays frozen."
         )
@@ -288,13 +295,13 @@ def _adapters(of: Estimate) -> Explanation:
 def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
     model, setup = of.model, structure(of.setup)
     how = f"of {of.trainable_parameters:,} parameters"
-    if setup.strategy.is_zero:  # DeepSpeed counts them with the weights
+    if setup.mesh.strategy.is_zero:  # DeepSpeed counts them with the weights
         return Term("among the weights", how, 0), (zero.rank_bytes,)
-    if setup.uses_fsdp1:
+    if setup.mesh.uses_fsdp1:
         size = flat_bytes(model, setup, adapters=True)
         return Term("flat parameters of its units", how, size), (flat_bytes,)
     offloaded = (
-        0 if setup.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
+        0 if setup.mesh.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
     )
     return Term("shards", how, offloaded), (sharded_adapter_bytes,)
 
@@ -303,15 +310,15 @@ def _states(of: Estimate) -> Explanation:
     size, trained = of.timeline.resident[Component.OPTIMIZER_STATES], of.trainable_parameters
     when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
     each = f"{size / max(trained, 1):.2f} bytes"
-    lead = f"{of.setup.optim} keeps {each} per trained parameter, {when}."
+    lead = f"{of.setup.optimisation.optim} keeps {each} per trained parameter, {when}."
     how = f"{trained:,} × {each}"
-    if of.setup.num_gpus > 1 and not of.setup.strategy.keeps_whole:
-        lead = f"What {of.setup.optim} keeps on one GPU of {of.setup.num_gpus:,}, {when}."
+    if of.setup.mesh.num_gpus > 1 and not of.setup.mesh.strategy.keeps_whole:
+        lead = f"What {of.setup.optimisation.optim} keeps on one GPU of {of.setup.mesh.num_gpus:,}, {when}."
         how = f"of {trained:,} trained parameters"
-    if of.setup.strategy.is_zero:
+    if of.setup.mesh.strategy.is_zero:
         lead += " This includes DeepSpeed's float32 weights."
     line = Term("all trained tensors", how, size)
-    return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optim)))
+    return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optimisation.optim)))
 
 
 def _workspace(of: Estimate) -> Explanation:
@@ -349,7 +356,7 @@ def _activations(of: Estimate) -> Explanation:
     kept = sum(held.bytes for held in of.timeline.kept_by_a_layer())
     layers = _own(of).layers
     lead = (
-        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} per token; "
+        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.batch.tokens:,.0f} per token; "
         f"{layers} layers keep {kept * layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
@@ -377,11 +384,11 @@ def _gradients(of: Estimate) -> Explanation:
         "They are created one by one in backward and freed after the step"
         + (
             "; with accumulation they stay from the first micro-step on."
-            if of.setup.gradient_accumulation_steps > 1
+            if of.setup.batch.gradient_accumulation_steps > 1
             else "."
         )
     )
-    if loss_of(of.model, of.setup).fuses_gradient and not of.setup.uses_adapters:
+    if loss_of(of.model, of.setup).fuses_gradient and not of.setup.adapters.uses_adapters:
         lead += " Liger computes the head's gradient with the loss, so it exists before backward begins."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
@@ -399,10 +406,10 @@ def _communication(of: Estimate) -> Explanation:
     terms = list(_alive(of, Component.COMMUNICATION))
     if buffers := of.timeline.resident[Component.COMMUNICATION]:
         terms.insert(0, Term("buckets", "held all the time", buffers))
-    function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
-    if of.setup.strategy.averages_in_buckets:
+    function: Function = zero.rank_bytes if of.setup.mesh.strategy.is_zero else Fsdp2Group.gather
+    if of.setup.mesh.strategy.averages_in_buckets:
         function = bucket_bytes
-    elif of.setup.uses_fsdp1:
+    elif of.setup.mesh.uses_fsdp1:
         function = FlatUnit.gather
     return Explanation(lead, terms, (function,))
 
@@ -433,7 +440,7 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
 
 def _logits(of: Estimate) -> Explanation:
     setup, words = of.setup, of.model.vocab_size
-    rows, length = passed_rows(setup), setup.max_length
+    rows, length = passed_rows(setup), setup.batch.max_length
     copy = rows * length * words * 4
     if (loss := loss_of(of.model, setup)) in LOSSES:
         whole, function = LOSSES[loss]
@@ -443,7 +450,9 @@ def _logits(of: Estimate) -> Explanation:
         f"{rows:,} × {length:,} tokens × {words:,} words × 4 bytes are {copy:,} bytes per float32 copy; the loss makes "
         "up to three."
     )
-    by: Function = whole_logits.ask if setup.objective.has_reference else operators.log_softmax_loss
+    by: Function = (
+        whole_logits.ask if setup.task.objective.has_reference else operators.log_softmax_loss
+    )
     return Explanation(lead, list(_alive(of, Component.LOGITS)), (by,))
 
 
@@ -453,8 +462,10 @@ def _temporaries(of: Estimate) -> Explanation:
         size = of.peak.resident.get(Component.TEMPORARIES, 0)
         return Explanation(lead, [Term(of.peak.name, "at its highest", size)], (step_transient,))
     product: Function = operators.linear
-    if of.setup.has_packed_base:
-        product = operators.linear_8bit if of.setup.has_8bit_base else operators.linear_4bit
+    if of.setup.adapters.has_packed_base:
+        product = (
+            operators.linear_8bit if of.setup.adapters.has_8bit_base else operators.linear_4bit
+        )
     return Explanation(lead, list(_alive(of, Component.TEMPORARIES)), (product, step_transient))
 
 

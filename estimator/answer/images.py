@@ -64,7 +64,7 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
         ("activation_offloading", False),
         ("load_in_8bit", False),
     ):
-        value = getattr(setup, key)
+        value = setup.value(key)
         if value != instead:
             raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
     _check_attention(model, setup)
@@ -74,7 +74,7 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
 def _check_trained(setup: TrainingSetup) -> None:
     frozen = setup.adapters.frozen_parts
     more = setup.adapters.modules_to_save is not None or setup.adapters.bias != "none"
-    if Part.TEXT not in frozen or (setup.uses_adapters and more):
+    if Part.TEXT not in frozen or (setup.adapters.uses_adapters and more):
         return
     if not setup.images.shows_any:
         raise NOTHING_TRAINED(without="on text", instead="give images_per_example")
@@ -108,8 +108,8 @@ def _check_attention(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_reentrant(model: Model, setup: TrainingSetup) -> None:
-    checkpoints = setup.gradient_checkpointing or setup.computation.checkpoints_vision
-    if not (checkpoints and setup.use_reentrant and sees(model, setup.adapters)):
+    checkpoints = setup.computation.gradient_checkpointing or setup.computation.checkpoints_vision
+    if not (checkpoints and setup.computation.use_reentrant and sees(model, setup.adapters)):
         return
     assert model.vision is not None
     family, tower = vision_family(model.vision), model.vision.tower

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.answer.estimate import estimate
@@ -104,7 +103,7 @@ def _refused(of: Estimate, stop: Refused) -> Overflow:
         shown = min(step, STEPS)
         among = next(it for it in found if it.step == shown and it.moment.phase is stop.phase)
     else:
-        micro_step = 1 + stop.micro_step if of.setup.gradient_accumulation_steps > 1 else 0
+        micro_step = 1 + stop.micro_step if of.setup.batch.gradient_accumulation_steps > 1 else 0
         alike = [
             it
             for it in found
@@ -152,7 +151,7 @@ def starts_with_states(setup: TrainingSetup) -> bool:
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, ``initialize_optimizer_states``; torch 2.13,
     optim/adagrad.py, ``__init__``.
     """
-    return setup.strategy.is_zero or RULES[setup.optim].starts_with_states
+    return setup.mesh.strategy.is_zero or RULES[setup.optimisation.optim].starts_with_states
 
 
 def _fullest(of: Estimate) -> DeviceRun:
@@ -193,12 +192,12 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
 
 def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | None:
     """The moments of a micro-step without earlier gradients; None without accumulation, where none has any."""
-    if of.setup.gradient_accumulation_steps == 1:
+    if of.setup.batch.gradient_accumulation_steps == 1:
         return None
-    setup = replace(of.setup, gradient_accumulation_steps=1)
-    if setup.objective.generates:  # as many rows are generated at once as before
-        steps = of.setup.steps_per_generation or of.setup.gradient_accumulation_steps
-        setup = replace(setup, steps_per_generation=steps)
+    setup = of.setup.replace(gradient_accumulation_steps=1)
+    if setup.task.objective.generates:  # as many rows are generated at once as before
+        steps = of.setup.task.steps_per_generation or of.setup.batch.gradient_accumulation_steps
+        setup = setup.replace(steps_per_generation=steps)
     alone = estimate(of.model, of.gpu, setup)
     if device is None:
         asked = Phase.SCORING in of.phases
@@ -227,11 +226,11 @@ def _after_steps(
 ) -> Iterator[tuple[int, int, Phase]]:
     """The steps after which Trainer first evaluates and saves, and the order of the two."""
     epoch = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
-    last = math.ceil(epoch * setup.num_train_epochs)
+    last = math.ceil(epoch * setup.run.num_train_epochs)
     saves = saves_when(setup.run)
-    if setup.eval_strategy != "no" and Phase.EVALUATION in beside:
+    if setup.run.eval_strategy != "no" and Phase.EVALUATION in beside:
         yield (
-            min(EVAL_STEPS if setup.eval_strategy == "steps" else epoch, last),
+            min(EVAL_STEPS if setup.run.eval_strategy == "steps" else epoch, last),
             0,
             Phase.EVALUATION,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from estimator.answer.estimate import estimate
@@ -33,7 +32,7 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     bare = answer
     if setup.run.pace is not None or setup.run.mfu is not None:
         bare = estimate(
-            answer.model, answer.gpu, replace(setup, pace=None, pace_shares=None, mfu=None)
+            answer.model, answer.gpu, setup.replace(pace=None, pace_shares=None, mfu=None)
         )
     if bare.time is None or answer.gpu is None:
         raise InputError(
@@ -44,7 +43,9 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     name = answer.model.hub_id or answer.model.model_type
     batch = f"{setup.batch.per_device_train_batch_size} × {setup.batch.max_length:,} tokens"
     gpus = f"{setup.mesh.num_gpus} × " if setup.mesh.num_gpus > 1 else ""
-    taken = f"{seconds:.4g} s, {name}, {setup.method.value}, {batch}, {gpus}{answer.gpu.name}"
+    taken = (
+        f"{seconds:.4g} s, {name}, {setup.adapters.method.value}, {batch}, {gpus}{answer.gpu.name}"
+    )
     return {
         "pace": pace,
         "pace_from": taken[: ShortText.MOST],

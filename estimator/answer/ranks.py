@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -75,7 +74,7 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     ``to_sharded_dtensor``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
     setup = answer.setup
-    if setup.replicas == 1:  # a device map has its own answer, GPU by GPU
+    if setup.mesh.replicas == 1:  # a device map has its own answer, GPU by GPU
         return ()
     by_less: dict[Less, list[int]] = {}
     for rank, less in enumerate(_less(answer.model, setup)):
@@ -113,10 +112,10 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
     """
     if saves_when(setup.run) == "no":
         return False
-    if setup.strategy.is_fsdp:
-        return setup.fsdp_state_dict_type == FULL_STATE_DICT
-    if setup.strategy.gathers_modules:
-        return setup.uses_adapters or setup.zero3_save_16bit_model
+    if setup.mesh.strategy.is_fsdp:
+        return setup.run.fsdp_state_dict_type == FULL_STATE_DICT
+    if setup.mesh.strategy.gathers_modules:
+        return setup.adapters.uses_adapters or setup.run.zero3_save_16bit_model
     return True
 
 
@@ -164,7 +163,9 @@ def _sizes(
     ``beside``: what the allocator makes of the fullest rank's run more than the slack of published runs.
     """
     setup = answer.setup
-    keeps_gradients = setup.strategy.keeps_parts and setup.gradient_accumulation_steps > 1
+    keeps_gradients = (
+        setup.mesh.strategy.keeps_parts and setup.batch.gradient_accumulation_steps > 1
+    )
     exchange = exchange_bytes(setup.mesh)
     context = answer.context_low_bytes, answer.context_high_bytes
     paged = answer.paged_bytes - less.paged
@@ -184,19 +185,19 @@ def _sizes(
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:
     """One entry per rank, in order; replicas (hsdp) are equal."""
-    if setup.strategy.is_fsdp and not setup.uses_fsdp1:
-        return _fewer_rows(model, setup) * setup.dp_replicate_size
-    if setup.strategy.partitions_flat:
+    if setup.mesh.strategy.is_fsdp and not setup.mesh.uses_fsdp1:
+        return _fewer_rows(model, setup) * setup.mesh.dp_replicate_size
+    if setup.mesh.strategy.partitions_flat:
         kept = _kept_gradients(model, setup)
         most = max(kept)
         return [Less(gradients=most - one) for one in kept]
-    return [Less()] * setup.num_gpus
+    return [Less()] * setup.mesh.num_gpus
 
 
 def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
     """FSDP2: rank i holds at most ⌈rows / ranks⌉ rows of a tensor, from row i · ⌈rows / ranks⌉ on."""
-    count = setup.shard_ranks
-    whole = sharded_tensors(model, replace(setup, num_gpus=1, dp_replicate_size=1))
+    count = setup.mesh.shard_ranks
+    whole = sharded_tensors(model, setup.replace(num_gpus=1, dp_replicate_size=1))
     bounds = {0, count}
     for tensor in whole:
         full = tensor.shape[0] // ceil_div(tensor.shape[0], count)
@@ -208,8 +209,12 @@ def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
             tensor._replace(shape=(_rows(tensor.shape[0], count, first), *tensor.shape[1:]))
             for tensor in whole
         ]
-        states = optimizer_states(mine, setup.optim, setup.optim_state_dtype)
-        transient = step_transient(mine, setup.optim, setup.optim_state_dtype)
+        states = optimizer_states(
+            mine, setup.optimisation.optim, setup.optimisation.optim_state_dtype
+        )
+        transient = step_transient(
+            mine, setup.optimisation.optim, setup.optimisation.optim_state_dtype
+        )
         of_first = of_first or (states, transient)
         less = Less(
             of_first[0].resident_bytes - states.resident_bytes,
@@ -234,7 +239,7 @@ def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors that overlap its partition."""
     return [
         allocated(width(setup.precision) * elements)
-        for elements in kept_gradients(model, setup.adapters, setup.num_gpus)
+        for elements in kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
     ]
 
 

@@ -30,13 +30,13 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
     match decisive.phase:
         case Phase.EVALUATION:
             return f"Evaluation needs more than training: {smaller_evaluation(setup.run)}."
-        case Phase.LOAD if setup.prepare_model_for_kbit_training:
+        case Phase.LOAD if setup.adapters.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
         case Phase.LOAD if Component.INFERENCE_ENGINE in decisive.resident:
             return f"vLLM's start needs more than training: {less_engine(setup)}."
         case Phase.PUSH_WEIGHTS:
             return f"Pushing weights to vLLM needs more than training ({decisive.name}): {less_engine(setup)}."
-        case Phase.GENERATION if setup.use_vllm:
+        case Phase.GENERATION if setup.generation.use_vllm:
             return f"Generation needs more than training: {less_engine(setup)}."
         case Phase.GENERATION:
             return (
@@ -45,9 +45,9 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             )
         case Phase.LOAD:
             return f"Loading needs more than training ({decisive.name}): a smaller batch or length does not lower it."
-        case Phase.SAVE if setup.strategy.is_fsdp:
+        case Phase.SAVE if setup.mesh.strategy.is_fsdp:
             return f"Saving needs more than training ({decisive.name}): set fsdp_state_dict_type to SHARDED_STATE_DICT."
-        case Phase.SAVE if setup.zero3_save_16bit_model and not setup.uses_adapters:
+        case Phase.SAVE if setup.run.zero3_save_16bit_model and not setup.adapters.uses_adapters:
             return f"Saving needs more than training ({decisive.name}): leave zero3_save_16bit_model off."
         case Phase.SAVE:
             return f"Saving needs more than training ({decisive.name}): set save_strategy to no, and save afterwards."
@@ -59,7 +59,8 @@ def less_engine(setup: TrainingSetup) -> str:
     """The setting that lowers vLLM's share, as the end of a sentence."""
     if not setup.generation.is_colocated:
         return "shard the weights over more GPUs"
-    return f"lower vllm_gpu_memory_utilization, now {setup.vllm_gpu_memory_utilization:g}, or set vllm_mode to server"
+    now = setup.generation.vllm_gpu_memory_utilization
+    return f"lower vllm_gpu_memory_utilization, now {now:g}, or set vllm_mode to server"
 
 
 def smaller_evaluation(run: TrainingRun) -> str:

@@ -32,7 +32,7 @@ from estimator.tools.defaults import QUESTION
 from estimator.values.csv_text import csv_text
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
-from estimator.values.keys import BY_NAME, DEFAULT, KEYS
+from estimator.values.keys import BY_NAME, DEFAULT, KEYS, default_of
 from estimator.values.kinds import Choice, Flag, Kind, Number, WholeNumber
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "Widget",
     "amount",
     "csv_text",
+    "default_of",
     "free_name",
     "gpu_keys",
     "parse",

@@ -43,7 +43,7 @@ from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
 from estimator.values.results import Estimate, OnDevice
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     GENERATION_PHASES,
     MORE_PASSES,
@@ -78,7 +78,6 @@ OWN_GPU = "own GPU"
 
 Fact = TypeVar("Fact", Model, Gpu | None)
 
-_setup_of: Callable[..., TrainingSetup] = TrainingSetup
 _gpu_of: Callable[..., Gpu] = Gpu
 _changed: Callable[..., Gpu] = replace
 
@@ -102,7 +101,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     ``known``: models by id that are not in the catalogue, such as those that the caller fetched from the Hub.
 
     >>> reading = read_setup({"max_length": 2048, "lora_r": True})
-    >>> reading.setup.max_length
+    >>> reading.setup.batch.max_length
     2048
     >>> reading.problems[0]
     'lora_r must be a whole number from 1 to 8192, not true.'
@@ -117,9 +116,9 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
             "strategy" in values or "strategy" not in given
         ):  # else the problem is in one of our defaults
             problems.append(str(problem))
-        setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING_KEYS})
+        setup = replace(setup, **{name: DEFAULT.value(name) for name in SHARING_KEYS})
         if refusal(setup):
-            setup = replace(setup, mixed_precision=DEFAULT.mixed_precision)
+            setup = setup.replace(mixed_precision=DEFAULT.precision.mixed_precision)
     model = None
     if "model" in given:
         model = _read_fact("model", lambda value: read_model(value, known), given, problems)
@@ -128,10 +127,12 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
         problems.append(MODEL_MISSING)
     if model is not None:
         setup = _with_images(model, setup, given, problems)
-        if setup.uses_adapters and "lora_target_modules" not in given:
-            setup = replace(setup, lora_target_modules=default_targets(model, setup))
+        if setup.adapters.uses_adapters and "lora_target_modules" not in given:
+            setup = setup.replace(lora_target_modules=default_targets(model, setup))
         setup = _agree(model, setup, problems)
-        if setup.strategy.places_layers and (sentence := why_left_on_the_cpu(model, gpu, setup)):
+        if setup.mesh.strategy.places_layers and (
+            sentence := why_left_on_the_cpu(model, gpu, setup)
+        ):
             problems.append(sentence)
     return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
 
@@ -141,7 +142,7 @@ def read_link(
 ) -> Reading:
     """Read a setup from the strings of a link or of flags; each key has one string or a list of them.
 
-    >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
+    >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.batch.max_length
     2048
     """
     values, problems = from_texts(given)
@@ -194,28 +195,29 @@ def _with_images(
     model: Model, setup: TrainingSetup, given: Mapping[str, object], problems: list[str]
 ) -> TrainingSetup:
     """The setup with the class that has the vision tower, if an image key is given, and with the row's full length."""
-    named = sorted(key for key in IMAGE_KEYS if getattr(setup, key) != getattr(DEFAULT, key))
+    named = sorted(key for key in IMAGE_KEYS if setup.value(key) != DEFAULT.value(key))
     asks = any(key in given for key in IMAGE_KEYS)
     if model.vision is None:
         if named:
             known = f" (modelled are the towers of {', '.join(sorted(VISION))})"
             problems.append(str(NO_TOWER(key=named[0], model_type=model.model_type, known=known)))
-        alone = {key: getattr(DEFAULT, key) for key in IMAGE_KEYS}
+        alone = {key: DEFAULT.value(key) for key in IMAGE_KEYS}
         return replace(setup, **alone) if named else setup
     if asks and "model_class" not in given:
-        setup = replace(setup, model_class=ModelClass.IMAGE_TEXT)
+        setup = setup.replace(model_class=ModelClass.IMAGE_TEXT)
     try:
         seen = row_of_images(model, setup.images)
     except ValueError as problem:
         problems.append(str(problem))
         return replace(setup, images=Images())
-    if setup.text_tokens is not None:
-        setup = replace(setup, max_length=min(setup.max_length, setup.text_tokens + seen))
-    if seen > setup.max_length:
+    if setup.images.text_tokens is not None:
+        setup = setup.replace(
+            max_length=min(setup.batch.max_length, setup.images.text_tokens + seen)
+        )
+    if seen > setup.batch.max_length:
         problems.append(
-            f"the images of an example are {seen:,} tokens, more than max_length {setup.max_length:,}; raise it, or "
-            f"use "
-            "smaller images."
+            f"the images of an example are {seen:,} tokens, more than max_length {setup.batch.max_length:,}; raise it, "
+            "or use smaller images."
         )
         return replace(setup, images=Images())
     return setup
@@ -245,7 +247,7 @@ def gpu_keys(name: str) -> dict[str, object]:
     if meant is None or meant.number == 1:
         return {}
     keys: dict[str, object] = {"num_gpus": meant.number, "strategy": Strategy.DDP.value}
-    if meant.of_a_machine and meant.number > min(meant.of_a_machine, DEFAULT.gpus_per_node):
+    if meant.of_a_machine and meant.number > min(meant.of_a_machine, DEFAULT.mesh.gpus_per_node):
         keys["gpus_per_node"] = meant.of_a_machine
     return keys
 
@@ -349,18 +351,18 @@ def _said(name: str) -> str:
 
 def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetup:
     """The setup of valid values; if they conflict, drops the first one whose default resolves the conflict."""
-    chosen = {name: value for name, value in values.items() if hasattr(DEFAULT, name)}
+    chosen = {name: value for name, value in values.items() if name in KEY_FACET}
     try:
         chosen["optim"] = _with_momentum(values)
     except ValueError as problem:
         problems.append(str(problem))
     try:
-        return _setup_of(**chosen)
+        return TrainingSetup(**chosen)
     except ValueError as problem:
         problems.append(str(problem))
     for name in chosen:
         try:
-            return _setup_of(**{key: value for key, value in chosen.items() if key != name})
+            return TrainingSetup(**{key: value for key, value in chosen.items() if key != name})
         except ValueError:
             continue
     return DEFAULT
@@ -368,7 +370,7 @@ def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetu
 
 def _with_momentum(values: Mapping[str, object]) -> object:
     """The optimizer after ``optim_args``: a momentum turns ``sgd`` into ``sgd_momentum``."""
-    optim, momentum = values.get("optim", DEFAULT.optim), values.get("optim_args")
+    optim, momentum = values.get("optim", DEFAULT.optimisation.optim), values.get("optim_args")
     if momentum is None:
         return optim
     if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
@@ -381,19 +383,19 @@ def _with_momentum(values: Mapping[str, object]) -> object:
 def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
     """The setup without what this model does not support."""
     learned = model.position_limit
-    if 0 < learned < setup.max_length:
+    if 0 < learned < setup.batch.max_length:
         problems.append(
-            f"max_length {setup.max_length} exceeds the {learned} positions that "
+            f"max_length {setup.batch.max_length} exceeds the {learned} positions that "
             f"{model.hub_id or model.model_type} has learned; lower it."
         )
-        setup = replace(setup, max_length=min(learned, DEFAULT.max_length))
-    if setup.uses_adapters:
+        setup = setup.replace(max_length=min(learned, DEFAULT.batch.max_length))
+    if setup.adapters.uses_adapters:
         try:
             adapter_parameters(*as_trained(model, setup))
         except ValueError as problem:
             problems.append(str(problem))
-            setup = replace(
-                setup, lora_target_modules=default_targets(model, setup), modules_to_save=None
+            setup = setup.replace(
+                lora_target_modules=default_targets(model, setup), modules_to_save=None
             )
     return setup
 
@@ -529,7 +531,7 @@ def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[st
         written["gpu"] = _write_gpu(gpu)
     implied = gpu_keys(gpu.instance) if gpu is not None else {}
     for key in KEYS:
-        value = getattr(setup, key.name, key.default)
+        value = setup.value(key.name) if key.in_setup else key.default
         if value != key.default or key.name in implied:
             written[key.name] = _plain(value)
     return written
@@ -688,21 +690,21 @@ def _peak(estimate: Estimate) -> dict[str, object]:
             for part in Component
             if part in OF_EVERY_STEP
             or (part is Component.REFERENCE_MODEL and _has_more(estimate.setup))
-            or (part is Component.INFERENCE_ENGINE and estimate.setup.objective.generates)
+            or (part is Component.INFERENCE_ENGINE and estimate.setup.task.objective.generates)
         },
     }
 
 
 def _absent(setup: TrainingSetup) -> Sequence[Phase]:
     """Phases that the answer does not list."""
-    if setup.objective.generates:
+    if setup.task.objective.generates:
         return ()
     return GENERATION_PHASES if _has_more(setup) else (*MORE_PASSES, *GENERATION_PHASES)
 
 
 def _has_more(setup: TrainingSetup) -> bool:
     """Whether the answer lists passes and the component of a reference model."""
-    return not setup.objective.is_causal_lm
+    return not setup.task.objective.is_causal_lm
 
 
 def _run(estimate: Estimate) -> dict[str, object]:

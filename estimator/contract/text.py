@@ -202,9 +202,9 @@ def _run(estimate: Estimate) -> list[str]:
 
 def _headline(estimate: Estimate) -> str:
     setup = estimate.setup
-    batch = f"{setup.per_device_train_batch_size:,} x {setup.max_length:,} tokens"
+    batch = f"{setup.batch.per_device_train_batch_size:,} x {setup.batch.max_length:,} tokens"
     model = estimate.model.hub_id or estimate.model.model_type
-    return f"{model}: {setup.method}, {setup.dtype}, {setup.optim}, {batch}"
+    return f"{model}: {setup.adapters.method}, {setup.precision.dtype}, {setup.optimisation.optim}, {batch}"
 
 
 def _ledger(estimate: Estimate) -> str:

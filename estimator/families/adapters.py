@@ -153,7 +153,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
     utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
-    >>> setup = TrainingSetup(method="lora", lora_target_modules=("q_proj",))
+    >>> setup = Adapters(method="lora", lora_target_modules=("q_proj",))
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
@@ -239,7 +239,7 @@ def is_trained(module: Module, adapters: Adapters) -> bool:
     Source: derived, from ``is_adapted`` and ``is_copied``.
 
     >>> from estimator.families.modules import Norm
-    >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method="lora"))
+    >>> is_trained(Norm("norm", 8), Adapters()), is_trained(Norm("norm", 8), Adapters(method="lora"))
     (True, False)
     """
     if is_trained_whole(module, adapters) or trains_bias(module, adapters):
@@ -267,7 +267,7 @@ def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, i
     Source: derived, from ``tied_head`` and ``is_adapted``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> adapted_tied_head(TINY_LLAMA, TrainingSetup())
+    >>> adapted_tied_head(TINY_LLAMA, Adapters())
     ()
     """
     return tuple((head, 1) for head in tied_head(model) if is_adapted(head, adapters))
@@ -290,7 +290,9 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     before = [module for module in outer_modules(model) if not is_after_layers(module)]
     if setup.images.shows_any and sees(model, setup.adapters):
         before += [module for module, _ in vision_modules(model)]
-    if setup.gradient_checkpointing or any(is_trained(module, setup.adapters) for module in before):
+    if setup.computation.gradient_checkpointing or any(
+        is_trained(module, setup.adapters) for module in before
+    ):
         return None
     return min(
         (
@@ -312,7 +314,7 @@ def is_copied(module: Module, adapters: Adapters) -> bool:
 
     Source: PEFT 0.21 utils/other.py, ``_set_trainable`` (``key.endswith(target_key)``) and ``ModulesToSaveWrapper``.
 
-    >>> setup = TrainingSetup(method="lora", modules_to_save=("embed_tokens",))
+    >>> setup = Adapters(method="lora", modules_to_save=("embed_tokens",))
     >>> is_copied(Embedding("embed_tokens", 10, 8), setup), is_copied(Linear("lm_head", 8, 10), setup)
     (True, False)
     """
@@ -326,7 +328,7 @@ def copied_modules(model: Model, adapters: Adapters) -> tuple[tuple[Module, int]
     Source: PEFT 0.21 utils/other.py, ``ModulesToSaveWrapper.update`` (``deepcopy``; ``ensure_weight_tying`` is off).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> setup = TrainingSetup(method="lora", modules_to_save=("lm_head", "post_attention_layernorm"))
+    >>> setup = Adapters(method="lora", modules_to_save=("lm_head", "post_attention_layernorm"))
     >>> [(module.name, count) for module, count in copied_modules(TINY_LLAMA, setup)]
     [('lm_head', 1), ('post_attention_layernorm', 2)]
     """
@@ -393,7 +395,7 @@ def dropout_is_refused(model: Model, adapters: Adapters) -> bool:
     there is no input to drop.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method="lora"))
+    >>> dropout_is_refused(TINY_LLAMA, Adapters(method="lora"))
     False
     """
     bare = (module for module, _ in made_modules(model, adapters) if isinstance(module, Bare))
@@ -470,7 +472,7 @@ def refused_targets(model: Model, adapters: Adapters) -> RefusedError | None:
     ``ParamWrapper.__init__``; tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> refused_targets(TINY_LLAMA, TrainingSetup(method="lora")) is None
+    >>> refused_targets(TINY_LLAMA, Adapters(method="lora")) is None
     True
     """
     adaptable = [module for module, _ in _adaptable(model, adapters)]
@@ -554,7 +556,7 @@ def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
     Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error only if no module matches).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method="lora", lora_target_modules=("q_proj", "c_attn")))
+    >>> unmatched_targets(TINY_LLAMA, Adapters(method="lora", lora_target_modules=("q_proj", "c_attn")))
     ('c_attn',)
     """
     if not adapters.uses_adapters or isinstance(adapters.lora_target_modules, str):
@@ -608,7 +610,7 @@ def adapter_rank(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.update_layer``; utils/transformers_weight_conversion.py,
     ``_convert_peft_config_moe`` (rank_pattern).
 
-    >>> adapter_rank(Bare("experts.gate_up_proj", 8, 32, 4, ("gate_proj", "up_proj")), TrainingSetup(lora_r=16))
+    >>> adapter_rank(Bare("experts.gate_up_proj", 8, 32, 4, ("gate_proj", "up_proj")), Adapters(lora_r=16))
     128
     """
     rank = pattern_rank(module, adapters)
@@ -633,7 +635,7 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     >>> adapter_parameters(TINY_LLAMA, setup) == 2 * 2 * ((8 + 8) + (8 + 4))
     True
     """
-    return _adapter_parameters(model, setup.adapters) if setup.uses_adapters else 0
+    return _adapter_parameters(model, setup.adapters) if setup.adapters.uses_adapters else 0
 
 
 @lru_cache(maxsize=1024)
@@ -679,7 +681,7 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     >>> trainable_parameters(TINY_LLAMA, TrainingSetup()) == total_parameters(TINY_LLAMA)
     True
     """
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         made = total_parameters(model) + tower_parameters(model, setup.adapters)
         return made - untrained_parameters(model) - _frozen_parameters(model, setup.adapters)
     return adapter_parameters(model, setup) + trained_biases(model, setup.adapters)

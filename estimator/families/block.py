@@ -170,7 +170,7 @@ class Block:
     def _add(self, module: Module, key: str) -> None:
         setup = self.setup
         trainable = is_trained_whole(module, setup.adapters)
-        has_grad = setup.gradient_accumulation_steps > 1
+        has_grad = setup.batch.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
         shapes, biased = weight_shapes(module), trains_bias(module, setup.adapters)
         parameters = [
@@ -241,10 +241,10 @@ class Block:
     ) -> LoadedLinear:
         """A linear of these parameters, with whatever its adapter consists of."""
         linked = LoadedLinear(module, weight, bias)
-        has_grad = self.setup.gradient_accumulation_steps > 1
+        has_grad = self.setup.batch.gradient_accumulation_steps > 1
         if adapters := self._adapters(module, key, has_grad=has_grad):
             linked.lora_a, linked.lora_b, *beside = adapters
-            if self.setup.lora_bias:
+            if self.setup.adapters.lora_bias:
                 linked.lora_bias = beside[0]
             elif beside:
                 linked.magnitude = beside[0]
@@ -259,7 +259,7 @@ class Block:
     @property
     def rows(self) -> int:
         """Tokens of the micro-batch."""
-        return self.setup.tokens
+        return self.setup.batch.tokens
 
     def tie(self, head: Linear, weight: Parameter, key: str) -> None:
         """Adds a tied head with an adapter, so that it is called like any linear."""
@@ -379,7 +379,7 @@ class Block:
             return result
         tape = self.tape
         result_width = result.width
-        if linked.is_quantized and not self.setup.has_8bit_base:
+        if linked.is_quantized and not self.setup.adapters.has_8bit_base:
             result = op.clone(tape, result)
         follows_autocast = linked.is_quantized and tape.autocast_active
         # x itself stays alive: the caller holds it until this returns
@@ -403,7 +403,7 @@ class Block:
         tape, setup, linear = self.tape, self.setup, linked.linear
         packed_width = None
         if linked.is_quantized:
-            packed_width = 4 if setup.has_8bit_base else setup.dtype.bytes
+            packed_width = 4 if setup.adapters.has_8bit_base else setup.precision.dtype.bytes
         layer = Dora(
             linear.in_features,
             linear.out_features,
@@ -414,9 +414,9 @@ class Block:
             linked.lora_b,
             linked.magnitude,
             packed_width,
-            unpacks_scales=not setup.has_8bit_base,
+            unpacks_scales=not setup.adapters.has_8bit_base,
         )
-        dropped = op.dropout(tape, x, self.setup.lora_dropout)
+        dropped = op.dropout(tape, x, self.setup.adapters.lora_dropout)
         return op.add(tape, result, dora(tape, layer, dropped, result if dropped is x else None))
 
     def _branch(self, linked: LoadedLinear, x: Tensor) -> Tensor:
@@ -429,7 +429,7 @@ class Block:
             tape,
             self._matrix(
                 self._matrix(
-                    op.dropout(tape, x, self.setup.lora_dropout),
+                    op.dropout(tape, x, self.setup.adapters.lora_dropout),
                     linked.lora_a,
                     (linear.in_features, rank),
                     "LoRA A",
@@ -456,7 +456,7 @@ class Block:
 
     def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
-        if linked.is_quantized and self.setup.has_8bit_base:
+        if linked.is_quantized and self.setup.adapters.has_8bit_base:
             return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
         if linked.is_quantized:
             return op.linear_4bit(
@@ -464,9 +464,9 @@ class Block:
                 x,
                 linear.in_features,
                 linear.out_features,
-                self.setup.dtype.bytes,
+                self.setup.precision.dtype.bytes,
                 name,
-                nested=self.setup.bnb_4bit_use_double_quant,
+                nested=self.setup.adapters.bnb_4bit_use_double_quant,
             )
         weight, bias = linked.weight, linked.bias
         call: Callable[..., Tensor] = op.linear
@@ -568,17 +568,17 @@ class Block:
         if self.kernels.rotary:  # queries and keys are rotated in place
             overrides["head_major"] = self.kernels.heads_first and self.rotary is None
         return AttentionShape(
-            batch=setup.per_device_train_batch_size,
-            length=setup.max_length,
+            batch=setup.batch.per_device_train_batch_size,
+            length=setup.batch.max_length,
             heads=model.num_attention_heads,
             key_value_heads=model.num_key_value_heads,
             head_dim=model.head_dim,
             value_head_dim=model.v_head_dim or model.head_dim,
-            implementation=setup.attn_implementation,
+            implementation=setup.computation.attn_implementation,
             dropout=model.attn_pdrop,
             softcap=model.attn_logit_softcapping,
             softmax_float32=self.softmax_float32,
-            padded=setup.padded,
+            padded=setup.batch.padded,
             upcast=model.reorder_and_upcast_attn,
             **overrides,
         )
@@ -599,7 +599,7 @@ class Block:
 
         Source: as ``by_heads``.
         """
-        if self.setup.attn_implementation is not AttnImplementation.EAGER:
+        if self.setup.computation.attn_implementation is not AttnImplementation.EAGER:
             return x
         several = self.model.num_key_value_heads > 1
         return op.viewed(self.tape, x, copies_gradient=several)
@@ -621,7 +621,8 @@ class Block:
                 k,
                 self.rotary_tables,
                 copies=self.kernels.heads_first,
-                copies_gradients=self.setup.attn_implementation is AttnImplementation.EAGER,
+                copies_gradients=self.setup.computation.attn_implementation
+                is AttnImplementation.EAGER,
             )
             return (
                 (op.cast(self.tape, q, width), op.cast(self.tape, k, width)) if is_wide else (q, k)

@@ -63,9 +63,9 @@ class _Shape:
 
 
 def _shape(b: Block) -> _Shape:
-    sizes, length = _sizes(b), b.setup.max_length
+    sizes, length = _sizes(b), b.setup.batch.max_length
     return _Shape(
-        b.setup.per_device_train_batch_size,
+        b.setup.batch.per_device_train_batch_size,
         length,
         ceil_div(length, CHUNK),
         sizes.value_heads,
@@ -83,7 +83,7 @@ def _sizes(b: Block) -> DeltaNet:
 def delta_net(b: Block, x: Tensor) -> Tensor:
     """Projections, short convolution, delta rule chunk by chunk, gated norm, output projection."""
     tape, sizes = b.tape, _sizes(b)
-    if b.setup.padded:
+    if b.setup.batch.padded:
         x = op.multiply(tape, x, Tensor(b.rows, 1, None), "padding masked")
     is_fused = b.has("linear_attn.in_proj_qkvz")
     mixed, z, rate, decay, *held = (_projected_at_once if is_fused else _projected)(b, x)
@@ -127,7 +127,9 @@ def _projected_at_once(b: Block, x: Tensor) -> tuple[Tensor, ...]:
 def _convolved(b: Block, x: Tensor) -> Tensor:
     """Causal convolution per channel, then the activation."""
     tape, width, channels = b.tape, x.width, x.elements // b.rows
-    longer = b.setup.per_device_train_batch_size * (b.setup.max_length + DELTA_FILTER - 1)
+    longer = b.setup.batch.per_device_train_batch_size * (
+        b.setup.batch.max_length + DELTA_FILTER - 1
+    )
     weight = b.norms["linear_attn.conv1d"][0]
     out = b.within(
         weight.key,

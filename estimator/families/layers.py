@@ -35,7 +35,9 @@ def separate_attention(
 def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
     """Ministral 3: queries times a factor per position, ``get_llama_4_attn_scale``."""
     b.tape.operation = "scale by position"
-    return op.multiply(b.tape, q, b.tape.new(b.setup.max_length, q.width), "scale by position")
+    return op.multiply(
+        b.tape, q, b.tape.new(b.setup.batch.max_length, q.width), "scale by position"
+    )
 
 
 def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:

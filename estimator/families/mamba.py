@@ -30,7 +30,7 @@ def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tenso
         x = op.scale(tape, x)
     whole = b.linear(f"{block}.in_proj", x)
     if multiplies:
-        vector = Tensor(sizes.projected_width, setup.dtype.bytes, None)
+        vector = Tensor(sizes.projected_width, setup.precision.dtype.bytes, None)
         whole = op.multiply(tape, whole, vector, "times multipliers")
     decay = op.scale(
         tape,
@@ -48,8 +48,8 @@ def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tenso
         [b.rows * size for size in (sizes.width, sizes.group_width, sizes.group_width)],
     )
     shape = ScanShape(
-        setup.per_device_train_batch_size,
-        setup.max_length,
+        setup.batch.per_device_train_batch_size,
+        setup.batch.max_length,
         sizes.heads,
         sizes.head_dim,
         sizes.state_size,
@@ -66,7 +66,7 @@ def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tenso
 
 def _without_padding(b: Block, x: Tensor) -> Tensor:
     """``apply_mask_to_padding_states``: multiplies padded tokens by 0, which saves the attention mask."""
-    if not b.setup.padded:
+    if not b.setup.batch.padded:
         return x
     b.tape.operation = "padding masked"
     mask = Tensor(b.rows, 1, None)
@@ -78,7 +78,9 @@ def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
     tape, setup, sizes = b.tape, b.setup, b.model.state_space
     assert sizes is not None
     weight, *bias = b.norms[name]
-    longer = setup.per_device_train_batch_size * (setup.max_length + sizes.conv_kernel - 1)
+    longer = setup.batch.per_device_train_batch_size * (
+        setup.batch.max_length + sizes.conv_kernel - 1
+    )
     out = op.part(
         tape,
         op.convolution(

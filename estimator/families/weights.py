@@ -45,9 +45,9 @@ def unquantized_width(setup: TrainingSetup) -> int:
 
     Source: peft 0.21, utils/other.py: casts every float16 and bfloat16 parameter that is not 4-bit to float32.
     """
-    if setup.has_packed_base and setup.prepare_model_for_kbit_training:
+    if setup.adapters.has_packed_base and setup.adapters.prepare_model_for_kbit_training:
         return FLOAT32_BYTES
-    return setup.dtype.bytes
+    return setup.precision.dtype.bytes
 
 
 CAST_BACK = ("lm_head", "embed_tokens", "wte", "wpe")
@@ -75,7 +75,7 @@ def adapter_width(setup: TrainingSetup) -> int:
 
     Source: peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype``.
     """
-    return FLOAT32_BYTES if setup.autocast_adapter_dtype else setup.dtype.bytes
+    return FLOAT32_BYTES if setup.adapters.autocast_adapter_dtype else setup.precision.dtype.bytes
 
 
 def quantized_bytes(count: int, *, double_quant: bool) -> int:
@@ -135,11 +135,11 @@ def module_bytes(module: Module, setup: TrainingSetup) -> int:
     shapes = weight_shapes(module)
     if is_quantized(module, setup.adapters):
         assert isinstance(module, Linear)
-        if setup.has_8bit_base:
+        if setup.adapters.has_8bit_base:
             packed = int8_bytes(module.in_features, module.out_features)
         else:
             packed = quantized_bytes(
-                elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant
+                elements(shapes[0]), double_quant=setup.adapters.bnb_4bit_use_double_quant
             )
         return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
     return tensors_bytes(shapes, weight_width(module, setup))
@@ -226,9 +226,9 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
         AdapterTensor((rank, rows), width),
         AdapterTensor((columns, rank), width),
     )
-    if setup.lora_bias:
+    if setup.adapters.lora_bias:
         return (*matrices, AdapterTensor((columns,), width))
-    if not setup.use_dora:
+    if not setup.adapters.use_dora:
         return matrices
     magnitude_width = FLOAT32_BYTES if is_quantized(module, setup.adapters) else width
     return (*matrices, AdapterTensor((columns,), magnitude_width))

@@ -38,7 +38,7 @@ def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tup
     """
     if unknown := set(asked) - set(KEYS):
         raise InputError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
-    given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
+    given = [np.asarray(asked.get(key, setup.value(key)), dtype=np.int64) for key in KEYS]
     for key, numbers in zip(KEYS, given, strict=True):
         if numbers.size and numbers.min() < 1:
             raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")

@@ -81,7 +81,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     """
     cells, shape = of(setup, asked)
     accumulation = cells[ACCUMULATION]
-    if not setup.objective.generates:
+    if not setup.task.objective.generates:
         # it matters only whether there is accumulation, so many cells share one result
         accumulation = np.minimum(accumulation, 2)
     columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
@@ -116,11 +116,11 @@ class _Reader:
         by_plan: dict[object, list[_Group]] = {}
         for group in self._groups():
             setup = group.setup
-            evaluates = setup.eval_strategy != "no"
+            evaluates = setup.run.eval_strategy != "no"
             if (
-                setup.strategy.places_layers
-                or setup.objective.generates
-                or (evaluates and setup.compute_metrics)
+                setup.mesh.strategy.places_layers
+                or setup.task.objective.generates
+                or (evaluates and setup.run.compute_metrics)
             ):
                 self._one_by_one(group.cells)
             elif len(self._refuse_rows(group)):
@@ -190,9 +190,9 @@ class _Reader:
         peak = np.maximum(begins + highest, np.array([it.step for it in fixed])[number] + left_over)
         np.maximum(peak, np.array([it.beside for it in fixed])[number], out=peak)
         first = groups[0].setup
-        if first.eval_strategy != "no":
+        if first.run.eval_strategy != "no":
             plan = evaluation_plan(self._model, structure(first))
-            evaluated, _ = self._walked(plan, groups, cells, first.per_device_eval_batch_size)
+            evaluated, _ = self._walked(plan, groups, cells, first.run.per_device_eval_batch_size)
             np.maximum(peak, np.array([it.rests for it in fixed])[number] + evaluated, out=peak)
         paged = np.array([it.paged for it in fixed])[number]
         exchange = [
@@ -214,7 +214,7 @@ class _Reader:
         spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
         inputs = np.concatenate([self._inputs(group, batch) for group in groups], axis=1)
         # ZeRO-3's gathers depend on rank and number of GPUs; otherwise all groups are evaluated together
-        joint = spans if self._setup.strategy.gathers_modules else [(0, len(cells))]
+        joint = spans if self._setup.mesh.strategy.gathers_modules else [(0, len(cells))]
         for first, last in joint:
             for start in range(first, last, AT_ONCE):
                 part = np.arange(start, min(start + AT_ONCE, last))
@@ -229,7 +229,7 @@ class _Reader:
         first = Sizes.of(_sized(group.setup, 1, int(found[0])))
         scored = np.array([self._scored_at(group.setup, it) for it in found.tolist()])[number]
         at_once = batches
-        if (mini := group.setup.mini_batch_size) is not None:
+        if (mini := group.setup.task.mini_batch_size) is not None:
             at_once = np.minimum(batches, mini)
         rank, gpus = np.full_like(lengths, first.rank), np.full_like(lengths, first.gpus)
         return np.stack([batches, lengths, rank, gpus, scored, at_once])
@@ -302,7 +302,7 @@ class _Fixed:
         resident = fixed.resident
         rests = resident.sizes(workspace)
         begins = dict(rests)
-        if accumulates(setup) or setup.strategy.has_gradient_buffer:
+        if accumulates(setup) or setup.mesh.strategy.has_gradient_buffer:
             begins[Component.GRADIENTS] = resident.accumulated
         stepped = {
             **begins,

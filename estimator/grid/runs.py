@@ -164,7 +164,7 @@ class _Group:
         for _ in range(MOST_RECORDS):
             if not len(rest):
                 return
-            if self._setup.objective.generates:  # generation is not recorded
+            if self._setup.task.objective.generates:  # generation is not recorded
                 break
             try:
                 recording, outcome = self._recorded(numbers[:, rest[0]].tolist())
@@ -187,8 +187,8 @@ class _Group:
         here = self._setup
         one = sized(
             here,
-            rank=here.lora_r,
-            gpus=here.num_gpus,
+            rank=here.adapters.lora_r,
+            gpus=here.mesh.num_gpus,
             accumulation=accumulation,
             batch=batch,
             length=length,

@@ -89,8 +89,7 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
     mean = _mean_row(setup)
     parts = time.parts
     if mean < row_tokens(setup) and setup.run.mfu is None:
-        shorter = replace(
-            setup,
+        shorter = setup.replace(
             max_length=mean,
             max_completion_length=mean_completion(setup),
             max_prompt_length=None,

@@ -11,7 +11,7 @@ from estimator.values.specs import Gpu, Model
 
 def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> list[str]:
     """Where completions come from, how many at once, and what is not counted; none without generation."""
-    if not setup.objective.generates:
+    if not setup.task.objective.generates:
         return []
     rows, tokens = rows_at_once(setup), row_tokens(setup)
     of = f"{rows:,} rows of a generation, of {tokens:,} tokens each"
@@ -20,7 +20,7 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
             f"transformers generates the {of}, by continuous batching with FlashAttention, whose paged cache is "
             "planned in half of the free memory. Rewards take no time and no memory here."
         ]
-    if not setup.use_vllm:
+    if not setup.generation.use_vllm:
         return [
             f"transformers generates all {of}, together; every completion is as long as allowed. Rewards take no time "
             "and no memory here."
@@ -28,11 +28,12 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
     if not setup.generation.is_colocated:
         return [_of_server(model, gpu, setup, of)]
     said = [
-        f"vLLM 0.33 beside TRL 1.16 takes {setup.vllm_gpu_memory_utilization:g} of the whole GPU, not of what is free."
+        f"vLLM 0.33 beside TRL 1.16 takes {setup.generation.vllm_gpu_memory_utilization:g} of the whole GPU, "
+        "not of what is free."
     ]
     if gpu is not None:
         low, high = colocated_engine(model, gpu, setup).at_once
-        given = rows * setup.vllm_tensor_parallel_size
+        given = rows * setup.generation.vllm_tensor_parallel_size
         held = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         said.append(
             f"Of the {given:,} rows that an engine is given, {held} run at once at full length."
@@ -43,7 +44,7 @@ def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) ->
             f"vLLM must hold one row of {longest:,} tokens to start; rows have {tokens:,}, so vllm_max_model_length "
             f"{tokens:,} is enough."
         )
-    if setup.vllm_enable_sleep_mode:
+    if setup.generation.vllm_enable_sleep_mode:
         said.append(
             "While the step trains vLLM sleeps at level 2: weights and cache are freed, CUDA graphs and the sampler's "
             "counts stay."

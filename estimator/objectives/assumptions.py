@@ -11,23 +11,23 @@ from estimator.values.specs import Model
 
 def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     """The rows, the reference and the head of an objective."""
-    objective = setup.objective
+    objective = setup.task.objective
     sentences = []
     if setup.smooths_labels:
         sentences.append(
             "Label smoothing needs the whole logits"
             + (
                 "; TRL asks the model once more without gradients, for its metrics."
-                if setup.given_loss.tiles_logits
+                if setup.task.given_loss.tiles_logits
                 else ", whatever the loss."
             )
         )
     if loss_of(model, setup).scores_completions and not objective.is_causal_lm:
         sentences.append(
-            f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "
-            f"{scored_tokens(setup):,} alone."
+            f"Of each row's {setup.batch.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head "
+            f"computes {scored_tokens(setup):,} alone."
         )
-    if setup.given_loss.takes_whole_logits and objective.has_reference:
+    if setup.task.given_loss.takes_whole_logits and objective.has_reference:
         sentences.append(
             "The loss is LLaMA-Factory's, which takes the log-softmax of every row's logits in float32."
         )
@@ -40,13 +40,21 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if setup.keeps_reference:
         sentences.append(
             "The reference model is a second copy of the weights in "
-            + ("the dtype of autocast" if setup.given_loss.takes_whole_logits else "the same dtype")
+            + (
+                "the dtype of autocast"
+                if setup.task.given_loss.takes_whole_logits
+                else "the same dtype"
+            )
             + ", which stays all through the run."
         )
     elif setup.asks_reference:
         sentences.append("The reference model is the base with its adapters switched off.")
-    if RULES[objective].zeroes_dropout and setup.uses_adapters and setup.lora_dropout:
+    if (
+        RULES[objective].zeroes_dropout
+        and setup.adapters.uses_adapters
+        and setup.adapters.lora_dropout
+    ):
         sentences.append(
-            f"The trainer of {objective} sets dropout to 0, lora_dropout {setup.lora_dropout:g} too."
+            f"The trainer of {objective} sets dropout to 0, lora_dropout {setup.adapters.lora_dropout:g} too."
         )
     return sentences

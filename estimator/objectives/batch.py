@@ -89,9 +89,11 @@ def least_batch(setup: TrainingSetup) -> int:
     >>> [least_batch(TrainingSetup(objective=it, num_generations=8)) for it in ("dpo", "kto", "grpo")]
     [1, 2, 8]
     """
-    if setup.objective.generates:
-        steps = setup.steps_per_generation or setup.gradient_accumulation_steps
-        return setup.num_generations // gcd(setup.num_generations, setup.mesh.replicas * steps)
+    if setup.task.objective.generates:
+        steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
+        return setup.task.num_generations // gcd(
+            setup.task.num_generations, setup.mesh.replicas * steps
+        )
     return 2 if asks_kl(setup) else 1
 
 
@@ -101,10 +103,10 @@ def least_length(setup: TrainingSetup) -> int:
     >>> least_length(TrainingSetup(objective="dpo", max_prompt_length=512))
     513
     """
-    if setup.objective.generates:
-        return (setup.max_prompt_length or 1) + setup.max_completion_length
-    if setup.objective.is_preference:
-        return 1 + (setup.max_prompt_length or 0)
+    if setup.task.objective.generates:
+        return (setup.task.max_prompt_length or 1) + setup.task.max_completion_length
+    if setup.task.objective.is_preference:
+        return 1 + (setup.task.max_prompt_length or 0)
     return 1
 
 
@@ -115,7 +117,7 @@ def alike(setup: TrainingSetup) -> Task:
     >>> alike(aligned) == alike(TrainingSetup(objective="grpo"))
     True
     """
-    if not setup.objective.generates:
+    if not setup.task.objective.generates:
         return setup.task
     times = 3 if scores_policy(setup) else 1
     return replace(setup.task, steps_per_generation=None, num_iterations=times, num_generations=8)

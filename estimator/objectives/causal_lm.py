@@ -26,14 +26,14 @@ CHUNKS = 8
 def causal_lm(step: Step) -> None:
     """A batch, one call of the model with its labels, and backward."""
     setup = step.setup
-    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
-    padding = step.ids(setup.tokens) if setup.padded else None
+    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
+    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
     joined = _bounds(step) if setup.batch.is_joined else None
-    rows, length = setup.per_device_train_batch_size, setup.max_length
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     forward = step.call(Pass(step.trained, rows, length))
     call = LabelledCall(forward, rows * step.scored)
     loss, outputs = call.run(ids, labels)
-    if not (step.training and setup.hold_outputs):
+    if not (step.training and setup.task.hold_outputs):
         del outputs
         call.free(forward.router_logits)
         forward.drop_image_outputs()
@@ -52,7 +52,7 @@ def _bounds(step: Step) -> tuple[Tensor, Tensor]:
     Leaves out: where each begins, 4 bytes an example.
     Source: trl 1.16, trainer/sft_trainer.py, ``DataCollatorForLanguageModeling.torch_call``.
     """
-    return step.ids(step.setup.tokens), step.tape.new(step.setup.tokens, 4, ACTIVATIONS)
+    return step.ids(step.setup.batch.tokens), step.tape.new(step.setup.batch.tokens, 4, ACTIVATIONS)
 
 
 class LabelledCall:
@@ -138,7 +138,7 @@ class LabelledCall:
         tape, balance = self.tape, None
         for index, logits in self.router_logits.items():
             tape.enter(self.phase, "balance", index)
-            balance = balancing_loss(tape, self.model, self.setup.tokens, logits, balance)
+            balance = balancing_loss(tape, self.model, self.setup.batch.tokens, logits, balance)
         if balance is None:
             return loss
         tape.enter(self.phase, "loss")
@@ -162,7 +162,7 @@ class LabelledCall:
         head = self.forward.loaded.head_weight()
         weight, vocabulary = self.hooks.read(head), self.model.vocab_size
         width = weight.elements // vocabulary
-        rows = self.setup.per_device_train_batch_size
+        rows = self.setup.batch.per_device_train_batch_size
 
         def loss(x: Tensor) -> Tensor:
             if self.loss.fuses_gradient:
@@ -181,8 +181,8 @@ class LabelledCall:
 
         Source: torchtune 0.6.1, modules/transformer.py, ``chunked_output``.
         """
-        texts, length = self.setup.per_device_train_batch_size, self.setup.max_length
-        width, size = hidden.elements // self.setup.tokens, ceil_div(length, CHUNKS)
+        texts, length = self.setup.batch.per_device_train_batch_size, self.setup.batch.max_length
+        width, size = hidden.elements // self.setup.batch.tokens, ceil_div(length, CHUNKS)
         sizes = []
         while length > 0:
             sizes.append(texts * min(size, length) * width)
@@ -198,7 +198,7 @@ class LabelledCall:
         Source: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``CEWithChunkedOutputLoss``.
         """
         tape, total = self.tape, None
-        shifted = tape.new(self.setup.tokens, ID_BYTES)
+        shifted = tape.new(self.setup.batch.tokens, ID_BYTES)
         for chunk in chunks:
             loss = op.log_softmax_loss(tape, as_logits(op.cast(tape, chunk, 4)), shifted)
             total = loss if total is None else op.add(tape, total, loss)

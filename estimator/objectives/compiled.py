@@ -32,7 +32,11 @@ def check_compiled(model: Model, setup: TrainingSetup) -> None:
             what=f"objective {setup.task.objective}", instead="take another objective"
         )
     if setup.computation.activation_offloading or setup.computation.offload_checkpoints:
-        key = "activation_offloading" if setup.activation_offloading else "offload_checkpoints"
+        key = (
+            "activation_offloading"
+            if setup.computation.activation_offloading
+            else "offload_checkpoints"
+        )
         raise COMPILED_LATER(what=key, instead=f"set {key} to false")
     if setup.precision.mixed_precision is MixedPrecision.FP8:
         raise COMPILED_LATER(what="mixed_precision fp8", instead="set mixed_precision to bf16")

@@ -16,14 +16,14 @@ from estimator.values.specs import Phase
 def dpo(step: Step) -> None:
     """One forward call on chosen and rejected rows together, the reference's on the same rows, and backward."""
     setup = step.setup
-    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    rows, length = 2 * setup.batch.per_device_train_batch_size, setup.batch.max_length
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
     labels = step.ids(rows * length)
     reference = load_reference(step)
     loss, *held = ask(step, Pass(step.trained, rows, length), ids, labels)
-    if not setup.precompute_ref_log_probs:
+    if not setup.task.precompute_ref_log_probs:
         _, asked = ask(step, as_reference(reference, step, rows), ids, labels)
-        if setup.given_loss.keeps_logits:
+        if setup.task.given_loss.keeps_logits:
             held.append(asked)
         del asked
     measure(step, rows, held)
@@ -47,7 +47,7 @@ def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:
     return Pass(
         reference or step.trained,
         rows,
-        step.setup.max_length,
+        step.setup.batch.max_length,
         grad=False,
         phase=Phase.REFERENCE,
         label="reference",

@@ -19,8 +19,8 @@ COLUMNS = ("anchors", "positives")
 def embedding(step: Step) -> None:
     """The vectors of both columns, the scores of every pair, and backward."""
     setup = step.setup
-    batch = [step.ids(setup.tokens) for _ in range(2 * len(COLUMNS))]
-    if setup.mini_batch_size is None:
+    batch = [step.ids(setup.batch.tokens) for _ in range(2 * len(COLUMNS))]
+    if setup.task.mini_batch_size is None:
         _whole(step, batch[0])
     else:
         _in_mini_batches(step, batch[0])
@@ -29,11 +29,11 @@ def embedding(step: Step) -> None:
 
 
 def _whole(step: Step, ids: Tensor) -> None:
-    examples = step.setup.per_device_train_batch_size
+    examples = step.setup.batch.per_device_train_batch_size
     vectors, hidden = [], []
     for column in COLUMNS:
         vector, states = _vectors(
-            step, Pass(step.trained, examples, step.setup.max_length, label=column), ids
+            step, Pass(step.trained, examples, step.setup.batch.max_length, label=column), ids
         )
         vectors.append(vector)
         hidden.append(states)
@@ -51,7 +51,7 @@ def _in_mini_batches(step: Step, ids: Tensor) -> None:
     One mini-batch is played; gradients of those before it lie there already.
     """
     tape, setup = step.tape, step.setup
-    examples, length = setup.per_device_train_batch_size, setup.max_length
+    examples, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     first = Pass(
         step.trained,
         step.at_once,
@@ -63,7 +63,7 @@ def _in_mini_batches(step: Step, ids: Tensor) -> None:
     with tape.grad(enabled=False):
         _vectors(step, first, ids)
     width = step.trained.model.hidden_size
-    bytes_each = 4 if tape.autocast_width is not None else setup.dtype.bytes
+    bytes_each = 4 if tape.autocast_width is not None else setup.precision.dtype.bytes
     cached = [tape.new(examples * width, bytes_each, ACTIVATIONS) for _ in COLUMNS]
     gradients = [tape.new(examples * width, bytes_each, ACTIVATIONS) for _ in COLUMNS]
     scores = tape.new(step.at_once * examples, 4)

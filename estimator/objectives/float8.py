@@ -174,8 +174,8 @@ def check_float8_tokens(setup: TrainingSetup) -> None:
     """Refuse a number of tokens that FP8's products cannot take as it is."""
     if not setup.precision.uses_torchao or setup.precision.fp8_pad_inner_dim:
         return
-    if not is_aligned(setup.tokens):
-        raise UNALIGNED(tokens=setup.tokens)
+    if not is_aligned(setup.batch.tokens):
+        raise UNALIGNED(tokens=setup.batch.tokens)
 
 
 def check_float8_card(gpu: Gpu | None, setup: TrainingSetup) -> None:

@@ -7,7 +7,6 @@ accelerator.py (autocast around the forward pass); peft 0.21 and transformers' `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
@@ -111,7 +110,7 @@ class Loaded:
         if outer.has("lm_head"):
             return outer.linears["lm_head"].weight
         weight = outer.embeddings[next(iter(outer.embeddings))]
-        if weight.requires_grad and self.setup.uses_adapters:
+        if weight.requires_grad and self.setup.adapters.uses_adapters:
             # the embedding is a trained copy (PEFT's modules_to_save); the head keeps the frozen original
             return Parameter("head", weight.elements, weight.width, trainable=False)
         return weight
@@ -140,7 +139,7 @@ class Loaded:
             # from_pretrained leaves requires_grad on, so autocast caches casts
             for owned in block.owned:
                 owned.parameter.requires_grad = True
-        elif self.trained and setup.optimizer_in_bwd:
+        elif self.trained and setup.optimisation.optimizer_in_bwd:
             for owned in block.owned:
                 self._step_in_backward(owned)
         if self.trained and setup.precision.uses_torchao:
@@ -183,10 +182,9 @@ class Forward:
         self.loaded = loaded
         self.phase = of.phase
         self.scored = of.scored
-        self.setup = replace(
-            loaded.setup,
+        self.setup = loaded.setup.replace(
             batch=loaded.setup.batch.as_rows(of.rows, of.length),
-            gradient_checkpointing=loaded.setup.gradient_checkpointing and of.grad,
+            gradient_checkpointing=loaded.setup.computation.gradient_checkpointing and of.grad,
         )
         self.outer = loaded.outer
         self.outer.setup = self.setup
@@ -258,7 +256,7 @@ class Forward:
             by_table = self._layer_table(ids)
             features, added, outliving = self.loaded.tower.features(
                 self.phase,
-                setup.per_device_train_batch_size,
+                setup.batch.per_device_train_batch_size,
                 checkpointing=setup.computation.checkpoints_vision,
             )
             embedded[0] = merged(self.loaded.tower, embedded[0], features)
@@ -266,9 +264,9 @@ class Forward:
             if self.loaded.tower.family.calls_head:
                 self.until_end += (embedded[0], *outliving)
             del features
-        positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
+        positions: Tensor | None = tape.new(setup.batch.max_length, ID_BYTES)
         if setup.batch.is_joined:  # they come with the batch
-            positions = Tensor(setup.max_length, ID_BYTES, None)
+            positions = Tensor(setup.batch.max_length, ID_BYTES, None)
         hidden = self._first_hidden(embedded)
         of_layers = None
         if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
@@ -307,7 +305,7 @@ class Forward:
             block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
             layer_input = None
             if of_layers is not None:
-                width = setup.tokens * model.hidden_size_per_layer_input
+                width = setup.batch.tokens * model.hidden_size_per_layer_input
                 layer_input = op.part(tape, of_layers, width)
             hidden = self._layer(block, hidden, layer_input)
             if index < len(added):
@@ -379,13 +377,13 @@ class Forward:
         width = weight.elements // model.vocab_size
         self.hooks.enter_model(ids)
         ids = self.hooks.enter(names[0], ids)
-        hidden = op.embedding(tape, ids, weight, width, setup.tokens)
+        hidden = op.embedding(tape, ids, weight, width, setup.batch.tokens)
         in_module = self.family.scales_in_module
         if self.family.scales_embedding and in_module:
             hidden = op.scale(tape, hidden)
         is_scaled = self.family.scales_embedding and in_module
         hidden = outer.adapted_embedding(names[0], ids, hidden, is_scaled=is_scaled)
-        if setup.gradient_checkpointing and not hidden.requires_grad:
+        if setup.computation.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
             if tape.saved_tensor_hooks is not None:
@@ -425,7 +423,7 @@ class Forward:
     def _positions(self, name: str) -> Tensor:
         """Position embeddings: one set for all sequences, or one for each (OPT, which counts unpadded tokens)."""
         tape, setup = self.tape, self.setup
-        rows = setup.tokens if name == "embed_positions" else setup.max_length
+        rows = setup.batch.tokens if name == "embed_positions" else setup.batch.max_length
         ids = tape.new(rows, ID_BYTES)
         weight, width = self.outer.embeddings[name], self.model.hidden_size
         return self.outer.within(
@@ -436,8 +434,10 @@ class Forward:
         """The masks of full and of sliding layers; None where the kernel applies the causal mask itself."""
         setup = self.setup
         masks: dict[bool, Tensor | None] = {}
-        additive = setup.attn_implementation is AttnImplementation.EAGER
-        needed = setup.padded or setup.batch.is_joined or self.family.always_masked or additive
+        additive = setup.computation.attn_implementation is AttnImplementation.EAGER
+        needed = (
+            setup.batch.padded or setup.batch.is_joined or self.family.always_masked or additive
+        )
         needed = needed or setup.computation.masks_when_traced
         needed = needed or self.model.use_bidirectional_attention or self._image_masks
         for sliding in (False, True):
@@ -445,7 +445,7 @@ class Forward:
             # Qwen2MoeConfig sets an unused window to 0 tokens, which every sequence exceeds
             unused = self.family.masks_unused_window and not alike
             exists = bool(alike) or unused
-            if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+            if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
                 exists = False
             is_needed = needed or unused or any(kind.windowed for kind in alike)
             if exists and is_needed:
@@ -458,7 +458,7 @@ class Forward:
         """A bool mask, one for all sequences unless some are padded; or an additive one each, in the model's dtype."""
         setup, model = self.setup, self.model
         self.tape.operation = "attention mask"
-        scores = setup.per_device_train_batch_size * setup.max_length**2
+        scores = setup.batch.per_device_train_batch_size * setup.batch.max_length**2
         if self.family.alibi_in_mask and model.no_rope_layers:
             # each head's ALiBi is added to the mask: modeling_falcon.py, FalconModel.forward
             return self.tape.new(scores * model.num_attention_heads, width)
@@ -476,7 +476,7 @@ class Forward:
 
         Source: transformers 5.23, masking_utils.py, ``sdpa_mask``, ``and_masks``.
         """
-        tape, each = self.tape, self.setup.max_length**2
+        tape, each = self.tape, self.setup.batch.max_length**2
         if sliding:
             window = tape.new(each, 1)
             joined = tape.new(each, 1)
@@ -505,7 +505,7 @@ class Forward:
         Source: transformers 5.23, masking_utils.py, ``sdpa_mask`` (``padding_mask_function``); trl 1.16,
         trainer/dpo_trainer.py, ``DataCollatorForPreference`` (``attention_mask``).
         """
-        brings = self.setup.padded or self.setup.objective.brings_mask
+        brings = self.setup.batch.padded or self.setup.task.objective.brings_mask
         return brings or self._image_masks
 
     def _alibi(self) -> Tensor | None:
@@ -515,7 +515,7 @@ class Forward:
             return None
         self.tape.operation = "ALiBi"
         longest = model.num_attention_heads * model.max_position_embeddings
-        seen = model.num_attention_heads * self.setup.max_length
+        seen = model.num_attention_heads * self.setup.batch.max_length
         return self.tape.view(self.tape.new(longest, 4), seen)
 
     def _table_kinds(self) -> set[bool]:
@@ -535,8 +535,8 @@ class Forward:
         dimension = model.qk_rope_head_dim or turned
         if rotary is Rotary.SPLIT_HALVES:  # one number serves both halves
             dimension //= 2
-        texts = self.setup.per_device_train_batch_size if self.family.tables_by_text else 1
-        elements = texts * self.setup.max_length * dimension
+        texts = self.setup.batch.per_device_train_batch_size if self.family.tables_by_text else 1
+        elements = texts * self.setup.batch.max_length * dimension
         width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"
         if rotary is Rotary.COMPLEX:  # cosine and sine in one complex table

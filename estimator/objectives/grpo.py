@@ -21,7 +21,7 @@ from estimator.values.specs import Phase
 def grpo(step: Step) -> None:
     """Old log-probabilities and the reference's, without gradients before the graph; the policy's; backward."""
     setup = step.setup
-    rows, length = setup.per_device_train_batch_size, setup.max_length
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     reference = load_reference(step)
     batch = [step.ids(rows * length) for _ in range(2)]  # prompts and completions, ids and masks
     scored: list[Tensor] = []

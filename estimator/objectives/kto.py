@@ -19,7 +19,7 @@ from estimator.values.specs import Phase
 def kto(step: Step) -> None:
     """Policy on mismatched rows without gradients, policy, reference on both, backward."""
     setup = step.setup
-    rows, length = setup.per_device_train_batch_size, setup.max_length
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     reference = load_reference(step)
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
     others = [step.ids(rows * length) for _ in range(3 * asks_kl(setup))]
@@ -28,10 +28,10 @@ def kto(step: Step) -> None:
     loss, *held = _both(step, asked, mismatched, ids)
     logits = held[1:]  # the labels stay
     del held[1]
-    if not setup.precompute_ref_log_probs:
+    if not setup.task.precompute_ref_log_probs:
         asked = as_reference(reference, step, rows)
         of_reference = _both(step, asked, asked._replace(label="reference's KL"), ids)[2]
-        if setup.given_loss.keeps_logits:
+        if setup.task.given_loss.keeps_logits:
             logits.append(of_reference)
         del of_reference
     measure(step, rows, logits)

@@ -19,16 +19,16 @@ from estimator.values.specs import Phase
 def smoothed(step: Step) -> None:
     """One forward call without labels, the smoothed loss of its logits, TRL's call for metrics, and backward."""
     setup = step.setup
-    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
-    padding = step.ids(setup.tokens) if setup.padded else None
-    rows, length = setup.per_device_train_batch_size, setup.max_length
+    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
+    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     forward = step.call(Pass(step.trained, rows, length))
     logits = whole_logits(forward, ids)
     words = forward.model.vocab_size
     loss = _loss(step.tape, logits, rows, length - 1, words)
     del logits
     forward.router_logits.clear()
-    if setup.given_loss.tiles_logits:
+    if setup.task.given_loss.tiles_logits:
         again = Pass(
             step.trained, rows, length, grad=False, phase=Phase.REFERENCE, label="for metrics"
         )

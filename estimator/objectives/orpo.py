@@ -15,7 +15,7 @@ from estimator.tape.tape import Tensor
 def orpo(step: Step) -> None:
     """One forward call on chosen and rejected rows, cross-entropy of the chosen, log-probabilities of all, backward."""
     setup, tape = step.setup, step.tape
-    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    rows, length = 2 * setup.batch.per_device_train_batch_size, setup.batch.max_length
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
     forward = step.call(Pass(step.trained, rows, length))
     hidden: Tensor | None = forward.hidden(ids)
@@ -50,7 +50,7 @@ def orpo(step: Step) -> None:
 def _cross_entropy(step: Step, logits: Tensor, labels: Tensor) -> Tensor:
     """Of the chosen rows, which are shifted and copied; one row is contiguous as it is."""
     tape, setup = step.tape, step.setup
-    examples, length = setup.per_device_train_batch_size, setup.max_length
+    examples, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     vocabulary = step.trained.model.vocab_size
     chosen = op.part(tape, logits, examples * length * vocabulary)
     shifted = op.part(tape, chosen, examples * (length - 1) * vocabulary)

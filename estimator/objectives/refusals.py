@@ -159,8 +159,8 @@ TOWERS_EVERY_N = Refusal(
 def _check_joined(model: Model, setup: TrainingSetup) -> None:
     if not setup.batch.is_joined:
         return
-    if not setup.objective.is_causal_lm:
-        raise JOINED_LATER(objective=setup.objective)
+    if not setup.task.objective.is_causal_lm:
+        raise JOINED_LATER(objective=setup.task.objective)
     has_positions = architecture(model).rotary is not None or model.learned_positions > 0
     if (
         model.state_space or model.delta_net or not has_positions
@@ -169,74 +169,76 @@ def _check_joined(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_checkpoints(setup: TrainingSetup) -> None:
-    objective = setup.objective
+    objective = setup.task.objective
     if objective.is_causal_lm:
         return
-    if setup.selective_checkpointing:
+    if setup.computation.selective_checkpointing:
         raise SELECTIVE_IS_SFTS(objective=objective)
-    if setup.activation_offloading and not objective.offloads_activations:
+    if setup.computation.activation_offloading and not objective.offloads_activations:
         raise OFFLOADS_NOT(objective=objective)
-    given = setup.checkpoint_every_n_layers > 1 or setup.offload_checkpoints
-    if not (setup.gradient_checkpointing and given):
+    given = setup.computation.checkpoint_every_n_layers > 1 or setup.computation.offload_checkpoints
+    if not (setup.computation.gradient_checkpointing and given):
         return
     if objective.generates:
         raise SWITCHED_OFF(objective=objective, instead="")
-    if objective.has_reference and not setup.precompute_ref_log_probs:
+    if objective.has_reference and not setup.task.precompute_ref_log_probs:
         raise SWITCHED_OFF(objective=objective, instead=", or set precompute_ref_log_probs")
 
 
 def _check_checkpointed_towers(setup: TrainingSetup) -> None:
     """Layers of a tower are counted with the text's, and their tensors are offloaded too."""
-    if not setup.images_per_example:
+    if not setup.images.images_per_example:
         return
-    if setup.gradient_checkpointing and setup.checkpoint_every_n_layers > 1:
+    if setup.computation.gradient_checkpointing and setup.computation.checkpoint_every_n_layers > 1:
         raise TOWERS_EVERY_N(key="checkpoint_every_n_layers", value=1)
-    if setup.activation_offloading:
+    if setup.computation.activation_offloading:
         raise TOWERS_EVERY_N(key="activation_offloading", value="false")
 
 
 def _check_metrics(setup: TrainingSetup) -> None:
-    if not setup.compute_metrics or setup.eval_strategy == "no":
+    if not setup.run.compute_metrics or setup.run.eval_strategy == "no":
         return
-    if not setup.objective.has_metrics:
-        raise METRICS_LATER(what=f"objective {setup.objective}")
-    if setup.given_loss.chunks_sequence:
-        raise METRICS_LATER(what=f"loss {setup.loss}")
-    if setup.strategy.places_layers:
-        raise METRICS_LATER(what=f"strategy {setup.strategy}")
-    if setup.images_per_example:
+    if not setup.task.objective.has_metrics:
+        raise METRICS_LATER(what=f"objective {setup.task.objective}")
+    if setup.task.given_loss.chunks_sequence:
+        raise METRICS_LATER(what=f"loss {setup.task.loss}")
+    if setup.mesh.strategy.places_layers:
+        raise METRICS_LATER(what=f"strategy {setup.mesh.strategy}")
+    if setup.images.images_per_example:
         raise METRICS_LATER(what="images")
-    if setup.eval_accumulation_steps is None:
+    if setup.run.eval_accumulation_steps is None:
         raise UNKNOWN_BATCHES()
 
 
 def check_objective(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what the objective does not go with."""
-    objective = setup.objective
+    objective = setup.task.objective
     _check_joined(model, setup)
     _check_checkpoints(setup)
     _check_checkpointed_towers(setup)
-    if setup.loss_type is not None and setup.loss_type not in objective.loss_types:
+    if setup.task.loss_type is not None and setup.task.loss_type not in objective.loss_types:
         raise NO_SUCH_TYPE(
-            loss_type=setup.loss_type,
+            loss_type=setup.task.loss_type,
             objective=objective,
             known=", ".join(objective.loss_types) or "none",
         )
     if setup.smooths_labels:
         _check_smoothing(model, setup)
     if objective.is_causal_lm:
-        if setup.given_loss.selects:
-            raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
+        if setup.task.given_loss.selects:
+            raise NO_SUCH_LOSS(
+                loss=setup.task.loss, objective=objective, own="standard and fused ones"
+            )
         return
     if has_towers(model, setup.adapters):
         raise TOWERS_LATER(objective=objective, model_type=model.model_type)
-    if setup.images_per_example:
+    if setup.images.images_per_example:
         raise IMAGES_LATER(objective=objective)
     _check_loss(model, setup)
-    if objective.has_reference and setup.uses_fsdp1 and not setup.given_loss.is_verls:
+    if objective.has_reference and setup.mesh.uses_fsdp1 and not setup.task.given_loss.is_verls:
         raise FSDP1_LATER(objective=objective)
     if _is_later(setup):
-        raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
+        raise STRATEGY_LATER(objective=objective, strategy=setup.mesh.strategy)
     if objective.has_score and not is_classified(model.model_type):
         raise NO_CLASS(objective=objective, model_type=model.model_type)
     if objective.has_reference:
@@ -244,47 +246,47 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
 
 
 def _is_later(setup: TrainingSetup) -> bool:
-    divided = setup.objective.compares_rows and not setup.strategy.keeps_whole
-    return setup.strategy.places_layers or divided
+    divided = setup.task.objective.compares_rows and not setup.mesh.strategy.keeps_whole
+    return setup.mesh.strategy.places_layers or divided
 
 
 def check_rows(setup: TrainingSetup) -> None:
     """Refuse rows that leave the loss nothing to count, and logits that are kept for nobody knows how many batches."""
     _check_metrics(setup)
-    if setup.objective.generates:
+    if setup.task.objective.generates:
         _check_groups(setup)
-    if setup.objective.is_preference and prompt_tokens(setup) >= setup.max_length:
-        raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.max_length)
-    if asks_kl(setup) and setup.per_device_train_batch_size == 1:
+    if setup.task.objective.is_preference and prompt_tokens(setup) >= setup.batch.max_length:
+        raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.batch.max_length)
+    if asks_kl(setup) and setup.batch.per_device_train_batch_size == 1:
         raise ONE_ROW_HAS_NO_KL()
 
 
 def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
-    if setup.given_loss.chunks_sequence:
-        raise NO_SMOOTHING(loss=setup.loss)
-    is_tiled = setup.given_loss.tiles_logits
-    if setup.strategy.places_layers or (is_tiled and not setup.strategy.keeps_whole):
-        raise SMOOTHING_LATER(what=f"strategy {setup.strategy}", instead="take strategy ddp")
-    if has_towers(model, setup.adapters) or setup.images_per_example:
+    if setup.task.given_loss.chunks_sequence:
+        raise NO_SMOOTHING(loss=setup.task.loss)
+    is_tiled = setup.task.given_loss.tiles_logits
+    if setup.mesh.strategy.places_layers or (is_tiled and not setup.mesh.strategy.keeps_whole):
+        raise SMOOTHING_LATER(what=f"strategy {setup.mesh.strategy}", instead="take strategy ddp")
+    if has_towers(model, setup.adapters) or setup.images.images_per_example:
         raise SMOOTHING_LATER(what="towers", instead="take model_class text")
     if model.output_router_logits:
         raise SMOOTHING_LATER(what="output_router_logits", instead="set it to false in the config")
 
 
 def _check_groups(setup: TrainingSetup) -> None:
-    prompt, completion = prompt_tokens(setup), setup.max_completion_length
-    if prompt < 1 or prompt + completion > setup.max_length:
+    prompt, completion = prompt_tokens(setup), setup.task.max_completion_length
+    if prompt < 1 or prompt + completion > setup.batch.max_length:
         raise COMPLETION_FILLS_ROW(
-            completion=completion, prompt=max(1, prompt), length=setup.max_length
+            completion=completion, prompt=max(1, prompt), length=setup.batch.max_length
         )
-    steps = setup.steps_per_generation or setup.gradient_accumulation_steps
-    rows = setup.per_device_train_batch_size * setup.mesh.replicas * steps
-    if rows % setup.num_generations:
-        raise PARTS_OF_A_GROUP(rows=rows, generations=setup.num_generations)
+    steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
+    rows = setup.batch.per_device_train_batch_size * setup.mesh.replicas * steps
+    if rows % setup.task.num_generations:
+        raise PARTS_OF_A_GROUP(rows=rows, generations=setup.task.num_generations)
 
 
 def _check_loss(model: Model, setup: TrainingSetup) -> None:
-    loss, given, objective = setup.loss, setup.given_loss, setup.objective
+    loss, given, objective = setup.task.loss, setup.task.given_loss, setup.task.objective
     if objective.has_reference:
         if given.freezes_reference or given.keeps_logits:
             _check_whole_logits(model, setup)
@@ -300,23 +302,25 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
-    if setup.objective.generates and not setup.given_loss.scores_completions:
-        raise WHOLE_LOGITS_LATER(loss=setup.loss, objective=setup.objective)
-    if setup.precompute_ref_log_probs and setup.freezes_reference:
-        raise PRECOMPUTED_IS_TRLS(loss=setup.loss)
-    if setup.freezes_reference and setup.keeps_reference and setup.strategy.is_fsdp:
-        raise WHOLE_REFERENCE_LATER(loss=setup.loss, strategy=setup.strategy)
+    if setup.task.objective.generates and not setup.task.given_loss.scores_completions:
+        raise WHOLE_LOGITS_LATER(loss=setup.task.loss, objective=setup.task.objective)
+    if setup.task.precompute_ref_log_probs and setup.freezes_reference:
+        raise PRECOMPUTED_IS_TRLS(loss=setup.task.loss)
+    if setup.freezes_reference and setup.keeps_reference and setup.mesh.strategy.is_fsdp:
+        raise WHOLE_REFERENCE_LATER(loss=setup.task.loss, strategy=setup.mesh.strategy)
     if model.output_router_logits:
-        raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)
+        raise WHOLE_ROUTERS_LATER(loss=setup.task.loss, objective=setup.task.objective)
 
 
 def _check_verl(model: Model, setup: TrainingSetup) -> None:
-    if not setup.objective.generates:
-        raise NO_SUCH_LOSS(loss=setup.loss, objective=setup.objective, own="TRL's fused head")
-    if not (setup.strategy.is_fsdp or setup.strategy.is_alone):
-        raise VERL_IS_FSDP(strategy=setup.strategy)
+    if not setup.task.objective.generates:
+        raise NO_SUCH_LOSS(
+            loss=setup.task.loss, objective=setup.task.objective, own="TRL's fused head"
+        )
+    if not (setup.mesh.strategy.is_fsdp or setup.mesh.strategy.is_alone):
+        raise VERL_IS_FSDP(strategy=setup.mesh.strategy)
     if model.output_router_logits:
-        raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)
+        raise WHOLE_ROUTERS_LATER(loss=setup.task.loss, objective=setup.task.objective)
 
 
 def _check_head(model: Model, setup: TrainingSetup) -> None:
@@ -324,4 +328,4 @@ def _check_head(model: Model, setup: TrainingSetup) -> None:
         if not isinstance(module, Linear) or module.name != "lm_head":
             continue
         if is_adapted(module, setup.adapters):
-            raise ADAPTER_ON_HEAD(objective=setup.objective)
+            raise ADAPTER_ON_HEAD(objective=setup.task.objective)

@@ -66,12 +66,14 @@ def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup
     >>> as_trained(TINY_LLAMA, TrainingSetup(objective=Objective.REWARD))[0].num_labels
     1
     """
-    labels = setup.num_labels if setup.objective.asks_labels else setup.objective.labels
+    labels = (
+        setup.task.num_labels if setup.task.objective.asks_labels else setup.task.objective.labels
+    )
     if labels != model.num_labels:
         model = replace(model, num_labels=labels)
-    saved = setup.modules_to_save or ()
-    if setup.objective.has_score and setup.uses_adapters and SCORE not in saved:
-        setup = replace(setup, modules_to_save=(*saved, SCORE))
+    saved = setup.adapters.modules_to_save or ()
+    if setup.task.objective.has_score and setup.adapters.uses_adapters and SCORE not in saved:
+        setup = setup.replace(modules_to_save=(*saved, SCORE))
     return model, setup
 
 
@@ -81,7 +83,7 @@ SCORE = "score"
 
 def step_of(setup: TrainingSetup) -> MicroStep:
     """The micro-step of a setup's objective."""
-    return smoothed if setup.smooths_labels else RULES[setup.objective].step
+    return smoothed if setup.smooths_labels else RULES[setup.task.objective].step
 
 
 def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
@@ -92,13 +94,13 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
     ``aux_loss_enabled``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].lora_dropout
+    >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].adapters.lora_dropout
     0.0
     """
     if loss_of(model, setup).tiles_logits and balances_experts(model.model_type):
         model = replace(model, output_router_logits=True)
     if accumulates(setup):
-        setup = replace(setup, gradient_accumulation_steps=2)
-    if not RULES[setup.objective].zeroes_dropout:
+        setup = setup.replace(gradient_accumulation_steps=2)
+    if not RULES[setup.task.objective].zeroes_dropout:
         return model, setup
-    return without_dropout_modules(model), replace(setup, lora_dropout=0.0)
+    return without_dropout_modules(model), setup.replace(lora_dropout=0.0)

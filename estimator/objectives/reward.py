@@ -14,7 +14,7 @@ from estimator.tape import operators as op
 def reward(step: Step) -> None:
     """One forward call on chosen and rejected rows together, a loss of two numbers a pair, and backward."""
     setup = step.setup
-    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    rows, length = 2 * setup.batch.per_device_train_batch_size, setup.batch.max_length
     ids, mask = step.ids(rows * length), step.ids(rows * length)
     forward = step.call(Pass(step.trained, rows, length))
     pooled = scores(step, forward, ids, rows)

@@ -15,7 +15,7 @@ from estimator.tape.tape import Tensor
 def sequence_classification(step: Step) -> None:
     """One forward call, the loss of one position a row, and backward."""
     setup = step.setup
-    rows, length = setup.per_device_train_batch_size, setup.max_length
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     ids, mask = step.ids(rows * length), step.ids(rows * length)
     labels = step.ids(rows)
     forward = step.call(Pass(step.trained, rows, length))

@@ -61,10 +61,13 @@ def is_checkpointed(model: Model, setup: TrainingSetup, index: int) -> bool:
     >>> [is_checkpointed(TINY_LLAMA, setup, index) for index in range(2)]
     [True, False]
     """
-    if not setup.gradient_checkpointing or setup.checkpoint_every_n_layers == 1:
-        return setup.gradient_checkpointing
+    if (
+        not setup.computation.gradient_checkpointing
+        or setup.computation.checkpoint_every_n_layers == 1
+    ):
+        return setup.computation.gradient_checkpointing
     before = layers_before_the_text(model, setup.adapters)
-    return (before + index) % setup.checkpoint_every_n_layers == 0
+    return (before + index) % setup.computation.checkpoint_every_n_layers == 0
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -171,7 +174,10 @@ def kinds_of(model: Model, setup: TrainingSetup, length: int) -> tuple[LayerKind
     if setup.adapters.by_layer:
         named = adapted_kinds(model, setup.adapters)
         kinds = tuple(kind._replace(modules=name) for kind, name in zip(kinds, named, strict=True))
-    if not setup.gradient_checkpointing or setup.checkpoint_every_n_layers == 1:
+    if (
+        not setup.computation.gradient_checkpointing
+        or setup.computation.checkpoint_every_n_layers == 1
+    ):
         return kinds
     return tuple(
         kind._replace(is_kept=not is_checkpointed(model, setup, index))
@@ -202,9 +208,9 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
         )
     is_uneven = len({kind.modules for kind in kinds}) > 1
     before = after = 0
-    if setup.strategy.is_fsdp and not setup.uses_fsdp1 and is_uneven:
+    if setup.mesh.strategy.is_fsdp and not setup.mesh.uses_fsdp1 and is_uneven:
         # FSDP 2 gathers the next layer's weights while one runs, and the previous layer's buffer lives until then
         before = after = 1
-    if setup.gradient_checkpointing and setup.activation_offloading:
+    if setup.computation.gradient_checkpointing and setup.computation.activation_offloading:
         before = STASHED  # a checkpointed layer saves one tensor, so the stash reaches back over as many layers
     return Stack.beside_others(kinds, before, after) if before else Stack.of(kinds)

@@ -34,21 +34,24 @@ class Step:
         self._given, self._ranks, self._devices = setup, ranks, devices
         self.training = training
         """False: an evaluation's forward call under ``torch.no_grad``."""
-        self.scored = self.setup.max_length - 1 if scored is None else scored
+        self.scored = self.setup.batch.max_length - 1 if scored is None else scored
         """Tokens of a row that the loss counts."""
-        self.at_once = self.setup.per_device_train_batch_size if at_once is None else at_once
+        self.at_once = self.setup.batch.per_device_train_batch_size if at_once is None else at_once
         """Rows of an embedding batch that go through the model at once."""
-        autocast = self.setup.mixed_precision is not MixedPrecision.NO
+        autocast = self.setup.precision.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(
             autocast_width=2 if autocast else None,
             records=training,
-            is_reentrant=setup.use_reentrant,
-            offloads_checkpoints=setup.offload_checkpoints,
-            keeps_attention=setup.selective_checkpointing,
-            saved_tensor_hooks=Offloading if training and setup.activation_offloading else None,
-            is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
+            is_reentrant=setup.computation.use_reentrant,
+            offloads_checkpoints=setup.computation.offload_checkpoints,
+            keeps_attention=setup.computation.selective_checkpointing,
+            saved_tensor_hooks=Offloading
+            if training and setup.computation.activation_offloading
+            else None,
+            is_float16=Dtype.FLOAT16
+            in (setup.precision.dtype, setup.precision.mixed_precision.value),
             is_deepspeeds=sharded_on_init(setup),
-            is_compiled=setup.torch_compile,
+            is_compiled=setup.computation.torch_compile,
         )
         self.labels: list[str] = []
         """Label of each pass."""
@@ -70,7 +73,7 @@ class Step:
             self.tape,
             model,
             setup,
-            stack_of(model, setup, self.setup.max_length),
+            stack_of(model, setup, self.setup.batch.max_length),
             number=len(self.stacks),
             ranks=self._ranks,
             devices=self._devices,

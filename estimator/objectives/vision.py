@@ -7,7 +7,6 @@ modeling_utils.py, ``enable_input_require_grads``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from estimator.families.block import ROTARY
 from estimator.families.modules import Module
@@ -106,8 +105,8 @@ class LoadedTower:
         before = tape.place
         tape.go_to(phase, "image tower", Place(before.forward, self.number))
         batch, length = family.tokens_a_row(vision, seen)
-        setup = replace(self.setup, per_device_train_batch_size=batch, max_length=length)
-        setup = replace(setup, padded=False)  # of the text
+        setup = self.setup.replace(per_device_train_batch_size=batch, max_length=length)
+        setup = setup.replace(padded=False)  # of the text
         self.outer.setup = setup
         hidden = family.embed(
             self.outer, vision, seen, _required if checkpointing and tape.records else _left
@@ -127,7 +126,7 @@ class LoadedTower:
             if index in vision.deepstack:
                 added.append(self._projected(f"deepstack_merger_list.{len(added)}", seen, hidden))
         tape.enter(phase, "projector")
-        self.merger.setup = replace(setup, per_device_train_batch_size=1, max_length=seen.tokens)
+        self.merger.setup = setup.replace(per_device_train_batch_size=1, max_length=seen.tokens)
         features = family.project(self.outer, self.merger, vision, seen, hidden)
         self.outer.pixels.clear()
         tape.go_to(phase, "embedding", before)

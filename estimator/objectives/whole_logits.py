@@ -71,12 +71,12 @@ def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
     if logits is None or not loss_of(step.trained.model, step.setup).keeps_logits:
         return
     tape, words, width = step.tape, step.trained.model.vocab_size, logits.width
-    length, kept = step.setup.max_length - 1, step.scored
+    length, kept = step.setup.batch.max_length - 1, step.scored
     tape.operation = "logits copied for their entropy"
     copied = tape.new(rows * length * words, width, LOGITS) if rows > 1 else None
     chunk = [tape.new(CHUNK * words, width, LOGITS) for _ in range(3)]
     del copied, chunk
-    if step.setup.objective.is_unpaired:
+    if step.setup.task.objective.is_unpaired:
         tape.operation = "logits of good and of bad answers"
         split = tape.new(rows * length * words, width, LOGITS)
         good = tape.new(ceil_div(rows, 2) * kept * words, width, LOGITS)
@@ -96,9 +96,9 @@ def with_logits(step: Step) -> None:
     if not loss_of(step.trained.model, setup).tiles_logits:
         causal_lm(step)
         return
-    rows, length = setup.per_device_train_batch_size, setup.max_length
-    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
-    padding = step.ids(setup.tokens) if setup.padded else None
+    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
+    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
+    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
     labelled = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
     loss, _ = labelled.run(ids, labels)
     again = Pass(step.trained, rows, length, label="for its logits")
@@ -118,8 +118,8 @@ def whole_logits(
     every = forward.hidden(ids)  # a local of the model's forward
     hidden = every
     if kept is not None:
-        width = every.elements // forward.setup.tokens
-        rows = forward.setup.per_device_train_batch_size
+        width = every.elements // forward.setup.batch.tokens
+        rows = forward.setup.batch.per_device_train_batch_size
         hidden = op.part(tape, every, rows * kept * width)
         if tape.autocast_width in (None, hidden.width):  # else the cast is the copy
             hidden = op.reshape_copy(tape, hidden)

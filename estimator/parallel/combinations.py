@@ -92,17 +92,20 @@ def _unscaled(setup: TrainingSetup) -> bool:
     ``prepare_model`` (FSDP 1, also with 4-bit weights) and utils/fsdp_utils.py, ``fsdp2_prepare_model`` (FSDP 2, but
     not with 4-bit weights). DeepSpeed 0.19.8 has its own scaler.
     """
-    if setup.dtype is Dtype.FLOAT32 or setup.mixed_precision is not MixedPrecision.FP16:
+    if (
+        setup.precision.dtype is Dtype.FLOAT32
+        or setup.precision.mixed_precision is not MixedPrecision.FP16
+    ):
         return False
-    in_float32 = setup.uses_fsdp1 or (setup.strategy.is_fsdp and not setup.has_4bit_base)
-    return not in_float32 and not setup.strategy.is_zero
+    in_float32 = setup.mesh.uses_fsdp1 or (
+        setup.mesh.strategy.is_fsdp and not setup.adapters.has_4bit_base
+    )
+    return not in_float32 and not setup.mesh.strategy.is_zero
 
 
 # torch 2.13, amp/grad_scaler.py, _unscale_grads_; aten/src/ATen/native/cuda/AmpKernels.cu (no bfloat16: pytorch issue
 # 127176)
-UNSCALED = (
-    "under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {s.dtype} gradients)"
-)
+UNSCALED = "under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {s.precision.dtype} gradients)"
 OR_BF16 = "or take dtype bfloat16 with mixed_precision bf16."
 
 GRAD_SCALER = Line("torch", "amp/grad_scaler.py", 275, "Attempting to unscale FP16 gradients.")
@@ -122,61 +125,66 @@ FULL_FINETUNE = Report(
 
 RULES = (
     CombinationRule(
-        lambda s: _unscaled(s) and not s.uses_adapters,
-        f"dtype {{s.dtype}} cannot be trained {UNSCALED}; load the weights in float32, {OR_BF16}",
+        lambda s: _unscaled(s) and not s.adapters.uses_adapters,
+        f"dtype {{s.precision.dtype}} cannot be trained {UNSCALED}; load the weights in float32, {OR_BF16}",
         GRAD_SCALER,
     ),
     CombinationRule(
-        lambda s: _unscaled(s) and s.uses_adapters and not s.autocast_adapter_dtype,
-        f"Adapters in {{s.dtype}} cannot be trained {UNSCALED}; set autocast_adapter_dtype true, {OR_BF16}",
+        lambda s: (
+            _unscaled(s) and s.adapters.uses_adapters and not s.adapters.autocast_adapter_dtype
+        ),
+        f"Adapters in {{s.precision.dtype}} cannot be trained {UNSCALED}; set autocast_adapter_dtype true, {OR_BF16}",
         GRAD_SCALER,
     ),
     CombinationRule(
         lambda s: (
             _unscaled(s)
-            and bool(s.modules_to_save)
-            and not (s.has_packed_base and s.prepare_model_for_kbit_training)
+            and bool(s.adapters.modules_to_save)
+            and not (s.adapters.has_packed_base and s.adapters.prepare_model_for_kbit_training)
         ),
-        f"modules_to_save copies modules in {{s.dtype}}, which cannot be trained {UNSCALED}; leave "
+        f"modules_to_save copies modules in {{s.precision.dtype}}, which cannot be trained {UNSCALED}; leave "
         f"modules_to_save out, {OR_BF16}",
         GRAD_SCALER,
     ),
     CombinationRule(
-        lambda s: s.num_gpus > 1 and s.strategy.is_alone,
-        "num_gpus {s.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
+        lambda s: s.mesh.num_gpus > 1 and s.mesh.strategy.is_alone,
+        "num_gpus {s.mesh.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.num_gpus == 1 and s.strategy.fewest_gpus > 1,
-        "strategy {s.strategy} needs several GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
+        lambda s: s.mesh.num_gpus == 1 and s.mesh.strategy.fewest_gpus > 1,
+        "strategy {s.mesh.strategy} needs several GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.dp_replicate_size > 1 and not s.strategy.has_groups,
-        "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
+        lambda s: s.mesh.dp_replicate_size > 1 and not s.mesh.strategy.has_groups,
+        "dp_replicate_size {s.mesh.dp_replicate_size} is for strategy hsdp; leave it at 1.",
         CONTRADICTION,
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.has_groups
+            s.mesh.strategy.has_groups
             and (
-                s.dp_replicate_size == 1
-                or s.num_gpus % s.dp_replicate_size != 0
-                or s.shard_ranks == 1
+                s.mesh.dp_replicate_size == 1
+                or s.mesh.num_gpus % s.mesh.dp_replicate_size != 0
+                or s.mesh.shard_ranks == 1
             )
         ),
-        "hsdp shards inside dp_replicate_size groups of equal size: with {s.num_gpus} GPUs dp_replicate_size must be a "
-        "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
+        "hsdp shards inside dp_replicate_size groups of equal size: with {s.mesh.num_gpus} GPUs dp_replicate_size "
+        "must be a divisor above 1 and below {s.mesh.num_gpus}, not {s.mesh.dp_replicate_size}.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: _offloads(s.mesh) and not s.strategy.shards_states,
-        "strategy {s.strategy} keeps everything on the GPU; offload_param and offload_optimizer work with zero3 or "
-        "fsdp.",
+        lambda s: _offloads(s.mesh) and not s.mesh.strategy.shards_states,
+        "strategy {s.mesh.strategy} keeps everything on the GPU; offload_param and offload_optimizer work with "
+        "zero3 or fsdp.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.strategy.places_layers and (s.use_liger_kernel or s.given_loss.fuses_gradient),
+        lambda s: (
+            s.mesh.strategy.places_layers
+            and (s.computation.use_liger_kernel or s.task.given_loss.fuses_gradient)
+        ),
         # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
         "Liger's kernels always launch on the first GPU, even for tensors on another (Liger-Kernel issue 1303), so "
         "device_map fails; leave use_liger_kernel and loss at their defaults.",
@@ -184,102 +192,124 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.places_layers and (s.given_loss.tiles_logits or s.given_loss.chunks_sequence)
+            s.mesh.strategy.places_layers
+            and (s.task.given_loss.tiles_logits or s.task.given_loss.chunks_sequence)
         ),
-        "loss {s.loss} under device_map is not modelled yet; take loss standard.",
+        "loss {s.task.loss} under device_map is not modelled yet; take loss standard.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.strategy.is_fsdp and _uses_nvme(s.mesh),
+        lambda s: s.mesh.strategy.is_fsdp and _uses_nvme(s.mesh),
         "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
         FSDP_OFFLOAD,
     ),
     CombinationRule(
-        lambda s: s.strategy.is_fsdp and s.offload_param is not s.offload_optimizer,
+        lambda s: s.mesh.strategy.is_fsdp and s.mesh.offload_param is not s.mesh.offload_optimizer,
         "FSDP offloads weights and optimizer states together (CPUOffloadPolicy); set offload_param and "
         "offload_optimizer both to cpu, or both to none.",
         FSDP_OFFLOAD,
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.partitions_flat
-            and (s.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
+            s.mesh.strategy.partitions_flat
+            and (s.mesh.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
         ),
         "DeepSpeed offloads weights, and anything to NVMe, only at stage 3; take zero3, or only offload_optimizer cpu.",
         Line("deepspeed", "runtime/zero/config.py", 160, "Valid only with stage 3."),
     ),
     CombinationRule(
-        lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
-        "An offloaded optimizer runs on the CPU, where optim {s.optim} is not modelled yet; take adamw_torch.",
+        lambda s: s.mesh.offload_optimizer is not Offload.NONE and s.optimisation.optim not in ADAM,
+        "An offloaded optimizer runs on the CPU, where optim {s.optimisation.optim} is not modelled yet; take "
+        "adamw_torch.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            (s.given_loss.chunks_sequence and (s.uses_fsdp1 or s.strategy.is_zero))
-            or (s.given_loss.tiles_logits and s.uses_fsdp1)
+            (s.task.given_loss.chunks_sequence and (s.mesh.uses_fsdp1 or s.mesh.strategy.is_zero))
+            or (s.task.given_loss.tiles_logits and s.mesh.uses_fsdp1)
         ),
-        "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
+        "loss {s.task.loss} under {s.mesh.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.fsdp_version == 1 and not s.strategy.is_fsdp,
-        "fsdp_version 1 is for strategy fsdp, and strategy is {s.strategy}; leave it at 2.",
+        lambda s: s.mesh.fsdp_version == 1 and not s.mesh.strategy.is_fsdp,
+        "fsdp_version 1 is for strategy fsdp, and strategy is {s.mesh.strategy}; leave it at 2.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
+        lambda s: s.mesh.checkpoint_around_fsdp and not s.mesh.uses_fsdp1,
         "checkpoint_around_fsdp is for FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.uses_fsdp1 and _offloads(s.mesh),
+        lambda s: s.mesh.uses_fsdp1 and _offloads(s.mesh),
         "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.uses_fsdp1 and s.has_4bit_base and s.bnb_4bit_quant_storage != s.dtype.value,
+        lambda s: (
+            s.mesh.uses_fsdp1
+            and s.adapters.has_4bit_base
+            and s.adapters.bnb_4bit_quant_storage != s.precision.dtype.value
+        ),
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
-        "FSDP 1 flattens a layer's tensors into one of a single dtype: set bnb_4bit_quant_storage to {s.dtype}, the "
-        "value of dtype, not {s.bnb_4bit_quant_storage}, or take fsdp_version 2.",
+        "FSDP 1 flattens a layer's tensors into one of a single dtype: set bnb_4bit_quant_storage to "
+        "{s.precision.dtype}, the value of dtype, not {s.adapters.bnb_4bit_quant_storage}, or take fsdp_version 2.",
         ONE_DTYPE,
     ),
     CombinationRule(
-        lambda s: s.uses_fsdp1 and s.has_4bit_base and s.prepare_model_for_kbit_training,
+        lambda s: (
+            s.mesh.uses_fsdp1
+            and s.adapters.has_4bit_base
+            and s.adapters.prepare_model_for_kbit_training
+        ),
         "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training casts "
         "the norms to float32; leave it out (as TRL does for sharded 4-bit weights).",
         ONE_DTYPE,
     ),
     CombinationRule(
         lambda s: (
-            s.uses_fsdp1
-            and s.has_4bit_base
-            and s.mixed_precision is MixedPrecision.NO
-            and s.autocast_adapter_dtype
+            s.mesh.uses_fsdp1
+            and s.adapters.has_4bit_base
+            and s.precision.mixed_precision is MixedPrecision.NO
+            and s.adapters.autocast_adapter_dtype
         ),
         # transformers 5.23, distributed/fsdp.py, update_fsdp_plugin_peft; peft 0.21, _cast_input_dtype
-        "With a 4-bit base Trainer makes FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, while PEFT passes "
-        "float32 "
+        "With a 4-bit base Trainer makes FSDP 1 gather adapters in {s.adapters.bnb_4bit_quant_storage}, while PEFT "
+        "passes float32 "
         "inputs to float32 adapters; set mixed_precision bf16, or autocast_adapter_dtype false.",
         Line("transformers", "distributed/fsdp.py", 284, "set_mixed_precision("),
     ),
     CombinationRule(
-        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim in BITSANDBYTES,
+        lambda s: (
+            s.mesh.strategy.is_fsdp
+            and s.mesh.fsdp_version == 2
+            and s.optimisation.optim in BITSANDBYTES
+        ),
         # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
-        "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
+        "optim {s.optimisation.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, "
+        "or zero2.",
         Report("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633"),
     ),
     CombinationRule(
-        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim is Optimizer.ADAFACTOR,
+        lambda s: (
+            s.mesh.strategy.is_fsdp
+            and s.mesh.fsdp_version == 2
+            and s.optimisation.optim is Optimizer.ADAFACTOR
+        ),
         "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.modules_to_save is not None and (s.uses_fsdp1 or s.strategy.is_zero),
-        "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
+        lambda s: (
+            s.adapters.modules_to_save is not None
+            and (s.mesh.uses_fsdp1 or s.mesh.strategy.is_zero)
+        ),
+        "modules_to_save under {s.mesh.strategy} is not modelled yet; leave it out, or take ddp.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.has_8bit_base and s.strategy.is_fsdp and s.fsdp_version == 2,
+        lambda s: s.adapters.has_8bit_base and s.mesh.strategy.is_fsdp and s.mesh.fsdp_version == 2,
         # torch 2.13, _fsdp_param.py, _init_sharded_param makes it an nn.Parameter; bitsandbytes 0.50, nn/modules.py,
         # Linear8bitLt.forward: "'Parameter' object has no attribute 'CB'"
         "FSDP 2 makes LLM.int8's weights plain parameters, without bitsandbytes' scales ('Parameter' object has no "
@@ -287,10 +317,10 @@ RULES = (
         Line("bitsandbytes", "nn/modules.py", 1182, "if self.weight.CB is not None:"),
     ),
     CombinationRule(
-        lambda s: s.has_8bit_base and s.uses_fsdp1,
+        lambda s: s.adapters.has_8bit_base and s.mesh.uses_fsdp1,
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
         "FSDP 1 cannot flatten integer dtype tensors such as LLM.int8's weights; take method qlora with "
-        "bnb_4bit_quant_storage {s.dtype}, or strategy ddp.",
+        "bnb_4bit_quant_storage {s.precision.dtype}, or strategy ddp.",
         Line(
             "torch", "distributed/fsdp/_flat_param.py", 811, "Cannot flatten integer dtype tensors"
         ),
@@ -298,26 +328,28 @@ RULES = (
     CombinationRule(
         lambda s: (
             (
-                s.use_dora
-                and s.strategy.shards_states
-                and (s.uses_fsdp1 or s.strategy.is_zero or s.has_packed_base)
+                s.adapters.use_dora
+                and s.mesh.strategy.shards_states
+                and (s.mesh.uses_fsdp1 or s.mesh.strategy.is_zero or s.adapters.has_packed_base)
             )
-            or (s.load_in_8bit and s.strategy.is_zero)
+            or (s.adapters.load_in_8bit and s.mesh.strategy.is_zero)
         ),
-        "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
+        "use_dora and load_in_8bit under {s.mesh.strategy} are not modelled yet; take strategy ddp.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            (s.strategy.is_fsdp and s.optim not in ELEMENTWISE)
-            or (s.strategy.is_zero and s.optim not in ON_FLAT_PARTS)
+            (s.mesh.strategy.is_fsdp and s.optimisation.optim not in ELEMENTWISE)
+            or (s.mesh.strategy.is_zero and s.optimisation.optim not in ON_FLAT_PARTS)
         ),
-        "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
+        "optim {s.optimisation.optim} under {s.mesh.strategy} is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.gathers_modules and s.offload_param is not Offload.NONE and s.has_4bit_base
+            s.mesh.strategy.gathers_modules
+            and s.mesh.offload_param is not Offload.NONE
+            and s.adapters.has_4bit_base
         ),
         "offload_param with method qlora is not modelled yet under zero3; take "
         "offload_param none, or fsdp.",
@@ -325,27 +357,29 @@ RULES = (
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.is_zero
-            and s.mixed_precision is MixedPrecision.NO
-            and (s.dtype is not Dtype.FLOAT32 or s.has_4bit_base)
+            s.mesh.strategy.is_zero
+            and s.precision.mixed_precision is MixedPrecision.NO
+            and (s.precision.dtype is not Dtype.FLOAT32 or s.adapters.has_4bit_base)
         ),
         # DeepSpeed 0.19.6, runtime/engine.py, __check_params: it returns before the check, so such a run starts
-        "mixed_precision no with 16-bit weights under {s.strategy} is not modelled yet; set mixed_precision bf16, or "
-        "dtype float32.",
+        "mixed_precision no with 16-bit weights under {s.mesh.strategy} is not modelled yet; set mixed_precision "
+        "bf16, or dtype float32.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.gathers_modules and s.has_4bit_base and s.bnb_4bit_quant_storage == "uint8"
+            s.mesh.strategy.gathers_modules
+            and s.adapters.has_4bit_base
+            and s.adapters.bnb_4bit_quant_storage == "uint8"
         ),
         "zero3 shards 4-bit weights only in a float storage dtype; set bnb_4bit_quant_storage to bfloat16.",
         Report("https://huggingface.co/docs/peft/accelerate/deepspeed"),
     ),
     CombinationRule(
         lambda s: (
-            s.strategy.is_fsdp
-            and s.save_only_model
-            and s.fsdp_state_dict_type == SHARDED_STATE_DICT
+            s.mesh.strategy.is_fsdp
+            and s.run.save_only_model
+            and s.run.fsdp_state_dict_type == SHARDED_STATE_DICT
         ),
         # transformers 5.23, trainer.py, _validate_args
         "Trainer refuses save_only_model with fsdp_state_dict_type SHARDED_STATE_DICT; take FULL_STATE_DICT.",
@@ -357,90 +391,99 @@ RULES = (
         ),
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and s.gradient_accumulation_steps > 1,
+        lambda s: s.optimisation.optimizer_in_bwd and s.batch.gradient_accumulation_steps > 1,
         "Gradient accumulation is not supported with optimizer_in_bwd, torchtune refuses it; set "
         "gradient_accumulation_steps to 1, or optimizer_in_bwd false.",
         FULL_FINETUNE,
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and s.uses_adapters,
+        lambda s: s.optimisation.optimizer_in_bwd and s.adapters.uses_adapters,
         "optimizer_in_bwd is of torchtune's full fine-tuning alone; set it false, or take method full.",
         FULL_FINETUNE,
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and s.mixed_precision is MixedPrecision.FP16,
+        lambda s: (
+            s.optimisation.optimizer_in_bwd and s.precision.mixed_precision is MixedPrecision.FP16
+        ),
         "optimizer_in_bwd has no scaler, and torchtune refuses fp16; take mixed_precision bf16 or no.",
         FULL_FINETUNE,
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and not s.strategy.is_alone,
-        "optimizer_in_bwd under {s.strategy} is not modelled yet; set it false, or take strategy none.",
+        lambda s: s.optimisation.optimizer_in_bwd and not s.mesh.strategy.is_alone,
+        "optimizer_in_bwd under {s.mesh.strategy} is not modelled yet; set it false, or take strategy none.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.optimizer_in_bwd and s.optim in LOW_RANK_OPTIMIZERS,
-        "optim {s.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
+        lambda s: s.optimisation.optimizer_in_bwd and s.optimisation.optim in LOW_RANK_OPTIMIZERS,
+        "optim {s.optimisation.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.batch.is_joined and s.padded,
+        lambda s: s.batch.is_joined and s.batch.padded,
         "packing and padding_free leave no padding; set padded false.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.packing and bool(s.images_per_example),
+        lambda s: s.batch.packing and bool(s.images.images_per_example),
         "Packing is not supported for examples with images, TRL refuses it; set packing false.",
         Line("trl", "trainer/sft_trainer.py", 781, "Packing is not supported for vision datasets."),
     ),
     CombinationRule(
-        lambda s: s.padding_free and bool(s.images_per_example),
+        lambda s: s.batch.padding_free and bool(s.images.images_per_example),
         "padding_free is not supported for examples with images, TRL refuses it; set it false.",
         Line("trl", "trainer/sft_trainer.py", 785, "Padding-free training is yet not supported"),
     ),
     CombinationRule(
-        lambda s: s.uses_adapters and s.lora_bias and s.use_dora,
+        lambda s: s.adapters.uses_adapters and s.adapters.lora_bias and s.adapters.use_dora,
         "lora_bias is not supported with use_dora, PEFT refuses it; turn one of them off.",
         Line("peft", "tuners/lora/config.py", 1088, "lora_bias=True is not supported for DoRA"),
     ),
     CombinationRule(
         lambda s: (
-            s.uses_adapters
-            and s.layers_to_transform is not None
-            and isinstance(s.lora_target_modules, str)
+            s.adapters.uses_adapters
+            and s.adapters.layers_to_transform is not None
+            and isinstance(s.adapters.lora_target_modules, str)
         ),
-        "layers_to_transform cannot go with lora_target_modules {s.lora_target_modules}, PEFT refuses it; list the "
-        "modules.",
+        "layers_to_transform cannot go with lora_target_modules {s.adapters.lora_target_modules}, PEFT refuses it; "
+        "list the modules.",
         Line(
             "peft", "tuners/lora/config.py", 1041, "cannot be used when `target_modules` is a str"
         ),
     ),
     CombinationRule(
-        lambda s: s.adapters.by_layer and not s.strategy.keeps_whole,
-        "Adapters that differ between layers are not modelled yet under {s.strategy}; leave layers_to_transform and "
-        "numbers of layers out, or take strategy ddp.",
+        lambda s: s.adapters.by_layer and not s.mesh.strategy.keeps_whole,
+        "Adapters that differ between layers are not modelled yet under {s.mesh.strategy}; leave "
+        "layers_to_transform and numbers of layers out, or take strategy ddp.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            s.uses_adapters
-            and s.bias != "none"
-            and (s.has_packed_base or not s.strategy.keeps_whole)
+            s.adapters.uses_adapters
+            and s.adapters.bias != "none"
+            and (s.adapters.has_packed_base or not s.mesh.strategy.keeps_whole)
         ),
-        "bias {s.bias} is modelled beside a base of 16 or 32 bits on one GPU and under ddp only; leave it at none.",
+        "bias {s.adapters.bias} is modelled beside a base of 16 or 32 bits on one GPU and under ddp only; leave it "
+        "at none.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.uses_adapters and s.lora_bias and (s.uses_fsdp1 or s.strategy.gathers_modules),
-        "lora_bias under {s.strategy} is not modelled yet; turn it off, or take strategy ddp.",
+        lambda s: (
+            s.adapters.uses_adapters
+            and s.adapters.lora_bias
+            and (s.mesh.uses_fsdp1 or s.mesh.strategy.gathers_modules)
+        ),
+        "lora_bias under {s.mesh.strategy} is not modelled yet; turn it off, or take strategy ddp.",
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.selective_checkpointing and not s.gradient_checkpointing,
+        lambda s: (
+            s.computation.selective_checkpointing and not s.computation.gradient_checkpointing
+        ),
         "selective_checkpointing requires gradient_checkpointing, TRL refuses it without; turn both on, or both off.",
         Line("trl", "trainer/sft_trainer.py", 1088, "requires `gradient_checkpointing=True`."),
     ),
     CombinationRule(
-        lambda s: s.selective_checkpointing and s.use_reentrant,
+        lambda s: s.computation.selective_checkpointing and s.computation.use_reentrant,
         "selective_checkpointing requires checkpoints that are not reentrant, TRL refuses others; set use_reentrant "
         "false.",
         Line("trl", "trainer/sft_trainer.py", 1092, "requires non-reentrant gradient"),
@@ -448,31 +491,32 @@ RULES = (
     CombinationRule(
         # transformers 5.23, trainer.py calls activation_checkpointing_enable, which a PeftModel hands to its base,
         # past the wrapper that TRL puts around gradient_checkpointing_enable
-        lambda s: s.selective_checkpointing and s.uses_adapters,
-        "selective_checkpointing fails with method {s.method} ('Unexpected keyword arguments: selective'), because "
-        "Trainer turns checkpointing on in the base model, past TRL; leave it out, or take method full.",
+        lambda s: s.computation.selective_checkpointing and s.adapters.uses_adapters,
+        "selective_checkpointing fails with method {s.adapters.method} ('Unexpected keyword arguments: selective'), "
+        "because Trainer turns checkpointing on in the base model, past TRL; leave it out, or take method full.",
         Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
     ),
     CombinationRule(
         lambda s: (
-            s.checkpoint_around_fsdp and (s.checkpoint_every_n_layers > 1 or s.offload_checkpoints)
+            s.mesh.checkpoint_around_fsdp
+            and (s.computation.checkpoint_every_n_layers > 1 or s.computation.offload_checkpoints)
         ),
         "checkpoint_around_fsdp is for transformers before 4.52, which has neither checkpoint_every_n_layers nor "
         "offload_checkpoints; leave it out.",
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.activation_offloading and s.strategy.places_layers,
+        lambda s: s.computation.activation_offloading and s.mesh.strategy.places_layers,
         "activation_offloading under device_map is not modelled yet; take offload_checkpoints.",
         NOT_MODELLED,
     ),
     CombinationRule(
         lambda s: (
-            s.activation_offloading
-            and (not s.gradient_checkpointing or s.use_reentrant)
-            and s.strategy.shards_weights
+            s.computation.activation_offloading
+            and (not s.computation.gradient_checkpointing or s.computation.use_reentrant)
+            and s.mesh.strategy.shards_weights
         ),
-        "activation_offloading under {s.strategy} is not modelled yet without checkpoints that are not reentrant "
+        "activation_offloading under {s.mesh.strategy} is not modelled yet without checkpoints that are not reentrant "
         "(gathered weights are offloaded too); set gradient_checkpointing true and use_reentrant false, or take "
         "strategy ddp.",
         NOT_MODELLED,
@@ -501,7 +545,7 @@ def sharing(
     offload target that it lacks. FSDP offloads weights and states together or not at all.
 
     >>> offloaded = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2, offload_optimizer=Offload.CPU)
-    >>> [sharing(offloaded, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
+    >>> [sharing(offloaded.mesh, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
     ['cpu', 'none']
     """
     rests = mesh.offload_optimizer, mesh.offload_param
@@ -542,20 +586,20 @@ CLIPPED_IN_BACKWARD = Refusal(
 
 def clipped_in_backward(setup: TrainingSetup) -> RefusedError | None:
     """Why gradients that die in backward cannot be clipped; None if they are not. Not part of a structure."""
-    if not setup.optimizer_in_bwd or not setup.max_grad_norm:
+    if not setup.optimisation.optimizer_in_bwd or not setup.optimisation.max_grad_norm:
         return None
     return CLIPPED_IN_BACKWARD()
 
 
 BEYOND_ONE_MACHINE = Refusal(
-    "device_map is one process on one machine of gpus_per_node {s.gpus_per_node} GPUs, and num_gpus is {s.num_gpus}; "
-    "lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
+    "device_map is one process on one machine of gpus_per_node {s.mesh.gpus_per_node} GPUs, and num_gpus is "
+    "{s.mesh.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
     CONTRADICTION,
 )
 
 
 def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
     """Why a device map cannot span so many GPUs; None if it can. Not part of a structure, which ignores machines."""
-    if not setup.strategy.places_layers or setup.num_gpus <= setup.gpus_per_node:
+    if not setup.mesh.strategy.places_layers or setup.mesh.num_gpus <= setup.mesh.gpus_per_node:
         return None
     return BEYOND_ONE_MACHINE(s=setup)

@@ -25,7 +25,7 @@ def finds_unused(setup: TrainingSetup) -> bool:
     Source: transformers 5.23, trainer.py, ``create_accelerator_and_postprocess``; torch 2.13,
     nn/parallel/distributed.py, ``_DDPSink``.
     """
-    checkpointed = setup.gradient_checkpointing and not setup.uses_adapters
+    checkpointed = setup.computation.gradient_checkpointing and not setup.adapters.uses_adapters
     return not checkpointed
 
 
@@ -39,9 +39,9 @@ def plays_as_alone(model: Model, setup: TrainingSetup) -> bool:
     >>> plays_as_alone(TINY_LLAMA, setup), plays_as_alone(TINY_LLAMA, replace(setup, loss="chunked_trl"))
     (False, True)
     """
-    if not setup.strategy.averages_in_buckets:
+    if not setup.mesh.strategy.averages_in_buckets:
         return False
-    returns_loss = setup.objective.is_causal_lm and not setup.smooths_labels
+    returns_loss = setup.task.objective.is_causal_lm and not setup.smooths_labels
     is_fused = returns_loss and not loss_of(model, setup).takes_whole_logits
     return is_fused or not finds_unused(setup)
 

@@ -12,7 +12,6 @@ Source: trl 1.16, models/utils.py, ``prepare_deepspeed`` and ``prepare_fsdp``; t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -63,18 +62,17 @@ def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     ``_build_fsdp_module`` (``CPUOffload`` where ``forward_only``); llamafactory 0.9.5, model/patcher.py
     (``compute_dtype``), model/adapter.py:313 (``is_trainable``).
 
-    >>> as_frozen(TrainingSetup(gradient_checkpointing=True)).gradient_checkpointing
+    >>> as_frozen(TrainingSetup(gradient_checkpointing=True)).computation.gradient_checkpointing
     False
     """
     dtype = setup.precision.dtype
     if setup.task.given_loss.takes_whole_logits:
         dtype = AUTOCAST.get(setup.precision.mixed_precision, dtype)
     rests = setup.task.given_loss.is_verls and setup.mesh.strategy.is_fsdp
-    return replace(
-        setup,
+    return setup.replace(
         offload_param=Offload.CPU if rests else setup.mesh.offload_param,
         dtype=dtype,
-        method=setup.method if setup.adapters.uses_adapters else Method.LORA,
+        method=setup.adapters.method if setup.adapters.uses_adapters else Method.LORA,
         lora_target_modules=(NO_MODULE,),
         modules_to_save=None,
         use_dora=False,
@@ -109,7 +107,9 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
         width = gathered_width(setup, is_adapter=False)
         whole = [
             allocated(
-                shard_elements(unit.sizes, width, setup.shard_ranks) * setup.shard_ranks * width
+                shard_elements(unit.sizes, width, setup.mesh.shard_ranks)
+                * setup.mesh.shard_ranks
+                * width
             )
             * unit.alike
             for unit in flat_parameters(model, setup)
@@ -119,7 +119,7 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
         flat = 0 if rests else flat_bytes(model, setup, adapters=False)
         return flat + buffer_bytes(model) + gathered
     if setup.mesh.strategy.is_fsdp:
-        gathered = sum(it.whole_bytes for it in _members(model, setup, setup.shard_ranks))
+        gathered = sum(it.whole_bytes for it in _members(model, setup, setup.mesh.shard_ranks))
         rests = setup.mesh.offload_param is not Offload.NONE
         shards = (
             unmoved_weight_bytes(model, setup.adapters)

@@ -70,8 +70,8 @@ def stored_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
 
     Source: accelerate 1.15, accelerator.py, ``prepare_model`` ("Upcasted low precision parameters").
     """
-    trained = is_adapter or not setup.uses_adapters
-    if trained and setup.mixed_precision is not MixedPrecision.NO:
+    trained = is_adapter or not setup.adapters.uses_adapters
+    if trained and setup.precision.mixed_precision is not MixedPrecision.NO:
         return FLOAT32_BYTES
     return adapter_width(setup) if is_adapter else unquantized_width(setup)
 
@@ -117,7 +117,7 @@ def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
     for modules, alike in together:
         sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
         found.append(FlatParameter(tuple(sizes), is_adapter=False, alike=alike))
-        if setup.uses_adapters:
+        if setup.adapters.uses_adapters:
             found += [
                 FlatParameter((elements(shape),), is_adapter=True, alike=alike)
                 for module in modules
@@ -139,7 +139,7 @@ def check_units(model: Model, setup: TrainingSetup) -> None:
     Raises ``ValueError`` with one sentence.
     Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``.
     """
-    if not setup.uses_fsdp1:
+    if not setup.mesh.uses_fsdp1:
         return
     for lowest, _ in layer_groups(model):
         for module in layer_modules(model, lowest):
@@ -157,7 +157,7 @@ def flat_shard(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) 
     Source: as ``shard_elements``.
     """
     width = gathered_width(setup, is_adapter=is_adapter)
-    return shard_elements(sizes, width, setup.shard_ranks)
+    return shard_elements(sizes, width, setup.mesh.shard_ranks)
 
 
 def flat_ends(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) -> list[int]:
@@ -197,7 +197,9 @@ def _scales(model: Model, adapters: Adapters) -> int:
 
 def _trained(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
     return [
-        unit for unit in flat_parameters(model, setup) if unit.is_adapter == setup.uses_adapters
+        unit
+        for unit in flat_parameters(model, setup)
+        if unit.is_adapter == setup.adapters.uses_adapters
     ]
 
 
@@ -208,7 +210,7 @@ def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: torch 2.13, _runtime_utils.py, ``_reduce_grad`` and ``_root_pre_forward``
     (``_reset_flat_param_grad_info_if_needed``).
     """
-    width = stored_width(setup, is_adapter=setup.uses_adapters)
+    width = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
     return sum(
         unit.alike * allocated(_shard(unit, setup) * width) for unit in _trained(model, setup)
     )
@@ -220,9 +222,9 @@ def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: torch 2.13, _runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``); transformers 5.23, trainer.py
     (``no_sync`` except in the last micro-step).
     """
-    width = gathered_width(setup, is_adapter=setup.uses_adapters)
+    width = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
     return sum(
-        unit.alike * allocated(_shard(unit, setup) * setup.shard_ranks * width)
+        unit.alike * allocated(_shard(unit, setup) * setup.mesh.shard_ranks * width)
         for unit in _trained(model, setup)
     )
 
@@ -233,8 +235,8 @@ def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Other ranks hold equally many elements, in pieces of other sizes.
     Source: torch 2.13, _flat_param.py, ``_use_sharded_views``.
     """
-    stored = stored_width(setup, is_adapter=setup.uses_adapters)
-    gathered = gathered_width(setup, is_adapter=setup.uses_adapters)
+    stored = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
+    gathered = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
     tensors = []
     for unit in _trained(model, setup):
         shard, ends = _shard(unit, setup), _starts(unit.sizes, gathered)
@@ -261,9 +263,9 @@ def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUn
     for place, unit in enumerate(flat_parameters(model, setup)):
         shard = _shard(unit, setup)
         width = stored_width(setup, is_adapter=unit.is_adapter)
-        parts = setup.shard_ranks
-        if beside and unit.is_adapter == setup.uses_adapters:
-            state = setup.optim_state_dtype
+        parts = setup.mesh.shard_ranks
+        if beside and unit.is_adapter == setup.adapters.uses_adapters:
+            state = setup.optimisation.optim_state_dtype
             width, parts = max(width, state.bytes if state is not None else 0), parts + 1
         key = unit.is_adapter, place == 0
         sizes[key] = max(sizes.get(key, 0), shard * parts * width)

@@ -52,9 +52,9 @@ class Fsdp1Hooks(Hooks):
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self.setup = setup
-        reentrant = setup.gradient_checkpointing and setup.use_reentrant
+        reentrant = setup.computation.gradient_checkpointing and setup.computation.use_reentrant
         self.traffic = FlatTraffic(
-            tape, ranks, holds_inputs=reentrant and setup.checkpoint_around_fsdp
+            tape, ranks, holds_inputs=reentrant and setup.mesh.checkpoint_around_fsdp
         )
         self.outer = outer
         self.units: dict[str, FlatUnit] = {}
@@ -73,7 +73,7 @@ class Fsdp1Hooks(Hooks):
         sizes = [
             size for module in block.modules for size in module_sizes(module, self.setup.adapters)
         ]
-        stays = self.setup.strategy.keeps_gathered
+        stays = self.setup.mesh.strategy.keeps_gathered
         unit = self._unit(f"layer {index}", block, sizes, stays=stays)
         unit.is_lowest = unit.is_lowest or is_lowest
         self._adapters(block)
@@ -84,7 +84,7 @@ class Fsdp1Hooks(Hooks):
         return self._called(key, owned, sizes, stays=stays, is_adapter=False)
 
     def _adapters(self, block: Block) -> None:
-        stays = self.setup.strategy.keeps_gathered
+        stays = self.setup.mesh.strategy.keeps_gathered
         for owned in block.owned:
             if owned.is_adapter:
                 key, sizes = owned.parameter.key, [owned.parameter.elements]
@@ -108,7 +108,10 @@ class Fsdp1Hooks(Hooks):
         if not self.tape.records:
             return unit
         if key in self.calls:
-            if self.setup.gradient_checkpointing and self.setup.use_reentrant:
+            if (
+                self.setup.computation.gradient_checkpointing
+                and self.setup.computation.use_reentrant
+            ):
                 raise SECOND_REENTRANT_PASS()
             renewed = [it.parameter for it in owned if _leaf(it) is not None]
             leaves = [Leaf(GRADIENTS) for _ in renewed]
@@ -133,7 +136,7 @@ class Fsdp1Hooks(Hooks):
             widths,
             [leaf for it in owned if (leaf := _leaf(it)) is not None],
             stays=stays,
-            accumulates=setup.gradient_accumulation_steps > 1,
+            accumulates=setup.batch.gradient_accumulation_steps > 1,
             reduces=setup.reduces_every_micro_step,
             is_leaf=is_adapter,
         )

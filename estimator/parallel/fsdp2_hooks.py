@@ -73,7 +73,7 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (with ``full_tensor``
     each rank only gets its own gradient).
     """
-    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.is_tied:
+    if not setup.mesh.strategy.is_fsdp or setup.mesh.uses_fsdp1 or model.is_tied:
         return
     if joins_norm(model, setup.adapters):
         return
@@ -106,12 +106,12 @@ class Fsdp2Hooks(Hooks):
         self._model, self._setup = model, setup
         self._embedding_name = outer.embedding_name
         self._norm_name = outer.final_norm_name
-        self._reshards = not setup.strategy.keeps_gathered
+        self._reshards = not setup.mesh.strategy.keeps_gathered
         self._traffic = Fsdp2Traffic(
             tape,
             ranks,
-            replicated=setup.strategy.has_groups,
-            offloads=setup.offload_param is not Offload.NONE,
+            replicated=setup.mesh.strategy.has_groups,
+            offloads=setup.mesh.offload_param is not Offload.NONE,
             reduced_width=4 * setup.reduces_every_micro_step,
         )
         self._tied = model.is_tied
@@ -128,7 +128,7 @@ class Fsdp2Hooks(Hooks):
         self._tail = self._group(outer, names[TAIL], reshards=not stays)
         self._root = self._group(outer, names[ROOT], reshards=not stays)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
-        self.casts_inputs = setup.mixed_precision is not MixedPrecision.NO
+        self.casts_inputs = setup.precision.mixed_precision is not MixedPrecision.NO
         self._cast: list[Tensor] = []
         """Inputs of the model that its root cast."""
         self._layers: dict[tuple[str, int], Fsdp2Group] = {}
@@ -160,7 +160,7 @@ class Fsdp2Hooks(Hooks):
         self, block: Block, names: Sequence[str] | None = None, *, reshards: bool
     ) -> Fsdp2Group:
         setup, members = self._setup, self._members_of(block, names)
-        was_reduced = setup.reduces_every_micro_step and setup.gradient_accumulation_steps > 1
+        was_reduced = setup.reduces_every_micro_step and setup.batch.gradient_accumulation_steps > 1
         return Fsdp2Group(self._traffic, members, reshards=reshards, was_reduced=was_reduced)
 
     def _members_of(
@@ -181,7 +181,7 @@ class Fsdp2Hooks(Hooks):
             width = packed_width(setup.adapters)
             count = ceil_div(packed_bytes(parameter.elements), width)
             return [ShardedParameter(ceil_div(count, ranks), width, width, None)]
-        waits = setup.gradient_accumulation_steps > 1 and not setup.reduces_every_micro_step
+        waits = setup.batch.gradient_accumulation_steps > 1 and not setup.reduces_every_micro_step
         if parameter.requires_grad and waits:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
@@ -316,7 +316,7 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
     if structure.reduces_every_micro_step:
         waiting = sharded_gradient_bytes(model, structure)
     if (
-        structure.offload_param is not Offload.NONE
+        structure.mesh.offload_param is not Offload.NONE
     ):  # everything is on the host except gradients that still accumulate
         return Resident(
             weights=unmoved_weight_bytes(model, structure.adapters) + buffer_bytes(model),

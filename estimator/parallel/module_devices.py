@@ -83,7 +83,7 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     >>> module_devices(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
     (0, 0)
     """
-    question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
+    question = model, setup.mesh.num_gpus, setup.precision.dtype.value, _packing(setup.adapters)
     found = None
     if gpu is not None and _free(gpu) < _needed_bytes(*question):
         found = _devices(*question, _free(gpu))
@@ -100,12 +100,12 @@ def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> 
 
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.init_hook`` and ``post_forward``.
     """
-    question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
+    question = model, setup.mesh.num_gpus, setup.precision.dtype.value, _packing(setup.adapters)
     if gpu is None or _free(gpu) >= _needed_bytes(*question):
         return None
     if _devices(*question, _free(gpu)) is not None:
         return None
-    return _too_large(setup.num_gpus, gpu)
+    return _too_large(setup.mesh.num_gpus, gpu)
 
 
 def _too_large(gpus: int, gpu: Gpu) -> str:
@@ -151,12 +151,12 @@ def placed_with_tower(
     tree, packing = image_text_tree(model), _packing(setup.adapters)
     limits: dict[Device, int] = dict.fromkeys(range(gpus), UNLIMITED if gpu is None else _free(gpu))
     placed = from_pretrained_device_map(
-        model, limits, dtype=setup.dtype.value, packing=packing, with_tower=True
+        model, limits, dtype=setup.precision.dtype.value, packing=packing, with_tower=True
     )
     if {CPU, DISK} & set(placed.values()):
         assert gpu is not None
         return _too_large(gpus, gpu)
-    sizes = weight_sizes(tree, dtype=setup.dtype.value, packing=packing)
+    sizes = weight_sizes(tree, dtype=setup.precision.dtype.value, packing=packing)
     weights = [
         sum(sizes[name] for name, device in placed.items() if device == seat) // 8
         for seat in range(gpus)

@@ -59,7 +59,7 @@ def machines_of(mesh: Mesh) -> int:
 
     Source: derived, ⌈GPUs / GPUs per machine⌉.
 
-    >>> machines_of(TrainingSetup(num_gpus=12))
+    >>> machines_of(Mesh(num_gpus=12))
     2
     """
     return ceil_div(mesh.num_gpus, mesh.gpus_per_node)
@@ -161,11 +161,11 @@ def shards(setup: TrainingSetup) -> ExchangeGroup:
 
     Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
 
-    >>> shards(TrainingSetup(num_gpus=16)), shards(TrainingSetup(num_gpus=16, dp_replicate_size=4))
+    >>> shards(Mesh(num_gpus=16)), shards(Mesh(num_gpus=16, dp_replicate_size=4))
     (ExchangeGroup(ranks=16, per_machine=8, side_by_side=1), ExchangeGroup(ranks=4, per_machine=8, side_by_side=2))
     """
-    ranks, node = setup.shard_ranks, setup.gpus_per_node
-    if setup.num_gpus <= node or node % ranks == 0:
+    ranks, node = setup.mesh.shard_ranks, setup.mesh.gpus_per_node
+    if setup.mesh.num_gpus <= node or node % ranks == 0:
         return ExchangeGroup(ranks, node, max(1, node // ranks))
     return ExchangeGroup(ranks, min(ranks - 1, node))
 
@@ -175,7 +175,7 @@ def replicas(mesh: Mesh) -> ExchangeGroup:
 
     Source: as ``shards``: the replicas are the outer dimension.
 
-    >>> replicas(TrainingSetup(num_gpus=16, dp_replicate_size=2))
+    >>> replicas(Mesh(num_gpus=16, dp_replicate_size=2))
     ExchangeGroup(ranks=2, per_machine=1, side_by_side=8)
     """
     ranks, node, copies = mesh.shard_ranks, mesh.gpus_per_node, mesh.dp_replicate_size

@@ -97,7 +97,7 @@ def ranks_of_a_node(mesh: Mesh) -> int:
 
     Source: derived.
 
-    >>> ranks_of_a_node(TrainingSetup(num_gpus=16, gpus_per_node=8))
+    >>> ranks_of_a_node(Mesh(num_gpus=16, gpus_per_node=8))
     8
     """
     return min(mesh.num_gpus, mesh.gpus_per_node)
@@ -122,9 +122,9 @@ def offloaded(model: Model, setup: TrainingSetup) -> Offloaded:
     """
     if not offloads(setup.mesh):
         return Offloaded(0, 0, 0)
-    if setup.strategy.is_fsdp:
+    if setup.mesh.strategy.is_fsdp:
         return offloaded_by_fsdp2(model, setup)
-    if setup.strategy.shards_weights:
+    if setup.mesh.strategy.shards_weights:
         return offloaded_by_zero3(model, setup)
     return offloaded_by_zero12(model, setup)
 
@@ -157,9 +157,9 @@ def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
     tensors = trained_elements(model, setup)
     blocks = (FLOAT32_BYTES * part, FLOAT32_BYTES * part, size * part, size * max(tensors))
     locked = sum(map(pinned, blocks))
-    if setup.gradient_accumulation_steps > 1:
+    if setup.batch.gradient_accumulation_steps > 1:
         accumulated = sum(pinned(size * count) for count in tensors)
-        locked += ceil_div(accumulated, setup.num_gpus)
+        locked += ceil_div(accumulated, setup.mesh.num_gpus)
     return Offloaded(locked, _state_bytes(setup.optimisation) * part, 0)
 
 
@@ -168,7 +168,7 @@ def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``.
     """
-    parts = [ceil_div(count, setup.num_gpus) for count in trained_elements(model, setup)]
+    parts = [ceil_div(count, setup.mesh.num_gpus) for count in trained_elements(model, setup)]
     if sum(parts) <= SUB_GROUP:
         return [sum(parts)]
     groups, current = [], 0
@@ -199,21 +199,23 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     part, largest = sum(groups), max(groups)
     locked = pageable = files = 0
     states = _state_bytes(setup.optimisation)
-    if setup.offload_optimizer is not Offload.NONE:
+    if setup.mesh.offload_optimizer is not Offload.NONE:
         locked += pinned(size * part)
-    if setup.offload_optimizer is Offload.CPU:
+    if setup.mesh.offload_optimizer is Offload.CPU:
         locked += sum(pinned(FLOAT32_BYTES * group) for group in groups)
         pageable += (FLOAT32_BYTES + states) * part
-        if setup.offload_param is Offload.NONE and size < FLOAT32_BYTES:
+        if setup.mesh.offload_param is Offload.NONE and size < FLOAT32_BYTES:
             pageable += size * largest
-    elif setup.offload_optimizer is Offload.NVME:
+    elif setup.mesh.offload_optimizer is Offload.NVME:
         locked += OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
         files += (2 * FLOAT32_BYTES + states) * part
     frozen = _frozen_parts(model, setup)
-    if setup.offload_param is Offload.CPU:
+    if setup.mesh.offload_param is Offload.CPU:
         locked += pinned(size * part) + sum(n * pinned(size * t) for t, n in frozen)
-    elif setup.offload_param is Offload.NVME:
-        tensors = [ceil_div(t.elements, setup.num_gpus) for t, _ in whole_tensors(model, setup)]
+    elif setup.mesh.offload_param is Offload.NVME:
+        tensors = [
+            ceil_div(t.elements, setup.mesh.num_gpus) for t, _ in whole_tensors(model, setup)
+        ]
         locked += WEIGHT_BUFFERS * size * max(WEIGHT_BUFFER, *tensors)
         locked += pinned(size * min(part, KEPT_FROM_NVME))
         locked += size * largest if part > KEPT_FROM_NVME else 0
@@ -224,7 +226,7 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
 def _frozen_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
     """Elements of a rank's partition of each unpacked frozen tensor, and its multiplicity."""
     return [
-        (ceil_div(t.elements, setup.num_gpus), n)
+        (ceil_div(t.elements, setup.mesh.num_gpus), n)
         for t, n in whole_tensors(model, setup)
         if not t.trained
     ]
@@ -244,7 +246,7 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
 
     Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
     """
-    ranks = setup.shard_ranks
+    ranks = setup.mesh.shard_ranks
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
@@ -255,11 +257,11 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
                     yield Shard(count * each, False, count, group.alike)
                 shapes = shapes[1:]
             own = member_width(setup, is_adapter=False, part=module.part)
-            trained = not setup.uses_adapters and is_trained_whole(module, setup.adapters)
+            trained = not setup.adapters.uses_adapters and is_trained_whole(module, setup.adapters)
             for shape in shapes:
                 count = elements(shard_shape(shape, ranks))
                 yield Shard(count * own, trained, count, group.alike)
-            if setup.uses_adapters:
+            if setup.adapters.uses_adapters:
                 for part in trained_parts(module, setup):
                     count = elements(shard_shape(part.shape, ranks))
                     yield Shard(count * part.width, True, count, group.alike)
@@ -277,7 +279,7 @@ def offloaded_by_fsdp2(model: Model, setup: TrainingSetup) -> Offloaded:
     for shard in shards(model, setup):
         locked += shard.alike * pinned(shard.bytes) * (2 if shard.trained else 1)
         if shard.trained:
-            what_if = setup.optim_state_dtype
+            what_if = setup.optimisation.optim_state_dtype
             state = what_if.bytes * shard.elements if what_if is not None else shard.bytes
             pageable += shard.alike * STATES * state
     return Offloaded(locked, pageable, 0)
@@ -299,45 +301,45 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     """
     if not offloads(setup.mesh):
         return OffloadTraffic(0, 0, 0, 0, 0)
-    if setup.strategy.is_fsdp:
+    if setup.mesh.strategy.is_fsdp:
         return _moved_shards(model, setup)
-    times, size = setup.gradient_accumulation_steps, width(setup.precision)
-    if setup.strategy.partitions_flat:
+    times, size = setup.batch.gradient_accumulation_steps, width(setup.precision)
+    if setup.mesh.strategy.partitions_flat:
         part = partition(model, setup)
-        on_host = 1 if setup.strategy.reduces_after_backward else times
+        on_host = 1 if setup.mesh.strategy.reduces_after_backward else times
         again = (2 * on_host - 1) * size * part if times > 1 else 0
         return OffloadTraffic(FLOAT32_BYTES * part + again, size * part, 0, 0, part)
     return _moved_parts(model, setup)
 
 
 def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    passes = 1 if setup.strategy.keeps_gathered else PASSES
+    passes = 1 if setup.mesh.strategy.keeps_gathered else PASSES
     gathered = trained = stepped = 0
     for shard in shards(model, setup):
         gathered += shard.alike * shard.bytes
         if shard.trained:
             trained += shard.alike * shard.bytes
             stepped += shard.alike * shard.elements
-    brought = setup.gradient_accumulation_steps * passes * gathered
+    brought = setup.batch.gradient_accumulation_steps * passes * gathered
     return OffloadTraffic(brought + trained, 0, 0, 0, stepped)
 
 
 def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    times, size = setup.gradient_accumulation_steps, width(setup.precision)
+    times, size = setup.batch.gradient_accumulation_steps, width(setup.precision)
     part = sum(sub_groups(model, setup))
     frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
     running = after = read = written = stepped = 0
-    if setup.offload_optimizer is not Offload.NONE:
+    if setup.mesh.offload_optimizer is not Offload.NONE:
         stepped = part
         running += (2 * times * size + FLOAT32_BYTES) * part
-        after += size * part if setup.offload_param is Offload.NONE else 0
-    if setup.offload_optimizer is Offload.NVME:
+        after += size * part if setup.mesh.offload_param is Offload.NONE else 0
+    if setup.mesh.offload_optimizer is Offload.NVME:
         states = (2 * FLOAT32_BYTES + _state_bytes(setup.optimisation)) * part
         read, written = read + states, written + states
-    if setup.offload_param is not Offload.NONE:
+    if setup.mesh.offload_param is not Offload.NONE:
         running += times * PASSES * size * (part + frozen)
-        after += FLOAT32_BYTES * part if setup.offload_optimizer is Offload.NONE else 0
-    if setup.offload_param is Offload.NVME:
+        after += FLOAT32_BYTES * part if setup.mesh.offload_optimizer is Offload.NONE else 0
+    if setup.mesh.offload_param is Offload.NVME:
         away = max(0, part - KEPT_FROM_NVME)
         read += times * PASSES * size * (away + frozen)
         written += size * away

@@ -172,7 +172,7 @@ def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable
     ([(8, 16), (10, 8)], {(8,)})
     """
     modules = {(it.at, it.module.name): it.module for it in _trainable_modules(model, setup)}
-    projects = setup.optim in LOW_RANK_OPTIMIZERS
+    projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
     for trained in trained_in_order(model, setup):
         module = modules[trained.at, trained.module]
@@ -207,7 +207,7 @@ def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
     heads, vision = tied_head(model), model.vision
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
     for at, module in _trainable_modules(model, setup):
-        if module in heads and not setup.uses_adapters:
+        if module in heads and not setup.adapters.uses_adapters:
             continue
         if module not in found:
             of_text = module.part is Part.TEXT or vision is None

@@ -70,8 +70,8 @@ def upcasts_trained(setup: TrainingSetup) -> bool:
     """
     if setup.reduces_every_micro_step:
         return False
-    mixed = setup.mixed_precision is not MixedPrecision.NO
-    return setup.strategy.is_fsdp and mixed and not setup.has_4bit_base
+    mixed = setup.precision.mixed_precision is not MixedPrecision.NO
+    return setup.mesh.strategy.is_fsdp and mixed and not setup.adapters.has_4bit_base
 
 
 class ShardGroup(NamedTuple):
@@ -156,7 +156,7 @@ def member_width(
 
     Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
     """
-    is_whole = not setup.uses_adapters and part not in setup.adapters.frozen_parts
+    is_whole = not setup.adapters.uses_adapters and part not in setup.adapters.frozen_parts
     if (is_adapter or is_copy or is_whole) and upcasts_trained(setup):
         return FLOAT32_BYTES
     return adapter_width(setup) if is_adapter else unquantized_width(setup)
@@ -182,7 +182,7 @@ def loads_sharded(setup: TrainingSetup) -> bool:
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_load_full_state_dict``; DeepSpeed 0.19.6,
     runtime/zero/partition_parameters.py, ``Init``.
     """
-    return setup.strategy.is_fsdp or sharded_on_init(setup)
+    return setup.mesh.strategy.is_fsdp or sharded_on_init(setup)
 
 
 def is_packed_sharded(adapters: Adapters) -> bool:
@@ -201,7 +201,9 @@ def sharded_on_init(setup: TrainingSetup) -> bool:
     runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
     ``_enable_mem_efficient_linear``.
     """
-    return setup.strategy.gathers_modules and not (setup.has_4bit_base or setup.load_in_8bit)
+    return setup.mesh.strategy.gathers_modules and not (
+        setup.adapters.has_4bit_base or setup.adapters.load_in_8bit
+    )
 
 
 def computed(setup: TrainingSetup) -> TrainingSetup:
@@ -212,25 +214,25 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``);
     DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
     """
-    divided = setup.strategy.shards_states
+    divided = setup.mesh.strategy.shards_states
     # each micro-step reduces its gradients, or adds them to the flat buffer
-    if setup.strategy.shards_gradients and (setup.strategy.is_zero or setup.uses_fsdp1):
+    if setup.mesh.strategy.shards_gradients and (
+        setup.mesh.strategy.is_zero or setup.mesh.uses_fsdp1
+    ):
         setup = replace(setup, batch=setup.batch.without_accumulation())
-    if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
+    if setup.mesh.strategy.is_zero and setup.precision.mixed_precision is not MixedPrecision.NO:
         # accelerate 1.15, _prepare_deepspeed: no autocast for a model that DeepSpeed has cast
-        setup = replace(setup, mixed_precision=MixedPrecision.NO)
+        setup = setup.replace(mixed_precision=MixedPrecision.NO)
         divided_in_16_bits = True
     else:
-        divided_in_16_bits = setup.mixed_precision is not MixedPrecision.NO
+        divided_in_16_bits = setup.precision.mixed_precision is not MixedPrecision.NO
     if not divided or not divided_in_16_bits:
         return setup
-    autocasts = setup.mixed_precision is not MixedPrecision.NO
-    return replace(
-        setup,
-        # float16 takes the same memory; gathered weights are not leaves, and no scaler sees their gradients
+    autocasts = setup.precision.mixed_precision is not MixedPrecision.NO
+    return setup.replace(
         dtype=Dtype.BFLOAT16,
         mixed_precision=MixedPrecision.BF16 if autocasts else MixedPrecision.NO,
-        autocast_adapter_dtype=setup.autocast_adapter_dtype and sharded_on_init(setup),
+        autocast_adapter_dtype=setup.adapters.autocast_adapter_dtype and sharded_on_init(setup),
         prepare_model_for_kbit_training=False,
     )
 
@@ -256,7 +258,7 @@ def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
 
     Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
     """
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         return weight_shapes(module) if is_trained_whole(module, setup.adapters) else ()
     return (*adapter_shapes(module, setup), *copied_shapes(module, setup.adapters))
 
@@ -274,7 +276,7 @@ def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
 
     Source: derived, from ``member_width``; DoRA's magnitudes of packed weights are float32 (``adapter_tensors``).
     """
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         width = member_width(setup, is_adapter=False, part=module.part)
         return [TrainedTensor(shape, width) for shape in trained_shapes(module, setup)]
     upcast = upcasts_trained(setup)
@@ -318,7 +320,7 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     ``_validate_no_duplicate_params``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (a head whose
     embedding was copied is no longer tied).
     """
-    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or not setup.uses_adapters:
+    if not setup.mesh.strategy.is_fsdp or setup.mesh.uses_fsdp1 or not setup.adapters.uses_adapters:
         return
     groups = fsdp_groups(model, setup.adapters)
     first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
@@ -328,7 +330,7 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     for group in groups:
         parts = [part for module in group.modules for part in trained_parts(module, setup)]
         if len({part.width for part in parts}) > 1:
-            raise TWO_DTYPES(other=str(not setup.autocast_adapter_dtype).lower())
+            raise TWO_DTYPES(other=str(not setup.adapters.autocast_adapter_dtype).lower())
 
 
 def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
@@ -338,7 +340,7 @@ def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """
     return [
         Trainable(
-            shard_shape(part.shape, setup.shard_ranks),
+            shard_shape(part.shape, setup.mesh.shard_ranks),
             part.width,
             group.alike,
             isinstance(module, Embedding),
@@ -358,7 +360,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``.
     """
-    ranks, total = setup.shard_ranks, 0
+    ranks, total = setup.mesh.shard_ranks, 0
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
@@ -390,11 +392,11 @@ def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
 
 def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
     count = elements(shape)
-    scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+    scales = scale_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
     packed = packed_bytes(count)
     if is_packed_sharded(setup.adapters):
         width = packed_width(setup.adapters)
-        packed = ceil_div(ceil_div(packed, width), setup.shard_ranks) * width
+        packed = ceil_div(ceil_div(packed, width), setup.mesh.shard_ranks) * width
     return allocated(packed) + scales
 
 
@@ -403,10 +405,10 @@ def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: as ``sharded_weight_bytes``.
     """
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         return 0
     return sum(
-        group.alike * tensors_bytes([shard_shape(part.shape, setup.shard_ranks)], part.width)
+        group.alike * tensors_bytes([shard_shape(part.shape, setup.mesh.shard_ranks)], part.width)
         for group in fsdp_groups(model, setup.adapters)
         for module in group.modules
         for part in trained_parts(module, setup)
@@ -422,7 +424,7 @@ def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
         group.alike
         * allocated(
             sum(
-                part.width * elements(shard_shape(part.shape, setup.shard_ranks))
+                part.width * elements(shard_shape(part.shape, setup.mesh.shard_ranks))
                 for module in group.modules
                 for part in trained_parts(module, setup)
             )

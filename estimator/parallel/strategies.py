@@ -84,9 +84,11 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     resident = _rule(structure.mesh).resident(model, structure)
     if (
         resident.transient
-        and structure.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
-        and structure.strategy.keeps_whole
+        and structure.optimisation.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
+        and structure.mesh.strategy.keeps_whole
     ):
         tensors = [it for group in stepped_in_order(model, structure) for it in group]
-        resident = replace(resident, transient=step_transient(tensors, structure.optim, None))
+        resident = replace(
+            resident, transient=step_transient(tensors, structure.optimisation.optim, None)
+        )
     return replace(resident, reference=reference_bytes(model, structure))

@@ -82,7 +82,11 @@ def trained_width(setup: TrainingSetup) -> int:
 
     Source: as ``sharded_on_init``.
     """
-    wide = setup.uses_adapters and setup.autocast_adapter_dtype and sharded_on_init(setup)
+    wide = (
+        setup.adapters.uses_adapters
+        and setup.adapters.autocast_adapter_dtype
+        and sharded_on_init(setup)
+    )
     return FLOAT32_BYTES if wide else width(setup.precision)
 
 
@@ -102,15 +106,15 @@ def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Ru
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
     ``stage3_param_persistence_threshold``.
     """
-    if not setup.strategy.gathers_modules or gathers_nothing(setup.mesh):
+    if not setup.mesh.strategy.gathers_modules or gathers_nothing(setup.mesh):
         return None
     hidden = model.hidden_size
     return Rules(
         prefetched=9 * hidden**2 // 10,
         persistent=10 * hidden,
-        is_offloaded=setup.offload_param is not Offload.NONE,
-        alone=setup.num_gpus == 1,
-        is_wrapped=setup.uses_adapters and trained,
+        is_offloaded=setup.mesh.offload_param is not Offload.NONE,
+        alone=setup.mesh.num_gpus == 1,
+        is_wrapped=setup.adapters.uses_adapters and trained,
         is_frozen=not trained,
     )
 
@@ -128,7 +132,7 @@ def _modules(model: Model, adapters: Adapters) -> Iterable[tuple[Module, int]]:
 def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
     """One module's own unpacked weights, and its adapters."""
     own = weight_shapes(module)[1 if is_quantized(module, setup.adapters) else 0 :]
-    trained = not setup.uses_adapters and is_trained_whole(module, setup.adapters)
+    trained = not setup.adapters.uses_adapters and is_trained_whole(module, setup.adapters)
     return [
         *(Counted(elements(shape), trained) for shape in own),
         *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
@@ -194,7 +198,7 @@ def partition(model: Model, setup: TrainingSetup, ranks: int | None = None) -> i
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
-    return _counted(model, setup, setup.num_gpus if ranks is None else ranks, _partition)
+    return _counted(model, setup, setup.mesh.num_gpus if ranks is None else ranks, _partition)
 
 
 def _partition(model: Model, adapters: Adapters, gpus: int) -> int:
@@ -232,13 +236,13 @@ def most_kept_bytes(model: Model, setup: TrainingSetup, ranks: Iterable[range] =
 
     Source: as ``kept_gradients``.
     """
-    size, among = width(setup.precision), list(ranks) or [range(setup.num_gpus)]
+    size, among = width(setup.precision), list(ranks) or [range(setup.mesh.num_gpus)]
 
     def most(model: Model, adapters: Adapters, gpus: int) -> int:
         kept = kept_gradients(model, adapters, gpus)
         return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
 
-    return _counted(model, setup, setup.num_gpus, most)
+    return _counted(model, setup, setup.mesh.num_gpus, most)
 
 
 def keeps_parts(mesh: Mesh) -> bool:
@@ -281,7 +285,7 @@ class Parts:
         ends, totals = [0, 0], [0, 0]
         for group, count, _ in tensors:
             totals[group] += count
-        parts = [_part(total, setup.num_gpus) for total in totals]
+        parts = [_part(total, setup.mesh.num_gpus) for total in totals]
         within: dict[int, PartitionPlace] = {}
         """The place of a tensor that lies in one rank's partition."""
         for group, count, it in tensors:
@@ -295,8 +299,8 @@ class Parts:
             else:
                 where = place(start, end, part, model.hidden_size**2)
             self._by_layer.setdefault(it.at, {})[it.key] = where
-        self._kept = kept_gradients(model, setup.adapters, setup.num_gpus)
-        self.alone = self._alone(accumulates=setup.gradient_accumulation_steps > 1)
+        self._kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
+        self.alone = self._alone(accumulates=setup.batch.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
 
     def of(self, at: At | None) -> Places:
@@ -366,7 +370,7 @@ def parts_of(model: Model, setup: TrainingSetup) -> Parts:
     Source: as ``Parts``.
     """
     adapters = replace(setup.adapters, lora_r=SOME_RANK)
-    return _parts(model, adapters, setup.num_gpus, setup.gradient_accumulation_steps > 1)
+    return _parts(model, adapters, setup.mesh.num_gpus, setup.batch.gradient_accumulation_steps > 1)
 
 
 @lru_cache(maxsize=64)
@@ -403,7 +407,7 @@ def after_backward(model: Model, setup: TrainingSetup, gpus: int) -> int:
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``reduce_gradients``, ``reduce_ipg_grads``,
     ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
     """
-    offloads = setup.offload_optimizer is not Offload.NONE
+    offloads = setup.mesh.offload_optimizer is not Offload.NONE
     size = width(setup.precision)
 
     def most(model: Model, adapters: Adapters, gpus: int) -> int:
@@ -483,9 +487,9 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
     ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
-    ranks, size = setup.num_gpus, width(setup.precision)
-    stage3 = setup.strategy.shards_weights
-    steps_on_host = setup.offload_optimizer is not Offload.NONE
+    ranks, size = setup.mesh.num_gpus, width(setup.precision)
+    stage3 = setup.mesh.strategy.shards_weights
+    steps_on_host = setup.mesh.offload_optimizer is not Offload.NONE
     whole = whole_tensors(model, setup)
     modules = tuple(_modules(model, setup.adapters))
     packed = sum(n * _packed(module, setup) for module, n in modules)
@@ -502,7 +506,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
             if t.elements <= 10 * hidden
         )
         small = 0 if gathers_nothing(setup.mesh) else small
-        parts = of_trained * part + size * rest if setup.offload_param is Offload.NONE else 0
+        parts = of_trained * part + size * rest if setup.mesh.offload_param is Offload.NONE else 0
         weights = (
             parts
             + small
@@ -515,28 +519,29 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         weights = size * (trained + frozen) + packed
         gradients = most_kept_bytes(model, setup)
         accumulated = 0
-        if setup.gradient_accumulation_steps > 1:
+        if setup.batch.gradient_accumulation_steps > 1:
             # stage 1 also frees its bucket after reducing
             of_stage_1 = size * (trained + hidden**2)
-            accumulated = of_stage_1 if setup.strategy.reduces_after_backward else gradients
+            accumulated = of_stage_1 if setup.mesh.strategy.reduces_after_backward else gradients
     # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
     master = FLOAT32_BYTES * part
     if steps_on_host:
-        on_the_gpu = accumulated if setup.strategy.reduces_after_backward else 0
+        on_the_gpu = accumulated if setup.mesh.strategy.reduces_after_backward else 0
         beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
-        if setup.offload_optimizer is Offload.NVME:
+        if setup.mesh.offload_optimizer is Offload.NVME:
             beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
         return RankBytes(weights, 0, on_the_gpu, 0, States(0, 0), beside)
     flat = [Trainable((part,), FLOAT32_BYTES, 1)]
     of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
-    states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
+    states = optimizer_states(flat, setup.optimisation.optim, setup.optimisation.optim_state_dtype)
     at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
     if not stage3:  # a rank's slice of the largest tensor, which may fill its partition
         at_once = min(part, max(trained_elements(model, setup)))
     transient = max(
         NORM_WIDTH * at_once,
         stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
-        stepped * FLOAT32_BYTES + step_transient(of_step, setup.optim, setup.optim_state_dtype),
+        stepped * FLOAT32_BYTES
+        + step_transient(of_step, setup.optimisation.optim, setup.optimisation.optim_state_dtype),
     )
     return RankBytes(
         weights=weights,
@@ -553,12 +558,12 @@ def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: as ``rank_bytes``.
     """
-    ranks, size, persistent = setup.num_gpus, width(setup.precision), 10 * model.hidden_size
+    ranks, size, persistent = setup.mesh.num_gpus, width(setup.precision), 10 * model.hidden_size
     whole = whole_tensors(model, setup)
     small = sum(n * t.elements for t, n in whole if t.elements <= persistent)
     small = 0 if gathers_nothing(setup.mesh) else small
     parts = sum(n * ceil_div(t.elements, ranks) for t, n in whole)
-    if setup.offload_param is not Offload.NONE:
+    if setup.mesh.offload_param is not Offload.NONE:
         parts = 0
     modules = _modules(model, setup.adapters)
     packed = sum(n * packed_part(module, setup, persistent) for module, n in modules)
@@ -575,7 +580,7 @@ def _packed(module: Module, setup: TrainingSetup) -> int:
     if not is_quantized(module, setup.adapters):
         return 0
     count = elements(weight_shapes(module)[0])
-    return quantized_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+    return quantized_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
 
 
 def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
@@ -588,10 +593,10 @@ def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
     if not is_quantized(module, setup.adapters):
         return 0
     count = elements(weight_shapes(module)[0])
-    scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+    scales = scale_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
     stored = packed_width(setup.adapters)
     whole = ceil_div(packed_bytes(count), stored)
-    part = ceil_div(whole, setup.num_gpus)
+    part = ceil_div(whole, setup.mesh.num_gpus)
     small = whole if whole <= persistent and not gathers_nothing(setup.mesh) else 0
     return stored * (part + small) + scales
 
@@ -626,7 +631,7 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
     >>> sent_from_stage_3(TrainingSetup(), 2)([10, 20]) == 10 * 2 + 10 * 8
     True
     """
-    waits = setup.offload_optimizer is Offload.NVME
+    waits = setup.mesh.offload_optimizer is Offload.NVME
 
     def beside(gradients: Sequence[int]) -> int:
         parts = [ceil_div(elements, ranks) for elements in gradients]
@@ -656,7 +661,7 @@ class Bucket:
         most_kept: MostKept | None = None,
     ) -> None:
         self.tape = tape
-        self.stage = setup.strategy
+        self.stage = setup.mesh.strategy
         self.ranks = ranks
         self.limit = hidden**2
         self.width = width(setup.precision)
@@ -665,9 +670,12 @@ class Bucket:
         """At stage 1: extra bytes at the end of backward."""
         self.most_kept = most_kept
         """At stage 2, where gradients stay on the GPU."""
-        self.accumulates = setup.gradient_accumulation_steps > 1
+        self.accumulates = setup.batch.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
-        if setup.strategy.reduces_after_backward and setup.gradient_accumulation_steps > 1:
+        if (
+            setup.mesh.strategy.reduces_after_backward
+            and setup.batch.gradient_accumulation_steps > 1
+        ):
             self.buffer = Storage.existing(tape, allocated(self.size), GRADIENTS)
         self.kept: list[Storage] = []
         self.kept_so_far = 0

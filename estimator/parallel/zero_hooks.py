@@ -61,7 +61,9 @@ class ZeroHooks(Hooks):
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
         self._parts = parts_of(model, setup) if keeps_parts(setup.mesh) else None
-        kept = after_backward(model, setup, ranks) if setup.strategy.reduces_after_backward else 0
+        kept = (
+            after_backward(model, setup, ranks) if setup.mesh.strategy.reduces_after_backward else 0
+        )
         most_kept = partial(most_kept_bytes, model, setup) if self._parts is not None else None
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, most_kept)
@@ -76,9 +78,13 @@ class ZeroHooks(Hooks):
             record_calls(self.tape, block, self._setup.adapters, path)
         setup = self._setup
         if called in self._called:
-            replays = setup.gradient_checkpointing and setup.use_reentrant and self.tape.records
-            if replays and setup.strategy.partitions_flat:
-                raise SECOND_REDUCTION(strategy=setup.strategy)
+            replays = (
+                setup.computation.gradient_checkpointing
+                and setup.computation.use_reentrant
+                and self.tape.records
+            )
+            if replays and setup.mesh.strategy.partitions_flat:
+                raise SECOND_REDUCTION(strategy=setup.mesh.strategy)
             return
         self._called.add(called)
         places: Places = {}
@@ -137,9 +143,9 @@ class ZeroHooks(Hooks):
 
 
 def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
-    if setup.offload_optimizer is Offload.NONE:
+    if setup.mesh.offload_optimizer is Offload.NONE:
         return None
-    if setup.strategy.gathers_modules:
+    if setup.mesh.strategy.gathers_modules:
         return sent_from_stage_3(setup, ranks)
     return sent_from_stage_2(partition(model, setup, ranks))
 

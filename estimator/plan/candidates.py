@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -122,10 +122,9 @@ class Candidates:
         """The whole setup of one: ``estimate`` of it and of ``gpu`` says the same as the arrays."""
         recipe = self.of(place)
         ranked: dict[str, Any] = (
-            {"lora_r": int(self.rank[place])} if recipe.setup.uses_adapters else {}
+            {"lora_r": int(self.rank[place])} if recipe.setup.adapters.uses_adapters else {}
         )
-        return replace(
-            recipe.setup,
+        return recipe.setup.replace(
             num_gpus=int(self.num_gpus[place]),
             per_device_train_batch_size=int(self.micro_batch[place]),
             gradient_accumulation_steps=int(self.accumulation[place]),
@@ -171,7 +170,7 @@ def candidates(
             for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
                 cells = _cells(question, [question.offers[it] for it in group], setup)
                 if len(cells[0]):
-                    of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
+                    of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
                     _read(question, model, of_node, group, cells, table, untimed)
             if table.count > MOST_CANDIDATES:
                 raise InputError(
@@ -306,7 +305,7 @@ def _takes_rest(setup: TrainingSetup) -> bool:
     """Whether the run takes memory by what the card has or has left: vLLM, a paged cache."""
     generation = setup.generation
     return generation.is_colocated or (
-        setup.objective.generates and generation.use_transformers_continuous_batching
+        setup.task.objective.generates and generation.use_transformers_continuous_batching
     )
 
 
@@ -328,9 +327,9 @@ def _alike(
 
 def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) -> list[Numbers]:
     """GPUs, micro-batch, accumulation and rank of each setup, whose product is exactly the effective batch."""
-    alone = setup.num_gpus == 1
+    alone = setup.mesh.num_gpus == 1
     counts = sorted({count for it in offers for count in it.counts if (count == 1) == alone})
-    ranks = question.ranks if setup.uses_adapters else question.ranks[:1]
+    ranks = question.ranks if setup.adapters.uses_adapters else question.ranks[:1]
     rows = question.micro_batches or range(1, MOST_ROWS + 1)
     found = [
         (count, batch, question.effective_batch // (count * batch), rank)
@@ -358,7 +357,7 @@ def _read(
         "gradient_accumulation_steps": accumulation,
         "num_gpus": gpus,
     }
-    if setup.uses_adapters:
+    if setup.adapters.uses_adapters:
         asked["lora_r"] = ranks
     first = question.offers[group[0]].gpu
     needed_on_first = needs(model, first, setup, **asked)

@@ -118,18 +118,20 @@ def question_of_setup(keys: Mapping[str, object], setup: TrainingSetup) -> dict[
     >>> question_of_setup({"model": "m", "optim": "sgd"}, TrainingSetup(max_length=2048))["lengths"]
     {'mean': 2048, 'max': 2048}
     """
-    longest = setup.max_length
+    longest = setup.batch.max_length
     said: dict[str, object] = {
         "model": keys["model"],
-        "examples": setup.num_train_examples,
-        "epochs": setup.num_train_epochs,
-        "lengths": {"mean": setup.mean_tokens_per_example or longest, "max": longest},
+        "examples": setup.run.num_train_examples,
+        "epochs": setup.run.num_train_epochs,
+        "lengths": {"mean": setup.run.mean_tokens_per_example or longest, "max": longest},
         "effective_batch": setup.effective_batch_size,
-        "methods": [setup.method.value],
-        "rows": "packed" if setup.packing else ("padding_free" if setup.padding_free else "padded"),
+        "methods": [setup.adapters.method.value],
+        "rows": "packed"
+        if setup.batch.packing
+        else ("padding_free" if setup.batch.padding_free else "padded"),
         "tool": DEFAULT_TOOL,
     }
-    said |= {"lora_r": setup.lora_r} if setup.uses_adapters else {}
+    said |= {"lora_r": setup.adapters.lora_r} if setup.adapters.uses_adapters else {}
     rest = {key: it for key, it in keys.items() if key not in OWN and key not in CHOSEN}
     return {**said, "keys": rest} if rest else said
 

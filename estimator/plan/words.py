@@ -88,22 +88,25 @@ def cards(found: Candidates, place: int) -> str:
 def title(found: Candidates, place: int) -> str:
     """One setup in a line: cards, method, weights, strategy, switches, micro-batch × accumulation."""
     setup = found.setup(place)
-    method = setup.method.phrase
-    parts = [cards(found, place), f"{method} r {setup.lora_r}" if setup.uses_adapters else method]
+    method = setup.adapters.method.phrase
+    parts = [
+        cards(found, place),
+        f"{method} r {setup.adapters.lora_r}" if setup.adapters.uses_adapters else method,
+    ]
     if len(found.question.models) > 1:
         parts.insert(1, found.of(place).model.hub_id)
-    parts.append(f"{setup.dtype} weights")
-    if setup.num_gpus > 1:
-        parts.append(setup.strategy.label)
-    if setup.gradient_checkpointing:
+    parts.append(f"{setup.precision.dtype} weights")
+    if setup.mesh.num_gpus > 1:
+        parts.append(setup.mesh.strategy.label)
+    if setup.computation.gradient_checkpointing:
         parts.append("checkpointing")
-    if setup.use_liger_kernel:
+    if setup.computation.use_liger_kernel:
         parts.append("Liger")
     moved = [
         word
         for word, where in (
-            ("optimizer", setup.offload_optimizer),
-            ("weights", setup.offload_param),
+            ("optimizer", setup.mesh.offload_optimizer),
+            ("weights", setup.mesh.offload_param),
         )
         if where.value != "none"
     ]
@@ -111,7 +114,7 @@ def title(found: Candidates, place: int) -> str:
         parts.append(f"{' and '.join(moved)} on the host")
     for key in found.question.tried:
         if key not in _SAID:
-            parts.append(f"{key} {_plain(getattr(setup, key))}")
+            parts.append(f"{key} {_plain(setup.value(key))}")
     parts.append(f"micro-batch {found.micro_batch[place]} × {found.accumulation[place]}")
     return ", ".join(parts)
 
@@ -170,7 +173,9 @@ def recommendation(
         limits = _limits(asked)
         if not (found.fits & kept).any():
             places = np.unique(found.recipe[kept]).tolist()
-            held = " and ".join(dict.fromkeys(str(found.recipes[it].setup.dtype) for it in places))
+            held = " and ".join(
+                dict.fromkeys(str(found.recipes[it].setup.precision.dtype) for it in places)
+            )
             return (
                 f"No setup fits these cards with {rows_in_words(asked)} and weights in {held}; the nearest misses say "
                 "by how much."
@@ -366,7 +371,10 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
         )
     if asked.rows == "padded" and asked.mean_tokens < row:
         said += filter(None, [_padding(found, asked, kept)])
-    if any(not it.setup.uses_adapters and it.setup.dtype is Dtype.BFLOAT16 for it in found.recipes):
+    if any(
+        not it.setup.adapters.uses_adapters and it.setup.precision.dtype is Dtype.BFLOAT16
+        for it in found.recipes
+    ):
         said.append(
             "Trained weights in bfloat16 round every update to 8 bits; keys: {dtype: float32} holds all to float32."
         )

@@ -115,14 +115,13 @@ class PublishedRun:
     @property
     def step_seconds(self) -> float:
         """Seconds of an optimizer step, all micro-batches."""
-        micro_batches = self.setup.tokens * self.setup.gradient_accumulation_steps
+        micro_batches = self.setup.batch.tokens * self.setup.batch.gradient_accumulation_steps
         return micro_batches / self.tokens_per_second_per_gpu
 
     @property
     def resident_memory(self) -> Resident:
         """Resident memory of one GPU without sharding."""
-        alone = replace(
-            self.setup,
+        alone = self.setup.replace(
             strategy=Strategy.NONE,
             offload_optimizer=Offload.NONE,
             offload_param=Offload.NONE,
@@ -137,7 +136,7 @@ class PublishedRun:
     @property
     def crosses(self) -> bool:
         """Whether it ran on several machines."""
-        return self.setup.num_gpus > self.setup.gpus_per_node
+        return self.setup.mesh.num_gpus > self.setup.mesh.gpus_per_node
 
     @property
     def estimated(self) -> RunTime:
@@ -203,15 +202,14 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         id=row["id"],
         model=model,
         gpu=gpu,
-        setup=replace(
-            setup,
+        setup=setup.replace(
             num_gpus=int(row["num_gpus"]),
             strategy=Strategy(row["strategy"]),
             offload_optimizer=read.setup.mesh.offload_optimizer,
             offload_param=read.setup.mesh.offload_param,
             torch_compile=read.setup.computation.torch_compile,
             fp8_backend=read.setup.precision.fp8_backend,
-            **{name: getattr(read.setup, name) for name in OF_THE_MACHINE},
+            **{name: read.setup.value(name) for name in OF_THE_MACHINE},
         ),
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),
@@ -534,10 +532,10 @@ def similar_runs(of: Estimate) -> SimilarRuns:
 
 
 def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, object]:
-    offload = setup.offload_optimizer, setup.offload_param
+    offload = setup.mesh.offload_optimizer, setup.mesh.offload_param
     return {
-        Facet.METHOD: setup.method,
-        Facet.STRATEGY: (setup.strategy, setup.uses_fsdp1, offload),
+        Facet.METHOD: setup.adapters.method,
+        Facet.STRATEGY: (setup.mesh.strategy, setup.mesh.uses_fsdp1, offload),
         Facet.FAMILY: architecture(model),
         Facet.CARD: None if gpu is None else (gpu.vendor, gpu.architecture),
     }

@@ -16,14 +16,14 @@ SHORT, LONG = 2048, 4096
 
 
 def _tokens(run: PublishedRun) -> str:
-    tokens = run.setup.tokens
+    tokens = run.setup.batch.tokens
     if tokens < SHORT:
         return f"under {SHORT:,}"
     return f"{SHORT:,} to {LONG - 1:,}" if tokens < LONG else f"{LONG:,} and more"
 
 
 def _gpus(run: PublishedRun) -> str:
-    if run.setup.num_gpus == 1:
+    if run.setup.mesh.num_gpus == 1:
         return "one"
     return "several machines" if run.crosses else "one machine"
 
@@ -31,10 +31,10 @@ def _gpus(run: PublishedRun) -> str:
 CLASSES: Mapping[str, Callable[[PublishedRun], str]] = MappingProxyType(
     {
         "all": lambda run: "",
-        "method": lambda run: run.setup.method.value,
+        "method": lambda run: run.setup.adapters.method.value,
         "GPUs": _gpus,
         "tokens": _tokens,
-        "strategy": lambda run: run.setup.strategy.value,
+        "strategy": lambda run: run.setup.mesh.strategy.value,
         "generation": lambda run: run.gpu.architecture,
         "source": lambda run: run.origin,
     }

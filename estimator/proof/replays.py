@@ -91,7 +91,9 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
         allocations.allocations(model, hardware, setup, MOVED, rank)
         for rank in ranks_played(model, setup)
     ]
-    found = [_blocks(blocks.rounded(it, setup.roundup_power2_divisions), setup) for it in logs]
+    found = [
+        _blocks(blocks.rounded(it, setup.allocator.roundup_power2_divisions), setup) for it in logs
+    ]
     return ReplayedRun(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
 

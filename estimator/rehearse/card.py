@@ -20,7 +20,7 @@ def card_named(name: str) -> tuple[Gpu, int]:
         raise InputError(
             f"{gpu.name} cannot be rehearsed: only PyTorch's CUDA build can, which runs on NVIDIA's cards."
         )
-    return gpu, setup.num_gpus
+    return gpu, setup.mesh.num_gpus
 
 
 def usable_bytes(gpu: Gpu) -> int:

@@ -121,7 +121,7 @@ def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trai
         for shape in weight_shapes(module)
     ]
     for module, count in modules:
-        if setup.uses_adapters:
+        if setup.adapters.uses_adapters:
             tensors += [trained_adapter(tensor, count) for tensor in adapter_tensors(module, setup)]
             if trains_bias(module, setup.adapters):
                 tensors.append(trained_whole(module, weight_shapes(module)[-1], count, setup))
@@ -226,7 +226,7 @@ def whole(
     Source: derived, from ``gradient_bytes`` and the optimizer's rules.
     """
     gradients, step = gradient_bytes(tensors), stepped(tensors, structure.optimisation)
-    if structure.optimizer_in_bwd:  # each is freed, and stepped, in backward
+    if structure.optimisation.optimizer_in_bwd:  # each is freed, and stepped, in backward
         gradients, step["transient"] = 0, 0
     return Resident(
         weights=weights,

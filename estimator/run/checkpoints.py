@@ -5,7 +5,6 @@ Source: as in ``estimator.run.saving`` and ``estimator.run.sharded_saving``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from estimator.families.counts import outer_modules
@@ -95,7 +94,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
 
 @lru_cache(maxsize=1024)
 def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Saving:
-    setup = replace(structure, save_only_model=only_model)
+    setup = structure.replace(save_only_model=only_model)
     if setup.mesh.strategy.is_fsdp:
         return _fsdp(model, setup)
     if setup.mesh.strategy.is_zero:
@@ -110,8 +109,7 @@ def _alone(model: Model, setup: TrainingSetup) -> Resident:
     """What one rank would hold on its own: the whole model in the strategy's dtypes."""
     return resident_memory(
         model,
-        replace(
-            structure(setup),
+        structure(setup).replace(
             num_gpus=1,
             dp_replicate_size=1,
             offload_optimizer=Offload.NONE,

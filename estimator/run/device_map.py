@@ -12,7 +12,6 @@ Source: transformers 5.23, trainer.py (``is_model_parallel``); accelerate 1.15, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -76,7 +75,7 @@ def _saved(
 ) -> Moment:
     """While a checkpoint is written: as in ``run.checkpoints``, with copies of this GPU's experts only."""
     sizes = resident.sizes(workspace)
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup, modules)
     return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
 
@@ -89,7 +88,7 @@ def peaks(
     for gpu in at.used:
         timeline = timeline_on(model, setup, at, gpu, workspace)
         peak = max(timeline.peak_bytes, load_on(model, setup, at, gpu, workspace).bytes)
-        if setup.eval_strategy != "no":
+        if setup.run.eval_strategy != "no":
             peak = max(peak, evaluation_walk_on(model, setup, at, gpu, workspace).peak_bytes)
         found.append((peak, resident_on(model, structure(setup), at, gpu)))
     return found
@@ -109,7 +108,7 @@ def evaluation_walk_on(
 ) -> Walk:
     """One evaluation batch after the first step on one GPU, as in ``estimator.step.evaluation``."""
     same = structure(setup)
-    sizes = Sizes.of(setup, setup.per_device_eval_batch_size, 1)
+    sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size, 1)
     plan = PlanOn(_plan(without_dropout(model), evaluated(same), at, training=False), gpu)
     return Walk(plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
 
@@ -129,7 +128,7 @@ def _beside(
     model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> dict[Phase, Moment]:
     beside = {Phase.LOAD: load_on(model, setup, at, gpu, workspace)}
-    if setup.eval_strategy != "no":
+    if setup.run.eval_strategy != "no":
         heights = evaluation_walk_on(model, setup, at, gpu, workspace).heights()
         highest = max(heights.values(), key=lambda moment: moment.bytes)
         beside[Phase.EVALUATION] = Moment(Phase.EVALUATION, highest.name, highest.resident)
@@ -191,7 +190,7 @@ class PlacedPlan:
         self, model: Model, setup: TrainingSetup, at: ModuleDevices, *, training: bool
     ) -> None:
         self._model, self._at, self._training = model, at, training
-        self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
+        self._setup = setup.replace(attn_implementation=attention_of(model, setup.computation))
         self._schedules: Records[dict[int, Schedule]] = Records()
 
     def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:
@@ -211,7 +210,7 @@ class PlacedPlan:
         recording = Recording()
         batch, length, rank = (recording.symbol(size) for size in sizes[:3])
         rows = joined(self._setup.batch, batch, length)
-        setup = replace(self._setup, batch=rows, lora_r=rank)
+        setup = self._setup.replace(batch=rows, lora_r=rank)
         kinds = kinds_of(self._model, self._setup, int.__add__(rows.max_length, 0))
         placed = placed_kinds(kinds, self._at)
         step = Step(self._model, setup, Stack.of(placed), training=self._training, devices=self._at)
@@ -247,7 +246,7 @@ def _concerns(program: Program, run: Run) -> bool:
 
 def _played(same: TrainingSetup) -> TrainingSetup:
     """The part of a setup that determines the program."""
-    return replace(same, lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None)
+    return same.replace(lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None)
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,6 @@ Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from estimator.families.adapters import adapted_tied_head, copied_modules
@@ -73,14 +72,16 @@ def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, i
 def _highest_of(
     model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, beside: int = 0
 ) -> tuple[str, dict[Component, int]]:
-    unprepared = replace(setup, prepare_model_for_kbit_training=False)
+    unprepared = setup.replace(prepare_model_for_kbit_training=False)
     loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
     adapters = adapters_of((*modules, *adapted_tied_head(model, setup.adapters)), copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
-    if setup.has_packed_base and model.quantization is None:  # else already packed in the files
+    if (
+        setup.adapters.has_packed_base and model.quantization is None
+    ):  # else already packed in the files
         moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
     if stacks := gate_up_stacks(model, modules):
-        merging = max(tensors_bytes([stack], setup.dtype.bytes) for stack in stacks)
+        merging = max(tensors_bytes([stack], setup.precision.dtype.bytes) for stack in stacks)
         moments.append(("merging a layer's experts", loaded, 0, merging))
     if ready > loaded:
         moments.append(("upcasts", loaded, 0, upcasting_of(model, modules, setup)))
@@ -124,11 +125,11 @@ def packing_of(modules: Alike, setup: TrainingSetup) -> int:
         if is_quantized(module, setup.adapters)
     ]
     largest = max(counts, default=0)
-    source = allocated(largest * setup.dtype.bytes)
-    if setup.has_8bit_base:
+    source = allocated(largest * setup.precision.dtype.bytes)
+    if setup.adapters.has_8bit_base:
         return source + allocated(largest * Dtype.FLOAT16.bytes)
     scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
-    return source + (2 * scales if setup.bnb_4bit_use_double_quant and largest else 0)
+    return source + (2 * scales if setup.adapters.bnb_4bit_use_double_quant and largest else 0)
 
 
 def merging_bytes(model: Model, precision: Precision) -> int:
@@ -180,7 +181,7 @@ def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
     Source: as ``upcasting_bytes``.
     """
     grown = highest = 0
-    width = setup.dtype.bytes
+    width = setup.precision.dtype.bytes
     for module, alike in _in_order(model, modules):
         shapes = (
             weight_shapes(module)[1:]
@@ -216,10 +217,10 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
     ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
     """
-    if not setup.has_packed_base and not setup.strategy.places_layers:
+    if not setup.adapters.has_packed_base and not setup.mesh.strategy.places_layers:
         return weight_bytes(model, setup)
     return max(
-        elements(shape) * setup.dtype.bytes
+        elements(shape) * setup.precision.dtype.bytes
         for module, _ in made_modules(model, setup.adapters)
         for shape in weight_shapes(module)
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from estimator.resident.stored import modules_packed_otherwise
 from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
@@ -78,12 +76,12 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     >>> from estimator.values.quantization import quantization_of
     >>> packed = quantization_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
     >>> run = as_loaded(replace(TINY_LLAMA, quantization=packed), TrainingSetup(method=Method.LORA))
-    >>> run.method.value, run.bnb_4bit_use_double_quant
+    >>> run.adapters.method.value, run.adapters.bnb_4bit_use_double_quant
     ('qlora', False)
     """
     setup = _as_stored(model, setup)
-    if setup.objective.prepares_base and setup.has_packed_base:
-        return replace(setup, prepare_model_for_kbit_training=True)
+    if setup.task.objective.prepares_base and setup.adapters.has_packed_base:
+        return setup.replace(prepare_model_for_kbit_training=True)
     return setup
 
 
@@ -96,15 +94,15 @@ def _as_stored(model: Model, setup: TrainingSetup) -> TrainingSetup:
         raise UNKNOWN_FORMAT(**said)
     if stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT):
         return _packed(model, stored, setup)
-    if setup.has_packed_base:
+    if setup.adapters.has_packed_base:
         raise SECOND_QUANTISATION(**said)
     if stored.can_dequantize:
         return setup
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         raise FULL_ON_QUANTISED(**said)
     if stored.storage is StorageRule.FP8:
         raise NO_TRAINING(**said)
-    if setup.use_dora:
+    if setup.adapters.use_dora:
         raise (DORA_ON_GPTQ if stored.storage is StorageRule.GPTQ else DORA_ON_AWQ)(**said)
     raise LORA_ON_INT32(**said)
 
@@ -116,13 +114,12 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
     ``LOADING_ATTRIBUTES_CONFIG_TYPES``).
     """
     said = _said(model, stored, setup.adapters)
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         raise FULL_ON_QUANTISED(**said)
     if stored.storage is StorageRule.BNB_8BIT:
-        run = replace(setup, method=Method.LORA, load_in_8bit=True)
+        run = setup.replace(method=Method.LORA, load_in_8bit=True)
     else:
-        run = replace(
-            setup,
+        run = setup.replace(
             method=Method.QLORA,
             load_in_8bit=False,
             bnb_4bit_quant_type=stored.quant_type,
@@ -145,16 +142,20 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
     if stored.can_dequantize:
         beside = (
             " LoRA on FP8 weights without dequantising them is not modelled yet."
-            if stored.storage is StorageRule.FP8 and setup.uses_adapters
+            if stored.storage is StorageRule.FP8 and setup.adapters.uses_adapters
             else ""
         )
         return (
             f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so they "
             f"are "
-            f"{setup.dtype} on the GPU. Memory for dequantising while loading is not counted.{beside}"
+            f"{setup.precision.dtype} on the GPU. Memory for dequantising while loading is not counted.{beside}"
         )
-    run = "LoRA over 8-bit weights" if setup.has_8bit_base else "QLoRA"
-    double = "" if setup.has_8bit_base or stored.double_quant else ", without double quantisation"
+    run = "LoRA over 8-bit weights" if setup.adapters.has_8bit_base else "QLoRA"
+    double = (
+        ""
+        if setup.adapters.has_8bit_base or stored.double_quant
+        else ", without double quantisation"
+    )
     return f"The checkpoint's weights are stored as {stored.name} and stay quantised: the run is {run}{double}."
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from estimator.families.counts import total_parameters
 from estimator.families.modules import is_quantized, weight_shapes
@@ -82,7 +81,7 @@ def saves_when(run: TrainingRun) -> str:
 
     Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate``.
 
-    >>> saves_when(TrainingSetup(save_strategy="best", eval_strategy="steps"))
+    >>> saves_when(TrainingRun(save_strategy="best", eval_strategy="steps"))
     'steps'
     """
     return run.eval_strategy if run.save_strategy == "best" else run.save_strategy
@@ -227,8 +226,7 @@ def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
 def in_16_bits(setup: TrainingSetup) -> TrainingSetup:
     """The setup with an unpacked 16-bit base, as reloaded to merge the adapters of a packed one."""
     dtype = Dtype.BFLOAT16 if setup.precision.dtype is Dtype.FLOAT32 else setup.precision.dtype
-    return replace(
-        setup,
+    return setup.replace(
         method=Method.LORA,
         load_in_8bit=False,
         dtype=dtype,

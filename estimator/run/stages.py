@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.parallel.offload import node_bytes, offloads
@@ -56,7 +55,7 @@ def stages(of: Estimate) -> tuple[Stage, ...]:
         ),
         Stage("Training step", of.peak.bytes, host, nvme or None),
         Stage(
-            f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
+            f"Evaluate {setup.run.per_device_eval_batch_size} × {setup.batch.max_length:,} tokens",
             evaluation_moment(model, setup, workspace).bytes,
             None,
             None,
@@ -68,22 +67,21 @@ def stages(of: Estimate) -> tuple[Stage, ...]:
 def _saves(of: Estimate) -> list[Stage]:
     """A checkpoint with and without optimizer states; only with them if Trainer refuses the other."""
     model, setup = of.model, of.setup
-    what = "adapters" if setup.uses_adapters else "weights"
+    what = "adapters" if setup.adapters.uses_adapters else "weights"
     ways = {f"Save {what} and optimizer": False, f"Save {what} only": True}
-    if setup.strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+    if setup.mesh.strategy.is_fsdp and setup.run.fsdp_state_dict_type == SHARDED_STATE_DICT:
         del ways[f"Save {what} only"]
     found = []
     for name, only in ways.items():
-        _, rank0, others, disk = checkpoint(model, replace(setup, save_only_model=only))
+        _, rank0, others, disk = checkpoint(model, setup.replace(save_only_model=only))
         gpu = of.phases[Phase.SAVE].bytes
-        found.append(Stage(name, gpu, rank0, disk, others if setup.num_gpus > 1 else None))
+        found.append(Stage(name, gpu, rank0, disk, others if setup.mesh.num_gpus > 1 else None))
     return found
 
 
 def _on_one(setup: TrainingSetup) -> TrainingSetup:
     """Adapters are merged after training, on one GPU."""
-    return replace(
-        setup,
+    return setup.replace(
         strategy=Strategy.NONE,
         num_gpus=1,
         dp_replicate_size=1,
@@ -95,11 +93,11 @@ def _on_one(setup: TrainingSetup) -> TrainingSetup:
 def _merges(of: Estimate, workspace: int) -> list[Stage]:
     """Merging after training; with a packed base, also into one reloaded in 16 bits."""
     model, setup = of.model, _on_one(of.setup)
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         return []
     ways = [("Merge and save", setup)]
-    if setup.has_packed_base:
-        whole, bits = in_16_bits(setup), 8 if setup.has_8bit_base else 4
+    if setup.adapters.has_packed_base:
+        whole, bits = in_16_bits(setup), 8 if setup.adapters.has_8bit_base else 4
         ways = [(f"Merge, still in {bits} bits", setup), ("Merge into a 16-bit base", whole)]
     found = []
     for name, way in ways:

@@ -62,7 +62,7 @@ def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[
 
     The user's price, ``mfu`` and ``pace`` hold for one GPU, so they are ignored here.
     """
-    same = replace(setup, usd_per_gpu_hour=None, mfu=None, pace=None)
+    same = setup.replace(usd_per_gpu_hour=None, mfu=None, pace=None)
     ways = [best_way(model, gpu, number, same) for gpu in gpus for number in COUNTS]
     return tuple(sorted(ways, key=_order))
 
@@ -118,8 +118,8 @@ def _fitting(
         every = {**keys, **parts[largest], **more}
         return BestWay(
             gpu,
-            changed.num_gpus,
-            {key: value for key, value in every.items() if getattr(setup, key) != value},
+            changed.mesh.num_gpus,
+            {key: value for key, value in every.items() if setup.value(key) != value},
             (*titles, *names),
             estimate(model, gpu, further[largest]),
             reach(model, gpu, further[largest], NEAR),
@@ -132,14 +132,14 @@ def _candidates(
 ) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
     """Keys that set a method on a number of GPUs, and the strategy's name."""
     keys: dict[str, Any] = {}
-    if method is not setup.method:
+    if method is not setup.adapters.method:
         keys = {"method": method}
-        if setup.optim_state_dtype is not None:  # a what-if applies to its method only
+        if setup.optimisation.optim_state_dtype is not None:  # a what-if applies to its method only
             keys["optim_state_dtype"] = None
         if method.has_adapters:
             adapted = replace(setup, **keys)
             targets = default_targets(model, adapted)
-            if targets != adapted.lora_target_modules:
+            if targets != adapted.adapters.lora_target_modules:
                 keys["lora_target_modules"] = targets
     for way in (Strategy.NONE,) if number == 1 else (Strategy.DDP, *WAYS):
         shared = _changed(setup, keys)
@@ -172,10 +172,10 @@ def reach(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> Reac
     ``within``: as of ``largest_micro_batch``. Raises ``ValueError`` as ``estimate`` does.
     """
     found = [_reach(model, gpu, setup, {}, (), within)]
-    now = setup.strategy
+    now = setup.mesh.strategy
     if now.averages_in_buckets or now.partitions_flat or now.keeps_gathered:
         for way in WAYS:
-            keys = sharing_keys(setup, way, setup.num_gpus)
+            keys = sharing_keys(setup, way, setup.mesh.num_gpus)
             shared = _changed(setup, keys)
             if shared is not None and _high(model, gpu, shared) is not None:
                 found.append(_reach(model, gpu, shared, keys, (way.label,), within))
@@ -187,9 +187,7 @@ def _reach(
     model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...], within: int
 ) -> Reach:
     # a change that lowers the need of a small step may not lower that of a large one, and vice versa
-    large = replace(
-        setup, per_device_train_batch_size=16, max_length=model.position_limit or 16_384
-    )
+    large = setup.replace(per_device_train_batch_size=16, max_length=model.position_limit or 16_384)
     more, names = _furthest(model, gpu, large)
     all_of_them = replace(setup, **more)
     return Reach(

@@ -68,7 +68,7 @@ def why_not_shared(model: Model, setup: TrainingSetup) -> str:
     number = 2
     while number <= MOST_GPUS:
         for way in WAYS:
-            if number > setup.num_gpus:
+            if number > setup.mesh.num_gpus:
                 shared = replace(setup, **sharing_keys(setup, way, number))
                 said = refusal(shared) or _refused(model, shared)
                 if not said:
@@ -97,21 +97,21 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys that shard a setup over ``number`` GPUs, with the same effective batch or the next divisible one."""
     keys = sharing(setup.mesh, way, number)
-    if setup.has_4bit_base and not is_packed_sharded(setup.adapters):
-        keys["bnb_4bit_quant_storage"] = str(setup.dtype)
+    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
+        keys["bnb_4bit_quant_storage"] = str(setup.precision.dtype)
     of_each = ceil_div(setup.effective_batch_size, number)
-    most = min(setup.per_device_train_batch_size, of_each)
+    most = min(setup.batch.per_device_train_batch_size, of_each)
     batch = next(size for size in range(most, 0, -1) if of_each % size == 0)
     keys["per_device_train_batch_size"] = batch
     keys["gradient_accumulation_steps"] = of_each // batch
-    return {key: value for key, value in keys.items() if getattr(setup, key) != value}
+    return {key: value for key, value in keys.items() if setup.value(key) != value}
 
 
 def _more(setup: TrainingSetup, way: Strategy) -> Iterator[dict[str, Any]]:
     """The keys for 2, 4, 8 … GPUs, more than the setup has, where this way is allowed."""
     number = 2
     while number <= MOST_GPUS:
-        if number > setup.num_gpus:
+        if number > setup.mesh.num_gpus:
             keys = sharing_keys(setup, way, number)
             if refusal(replace(setup, **keys)) is None:
                 yield keys

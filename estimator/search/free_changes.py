@@ -48,13 +48,13 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
     Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
     arXiv:1604.06174).
     """
-    if setup.eval_strategy != "no" and setup.per_device_eval_batch_size > 1:
+    if setup.run.eval_strategy != "no" and setup.run.per_device_eval_batch_size > 1:
         yield Change(
             "Evaluation batch {per_device_eval_batch_size}",
             "The same metrics; evaluation takes a little longer.",
             tuple(_smaller_evaluations(setup.run)),
         )
-    if setup.eval_strategy != "no" and setup.compute_metrics:
+    if setup.run.eval_strategy != "no" and setup.run.compute_metrics:
         yield Change(
             "Logits to the host after every evaluation batch",
             "The same metrics; evaluation waits for the copies.",
@@ -62,17 +62,17 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
         )
     yield from (Change(*it) for it in tower_checkpoints(model, setup))
     yield from _kernels(model, gpu, setup)
-    half = AUTOCAST.get(setup.mixed_precision)
+    half = AUTOCAST.get(setup.precision.mixed_precision)
     if (
         half is not None
-        and setup.dtype is Dtype.FLOAT32
-        and setup.uses_adapters
-        and not setup.has_4bit_base
+        and setup.precision.dtype is Dtype.FLOAT32
+        and setup.adapters.uses_adapters
+        and not setup.adapters.has_4bit_base
     ):
         yield base_in(half, f"The base is frozen, and autocast multiplies it in {half} anyway")
     yield from _losses(model, setup)
     yield from _references(setup)
-    if setup.objective.generates:
+    if setup.task.objective.generates:
         yield from _generations(setup)
     yield from _divisions(setup, gpu)
     yield Change(
@@ -80,14 +80,14 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
         f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
         tuple(_smaller(setup)),
     )
-    if setup.optim in ADAM and not RULES[setup.optim].is_fused:
+    if setup.optimisation.optim in ADAM and not RULES[setup.optimisation.optim].is_fused:
         yield Change(
             "Fused AdamW",
             "The same arithmetic in one kernel, and faster.",
             ({"optim": Optimizer.ADAMW_TORCH_FUSED},),
         )
     yield from _checkpointing(setup)
-    if setup.gradient_checkpointing:
+    if setup.computation.gradient_checkpointing:
         yield from _checkpoints(setup)
     yield from _segments(model, gpu, setup)
 
@@ -118,14 +118,14 @@ def splits(setup: TrainingSetup) -> Iterator[Keys]:
     >>> [it["per_device_train_batch_size"] for it in splits(TrainingSetup(gradient_accumulation_steps=6))]
     [1, 2, 3, 6]
     """
-    batch = setup.per_device_train_batch_size
-    size = batch * setup.gradient_accumulation_steps
+    batch = setup.batch.per_device_train_batch_size
+    size = batch * setup.batch.gradient_accumulation_steps
     for rows in range(1, min(size, LARGEST["per_device_train_batch_size"]) + 1):
         # of an embedding's row, the others of its micro-batch are the negatives
-        if size % rows or (setup.objective.compares_rows and rows != batch):
+        if size % rows or (setup.task.objective.compares_rows and rows != batch):
             continue
         keys = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": size // rows}
-        steps = setup.steps_per_generation
+        steps = setup.task.steps_per_generation
         if steps is not None:
             if batch * steps % rows:
                 continue
@@ -139,7 +139,7 @@ def _smaller(setup: TrainingSetup) -> Iterator[Keys]:
     >>> [it["per_device_train_batch_size"] for it in _smaller(TrainingSetup(per_device_train_batch_size=4))]
     [2, 1]
     """
-    now = setup.per_device_train_batch_size
+    now = setup.batch.per_device_train_batch_size
     for keys in reversed([*splits(setup)]):
         if keys["per_device_train_batch_size"] < now:
             yield keys
@@ -169,7 +169,7 @@ def _segments(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
     kept whole: 3.7 % in the median, 16 % at most, and up to 2.8 % less than with segments that grow; one needed 0.9 %
     more. ``torch_empty_cache_steps`` is not offered: 15 of them need more with it, and none less than with these.
     """
-    if setup.expandable_segments or not is_replayed(model, gpu, setup):
+    if setup.allocator.expandable_segments or not is_replayed(model, gpu, setup):
         return
     if gpu.vendor in ("", "NVIDIA"):
         yield Change(
@@ -178,7 +178,7 @@ def _segments(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
             "Linux.",
             ({"expandable_segments": True},),
         )
-    if setup.max_split_size_mb is None:
+    if setup.allocator.max_split_size_mb is None:
         yield Change(
             "Blocks of {max_split_size_mb} MiB kept whole",
             f"The same result: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:{KEPT_WHOLE} before PyTorch starts; it asks "
@@ -195,7 +195,7 @@ def _kernels(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
         AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
         AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
         AttnImplementation.FLASH_ATTENTION_2: (),
-    }[setup.attn_implementation]
+    }[setup.computation.attn_implementation]
     for kernel in kernels:
         is_flash = kernel is AttnImplementation.FLASH_ATTENTION_2
         if is_flash and (masks_text(model, setup) or not gpu.supports_bf16):
@@ -212,7 +212,7 @@ def _kernels(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
 
 
 def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
-    if not setup.gradient_checkpointing:
+    if not setup.computation.gradient_checkpointing:
         yield Change(
             "Gradient checkpointing",
             "Each layer's forward runs a second time in backward; the same result.",
@@ -222,19 +222,19 @@ def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
 
 def _checkpoints(setup: TrainingSetup) -> Iterator[Change]:
     """Checkpointing that keeps less on the GPU."""
-    if setup.checkpoint_every_n_layers > 1:
+    if setup.computation.checkpoint_every_n_layers > 1:
         yield Change(
             "Checkpointing in every layer",
             "The other layers are also recomputed; the same result.",
             ({"checkpoint_every_n_layers": 1},),
         )
-    if setup.selective_checkpointing:
+    if setup.computation.selective_checkpointing:
         yield Change(
             "Checkpointing without saved attention outputs",
             "Attention is also recomputed; the same result.",
             ({"selective_checkpointing": False},),
         )
-    if not setup.offload_checkpoints and not setup.checkpoint_around_fsdp:
+    if not setup.computation.offload_checkpoints and not setup.mesh.checkpoint_around_fsdp:
         yield Change(
             "Checkpoints on the host",
             "Each layer's input is copied to host memory and back while the GPU waits; the same result.",
@@ -248,21 +248,23 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    is_whole = setup.given_loss.takes_whole_logits or setup.given_loss.selects
-    if is_whole and setup.objective.has_reference:
+    is_whole = setup.task.given_loss.takes_whole_logits or setup.task.given_loss.selects
+    if is_whole and setup.task.objective.has_reference:
         yield Change(
             "TRL's trainer with its fused head",
             "The same loss up to rounding; needs TRL 1.15 or newer by itself. Backward recomputes the logits.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
-    if not loss_of(model, setup).takes_whole_logits or not setup.objective.is_causal_lm:
+    if not loss_of(model, setup).takes_whole_logits or not setup.task.objective.is_causal_lm:
         return
     if fuses_head(model, setup.adapters):
-        keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
+        keys: dict[str, Any] = (
+            {} if setup.computation.use_liger_kernel else {"use_liger_kernel": True}
+        )
         yield Change(
             "Liger's fused kernels and loss",
             "The same result up to rounding; needs the package liger-kernel. The full logits never exist.",
-            (keys | ({} if setup.loss is None else {"loss": None}),),
+            (keys | ({} if setup.task.loss is None else {"loss": None}),),
             always_saves=False,  # of few tokens, the head's gradient of its own takes more than their logits
         )
     else:
@@ -275,7 +277,7 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
 
 def _references(setup: TrainingSetup) -> Iterator[Change]:
     """What an objective can do without: its reference model on the GPU, all rows at once."""
-    objective = setup.objective
+    objective = setup.task.objective
     if setup.asks_reference and not objective.generates:
         leaves = ", and then leaves the GPU" if setup.keeps_reference else ""
         yield Change(
@@ -292,7 +294,9 @@ def _references(setup: TrainingSetup) -> Iterator[Change]:
             "The same result: CachedMultipleNegativesRankingLoss, whose forward runs twice.",
             tuple(
                 {"mini_batch_size": size}
-                for size in halves(setup.mini_batch_size or setup.per_device_train_batch_size, 1)
+                for size in halves(
+                    setup.task.mini_batch_size or setup.batch.per_device_train_batch_size, 1
+                )
             ),
         )
 
@@ -308,7 +312,7 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
     (weights are pushed again after each sleep).
     """
     if setup.generation.is_colocated:
-        now = round(100 * setup.vllm_gpu_memory_utilization)
+        now = round(100 * setup.generation.vllm_gpu_memory_utilization)
         step = 100 // STEPS_OF_SHARE
         yield Change(
             "A share of {vllm_gpu_memory_utilization:g} for vLLM",
@@ -319,13 +323,17 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
             ),
             last_saves_most=False,  # vLLM does not start with too small a share
         )
-        if not setup.vllm_enable_sleep_mode:
+        if not setup.generation.vllm_enable_sleep_mode:
             yield Change(
                 "vLLM sleeps while the step trains",
                 "The same result; its weights are pushed again before each generation.",
                 ({"vllm_enable_sleep_mode": True},),
             )
-    elif not setup.use_vllm and setup.strategy.gathers_modules and setup.ds3_gather_for_generation:
+    elif (
+        not setup.generation.use_vllm
+        and setup.mesh.strategy.gathers_modules
+        and setup.generation.ds3_gather_for_generation
+    ):
         yield Change(
             "Generation that gathers layer by layer",
             "The same result; every token gathers the model again, which is slow.",
@@ -359,13 +367,13 @@ def _divisions(setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model per step; stage 3 and FSDP 1.5 times as much
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
-    for way in _STRONGER.get(setup.strategy, ()):
+    for way in _STRONGER.get(setup.mesh.strategy, ()):
         sent = traffic(gpu, setup.mesh) if way.shards_weights else "no more traffic."
-        keys = sharing_keys(setup, way, setup.num_gpus)
+        keys = sharing_keys(setup, way, setup.mesh.num_gpus)
         shards = setup.keeps_reference and way.shards_weights
         reference = " The reference is sharded too." if shards else ""
         yield Change(
-            f"{way.label} instead of {setup.strategy}",
+            f"{way.label} instead of {setup.mesh.strategy}",
             f"The same GPUs: {sent[0].lower()}{sent[1:]}{reference}{brought_back(keys)}",
             (keys,),
         )

@@ -54,7 +54,7 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
     before = sum(image.tokens for image in seen_now)
     text = setup.images.text_tokens
     if text is None:  # what the row has besides
-        text = setup.max_length - before - sum(image.markers for image in seen_now)
+        text = setup.batch.max_length - before - sum(image.markers for image in seen_now)
     shown = "videos" if setup.images.videos_per_example else "images"
     for key, smaller in SMALLER.items():
         now = _value(vision, setup.images, key)
@@ -65,11 +65,11 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
             seen = sum(image.tokens for image in tokens)
             if value < now and seen < before:
                 row = text + seen + sum(image.markers for image in tokens)
-                keys = {key: value, "max_length": min(setup.max_length, row)}
+                keys = {key: value, "max_length": min(setup.batch.max_length, row)}
                 options.append(keys)
         if options:
             yield ImageChange(
-                f"{key} {{{key}}}, rows of {{max_length:,}} tokens instead of {setup.max_length:,}",
+                f"{key} {{{key}}}, rows of {{max_length:,}} tokens instead of {setup.batch.max_length:,}",
                 f"The same {shown} and text; {shown} are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )

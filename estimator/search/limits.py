@@ -42,18 +42,18 @@ def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup, within: in
 
     ``within``: the number may be too small by its share of one in so many, which costs less; 0: it is exact.
     """
-    smallest = replace(setup, per_device_train_batch_size=least_batch(setup))
+    smallest = setup.replace(per_device_train_batch_size=least_batch(setup))
     return _largest_micro_batch(model, gpu, smallest, within)
 
 
 @lru_cache(maxsize=1024)
 def _largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup, within: int) -> int:
     """Cached by everything but the micro-batch: while that moves, this stays."""
-    step = least_batch(setup) if setup.objective.generates else 1
+    step = least_batch(setup) if setup.task.objective.generates else 1
     least = least_batch(setup) // step
 
     def of(steps: int) -> TrainingSetup:
-        return replace(setup, per_device_train_batch_size=step * max(steps, least))
+        return setup.replace(per_device_train_batch_size=step * max(steps, least))
 
     most = LARGEST["per_device_train_batch_size"] // step
     return step * _largest(model, gpu, of, most, within)
@@ -64,7 +64,7 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 
 
     Capped at the number of learned positions, if the model has them. ``within``: as of ``largest_micro_batch``.
     """
-    shortest = replace(setup, max_length=shortest_row(model, setup))
+    shortest = setup.replace(max_length=shortest_row(model, setup))
     return _longest_context(model, gpu, shortest, within)
 
 
@@ -75,7 +75,7 @@ def _longest_context(model: Model, gpu: Gpu, setup: TrainingSetup, within: int) 
     return _largest(
         model,
         gpu,
-        lambda length: replace(setup, max_length=max(length, least)),
+        lambda length: setup.replace(max_length=max(length, least)),
         min(model.position_limit or LARGEST["max_length"], _most_generated(model, setup)),
         within,
     )
@@ -108,7 +108,7 @@ def shortest_row(model: Model, setup: TrainingSetup) -> int:
 
 def _most_generated(model: Model, setup: TrainingSetup) -> int:
     """The longest row that vLLM takes, where it generates."""
-    if setup.objective.generates and setup.use_vllm:
+    if setup.task.objective.generates and setup.generation.use_vllm:
         return longest_row(model, setup)
     return LARGEST["max_length"]
 
@@ -122,7 +122,7 @@ def fewer_checkpoints(model: Model, gpu: Gpu, setup: TrainingSetup) -> dict[str,
 
     What is not checkpointed is not computed again: memory that is left over buys time.
     """
-    if not setup.gradient_checkpointing or setup.checkpoint_around_fsdp:
+    if not setup.computation.gradient_checkpointing or setup.mesh.checkpoint_around_fsdp:
         return {}
     none = {
         "gradient_checkpointing": False,
@@ -130,24 +130,24 @@ def fewer_checkpoints(model: Model, gpu: Gpu, setup: TrainingSetup) -> dict[str,
         "offload_checkpoints": False,
         "selective_checkpointing": False,
     }
-    changed = {key: value for key, value in none.items() if getattr(setup, key) != value}
+    changed = {key: value for key, value in none.items() if setup.value(key) != value}
     if holds(model, gpu, replace(setup, **changed)):  # type: ignore[arg-type]
         return changed
     for distance in EVERY:
-        if not setup.checkpoint_every_n_layers < distance < model.num_hidden_layers:
+        if not setup.computation.checkpoint_every_n_layers < distance < model.num_hidden_layers:
             continue
-        if holds(model, gpu, replace(setup, checkpoint_every_n_layers=distance)):
+        if holds(model, gpu, setup.replace(checkpoint_every_n_layers=distance)):
             return {"checkpoint_every_n_layers": distance}
     return {}
 
 
 def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int) -> bool:
     """Whether only its evaluation keeps the setup with these numbers from fitting."""
-    if setup.eval_strategy == "no":
+    if setup.run.eval_strategy == "no":
         return False
     try:
         beyond = replace(setup, **larger)  # type: ignore[arg-type]  # the names of counts
-        alone = replace(beyond, eval_strategy="no")
+        alone = beyond.replace(eval_strategy="no")
         return fits(model, gpu, alone) and not fits(model, gpu, beyond)
     except ValueError:  # out of range, or beyond the learned positions
         return False

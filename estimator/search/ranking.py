@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from estimator.answer.estimate import estimate
 from estimator.sources import catalog
@@ -34,7 +34,7 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
     The user's price, ``mfu`` and ``pace`` hold for one GPU, so they are ignored here: each GPU has its cheapest
     listing.
     """
-    same = replace(setup, usd_per_gpu_hour=None, mfu=None, pace=None)
+    same = setup.replace(usd_per_gpu_hour=None, mfu=None, pace=None)
     everywhere = catalog.gpus().values() if gpus is None else gpus
     answers = [it for gpu in everywhere if (it := _on(model, gpu, same)) is not None]
     fitting = [answer for answer in answers if answer.verdict is Verdict.FITS]

@@ -239,7 +239,7 @@ def _keys_of(picked: Picked) -> dict[str, Any]:
 def _on(gpu: Gpu, of: Estimate) -> Remedy:
     high = _needed(of.model, gpu, of.setup)
     price = "The setup stays as it is."
-    number = of.setup.num_gpus
+    number = of.setup.mesh.num_gpus
     title = "A larger GPU" if number == 1 else f"{number} larger GPUs"
     return Remedy(f"{title}: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
 
@@ -251,7 +251,7 @@ def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
         setup = replace(of.setup, **first)
         found = [fewest_gpus(of.model, gpu, setup, way) for way in WAYS]
         remedies = [_together(of, first, it) for it in found if it is not None]
-        if remedies or of.setup.gradient_checkpointing:
+        if remedies or of.setup.computation.gradient_checkpointing:
             return remedies
     return []
 
@@ -259,10 +259,11 @@ def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
 def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     """Prices: see ``free_changes``."""
     setup = found.setup
-    title = f"{setup.num_gpus} × {found.gpu.name} with {setup.strategy.label}"
-    price = f"{setup.num_gpus} GPUs to pay for. {traffic(found.gpu, setup.mesh)}{brought_back(found.keys)}"
-    if setup.num_gpus > setup.gpus_per_node:
-        price += f" More than {setup.gpus_per_node} span several machines, so the network between them sets the speed."
+    title = f"{setup.mesh.num_gpus} × {found.gpu.name} with {setup.mesh.strategy.label}"
+    price = f"{setup.mesh.num_gpus} GPUs to pay for. {traffic(found.gpu, setup.mesh)}{brought_back(found.keys)}"
+    per_node = setup.mesh.gpus_per_node
+    if setup.mesh.num_gpus > per_node:
+        price += f" More than {per_node} span several machines, so the network between them sets the speed."
     if setup.effective_batch_size != of.setup.effective_batch_size:
         price += f" The effective batch grows to {setup.effective_batch_size:,}."
     if first:
@@ -293,35 +294,43 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     """
     yield from (Change(*it) for it in image_changes(model, setup))
     half = Dtype.BFLOAT16 if gpu.supports_bf16 else Dtype.FLOAT16
-    is_lora = setup.uses_adapters and not setup.has_4bit_base
-    if is_lora and setup.dtype is Dtype.FLOAT32 and setup.mixed_precision not in AUTOCAST:
+    is_lora = setup.adapters.uses_adapters and not setup.adapters.has_4bit_base
+    if (
+        is_lora
+        and setup.precision.dtype is Dtype.FLOAT32
+        and setup.precision.mixed_precision not in AUTOCAST
+    ):
         yield base_in(half, "The base is frozen, and most checkpoints are stored in 16 bits")
     yield from _shorter_rows(setup)
     yield from _prompts_and_references(setup)
-    if setup.objective.generates:
+    if setup.task.objective.generates:
         yield from _generations(setup)
     yield from _optimizers(setup)
-    if setup.objective.generates:
+    if setup.task.objective.generates:
         yield from _shorter_generations(setup)
-    if setup.dtype is Dtype.FLOAT32 and not setup.uses_adapters and gpu.supports_bf16:
+    if (
+        setup.precision.dtype is Dtype.FLOAT32
+        and not setup.adapters.uses_adapters
+        and gpu.supports_bf16
+    ):
         yield Change(
             "Weights in bfloat16",
             "Updates smaller than a 256th of a weight are rounded away; watch the loss.",
             ({"dtype": Dtype.BFLOAT16},),
         )
-    if not setup.uses_adapters:
+    if not setup.adapters.uses_adapters:
         yield Change(
-            f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
+            f"LoRA of rank {setup.adapters.lora_r}{_where(model, setup)}",
             "Trains small adapters instead of all weights; learns less if the task is far from pretraining."
             + " The reference is then the base without them, no second model."
             * setup.keeps_reference,
             ({"method": Method.LORA, **with_adapters(model, setup)},),
         )
-    if not setup.has_4bit_base:
-        wide = setup.dtype is Dtype.FLOAT32
-        base = half if wide else setup.dtype
+    if not setup.adapters.has_4bit_base:
+        wide = setup.precision.dtype is Dtype.FLOAT32
+        base = half if wide else setup.precision.dtype
         yield Change(
-            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}{f', the rest in {half}' * wide}",
+            f"QLoRA of rank {setup.adapters.lora_r}{_where(model, setup)}{f', the rest in {half}' * wide}",
             "Adapters over a 4-bit base; results close to LoRA's. Each weight is dequantised whenever it is used.",
             ({"method": Method.QLORA, "dtype": base, **with_adapters(model, setup)},),
         )
@@ -339,17 +348,17 @@ def _shorter_rows(setup: TrainingSetup) -> Iterator[Change]:
 
     Source: trl 1.16, data_utils.py, ``pack_dataset`` (bfd cuts what is longer than a row).
     """
-    if not setup.packing:
+    if not setup.batch.packing:
         return
-    least = max(SHORTEST_ROW, setup.mean_tokens_per_example or 1)
+    least = max(SHORTEST_ROW, setup.run.mean_tokens_per_example or 1)
     shorter = tuple(
         {
             "max_length": length,
-            "gradient_accumulation_steps": setup.gradient_accumulation_steps * times,
+            "gradient_accumulation_steps": setup.batch.gradient_accumulation_steps * times,
         }
-        for length in halves(setup.max_length, least)
-        for times in [setup.max_length // length]
-        if length * times == setup.max_length
+        for length in halves(setup.batch.max_length, least)
+        for times in [setup.batch.max_length // length]
+        if length * times == setup.batch.max_length
     )
     yield Change(
         "Packed rows of {max_length:,} tokens, accumulation {gradient_accumulation_steps}",
@@ -369,8 +378,8 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
             "The same result; more GPUs to pay for, which wait while the others train.",
             ({"vllm_mode": "server"},),
         )
-    steps = setup.steps_per_generation or setup.gradient_accumulation_steps
-    if steps > 1 and not setup.use_vllm:
+    steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
+    if steps > 1 and not setup.generation.use_vllm:
         yield Change(
             "{steps_per_generation} micro-batches of a generation",
             "Less is generated at once, more often; TRL then asks the policy once more for its log-probabilities.",
@@ -384,7 +393,7 @@ def _shorter_generations(setup: TrainingSetup) -> Iterator[Change]:
     Prices: Shao et al. 2024, arXiv:2402.03300, section 4.1 (a group's mean is the baseline); trl 1.16,
     trainer/grpo_trainer.py (a completion that is cut off ends without its answer).
     """
-    completion, prompt = setup.max_completion_length, prompt_tokens(setup)
+    completion, prompt = setup.task.max_completion_length, prompt_tokens(setup)
     yield Change(
         "Completions of {max_completion_length:,} tokens",
         "Longer answers are cut off, and seldom rewarded.",
@@ -393,7 +402,7 @@ def _shorter_generations(setup: TrainingSetup) -> Iterator[Change]:
             for shorter in halves(completion, SHORTEST_COMPLETION)
         ),
     )
-    rows, group = setup.per_device_train_batch_size, setup.num_generations
+    rows, group = setup.batch.per_device_train_batch_size, setup.task.num_generations
     yield Change(
         "{num_generations} completions of a prompt, micro-batch {per_device_train_batch_size}",
         "A group's mean and spread are rougher estimates with fewer completions; more prompts need as many steps more.",
@@ -407,7 +416,7 @@ def _shorter_generations(setup: TrainingSetup) -> Iterator[Change]:
 
 def _prompts_and_references(setup: TrainingSetup) -> Iterator[Change]:
     """A reference that an objective can do without, and shorter prompts."""
-    objective = setup.objective
+    objective = setup.task.objective
     if setup.keeps_reference and objective.generates:
         yield Change(
             "No reference model (beta 0)",
@@ -416,7 +425,7 @@ def _prompts_and_references(setup: TrainingSetup) -> Iterator[Change]:
         )
     prompt = prompt_tokens(setup)
     if objective.is_preference and prompt > 1:
-        completion = setup.max_length - prompt
+        completion = setup.batch.max_length - prompt
         yield Change(
             "Prompts of {max_prompt_length} tokens",
             "Longer prompts are cut; answers stay whole.",
@@ -433,20 +442,23 @@ def offloaded(setup: TrainingSetup, gpu: Gpu) -> Iterator[Keys]:
 
     Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.
     """
-    if setup.optim not in ADAM:
+    if setup.optimisation.optim not in ADAM:
         return
-    own = setup.strategy
+    own = setup.mesh.strategy
     ways = (own,) if own.is_fsdp else (Strategy.ZERO2, Strategy.ZERO3)
     for way in ways:
-        keys = sharing(setup.mesh, way, setup.num_gpus, setup.dp_replicate_size)
+        keys = sharing(setup.mesh, way, setup.mesh.num_gpus, setup.mesh.dp_replicate_size)
         rests = OFFLOADS if way.shards_weights else OFFLOADS[:1]
         keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup.optimisation)
-        is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
+        is_pure = (
+            setup.precision.mixed_precision is MixedPrecision.NO
+            and setup.precision.dtype is not Dtype.FLOAT32
+        )
         if way.is_zero and is_pure:  # not modelled without float32 master weights
             keys["mixed_precision"] = (
                 MixedPrecision.BF16 if gpu.supports_bf16 else MixedPrecision.FP16
             )
-        changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
+        changed = {key: value for key, value in keys.items() if setup.value(key) != value}
         if OFFLOADS[0] in changed or OFFLOADS[1] in changed:
             yield changed | {"strategy": way}
 
@@ -458,7 +470,7 @@ def _where(model: Model, setup: TrainingSetup) -> str:
 
 def with_adapters(model: Model, setup: TrainingSetup) -> Keys:
     """Keys that change with the method: the optimizer's real states, and other targets if PEFT refuses the setup's."""
-    adapted = replace(setup, method=Method.LORA)
+    adapted = setup.replace(method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup.optimisation))
     if refused_targets(model, adapted.adapters):
         keys["lora_target_modules"] = default_targets(model, adapted)
@@ -483,15 +495,18 @@ _EIGHT_BIT = {
 
 
 def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
-    if setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32:
+    if (
+        setup.optimisation.optim_state_dtype is Dtype.FLOAT32
+        and setup.precision.dtype is not Dtype.FLOAT32
+    ):
         yield Change(
-            f"Optimizer states in {setup.dtype}",
+            f"Optimizer states in {setup.precision.dtype}",
             "As Trainer keeps them; small second moments lose precision.",
             ({"optim_state_dtype": None},),
         )
-    if setup.optim in _EIGHT_BIT:
+    if setup.optimisation.optim in _EIGHT_BIT:
         yield Change(
             "8-bit optimizer states",
             "Blocks of 256 values share a scale; published results match those of 32-bit states.",
-            ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup.optimisation)},),
+            ({"optim": _EIGHT_BIT[setup.optimisation.optim], **_real_states(setup.optimisation)},),
         )

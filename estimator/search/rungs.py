@@ -42,7 +42,7 @@ def context_rungs(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0)
     Raises ``ValueError`` as ``estimate`` does.
     Source: derived, from ``longest_context`` and ``reach``.
     """
-    shortest = replace(setup, max_length=shortest_row(model, setup))
+    shortest = setup.replace(max_length=shortest_row(model, setup))
     now = Rung("", (), {}, longest_context(model, gpu, shortest))
     yield from _ascending(now, _to_longer_contexts(model, gpu, shortest, within))
 
@@ -56,7 +56,7 @@ def batch_rungs(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -
     Raises ``ValueError`` as ``estimate`` does.
     Source: derived, from ``largest_micro_batch`` and ``reach``.
     """
-    smallest = replace(setup, per_device_train_batch_size=least_batch(setup))
+    smallest = setup.replace(per_device_train_batch_size=least_batch(setup))
     now = Rung("", (), {}, largest_micro_batch(model, gpu, smallest))
     yield from _ascending(
         now,
@@ -81,8 +81,8 @@ def _to_longer_contexts(
     model: Model, gpu: Gpu, setup: TrainingSetup, within: int
 ) -> Iterator[Rung]:
     split: Keys = next((it for it in splits(setup) if not _is_refused(model, setup, it)), {})
-    size = split.get("per_device_train_batch_size", setup.per_device_train_batch_size)
-    if size < setup.per_device_train_batch_size:
+    size = split.get("per_device_train_batch_size", setup.batch.per_device_train_batch_size)
+    if size < setup.batch.per_device_train_batch_size:
         smaller = replace(setup, **split)
         limit = longest_context(model, gpu, smaller, within)
         yield Rung(f"Micro-batch {size:,}", (), split, limit)
@@ -104,13 +104,13 @@ def _reached(
 
 def _costly(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[tuple[str, Keys]]:
     yield "", {}
-    adapters = {} if setup.uses_adapters else with_adapters(model, setup)
-    for method in list(Method)[list(Method).index(setup.method) + 1 :]:
+    adapters = {} if setup.adapters.uses_adapters else with_adapters(model, setup)
+    for method in list(Method)[list(Method).index(setup.adapters.method) + 1 :]:
         yield method.label, {**adapters, "method": method}
     if (keys := next(offloaded(setup, gpu), None)) is not None:
         yield "CPU offload", keys
     for number in COUNTS:
-        if number > setup.num_gpus:
+        if number > setup.mesh.num_gpus:
             shared = (sharing_keys(setup, way, number) for way in WAYS)
             if (
                 keys := next((it for it in shared if not _is_refused(model, setup, it)), None)

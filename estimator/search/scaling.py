@@ -76,7 +76,7 @@ def curves(
     >>> [curve.first_that_fits.num_gpus for curve in curves(*of, strategies=[Strategy.DDP, Strategy.ZERO3])]
     [1, 1]
     """
-    same = replace(setup, mfu=None)
+    same = setup.replace(mfu=None)
     ascending = sorted(set(counts))
     return tuple(
         Curve(
@@ -90,15 +90,17 @@ def curves(
 def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> TrainingSetup:
     """The setup on ``num_gpus`` GPUs under a strategy, with its offload keys unchanged; ``ValueError`` says why not.
 
-    >>> shared_by(TrainingSetup(), Strategy.HSDP, 32).dp_replicate_size
+    >>> shared_by(TrainingSetup(), Strategy.HSDP, 32).mesh.dp_replicate_size
     4
-    >>> shared_by(TrainingSetup(), Strategy.FSDP, 1).strategy.value
+    >>> shared_by(TrainingSetup(), Strategy.FSDP, 1).mesh.strategy.value
     'none'
     """
     strategy = strategy if num_gpus > 1 else Strategy.NONE
     copies = 1
     if strategy.has_groups:
-        shards = setup.shard_ranks if setup.strategy.has_groups else setup.gpus_per_node
+        shards = (
+            setup.mesh.shard_ranks if setup.mesh.strategy.has_groups else setup.mesh.gpus_per_node
+        )
         copies, rest = divmod(num_gpus, shards)
         if copies < 2 or rest or shards < 2:
             raise TooFewError(

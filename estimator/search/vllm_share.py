@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from estimator.answer.estimate import estimate
 from estimator.inference.colocation import colocated_engine
@@ -80,7 +80,7 @@ def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> UtilisationSear
     Source: derived, from ``need``, ``colocated_engine`` and ``time_of``.
     """
     model, setup = as_trained(model, setup)
-    if not (setup.objective.generates and setup.generation.is_colocated):
+    if not (setup.task.objective.generates and setup.generation.is_colocated):
         raise NOT_COLOCATED()
     check_generation(model, setup)
     found = [_share(model, gpu, setup, hundredth) for hundredth in range(1, HUNDREDTHS)]
@@ -102,7 +102,7 @@ def least_share(model: Model, gpu: Gpu, setup: TrainingSetup, rows: int) -> floa
 
 def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Utilisation:
     utilisation = hundredth / HUNDREDTHS
-    tried = replace(setup, vllm_gpu_memory_utilization=utilisation)
+    tried = setup.replace(vllm_gpu_memory_utilization=utilisation)
     try:
         answer = estimate(model, gpu, tried)
     except ValueError as refusal:

@@ -19,11 +19,11 @@ from estimator.families.towers import tower_parameters
 from estimator.families.vision_family import with_vision
 from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
+from estimator.values.facets.adapters import Adapters
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
-from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
@@ -281,7 +281,7 @@ def _left_out(config: Mapping[str, object]) -> str:
 
 def _made_parameters(model: Model) -> int:
     """The note on the class created by default."""
-    return total_parameters(model) + tower_parameters(model, TrainingSetup())
+    return total_parameters(model) + tower_parameters(model, Adapters())
 
 
 def _text_notes(model: Model, left_out: str) -> tuple[str, ...]:

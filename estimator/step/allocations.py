@@ -237,8 +237,10 @@ def _asked(
     same, workspace = structure(setup), hardware.workspace
     steps, evaluated = _passes_at(model, hardware.card, setup)
     every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup)
-    fixed = _fixed(model, card, same, bool(setup.max_grad_norm), made, rank, on_host=on_host)
-    if setup.strategy.is_zero:  # whose gathers and parts have sizes of their own
+    fixed = _fixed(
+        model, card, same, bool(setup.optimisation.max_grad_norm), made, rank, on_host=on_host
+    )
+    if setup.mesh.strategy.is_zero:  # whose gathers and parts have sizes of their own
         written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
         return written.log(), written.trace
     unsized = replace(setup, batch=same.batch, task=same.task, run=same.run)
@@ -272,7 +274,7 @@ def _passes_at(
 
 def _card_of_step(card: Card, setup: TrainingSetup) -> Card:
     """The card on which the optimizer's step depends: any where it sums no rows."""
-    return card if RULES[setup.optim].sums_rows else Card()
+    return card if RULES[setup.optimisation.optim].sums_rows else Card()
 
 
 class _Named(int):
@@ -410,12 +412,12 @@ def _written(
         return found
 
     step = passes()
-    first_step = passes(records=True) if setup.strategy.gathers_modules else step
+    first_step = passes(records=True) if setup.mesh.strategy.gathers_modules else step
     after: list[Request] = []
     if reduces_after_backward(setup.mesh):
         after += reduced(model, setup, rank, by_size(left.gradients), KEPT, STEPPED)
         after += (Request(GIVE_ALL, key) for key in left.buckets)
-    elif setup.gradient_accumulation_steps > 1 and keeps_parts(setup.mesh):
+    elif setup.batch.gradient_accumulation_steps > 1 and keeps_parts(setup.mesh):
         after.append(Request(GIVE, KEPT))  # the last micro-step's were added to the first one's
     for requests in fixed.optimizer:
         writer.trace.optimizers.append(writer.stretch([*after, *requests, Request(GIVE_ALL, KEPT)]))
@@ -446,7 +448,7 @@ def _empties(setup: TrainingSetup, step: int) -> bool:
 
     Source: transformers 5.23, trainer.py, ``training_step`` (between ``compute_loss`` and ``backward``).
     """
-    every = setup.torch_empty_cache_steps
+    every = setup.allocator.torch_empty_cache_steps
     return every is not None and ((step - 1) % every == 0 or step == STEPS)
 
 
@@ -455,7 +457,7 @@ def _waited(setup: TrainingSetup) -> Iterator[Request]:
 
     Source: transformers 5.23, trainer.py, ``_run_epoch`` (``torch.isnan(tr_loss_step)``).
     """
-    if setup.uses_fsdp1:
+    if setup.mesh.uses_fsdp1:
         yield Request(WAIT, HELD)
 
 
@@ -489,19 +491,19 @@ def _fixed(
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
     elif has_shards(same.mesh):
         optimizer = [*stepped_in_groups(model, same, STEPPED, keys.new)]
-    elif same.strategy.is_zero:
+    elif same.mesh.strategy.is_zero:
         optimizer = [*flat_step(resident)]
     else:
         clipped = [*norms(chain(*trained))] if clips else []
         first = keys.first
         optimizer = [*clipped, *optimizer_step(keys, trained, same, resident, card)]
-        if RULES[same.optim].steps_differ:
+        if RULES[same.optimisation.optim].steps_differ:
             later = [
                 [*clipped, *optimizer_step(Keys(first), trained, same, resident, card, step)]
                 for step in range(2, 1 + STEPS)
             ]
     again: list[Request] = []
-    if same.strategy.averages_in_buckets:
+    if same.mesh.strategy.averages_in_buckets:
         _, rebuilt = buckets(in_module_order(model, same), same)
         if rebuilt is not None:
             again = [Request(GIVE_ALL, BUCKETS)]
@@ -512,10 +514,10 @@ def _fixed(
 def _micro_steps(model: Model, setup: TrainingSetup) -> Iterator[Plan]:
     """The step; before it one whose gradients are the first, where gradients are accumulated."""
     same = structure(setup)
-    if setup.gradient_accumulation_steps > 1:
+    if setup.batch.gradient_accumulation_steps > 1:
         # ZeRO-3 has a place for gradients from the start
-        has_place = same.strategy.has_gradient_buffer
-        yield plan(model, same if has_place else replace(same, gradient_accumulation_steps=1))
+        has_place = same.mesh.strategy.has_gradient_buffer
+        yield plan(model, same if has_place else same.replace(gradient_accumulation_steps=1))
     yield plan(model, same)
 
 
@@ -561,7 +563,7 @@ def _pass(
                     requests = on_streams_of_fsdp1(
                         requests, played, OLD if run.layers else OLD_ROOT
                     )
-                elif setup.strategy.is_fsdp:
+                elif setup.mesh.strategy.is_fsdp:
                     requests = on_streams_of_fsdp2(requests, played)
                 elif reduces_after_backward(setup.mesh):
                     requests = without_reduction(requests, played)
@@ -589,7 +591,7 @@ def _pass(
         order.append(PassPiece(writer.stretch(Request(GIVE_ALL, key) for key in left_over)))
     if others is not None:
         others.left.add(sized, schedule.program, own, first)
-    if setup.strategy.keeps_whole:
+    if setup.mesh.strategy.keeps_whole:
         gone = _left(schedule.program)
         order.append(PassPiece(writer.stretch(Request(GIVE_ALL, first + key) for key in gone)))
     return order

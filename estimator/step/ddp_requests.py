@@ -82,7 +82,7 @@ def _weights(model: Model, setup: TrainingSetup) -> Iterator[Sent]:
     """Weights and adapters in the order of ``named_parameters``; packed ones are left out."""
     tied = tied_head(model)
     for module in (it.module for it in modules_in_order(model)):
-        if module not in tied and not setup.has_packed_base:
+        if module not in tied and not setup.adapters.has_packed_base:
             width = weight_width(module, setup)
             for shape in weight_shapes(module):
                 yield Sent(width, width * elements(shape))

@@ -7,7 +7,6 @@ Source: transformers 5.23, trainer.py, ``evaluation_loop`` and ``prediction_step
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from estimator.objectives.dropout import without_dropout
@@ -130,10 +129,11 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
     Liger's fused loss is left out where logits are asked for: liger-kernel 0.8.5, transformers/model/llama.py
     (``skip_logits``).
     """
-    is_fused = structure.loss is None or structure.loss.fuses_gradient
-    makes_logits = structure.compute_metrics and is_fused and structure.objective.is_causal_lm
-    return replace(
-        structure,
+    is_fused = structure.task.loss is None or structure.task.loss.fuses_gradient
+    makes_logits = (
+        structure.run.compute_metrics and is_fused and structure.task.objective.is_causal_lm
+    )
+    return structure.replace(
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
         hold_outputs=False,
@@ -141,11 +141,11 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
         lora_r=1,
         optim=Optimizer.SGD,
         optim_state_dtype=None,
-        loss=Loss.STANDARD if makes_logits else structure.loss,
+        loss=Loss.STANDARD if makes_logits else structure.task.loss,
     )
 
 
 @lru_cache(maxsize=256)
 def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
-    asks = structure.compute_metrics and structure.objective.is_causal_lm
+    asks = structure.run.compute_metrics and structure.task.objective.is_causal_lm
     return Plan(model, structure, training=False, objective=with_logits if asks else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.parallel.offload import pinned, ranks_of_a_node
@@ -44,7 +43,7 @@ def host_copies(model: Model, setup: TrainingSetup) -> HostCopies:
     if not (checkpoints or setup.computation.activation_offloading):
         return HostCopies(0, 0)
     if setup.mesh.strategy.places_layers:  # the same tensors, on several GPUs
-        setup = replace(setup, strategy=Strategy.NONE, num_gpus=1)
+        setup = setup.replace(strategy=Strategy.NONE, num_gpus=1)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     times: Counter[int] = Counter()
     for run in schedule.runs:

@@ -86,7 +86,7 @@ def load_requests(
     tied = tied_head(model)
     own = [module for module in modules if module not in tied]
     of_modules = sum(module_bytes(module, same) for module in own)
-    is_whole = not same.strategy.shards_states
+    is_whole = not same.mesh.strategy.shards_states
     is_known = (
         is_whole
         and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
@@ -98,26 +98,26 @@ def load_requests(
     elif has_shards(same.mesh):
         load.extend(_sharded(keys, own, model, same, resident))
     elif wraps_in_groups(model, same):
-        if same.uses_fsdp1:
+        if same.mesh.uses_fsdp1:
             load.extend(flattened(model, same, Shards(HELD, OLD, OLD_ROOT), keys.new))
         else:
             load.extend(wrapped(model, same, HELD, keys.new))
         shards = sum(it.size for it in load if it.key == HELD)
         load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
         trained = [_trained(model, same)]
-    elif same.uses_fsdp1 and same.has_packed_base:
+    elif same.mesh.uses_fsdp1 and same.adapters.has_packed_base:
         load.extend(_packed_units(keys, model, same, resident))
         trained = [_trained(model, same)]
     elif not is_known:
         pieces = sum(
             count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
         )
-        if same.uses_fsdp1:
+        if same.mesh.uses_fsdp1:
             pieces = model.num_hidden_layers + 1
         load.extend(_pieces(resident.weights + resident.adapters, pieces))
         trained = [_trained(model, same)]
     else:
-        if same.has_packed_base:
+        if same.adapters.has_packed_base:
             load.extend(_warmed_up(own, same))
             load.extend(_packed(keys, model, same))
         else:
@@ -141,7 +141,7 @@ def load_requests(
         of_all = sum(map(gradient_bytes, trained))
         if of_all != gradient_bytes(trainable_tensors(model, same)):
             trained = [_trained(model, same)]
-        if made is MADE or same.has_packed_base:
+        if made is MADE or same.adapters.has_packed_base:
             load.extend(_adapters(keys, modules, same))
         beside = resident.adapters - sum(
             it.bytes for module in modules for it in adapter_tensors(module, same)
@@ -151,13 +151,13 @@ def load_requests(
     if made is MOVED and is_whole:  # Trainer empties the cache before it trains
         load.append(Request(EMPTY, HELD))
     load.extend(_pieces(resident.engine, 1))
-    if same.strategy.averages_in_buckets:
+    if same.mesh.strategy.averages_in_buckets:
         load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
         first_buckets, _ = buckets(in_module_order(model, same), same)
         load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in first_buckets)
     elif not has_shards(same.mesh):
         load.extend(_pieces(resident.communication, 1))
-    if same.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
+    if same.mesh.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
         load.extend(_flat_states(keys, resident, same.mesh))
     return trained
 
@@ -197,9 +197,9 @@ def _sharded(
             frozen += (it._replace(key=key) if it.key == HELD else it for it in packed)
             part = packed_part(module, same, 0)
             frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
-        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+        elif same.adapters.uses_adapters or not is_trained_whole(module, same.adapters):
             for shape in weight_shapes(module):
-                whole, part = elements(shape), ceil_div(elements(shape), same.num_gpus)
+                whole, part = elements(shape), ceil_div(elements(shape), same.mesh.num_gpus)
                 arrives = [Request(TAKE, key, allocated(size * whole)), Request(GIVE, key)]
                 frozen += (arrives[0], Request(TAKE, HELD, allocated(size * part)), arrives[1])
                 again += arrives
@@ -231,7 +231,7 @@ def _partitioned(
     for module in modules:
         if is_quantized(module, same.adapters):
             stays += _packed_weight(keys, model, module, same)
-        elif same.uses_adapters or not is_trained_whole(module, same.adapters):
+        elif same.adapters.uses_adapters or not is_trained_whole(module, same.adapters):
             stays += (
                 Request(TAKE, HELD, allocated(size * elements(shape)))
                 for shape in weight_shapes(module)
@@ -261,7 +261,7 @@ def in_module_order(model: Model, same: TrainingSetup) -> list[Trainable]:
     trained = [
         tensor
         for located in modules_in_order(model)
-        if same.uses_adapters or located.module not in tied
+        if same.adapters.uses_adapters or located.module not in tied
         for tensor in trained_of([(located.module, 1)], [], same)
     ]
     if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
@@ -271,8 +271,8 @@ def in_module_order(model: Model, same: TrainingSetup) -> list[Trainable]:
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     """The trained tensors of a rank, in the order of their kinds."""
-    if same.strategy.is_fsdp:
-        return (stepped_pieces if same.uses_fsdp1 else stepped_shards)(model, same)
+    if same.mesh.strategy.is_fsdp:
+        return (stepped_pieces if same.mesh.uses_fsdp1 else stepped_shards)(model, same)
     return _one_by_one(trainable_tensors(model, same))
 
 
@@ -299,10 +299,10 @@ def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Reque
     for module in modules:
         weight, *rest = map(elements, weight_shapes(module)) if weight_shapes(module) else (0,)
         if is_quantized(module, same.adapters):
-            total += weight if same.has_8bit_base else packed_bytes(weight)
+            total += weight if same.adapters.has_8bit_base else packed_bytes(weight)
         else:
-            total += weight * same.dtype.bytes
-        total += sum(rest) * same.dtype.bytes
+            total += weight * same.precision.dtype.bytes
+        total += sum(rest) * same.precision.dtype.bytes
     yield Request(TAKE, WARM_UP, allocated(total))
     yield Request(GIVE, WARM_UP)
 
@@ -320,7 +320,7 @@ def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; peft 0.21,
     utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    upcasts = same.prepare_model_for_kbit_training
+    upcasts = same.adapters.prepare_model_for_kbit_training
     narrow: dict[Located, list[tuple[int, int]]] = {}
     for located in modules_as_loaded(model):
         module = located.module
@@ -329,7 +329,7 @@ def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
             yield from (Request(TAKE, HELD, size) for size in sizes[1:])
             yield from _quantized(keys, module, same, packs=model.quantization is None)
             continue
-        loaded = same.dtype.bytes if upcasts else weight_width(module, same)
+        loaded = same.precision.dtype.bytes if upcasts else weight_width(module, same)
         shapes = weight_shapes(module)
         for shape, size in zip(shapes[::-1], sizes[::-1], strict=True):
             if (arrived := allocated(elements(shape) * loaded)) == size:
@@ -355,8 +355,8 @@ def _quantized(
     """
     count = elements(weight_shapes(module)[0])
     packed = module_bytes(module, same) - sum(_sizes(module, same)[1:])
-    arrived, key = allocated(count * same.dtype.bytes), keys.new(1)
-    if same.has_8bit_base:
+    arrived, key = allocated(count * same.precision.dtype.bytes), keys.new(1)
+    if same.adapters.has_8bit_base:
         made = [arrived]  # contiguous, in float16
         stays = [packed - allocated(count), allocated(count)]
     else:
@@ -364,7 +364,7 @@ def _quantized(
         codes, scales = allocated(packed_bytes(count)), allocated(FLOAT32_BYTES * blocks)
         made = []
         stays = [scales, codes, packed - codes - scales]
-        if same.bnb_4bit_use_double_quant:
+        if same.adapters.bnb_4bit_use_double_quant:
             nested = allocated(FLOAT32_BYTES * ceil_div(blocks, NESTED_BLOCK))
             rest = packed - codes - allocated(blocks) - nested
             made, stays = [scales, scales], [codes, nested, allocated(blocks), rest]
@@ -401,23 +401,23 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
     (``_is_quantized_model``).
     """
     in_the_end: list[tuple[int, int, int]] = []
-    recasts = same.has_packed_base and _is_trls(same)
+    recasts = same.adapters.has_packed_base and _is_trls(same)
     for module in modules:
         tensors = adapter_tensors(module, same)
-        is_8bit = same.has_8bit_base and is_quantized(module, same.adapters)
-        is_cast = same.dtype.bytes < FLOAT32_BYTES and not is_8bit
+        is_8bit = same.adapters.has_8bit_base and is_quantized(module, same.adapters)
+        is_cast = same.precision.dtype.bytes < FLOAT32_BYTES and not is_8bit
         key = keys.new(len(tensors))
         whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
         for at, size in enumerate(whole):
-            if is_cast and not same.has_packed_base:
+            if is_cast and not same.adapters.has_packed_base:
                 yield Request(TAKE, key + at, size)
         for at, (it, size) in enumerate(zip(tensors, whole, strict=True)):
             stays = it.bytes if recasts or not is_cast else size
-            if is_cast and it.width == same.dtype.bytes and not recasts:
+            if is_cast and it.width == same.precision.dtype.bytes and not recasts:
                 yield Request(TAKE, HELD, it.bytes)
             elif is_cast:
                 own = keys.new(1)
-                yield Request(TAKE, own, allocated(same.dtype.bytes * elements(it.shape)))
+                yield Request(TAKE, own, allocated(same.precision.dtype.bytes * elements(it.shape)))
                 in_the_end.append((own, size, stays))
             elif it.bytes == size:
                 yield Request(TAKE, HELD, size)

@@ -59,7 +59,7 @@ def optimizer_step(
 
     ``step``: of those played, from 1; only APOLLO's differ.
     """
-    optim, width = setup.optim, setup.optim_state_dtype
+    optim, width = setup.optimisation.optim, setup.optimisation.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
         yield from _adafactor(keys, chain(*groups), card)
         return

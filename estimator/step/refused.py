@@ -42,7 +42,7 @@ def _located(
         return _in_pass(trace, log, played)
     if step == 0:
         emptied = (at for at in range(start, played.request) if log.requests[0][at] == EMPTY)
-        makes_states = setup.strategy.is_zero and next(emptied, None) is not None
+        makes_states = setup.mesh.strategy.is_zero and next(emptied, None) is not None
         return Refused(Phase.LOAD, step, "", size, makes_states=makes_states)
     if piece.stretch in trace.optimizers:
         return Refused(Phase.OPTIMIZER_STEP, step, "", size)

@@ -48,7 +48,7 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
 
     Source: derived, as ``estimator.step.allocations``.
     """
-    is_whole = setup.strategy.keeps_whole
+    is_whole = setup.mesh.strategy.keeps_whole
     is_partitioned = has_partitions(setup.mesh) or has_shards(setup.mesh)
     return (
         (is_whole or is_partitioned or _is_known_fsdp(model, setup))
@@ -61,12 +61,12 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
 
 def _is_known_fsdp(model: Model, setup: TrainingSetup) -> bool:
     """FSDP with nothing on the host, no second model, and no weights that stay gathered between micro-steps."""
-    stays_gathered = setup.uses_fsdp1 and setup.strategy.keeps_gathered
+    stays_gathered = setup.mesh.uses_fsdp1 and setup.mesh.strategy.keeps_gathered
     return (
         wraps_in_groups(model, setup)
         and not setup.keeps_reference
-        and setup.offload_param is Offload.NONE
-        and not (stays_gathered and setup.gradient_accumulation_steps > 1)
+        and setup.mesh.offload_param is Offload.NONE
+        and not (stays_gathered and setup.batch.gradient_accumulation_steps > 1)
     )
 
 
@@ -140,7 +140,7 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
 
     def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
         requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
-        return rounded(requests, setup.roundup_power2_divisions)
+        return rounded(requests, setup.allocator.roundup_power2_divisions)
 
     def run(made: bool, rank: int) -> RankRun:
         narrow = log(made, rank, on_host=True) if has_partitions(setup.mesh) else None
@@ -148,7 +148,7 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
         return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
     ranks = ranks_played(model, setup)
-    is_whole = setup.strategy.keeps_whole
+    is_whole = setup.mesh.strategy.keeps_whole
     ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
     return [run(made, rank) for made in ways for rank in ranks]
 
@@ -234,7 +234,7 @@ def reserved(answer: Estimate) -> int:
 
     Source: ``reserved_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
-    if answer.setup.strategy.places_layers:
+    if answer.setup.mesh.strategy.places_layers:
         shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
         return shares.middle - sum(_outside(answer.gpu, answer.setup))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)
@@ -262,7 +262,7 @@ def shown(answer: Estimate) -> Shown | None:
     """
     if not answer.can_run or (answer.gpu is not None and not answer.gpu.monitor):
         return None
-    held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.replicas, answer.gpu)
+    held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.mesh.replicas, answer.gpu)
     low, _, high = shown_bytes(*held)
     middle = max(device_bytes(answer), answer.need_low_bytes)
     return Shown(min(low, middle), middle, max(high, middle))

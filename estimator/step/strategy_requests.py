@@ -97,8 +97,8 @@ def waits_whole(setup: TrainingSetup) -> bool:
     distributed/fsdp/_runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``).
     """
     return (
-        setup.strategy.is_fsdp
-        and setup.gradient_accumulation_steps > 1
+        setup.mesh.strategy.is_fsdp
+        and setup.batch.gradient_accumulation_steps > 1
         and not setup.reduces_every_micro_step
     )
 
@@ -175,7 +175,7 @@ def places(
 ) -> Iterator[int]:
     """For each repetition of a run, what its reductions bring."""
     run = runs[index]
-    where = reached(model, setup.adapters, setup.num_gpus, rank)
+    where = reached(model, setup.adapters, setup.mesh.num_gpus, rank)
     backward = [at for at, it in enumerate(runs) if it.phase is Phase.BACKWARD]
     if index not in backward:
         yield from [0] * run.length

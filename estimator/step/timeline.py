@@ -290,7 +290,7 @@ class Plan:
         self._objective = objective or step_of(setup)
         model, setup = as_played(model, setup)
         self._model = model
-        self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
+        self._setup = setup.replace(attn_implementation=attention_of(model, setup.computation))
         self._training = training
         self._resting = (
             _with_resting_weights(model, setup) if training and objective is None else None
@@ -318,7 +318,7 @@ class Plan:
         recording = Recording()
         batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
         rows = joined(self._setup.batch, batch, length)
-        setup = replace(self._setup, batch=rows, lora_r=rank)
+        setup = self._setup.replace(batch=rows, lora_r=rank)
         if rows.is_joined:
             scored = batch * scored
         stack = stack_of(self._model, self._setup, int.__add__(rows.max_length, 0))
@@ -354,7 +354,7 @@ def _with_resting_weights(model: Model, setup: TrainingSetup) -> Plan | None:
     is_offloaded = mesh.strategy.gathers_modules and mesh.offload_param is not Offload.NONE
     if not is_offloaded or mesh.num_gpus == 1:  # which alone gathers offloaded weights only
         return None
-    return plan(model, replace(setup, offload_param=Offload.NONE))
+    return plan(model, setup.replace(offload_param=Offload.NONE))
 
 
 def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
@@ -502,16 +502,15 @@ def _structure(
 def plan(model: Model, structure: TrainingSetup) -> Plan:
     """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers, and by DDP."""
     if plays_as_alone(model, structure):
-        structure = replace(structure, strategy=Strategy.NONE, num_gpus=1)
-    replicas, gpus = 2 if structure.strategy.has_groups else 1, structure.num_gpus
+        structure = structure.replace(strategy=Strategy.NONE, num_gpus=1)
+    replicas, gpus = 2 if structure.mesh.strategy.has_groups else 1, structure.mesh.num_gpus
     if not keeps_parts(structure.mesh):
         gpus = replicas * min(2, gpus)
-    if not structure.optimizer_in_bwd:  # its temporaries are in backward
-        structure = replace(structure, optim=Optimizer.SGD, optim_state_dtype=None)
+    if not structure.optimisation.optimizer_in_bwd:  # its temporaries are in backward
+        structure = structure.replace(optim=Optimizer.SGD, optim_state_dtype=None)
     return _plan(
         model,
-        replace(
-            structure,
+        structure.replace(
             lora_r=1,
             num_gpus=gpus,
             dp_replicate_size=replicas,

@@ -54,8 +54,8 @@ def wraps_in_groups(model: Model, setup: TrainingSetup) -> bool:
     Source: derived, as ``wrapped``.
     """
     return (
-        setup.strategy.is_fsdp
-        and not setup.has_packed_base
+        setup.mesh.strategy.is_fsdp
+        and not setup.adapters.has_packed_base
         and not setup.reduces_every_micro_step
         and not sees(model, setup.adapters)
     )
@@ -73,14 +73,14 @@ def wrapped(
     ``_init_sharded_param``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (without
     ``cpu_ram_efficient_loading``, Trainer's default).
     """
-    stays = setup.offload_param is Offload.NONE
+    stays = setup.mesh.offload_param is Offload.NONE
 
     def group(key: int, modules: Iterable[Module]) -> Iterator[Request]:
         tensors = [it for module in modules for it in _tensors(module, setup)]
         for it in tensors:
             yield Request(TAKE, key, allocated(elements(it.shape) * it.width))
         for it in tensors:
-            shard = allocated(elements(shard_shape(it.shape, setup.shard_ranks)) * it.width)
+            shard = allocated(elements(shard_shape(it.shape, setup.mesh.shard_ranks)) * it.width)
             if stays:
                 yield Request(TAKE, held, shard)
             else:
@@ -117,7 +117,7 @@ def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
             _Unit(tuple(sizes), is_adapter=False),
             *(
                 _Unit((elements(shape),), is_adapter=True)
-                for module in (modules if setup.uses_adapters else ())
+                for module in (modules if setup.adapters.uses_adapters else ())
                 for shape in adapter_shapes(module, setup)
             ),
         ]
@@ -159,7 +159,7 @@ def flattened(
             buffers = [beside] if unit is root and loaded == FLOAT32_BYTES else []
             yield from _broadcast([*buffers, *(size * loaded for size in unit.sizes)], flat)
             shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-            yield Request(TAKE, flat, allocated(shard * setup.shard_ranks * loaded))
+            yield Request(TAKE, flat, allocated(shard * setup.mesh.shard_ranks * loaded))
             key = shards.held
             if loaded != stored_width(setup, is_adapter=unit.is_adapter):
                 key = shards.old_root if group is groups[-1] else shards.old
@@ -176,9 +176,9 @@ def flattened(
         shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
         stored = stored_width(setup, is_adapter=unit.is_adapter)
         gathered = gathered_width(setup, is_adapter=unit.is_adapter)
-        buffers = [shard * setup.shard_ranks * gathered]
+        buffers = [shard * setup.mesh.shard_ranks * gathered]
         if gathered != stored:
-            buffers = [shard * gathered, *buffers, shard * setup.shard_ranks * stored]
+            buffers = [shard * gathered, *buffers, shard * setup.mesh.shard_ranks * stored]
         for size in buffers:
             yield Request(TAKE, flat, allocated(size))
             yield Request(GIVE, flat)
@@ -210,7 +210,7 @@ def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
     found = []
     groups = [*_units(model, setup)]
     for unit in (unit for group in (groups[-1], *groups[:-1]) for unit in group):
-        if unit.is_adapter != setup.uses_adapters:
+        if unit.is_adapter != setup.adapters.uses_adapters:
             continue
         shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
         width = stored_width(setup, is_adapter=unit.is_adapter)
@@ -230,7 +230,7 @@ def _tensors(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
     """A module's weights, then its adapters and its copy."""
     width = member_width(setup, is_adapter=False, part=module.part)
     own = [TrainedTensor(shape, width) for shape in weight_shapes(module)]
-    return [*own, *trained_parts(module, setup)] if setup.uses_adapters else own
+    return [*own, *trained_parts(module, setup)] if setup.adapters.uses_adapters else own
 
 
 def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
@@ -246,7 +246,7 @@ def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
     outside = {module for modules in _outside(model, setup) for module in modules}
     ordered = [
         Trainable(
-            shard_shape(part.shape, setup.shard_ranks),
+            shard_shape(part.shape, setup.mesh.shard_ranks),
             part.width,
             1,
             isinstance(it.module, Embedding),

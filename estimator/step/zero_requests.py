@@ -91,9 +91,9 @@ def ranks_played(model: Model, setup: TrainingSetup) -> tuple[int, ...]:
     """
     if not has_partitions(setup.mesh):
         return (0,)
-    kept = kept_gradients(model, setup.adapters, setup.num_gpus)
-    fullest = sorted(range(setup.num_gpus), key=lambda rank: -kept[rank])
-    return tuple(dict.fromkeys([*fullest[:2], 0, setup.num_gpus - 1]))
+    kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
+    fullest = sorted(range(setup.mesh.num_gpus), key=lambda rank: -kept[rank])
+    return tuple(dict.fromkeys([*fullest[:2], 0, setup.mesh.num_gpus - 1]))
 
 
 class Reached(NamedTuple):
@@ -149,7 +149,7 @@ def flat_weights(
 
     Source: ``__init__`` (``flatten_on_accelerator``), ``initialize_optimizer_states``.
     """
-    size, found = width(setup.precision), groups(model, setup.adapters, setup.num_gpus)
+    size, found = width(setup.precision), groups(model, setup.adapters, setup.mesh.num_gpus)
     trained = trained_in_order(model, setup)
     first = new_keys(len(trained))
     for at, it in enumerate(trained):
@@ -158,7 +158,7 @@ def flat_weights(
     for group, decays in zip(
         found, sorted({it.decays for it in trained}, reverse=True), strict=True
     ):
-        flat = Request(TAKE, held, allocated(size * group.part * setup.num_gpus))
+        flat = Request(TAKE, held, allocated(size * group.part * setup.mesh.num_gpus))
         if not on_host:
             yield Request(EMPTY, 0)
             yield flat
@@ -224,7 +224,7 @@ def reduced(
                     yield from freed(count)
         bucket.clear()
 
-    for group in groups(model, setup.adapters, setup.num_gpus):
+    for group in groups(model, setup.adapters, setup.mesh.num_gpus):
         start = 0
         for at, count in enumerate(group.sizes):
             if inside + count > limit:
@@ -270,7 +270,7 @@ def kept_bytes(model: Model, setup: TrainingSetup, rank: int) -> int:
 
     Source: ``copy_grads_in_partition``.
     """
-    kept = kept_gradients(model, setup.adapters, setup.num_gpus)[rank]
+    kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)[rank]
     return allocated(width(setup.precision) * kept)
 
 
@@ -282,7 +282,7 @@ def stepped(
 
     Source: ``get_grad_norm_direct``, ``step``.
     """
-    found = groups(model, setup.adapters, setup.num_gpus)
+    found = groups(model, setup.adapters, setup.mesh.num_gpus)
     for group in found:
         start = 0
         for at, count in enumerate(group.sizes):
@@ -306,12 +306,14 @@ def _updated(
     yield Request(TAKE, gradient, allocated(FLOAT32_BYTES * part))
     yield Request(GIVE_ALL, temporary)
     flat = Trainable((part,), FLOAT32_BYTES, 1)
-    states = state_tensors(flat, setup.optim, setup.optim_state_dtype)
+    states = state_tensors(flat, setup.optimisation.optim, setup.optimisation.optim_state_dtype)
     key = new_keys(len(states))
     for at, state in enumerate(states):
         if state:
             yield Request(TAKE_ONCE, key + at, state)
-    if beside := step_transient([flat], setup.optim, setup.optim_state_dtype):
+    if beside := step_transient(
+        [flat], setup.optimisation.optim, setup.optimisation.optim_state_dtype
+    ):
         yield Request(TAKE, temporary, allocated(beside))
         yield Request(GIVE, temporary)
     yield Request(GIVE, gradient)
@@ -337,7 +339,7 @@ def sharded(
     ``_create_fp32_partitions``, ``initialize_optimizer_states``, ``_setup_for_real_optimizer``,
     ``create_reduce_and_remove_grad_hooks``.
     """
-    size, ranks = width(setup.precision), setup.num_gpus
+    size, ranks = width(setup.precision), setup.mesh.num_gpus
     yield from frozen
     temporary, first = new_keys(1), new_keys(1)
     wholes = list(wholes)
@@ -372,10 +374,10 @@ def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
     Source: stage3.py, ``_create_fp16_sub_groups``.
     """
     found = []
-    for group in groups(model, setup.adapters, setup.num_gpus):
+    for group in groups(model, setup.adapters, setup.mesh.num_gpus):
         inside = 0
         for count in group.sizes:
-            inside += ceil_div(count, setup.num_gpus)
+            inside += ceil_div(count, setup.mesh.num_gpus)
             if inside >= SUB_GROUP:
                 found.append(inside)
                 inside = 0
@@ -391,9 +393,9 @@ def stepped_in_groups(
 
     Source: stage3.py, ``get_grad_norm_direct``, ``_prepare_fp32_grad_for_sub_group``, ``step``.
     """
-    for group in groups(model, setup.adapters, setup.num_gpus):
+    for group in groups(model, setup.adapters, setup.mesh.num_gpus):
         for count in group.sizes:
-            part = min(ceil_div(count, setup.num_gpus), NORM_PART)
+            part = min(ceil_div(count, setup.mesh.num_gpus), NORM_PART)
             yield Request(TAKE, temporary, allocated(NORM_WIDTH * part))
             yield Request(GIVE, temporary)
     for part in sub_groups(model, setup):

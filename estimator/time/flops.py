@@ -89,9 +89,9 @@ def matrices(model: Model, adapters: Adapters) -> Matrices:
     Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> matrices(TINY_LLAMA, TrainingSetup()).layers == 2 * (8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
+    >>> matrices(TINY_LLAMA, Adapters()).layers == 2 * (8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
     True
-    >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
+    >>> matrices(TINY_LLAMA, Adapters()).outside == 8 * 10
     True
     """
     return _matrices(model, _which(adapters))

@@ -72,9 +72,9 @@ def _stepping(
 ) -> TimePart:
     size = ADAM_BYTES
     passes = 1.0
-    if setup.strategy.is_fsdp:
-        size += CLIPPED_BYTES if setup.max_grad_norm > 0 else 0
-        passes = 1.0 if RULES[setup.optim].is_fused else UNFUSED_PASSES
+    if setup.mesh.strategy.is_fsdp:
+        size += CLIPPED_BYTES if setup.optimisation.max_grad_norm > 0 else 0
+        passes = 1.0 if RULES[setup.optimisation.optim].is_fused else UNFUSED_PASSES
     else:
         size += SCALED_BYTES + COPIED_BYTES
     moves = passes * ranks * of.stepped * size / GIGA
@@ -102,12 +102,12 @@ def saved_tensor_parts(
     Source: derived, from ``host_copies``; transformers 5.23, modeling_utils.py, ``activation_checkpointing_enable``
     ("Both copies run on the compute stream"); trl 1.16, models/activation_offloading.py (``self.s1``).
     """
-    copied = 2 * setup.gradient_accumulation_steps * host_copies(model, setup).moved
+    copied = 2 * setup.batch.gradient_accumulation_steps * host_copies(model, setup).moved
     if not copied:
         return ()
     slow, fast = hosts(gpu, setup.mesh)
     low = copied / (fast.link * GIGA)
-    if setup.activation_offloading:
+    if setup.computation.activation_offloading:
         low = larger(0.0, low - behind)
     high = copied / (slow.link * GIGA)
     return (TimePart("saved tensors to the host and back", low, high),)

@@ -98,7 +98,7 @@ def compute_dtype(precision: Precision) -> Dtype:
 
     Source: torch 2.13, torch/amp/autocast_mode.py; bitsandbytes 0.50, nn/modules.py, ``Linear4bit.forward``.
 
-    >>> compute_dtype(TrainingSetup()).value
+    >>> compute_dtype(Precision()).value
     'bfloat16'
     """
     match precision.mixed_precision:
@@ -168,7 +168,7 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
     Source: data/gpus.csv, by row; ``sustained_tflops`` from its own source there.
 
     >>> card = Gpu(name="card", memory_bytes=2**34, bf16_dense_tflops=100, memory_bandwidth_gb_per_s=1000)
-    >>> rates(card, TrainingSetup()).best == 100e12
+    >>> rates(card, Precision()).best == 100e12
     True
     """
     dtype = compute_dtype(precision)

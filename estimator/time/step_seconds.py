@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -295,7 +294,7 @@ def precomputation(
     rate, length = rates(gpu, setup.precision), lengths(setup)
     low, high = [0.0, 0.0], [0.0, 0.0]
     for index, is_before in enumerate((True, False)):
-        one = replace(setup, precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
+        one = setup.replace(precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
         parts = step_parts(model, one, resident, rate, length, *works(model, one, length))
         low[index] = total(part.low_seconds for part in parts)
         high[index] = total(part.high_seconds for part in parts)

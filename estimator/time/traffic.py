@@ -123,7 +123,7 @@ def _played(
     model: Model, alone: TrainingSetup, rank: int, rows: int, length: int
 ) -> tuple[int, int, int, int]:
     """Bytes written in forward, in backward, and for folded adapters, and the operators, all layers."""
-    setup = replace(alone, lora_r=rank, per_device_train_batch_size=rows, max_length=length)
+    setup = alone.replace(lora_r=rank, per_device_train_batch_size=rows, max_length=length)
     sized, schedule = plan(model, alone).step(Sizes.of(setup))
     counts, operators = _counts(schedule, _linears(model, alone))
     found = [

@@ -18,7 +18,7 @@ from estimator.tools.known import (
     verl,
 )
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
-from estimator.values.keys import DEFAULT
+from estimator.values.keys import default_of
 from estimator.values.kinds import one_of, show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
@@ -141,7 +141,7 @@ def set_by(tool: Tool, key: str, value: Value, origin: Origin) -> SetByTool:
 
 def plain_default(key: str) -> object:
     """The contract's default of a key, as in JSON."""
-    value = getattr(DEFAULT, key, None)
+    value = default_of(key)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -21,7 +21,7 @@ from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
 from estimator.tools.sayable import sayable
-from estimator.values.keys import BY_NAME, DEFAULT
+from estimator.values.keys import BY_NAME, DEFAULT, default_of
 from estimator.values.kinds import near, show
 from estimator.values.later_keys import LATER, read_later
 from estimator.values.refusals import InputError
@@ -211,7 +211,7 @@ def _joined(
     if "max_length" not in values:
         pool.guess(
             f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
-            f"longest; {DEFAULT.max_length:,} is taken.",
+            f"longest; {DEFAULT.batch.max_length:,} is taken.",
             "max_length",
         )
     pool.guesses += _usual_prompt(tool, given, values)
@@ -235,7 +235,7 @@ def _joined(
     }
     for key, problem in not_ours.items():
         if key in NEAR:
-            pool.guess(f"{problem} {getattr(DEFAULT, key)} is taken.", key)
+            pool.guess(f"{problem} {default_of(key)} is taken.", key)
         elif found.origins[key].entries and _decides_memory(key, values):
             asked[key] = problem
     asked |= _of_missing(given, missing, pool)
@@ -356,7 +356,7 @@ def _packs_nothing(
     if tool.name == "axolotl" and values.get("method") == "lora" and asked and is_on(asked.value):
         yield (
             f"load_in_4bit packs nothing with adapter lora ({_version(tool)} packs for qlora alone): the base is "
-            f"{values.get('dtype', DEFAULT.dtype)}."
+            f"{values.get('dtype', DEFAULT.precision.dtype)}."
         )
 
 

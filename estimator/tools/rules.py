@@ -20,7 +20,7 @@ from typing import Any
 
 from estimator.sources.catalog import ToolDefault, tool_defaults
 from estimator.tools.reading.parsed import Unresolved
-from estimator.values.keys import DEFAULT
+from estimator.values.keys import default_of
 from estimator.values.specs import Model
 
 Value = Any
@@ -150,7 +150,7 @@ class SoFar:
     model: Model | None = None
 
     def __getitem__(self, key: str) -> Value:
-        return self.values.get(key, getattr(DEFAULT, key, None))
+        return self.values.get(key, default_of(key))
 
     def __contains__(self, key: str) -> bool:
         return key in self.values

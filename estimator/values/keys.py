@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from estimator.values.declaration import Key, rows
 from estimator.values.kinds import Flag, Kind, Number, ShortText, WholeNumber
-from estimator.values.setup import FACETS, READ_INTO_OTHERS, TrainingSetup
+from estimator.values.setup import FACETS, KEY_FACET, READ_INTO_OTHERS, TrainingSetup
 from estimator.values.specs import COUNTS, HOST_RATES, NETWORK, RATE_SPAN, RATES
 
 DEFAULT = TrainingSetup()
+
+
+def default_of(key: str) -> Any:
+    """A setup's default of a key; None for a key that is no setup's, such as ``tool``."""
+    return DEFAULT.value(key) if key in KEY_FACET else None
+
 
 GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""One fine-tuning run: its facets, with every key also available by its own name.
+"""One fine-tuning run, made of facets.
 
 To add a key, add a field to its facet. Validation, JSON, flag, link and widget follow from it. Keys are named as in
 Hugging Face's libraries where those have one.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Key, attribute_owners, rows
 from estimator.values.facets.adapters import Adapters
@@ -104,39 +103,12 @@ FACET_OF: Mapping[str, str] = attribute_owners({name: of for name, (of, _) in FA
 """The facet that owns each key and property."""
 
 
-if TYPE_CHECKING:
-
-    class _Keys(  # type: ignore[misc]  # typing only: at run time each attribute is looked up in its facet
-        Adapters,
-        Precision,
-        Optimisation,
-        Batch,
-        Images,
-        Computation,
-        Task,
-        Generation,
-        Mesh,
-        Allocator,
-        TrainingRun,
-    ):
-        """Every key of every facet, for type checkers."""
-else:
-
-    class _Keys(Hashed):
-        """Every key and property of every facet, delegated to the facet."""
-
-        __slots__ = ()
-
-    for _name, _facet in FACET_OF.items():
-        setattr(_Keys, _name, property(attrgetter(f"{_facet}.{_name}")))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup(_Keys):
-    """One fine-tuning run, made of facets. Every key can also be given, read and replaced by its own name.
+class TrainingSetup(Hashed):
+    """One fine-tuning run, made of facets. Keys are given and replaced by their own names, and read from their facets.
 
-    >>> setup = TrainingSetup(method="lora", num_gpus=2, mesh=Mesh(strategy="ddp"))
-    >>> setup.adapters.method.value, setup.mesh.num_gpus, setup.strategy.value, replace(setup, lora_r=8).lora_r
+    >>> setup = TrainingSetup(method="lora", num_gpus=2, mesh=Mesh(strategy="ddp")).replace(lora_r=8)
+    >>> setup.adapters.method.value, setup.mesh.num_gpus, setup.mesh.strategy.value, setup.value("lora_r")
     ('lora', 2, 'ddp', 8)
     """
 
@@ -154,21 +126,30 @@ class TrainingSetup(_Keys):
     allocator: Allocator = field(default=Allocator())
     run: TrainingRun = field(default=TrainingRun())
 
-    if not TYPE_CHECKING:
+    def __init__(self, **given: Any) -> None:
+        """Accepts facets and keys by name; a key overrides its facet's value.
 
-        def __init__(self, **given: Any) -> None:
-            """Accepts facets by name, then overrides single keys by name."""
-            changed: dict[str, dict[str, Any]] = {}
-            for name, value in given.items():
-                if (facet := KEY_FACET.get(name)) is not None:
-                    changed.setdefault(facet, {})[name] = value
-                elif name not in FACETS:
-                    raise TypeError(f"a setup has no {name}")
-            for facet, unchanged in _DEFAULTS.items():
-                now = given.get(facet, unchanged)
-                if facet in changed:
-                    now = replace(now, **changed[facet])
-                object.__setattr__(self, facet, now)
+        Raises ``TypeError`` for a name that is neither, ``ValueError`` for a value that is not allowed.
+        """
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in given.items():
+            if (facet := KEY_FACET.get(name)) is not None:
+                changed.setdefault(facet, {})[name] = value
+            elif name not in FACETS:
+                raise TypeError(f"a setup has no {name}")
+        for facet, unchanged in _DEFAULTS.items():
+            now = given.get(facet, unchanged)
+            if facet in changed:
+                now = replace(now, **changed[facet])
+            object.__setattr__(self, facet, now)
+
+    def replace(self, **given: Any) -> TrainingSetup:
+        """The setup with other facets or keys. Raises as the constructor."""
+        return TrainingSetup(**{facet: getattr(self, facet) for facet in FACETS} | given)
+
+    def value(self, key: str) -> Any:
+        """The value of a key or property of any facet, by its name."""
+        return getattr(getattr(self, FACET_OF[key]), key)
 
     @property
     def effective_batch_size(self) -> int:

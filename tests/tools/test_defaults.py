@@ -30,13 +30,23 @@ def test_llama_under_trl_has_the_peaks_of_the_issue() -> None:
 
 def test_a_tool_fills_in_missing_keys() -> None:
     setup = parse({**ASKED, "tool": "trl"})[2]
-    assert setup.gradient_checkpointing
-    assert not setup.use_reentrant
-    assert (setup.dtype, setup.mixed_precision, setup.loss) == ("float32", "bf16", "chunked_trl")
-    assert (setup.lora_r, setup.lora_alpha, setup.lora_dropout) == (16, 32, 0.05)
-    assert setup.lora_target_modules == ("q_proj", "v_proj"), "peft 0.21.2, utils/constants.py:85"
-    assert setup.num_train_epochs == 3.0
-    assert setup.per_device_train_batch_size == 2, "what is given stays"
+    assert setup.computation.gradient_checkpointing
+    assert not setup.computation.use_reentrant
+    assert (setup.precision.dtype, setup.precision.mixed_precision, setup.task.loss) == (
+        "float32",
+        "bf16",
+        "chunked_trl",
+    )
+    assert (setup.adapters.lora_r, setup.adapters.lora_alpha, setup.adapters.lora_dropout) == (
+        16,
+        32,
+        0.05,
+    )
+    assert setup.adapters.lora_target_modules == ("q_proj", "v_proj"), (
+        "peft 0.21.2, utils/constants.py:85"
+    )
+    assert setup.run.num_train_epochs == 3.0
+    assert setup.batch.per_device_train_batch_size == 2, "what is given stays"
 
 
 def test_an_object_without_a_tool_is_unchanged() -> None:
@@ -52,9 +62,11 @@ def test_setups_read_with_a_tool_round_trip_without_it() -> None:
 
 
 def test_the_adapters_of_a_packed_base_are_16_bit_under_trl() -> None:
-    assert not parse({**ASKED, "tool": "trl", "method": "qlora"})[2].autocast_adapter_dtype
-    assert parse({**ASKED, "tool": "trl"})[2].autocast_adapter_dtype
-    assert not parse({**ASKED, "tool": "trl", "method": "qlora"})[2].bnb_4bit_use_double_quant
+    assert not parse({**ASKED, "tool": "trl", "method": "qlora"})[2].adapters.autocast_adapter_dtype
+    assert parse({**ASKED, "tool": "trl"})[2].adapters.autocast_adapter_dtype
+    assert not parse({**ASKED, "tool": "trl", "method": "qlora"})[
+        2
+    ].adapters.bnb_4bit_use_double_quant
 
 
 def test_adapters_under_zero_3_make_trl_use_reentrant_checkpoints() -> None:
@@ -66,7 +78,7 @@ def test_adapters_under_zero_3_make_trl_use_reentrant_checkpoints() -> None:
 
 def test_a_tool_does_not_override_an_alias() -> None:
     setup = parse({**ASKED, "tool": "trl", "activation_checkpointing": False})[2]
-    assert not setup.gradient_checkpointing
+    assert not setup.computation.gradient_checkpointing
 
 
 def test_an_unknown_version_is_reported() -> None:

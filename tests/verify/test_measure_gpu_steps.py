@@ -160,12 +160,12 @@ def test_four_steps_run_and_mark_every_phase_in_order(keys: dict[str, Any]) -> N
     recorder = real_run.Recorder(real_run.NoCounter())
     facts: dict[str, Any] = {}
     real_run._run(case, "cpu", recorder, facts)
-    micro_steps = 4 * case.setup.gradient_accumulation_steps
+    micro_steps = 4 * case.setup.batch.gradient_accumulation_steps
     assert recorder.marks == [FORWARD, LOSS, BACKWARD, STEP] * micro_steps
     assert [set(step) for step in recorder.steps] == [{FORWARD, LOSS, BACKWARD, STEP}] * 4
     assert len(recorder.seconds) == 4
     total = total_parameters(case.model)
-    if case.setup.method is not Method.FULL:
+    if case.setup.adapters.method is not Method.FULL:
         total += adapter_parameters(case.model, case.setup)
     assert facts["total_parameters"] == total
     assert facts["trainable_parameters"] == trainable_parameters(case.model, case.setup)

@@ -62,11 +62,13 @@ def test_trainers_disable_dropout_as_their_config_says(objective: Objective) -> 
 def test_defaults_match_trl() -> None:
     grpo, rloo = defaults(Objective.GRPO), defaults(Objective.RLOO)
     assert (grpo["beta"], rloo["beta"], defaults(Objective.DPO)["beta"]) == (0.0, 0.05, 0.1)
-    assert DEFAULT.num_generations == grpo["num_generations"]
+    assert DEFAULT.task.num_generations == grpo["num_generations"]
     assert BY_NAME["max_completion_length"].remark == f"TRL's is {grpo['max_completion_length']}"
     assert BY_NAME["num_generations"].remark == f"RLOO's is {rloo['num_generations']}"
-    assert DEFAULT.num_iterations == grpo["num_iterations"]
-    assert DEFAULT.precompute_ref_log_probs is defaults(Objective.DPO)["precompute_ref_log_probs"]
+    assert DEFAULT.task.num_iterations == grpo["num_iterations"]
+    assert (
+        DEFAULT.task.precompute_ref_log_probs is defaults(Objective.DPO)["precompute_ref_log_probs"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -122,12 +122,13 @@ def test_bitsandbytes_does_not_combine_with_another_format(name: str) -> None:
         assert f"a {named} " in str(ours.value)
     else:
         run = as_loaded(stored(FORMATS[name]), TrainingSetup(method=Method.QLORA))
-        assert (run.method is Method.QLORA, run.has_8bit_base) == (
+        assert (run.adapters.method is Method.QLORA, run.adapters.has_8bit_base) == (
             merged.load_in_4bit,
             merged.load_in_8bit,
         )
         assert (
-            run.bnb_4bit_use_double_quant == merged.bnb_4bit_use_double_quant or merged.load_in_8bit
+            run.adapters.bnb_4bit_use_double_quant == merged.bnb_4bit_use_double_quant
+            or merged.load_in_8bit
         )
 
 

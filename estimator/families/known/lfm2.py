@@ -58,14 +58,16 @@ def _attention(b: Block, x: Tensor) -> Tensor:
 def _short_convolution(b: Block, x: Tensor) -> Tensor:
     """One projection to two gates and what they gate; each channel's filter sees the token and those before it."""
     tape, setup, hidden = b.tape, b.setup, x.elements
-    if setup.padded:
+    if setup.batch.padded:
         mask = tape.new(b.rows, 1)
         x = op.multiply(tape, x, mask, "padding masked")
         del mask
     whole = b.linear("conv.in_proj", x)
     first, second, inside = op.split(tape, whole, [hidden] * 3)
     gated = op.multiply(tape, first, inside, "first gate")
-    longer = setup.per_device_train_batch_size * (setup.max_length + b.model.short_filter - 1)
+    longer = setup.batch.per_device_train_batch_size * (
+        setup.batch.max_length + b.model.short_filter - 1
+    )
     weight = b.norms["conv.conv"][0]
     mixed = op.convolution(tape, gated, weight, longer * b.model.hidden_size, "short convolution")
     gated = op.part(tape, mixed, hidden)

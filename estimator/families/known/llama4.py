@@ -79,7 +79,7 @@ def _turned(b: Block, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
     """Attention temperature tuning: queries times a float32 number for each position."""
-    tape, length = b.tape, b.setup.max_length
+    tape, length = b.tape, b.setup.batch.max_length
     tape.operation = "scale by position"
     positions, scales = tape.new(length, op.INDEX_BYTES), tape.new(length, 4)
     q = op.cast(tape, op.multiply(tape, q, scales, "scale by position"), q.width)

@@ -57,6 +57,6 @@ def attend_by_image(b: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     (``cu_seqlens``).
     """
     out = b.attend(q, k, v)
-    if b.setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if b.setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
         return out
     return op.concatenate(b.tape, [out])

@@ -73,21 +73,21 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
         patches = sum(image.patches for image in images_of(model, setup.images))
         layers = vision.tower.num_hidden_layers
         width = 4 if setup.precision.dtype is Dtype.FLOAT32 else 2
-        kept = setup.per_device_train_batch_size * patches * layers * vision.tower.hidden_size
+        kept = setup.batch.per_device_train_batch_size * patches * layers * vision.tower.hidden_size
         sentences.append(
             "Gradient checkpointing's hook also catches the tower's patch embedding, so backward runs through the "
             f"frozen tower for nothing: the inputs of its {layers} layers stay, {_megabytes(width * kept)}, and each "
             "layer is computed again and differentiated. Checkpoint the language model alone to avoid this "
             "(vision_gradient_checkpointing false)."
         )
-    uses_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    uses_flash = setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if masks_text(model, setup) and uses_flash:
         sentences.append(
             "FlashAttention takes no mask, so an image's tokens attend only to tokens before them. With sdpa they "
             "attend to each other too."
         )
     elif masks_text(model, setup):
-        rows, length = setup.per_device_train_batch_size, setup.max_length
+        rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
         mask = 2 * rows * length * ceil_div(length, MASK_ALIGNMENT) * MASK_ALIGNMENT
         sentences.append(
             "With an image in the batch no layer of the text uses flash attention: each repeats keys and values for "

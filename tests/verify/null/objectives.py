@@ -59,10 +59,10 @@ def trainer_of(config: Mapping[str, Any], setup: TrainingSetup, answers: one_gpu
     with reference(config, setup):
         trainer = real_trainer(
             model=model,
-            args=real_config(max_length=setup.max_length, **told, **_told(setup)),
+            args=real_config(max_length=setup.batch.max_length, **told, **_told(setup)),
             train_dataset=rows,
             processing_class=tokenizer(),
-            peft_config=one_gpu.lora_of(setup) if setup.uses_adapters else None,
+            peft_config=one_gpu.lora_of(setup) if setup.adapters.uses_adapters else None,
         )
     _count_selected(trainer, setup, answers)
     return trainer
@@ -79,17 +79,17 @@ def _told(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _prompt(setup: TrainingSetup) -> int:
-    return setup.task.max_prompt_length or setup.max_length // 2
+    return setup.task.max_prompt_length or setup.batch.max_length // 2
 
 
 def _row(setup: TrainingSetup) -> dict[str, Any]:
     """One example; trainers add an end to each completion."""
     prompt = " ".join(["word"] * _prompt(setup))
-    answer = " word" * (setup.max_length - _prompt(setup) - 1)
+    answer = " word" * (setup.batch.max_length - _prompt(setup) - 1)
     match setup.task.objective:
         case Objective.SFT:
-            scored = round(setup.max_length * setup.task.completion_fraction)
-            ids, ignored = [2] * setup.max_length, setup.max_length - scored
+            scored = round(setup.batch.max_length * setup.task.completion_fraction)
+            ids, ignored = [2] * setup.batch.max_length, setup.batch.max_length - scored
             return {"input_ids": ids, "labels": [one_gpu.IGNORED_LABEL] * ignored + [2] * scored}
         case Objective.KTO:
             return {"prompt": prompt, "completion": answer, "label": True}
@@ -118,9 +118,9 @@ def _count_selected(trainer: Any, setup: TrainingSetup, answers: one_gpu.Selecte
 def _classifier(model: Any, setup: TrainingSetup, told: dict[str, Any]) -> Any:
     import peft
 
-    if setup.uses_adapters:
+    if setup.adapters.uses_adapters:
         model = peft.get_peft_model(model, one_gpu.lora_of(setup))
-    row = {"input_ids": [2] * setup.max_length, "labels": 0}
+    row = {"input_ids": [2] * setup.batch.max_length, "labels": 0}
     return transformers.Trainer(
         model=model,
         args=transformers.TrainingArguments(**told),
@@ -145,7 +145,7 @@ def _generating(
         train_dataset=datasets.Dataset.from_list([{"prompt": prompt}] * one_gpu.rows(setup)),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         processing_class=tokenizer(),
-        peft_config=one_gpu.lora_of(setup) if setup.uses_adapters else None,
+        peft_config=one_gpu.lora_of(setup) if setup.adapters.uses_adapters else None,
     )
 
 
@@ -176,7 +176,7 @@ def reference(config: Mapping[str, Any], setup: TrainingSetup) -> Iterator[None]
             model = transformers.AutoModelForCausalLM.from_config(
                 transformers.AutoConfig.for_model(**config),
                 dtype=dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype),
-                attn_implementation=setup.attn_implementation.value,
+                attn_implementation=setup.computation.attn_implementation.value,
             )
         model = model.to_empty(device="cuda")
         model.tie_weights()

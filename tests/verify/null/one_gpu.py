@@ -83,10 +83,10 @@ class Arriving(NamedTuple):
 def answer_for_values(setup: TrainingSetup) -> Selected:
     """Give the answers that depend on values."""
     with triton_kernels.found():
-        if setup.optim is Optimizer.STABLE_ADAMW:
+        if setup.optimisation.optim is Optimizer.STABLE_ADAMW:
             import optimi  # noqa: F401
     masking_utils.find_packed_sequence_indices = lambda *_, **__: None
-    masking_utils.fast_all = lambda _: not setup.padded
+    masking_utils.fast_all = lambda _: not setup.batch.padded
     return Selected()
 
 
@@ -98,13 +98,13 @@ def model_of(config: Mapping[str, Any], setup: TrainingSetup) -> Any:
         real_class = transformers.AutoModelForSequenceClassification
         config.num_labels = 1 if setup.task.objective is Objective.REWARD else setup.task.num_labels
         config.pad_token_id = 0
-    if setup.has_packed_base:
+    if setup.adapters.has_packed_base:
         return _packed(config, setup, real_class._model_mapping[type(config)])
     told = {
-        "dtype": getattr(torch, setup.dtype.value),
-        "attn_implementation": setup.attn_implementation.value,
+        "dtype": getattr(torch, setup.precision.dtype.value),
+        "attn_implementation": setup.computation.attn_implementation.value,
     }
-    if setup.strategy is Strategy.ZERO3:  # DeepSpeed shards each weight where it is made
+    if setup.mesh.strategy is Strategy.ZERO3:  # DeepSpeed shards each weight where it is made
         return real_class.from_config(config, **told)
     with torch.device("meta"):
         model = real_class.from_config(config, **told)
@@ -115,7 +115,7 @@ def model_of(config: Mapping[str, Any], setup: TrainingSetup) -> Any:
 
 def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
     """The model as `from_pretrained` returns it, packed by bitsandbytes on the GPU."""
-    dtype = getattr(torch, setup.dtype.value)
+    dtype = getattr(torch, setup.precision.dtype.value)
     with torch.device("meta"):
         skeleton = real_class(config)
     names: dict[int, str] = {}
@@ -123,10 +123,10 @@ def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), name)
     quantization = transformers.BitsAndBytesConfig(
-        load_in_8bit=setup.has_8bit_base,
-        load_in_4bit=not setup.has_8bit_base,
-        bnb_4bit_quant_type=setup.bnb_4bit_quant_type,
-        bnb_4bit_use_double_quant=setup.bnb_4bit_use_double_quant,
+        load_in_8bit=setup.adapters.has_8bit_base,
+        load_in_4bit=not setup.adapters.has_8bit_base,
+        bnb_4bit_quant_type=setup.adapters.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=setup.adapters.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     return real_class.from_pretrained(
@@ -134,7 +134,7 @@ def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
         config=config,
         state_dict={name: Arriving(tensors[name].shape, dtype) for name in names.values()},
         dtype=dtype,
-        attn_implementation=setup.attn_implementation.value,
+        attn_implementation=setup.computation.attn_implementation.value,
         device_map={"": "cuda"},
         quantization_config=quantization,
     )
@@ -144,12 +144,12 @@ def lora_of(setup: TrainingSetup) -> Any:
     """PEFT's config of a setup's adapters."""
     import peft
 
-    targets = setup.lora_target_modules
+    targets = setup.adapters.lora_target_modules
     return peft.LoraConfig(
         task_type="SEQ_CLS" if setup.task.objective.has_score else "CAUSAL_LM",
-        r=setup.lora_r,
-        lora_alpha=setup.lora_alpha,
-        lora_dropout=setup.lora_dropout,
+        r=setup.adapters.lora_r,
+        lora_alpha=setup.adapters.lora_alpha,
+        lora_dropout=setup.adapters.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
 
@@ -158,40 +158,42 @@ def adapted(model: Any, setup: TrainingSetup) -> Any:
     """The model with its adapters."""
     import peft
 
-    if setup.has_packed_base and setup.prepare_model_for_kbit_training:
+    if setup.adapters.has_packed_base and setup.adapters.prepare_model_for_kbit_training:
         model = peft.prepare_model_for_kbit_training(
             model,
-            use_gradient_checkpointing=setup.gradient_checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": setup.use_reentrant},
+            use_gradient_checkpointing=setup.computation.gradient_checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": setup.computation.use_reentrant},
         )
     return peft.get_peft_model(
-        model, lora_of(setup), autocast_adapter_dtype=setup.autocast_adapter_dtype
+        model, lora_of(setup), autocast_adapter_dtype=setup.adapters.autocast_adapter_dtype
     )
 
 
 def steps(setup: TrainingSetup) -> int:
     """Steps until nothing changes."""
-    most = RADAM_STEPS if setup.optim is Optimizer.SCHEDULE_FREE_RADAM else STEPS
-    return max(most, 1 + (setup.torch_empty_cache_steps or 0))
+    most = RADAM_STEPS if setup.optimisation.optim is Optimizer.SCHEDULE_FREE_RADAM else STEPS
+    return max(most, 1 + (setup.allocator.torch_empty_cache_steps or 0))
 
 
 def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
     """The arguments of Trainer and of TRL's trainers."""
-    optim, optim_args = TRAINER_OPTIM.get(setup.optim, (setup.optim.value, None))
+    optim, optim_args = TRAINER_OPTIM.get(
+        setup.optimisation.optim, (setup.optimisation.optim.value, None)
+    )
     return {
         "output_dir": folder,
         "max_steps": steps(setup),
-        "per_device_train_batch_size": setup.per_device_train_batch_size,
-        "gradient_accumulation_steps": setup.gradient_accumulation_steps,
-        "bf16": setup.mixed_precision is MixedPrecision.BF16,
-        "fp16": setup.mixed_precision is MixedPrecision.FP16,
+        "per_device_train_batch_size": setup.batch.per_device_train_batch_size,
+        "gradient_accumulation_steps": setup.batch.gradient_accumulation_steps,
+        "bf16": setup.precision.mixed_precision is MixedPrecision.BF16,
+        "fp16": setup.precision.mixed_precision is MixedPrecision.FP16,
         "optim": optim,
         "optim_args": optim_args,
         "optim_target_modules": "all-linear" if "galore" in optim or "apollo" in optim else None,
-        "max_grad_norm": setup.max_grad_norm,
-        "torch_empty_cache_steps": setup.torch_empty_cache_steps,
-        "gradient_checkpointing": setup.gradient_checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": setup.use_reentrant},
+        "max_grad_norm": setup.optimisation.max_grad_norm,
+        "torch_empty_cache_steps": setup.allocator.torch_empty_cache_steps,
+        "gradient_checkpointing": setup.computation.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": setup.computation.use_reentrant},
         "dataloader_pin_memory": False,
         "eval_strategy": "no" if setup.run.eval_strategy == "no" else "steps",
         "eval_steps": steps(setup) - 1,
@@ -209,9 +211,9 @@ def arguments(setup: TrainingSetup, folder: str) -> dict[str, Any]:
 
 def example(setup: TrainingSetup) -> dict[str, Any]:
     """One row of tokens, all of them labels; padded in its last eighth where the setup says so."""
-    length = setup.max_length
+    length = setup.batch.max_length
     row = {"input_ids": [1] * length, "labels": [1] * length}
-    if setup.padded:
+    if setup.batch.padded:
         padding = max(1, length // 8)
         row["attention_mask"] = [1] * (length - padding) + [0] * padding
         row["labels"] = [1] * (length - padding) + [IGNORED_LABEL] * padding
@@ -220,8 +222,8 @@ def example(setup: TrainingSetup) -> dict[str, Any]:
 
 def rows(setup: TrainingSetup) -> int:
     """Examples of a run."""
-    each = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
-    return steps(setup) * each * setup.num_gpus
+    each = setup.batch.per_device_train_batch_size * setup.batch.gradient_accumulation_steps
+    return steps(setup) * each * setup.mesh.num_gpus
 
 
 def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None:
@@ -236,7 +238,7 @@ def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None
     with tempfile.TemporaryDirectory() as folder:
         told = transformers.TrainingArguments(**arguments(setup, folder))
         model = model_of(config, setup)  # after the arguments, which tell it of DeepSpeed
-        if setup.uses_adapters:
+        if setup.adapters.uses_adapters:
             model = adapted(model, setup)
         trainer = transformers.Trainer(
             model=model,
@@ -246,6 +248,6 @@ def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None
             data_collator=transformers.default_data_collator,
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        if setup.num_gpus > 1:
+        if setup.mesh.num_gpus > 1:
             trainer.add_callback(ranks.Pause())
         trainer.train()

@@ -37,30 +37,30 @@ class Pause(transformers.TrainerCallback):  # type: ignore[misc]
 
 def differing(setup: TrainingSetup) -> range:
     """The ranks whose runs differ: under ZeRO 1 and 2 each keeps other gradients."""
-    return range(setup.num_gpus if setup.mesh.strategy.partitions_flat else 1)
+    return range(setup.mesh.num_gpus if setup.mesh.strategy.partitions_flat else 1)
 
 
 def begin(setup: TrainingSetup, rank: int) -> None:
     """Join a group of so many GPUs, before the trainer's arguments are made."""
-    if setup.num_gpus == 1:
+    if setup.mesh.num_gpus == 1:
         return
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=PORT,
         RANK=str(rank),
         LOCAL_RANK="0",
-        WORLD_SIZE=str(setup.num_gpus),
+        WORLD_SIZE=str(setup.mesh.num_gpus),
         DS_SKIP_CUDA_CHECK="1",  # DeepSpeed would ask nvcc for its version
     )
     distributed.init_process_group(
         "nccl",
         store=STORE,
         rank=rank,
-        world_size=setup.num_gpus,
+        world_size=setup.mesh.num_gpus,
         device_id=torch.device("cuda:0"),
     )
     answer(torch)
-    if setup.strategy.is_zero:
+    if setup.mesh.strategy.is_zero:
         from deepspeed.runtime.zero import stage3, stage_1_and_2
 
         no_step_overflows(stage_1_and_2)
@@ -69,7 +69,7 @@ def begin(setup: TrainingSetup, rank: int) -> None:
 
 def arguments(setup: TrainingSetup) -> dict[str, Any]:
     """Trainer's arguments of a strategy."""
-    strategy = setup.strategy
+    strategy = setup.mesh.strategy
     if strategy.is_zero:
         return {"deepspeed": _deepspeed(int(strategy.value.removeprefix("zero")))}
     if strategy.is_fsdp:
@@ -86,7 +86,7 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
 
 def _replicas(setup: TrainingSetup) -> dict[str, Any]:
     """How many replicas there are, and over how many GPUs each is divided."""
-    if not setup.strategy.has_groups:
+    if not setup.mesh.strategy.has_groups:
         return {}
     from accelerate.parallelism_config import ParallelismConfig
 

@@ -59,10 +59,10 @@ def _play(pipe: Connection, given: Mapping[str, Any], memory: int, rank: int) ->
     try:
         one_gpu.null.null_limit(memory)
         _, _, setup = parse(given)
-        split = setup.max_split_size_mb
+        split = setup.allocator.max_split_size_mb
         torch.cuda.memory._set_allocator_settings(
-            f"expandable_segments:{setup.expandable_segments},"
-            f"roundup_power2_divisions:{setup.roundup_power2_divisions}"
+            f"expandable_segments:{setup.allocator.expandable_segments},"
+            f"roundup_power2_divisions:{setup.allocator.roundup_power2_divisions}"
             + ("" if split is None else f",max_split_size_mb:{split}")
         )
         one_gpu.play(given["model"], setup, rank)
