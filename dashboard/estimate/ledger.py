@@ -44,10 +44,10 @@ def reserve_meaning(estimate: Estimate) -> str:
 
 
 def tensors_meaning(estimate: Estimate) -> str:
-    """What PyTorch reports instead of the sum of tensors."""
+    """What PyTorch reports for the sum of tensors."""
     replay = estimate.needs.replay
     said = "this, or a little more" if replay is None else units.gib(replay.allocated)
-    return f"Their sum. torch.cuda.max_memory_allocated() reports {said}: it counts blocks."
+    return f"torch.cuda.max_memory_allocated() counts blocks: {said}."
 
 
 def shown_meaning(on_card: Shown) -> str:
@@ -98,9 +98,7 @@ def ledger_html(estimate: Estimate) -> str:
             reserve_meaning(estimate),
         )
     )
-    rows.append(
-        markup.row(None, "Needed", units.number(need), "", "What the GPU must have.", "hr-sum")
-    )
+    rows.append(markup.row(None, "Needed", units.number(need), "", "", "hr-sum"))
     if (on_card := shown(estimate)) is not None:
         monitor = "nvidia-smi" if estimate.gpu is None else estimate.gpu.monitor
         rows.append(markup.row(None, monitor, "", "", shown_meaning(on_card)))

@@ -100,12 +100,9 @@ def remedies_head(estimate: Estimate, found: int) -> str:
             "tensors: no smaller batch, shorter context or more accumulation makes that fit."
         )
     elif setup.batch.per_device_train_batch_size == 1:
-        note = (
-            "The micro-batch is already 1. Accumulation changes the effective batch, not the memory; "
-            "it saves memory only by allowing a smaller micro-batch."
-        )
+        note = "The micro-batch is already 1; more accumulation saves nothing."
     else:
-        note = "Accumulation by itself saves nothing; it lets the micro-batch shrink at the same effective batch."
+        note = "Accumulation alone saves nothing; it keeps the effective batch while the micro-batch shrinks."
     if not found:
         note += f" {tried(estimate)}"
     return f'<h2 class="hr-head">{head}</h2><p class="hr-text">{escape(note)}</p>'

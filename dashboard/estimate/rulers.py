@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from dashboard.estimate.verdict_panel import kind
 from dashboard.words import slider_limits
 from estimator import Estimate, Rung
 
@@ -74,7 +75,7 @@ def ruler_html(key: str, rungs: Sequence[Rung], of: Estimate, base: str, is_done
     flag = f'<div class="hr-flag" aria-hidden="true" style="left:{place(now, on)}%"><span>{now:,}</span></div>'
     beyond = "no change tried reaches further" if is_done else "trying further changes"
     return (
-        f'<div class="hr-ruler" data-slider="{key}" data-of="{base}" '
+        f'<div class="hr-ruler" data-slider="{key}" data-of="{base}" data-kind="{kind(of)}" '
         f'data-ends="{on.low} {on.high}" role="group" aria-label="{on.name}: what fits, in {on.unit}">'
         f'<b>{on.name}</b><div class="hr-track" title="{beyond}">{bands}{untold}{mark}{flag}</div></div>'
     )

@@ -376,7 +376,7 @@ def _peak_note(moment: Moment, at: int, of: int, look: theme.Look) -> dict[str, 
 
 def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
     """Heading and caption of the silhouette; ``before``: the setup of its dotted outline."""
-    text = "In the run's order, not to the scale of time: loading, two steps"
+    text = "In order, not to scale: loading, two steps"
     after = [
         terms.PHASES[it].lower() for it in (Phase.EVALUATION, Phase.SAVE) if it in _phases(estimate)
     ]
@@ -386,13 +386,12 @@ def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
         text += f" The optimizer states ({units.gib(made)}) exist before the first."
     elif made:
         text += (
-            f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
-            "everything else is added to them."
+            f" The optimizer creates its states ({units.gib(made)}) at the end of the first step."
         )
     if before is not None:
         said = setup_sentence.text(before.model, before.gpu, before.setup)
         text += f" Dotted: what it was before. {said}"
-    text += " A click on a moment lists what is alive in it."
+    text += " Click a moment to list what is alive in it."
     return f'<h2 class="hr-head">Memory through the run</h2><p class="hr-text">{escape(text)}</p>'
 
 

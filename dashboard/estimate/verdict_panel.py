@@ -87,7 +87,7 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     of = marks.mark(estimate.model, estimate.gpu, estimate.setup)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
-        f'<div class="{CLASS}" role="status" data-of="{_others(estimate)}" data-setup="{of}" style="--hr: {colour}">'
+        f'<div class="{CLASS}" role="status" data-of="{kind(estimate)}" data-setup="{of}" style="--hr: {colour}">'
         f'<p class="hr-setup">{_setup_html(estimate)}</p>'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
@@ -150,7 +150,7 @@ SLIDERS: Mapping[str, contract.Widget] = {
 """Keys that a slider sets, with it."""
 
 
-def _others(of: Estimate) -> str:
+def kind(of: Estimate) -> str:
     """A mark of all of a setup but its sliders' keys: a slider's row is not drawn over another model's verdict."""
     facts = contract.write_fields(of.model, of.gpu, of.setup).items()
     return marks.digest({key: value for key, value in facts if key not in SLIDERS})

@@ -8,7 +8,14 @@ const BY_KEY = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp
 const start = () => {
   const rows = {};
   const now = { moved: null, wanted: null, asked: null, send: null, steps: {} };
-  const loose = {}; // where sliders without a thumb stand, until the server has answered
+  // Where sliders without a thumb stand until the server has answered, and which of them it has been told. A message that
+  // the server has not read yet is replaced by the next one of this component: so nothing else is sent meanwhile, and what
+  // was lost is sent again.
+  const loose = {}, sent = new Set();
+  const sendLoose = () => {
+    const [slider] = sent;
+    if (slider) alone(() => { if (sent.has(slider)) now.set([slider, Number(loose[slider])]); });
+  };
   const boxOf = () => [...document.querySelectorAll(".hr-plot")].find((box) => box.follows);
   const follows = () => boxOf()?.follows ?? { bases: {}, at: {} };
   const inputOf = (slider) => document.querySelector(`.st-key-${slider} input[type="range"]`);
@@ -77,8 +84,9 @@ const start = () => {
   // The flags stand where the sliders do, and a ruler is dimmed while anything but its own slider is another.
   const place = () => {
     for (const ruler of document.querySelectorAll(".hr-ruler")) {
-      const { slider, of, ends } = ruler.dataset, text = textOf(slider), flag = ruler.querySelector(".hr-flag");
-      ruler.toggleAttribute("data-late", of !== follows().bases[slider] || !othersRest(slider));
+      const { slider, of, kind, ends } = ruler.dataset, text = textOf(slider), flag = ruler.querySelector(".hr-flag");
+      const isOther = kind !== document.querySelector(".hr-verdict")?.dataset.of; // which comes before the figure's bases
+      ruler.toggleAttribute("data-late", isOther || of !== follows().bases[slider] || !othersRest(slider));
       if (!text) continue;
       const [low, high] = ends.split(" ").map(Number), value = Number(text);
       const share = Math.log(Math.max(value, low) / low) / Math.log(high / low);
@@ -115,7 +123,7 @@ const start = () => {
     if (!input) return {
       at,
       move(step) { loose[slider] = String(values[step]); follow(slider); },
-      release() { const value = values[at()]; alone(() => now.set([slider, value])); },
+      release() { sent.add(slider); sendLoose(); },
     };
     const thumb = input.parentElement.parentElement, { x, y } = thumb.getBoundingClientRect();
     const tell = (type) => thumb.dispatchEvent(new PointerEvent(type, { bubbles: true, pointerId: 4242, pointerType: "mouse",
@@ -225,7 +233,7 @@ const start = () => {
 
   const ask = () => {
     const slider = now.wanted, base = follows().bases[slider];
-    if (!base || !now.send || rows[slider]?.base === base || now.asked === base || !othersRest(slider)) return;
+    if (!base || !now.send || rows[slider]?.base === base || now.asked === base || !othersRest(slider) || sent.size) return;
     now.asked = base;
     alone(() => now.send(slider));
   };
@@ -238,6 +246,7 @@ const start = () => {
   const app = document.querySelector(".stApp");
   new MutationObserver(() => { // asks again for a row whose run was interrupted
     const { wanted } = now, base = follows().bases[wanted];
+    if (app.dataset.testScriptState === "notRunning") sendLoose();
     if (app.dataset.testScriptState !== "notRunning" || !base || now.asked !== base) return;
     if (rows[wanted]?.base === base) tries = TRIES;
     else if (tries > 0) { tries -= 1; now.asked = null; ask(); }
@@ -255,7 +264,10 @@ const start = () => {
     documentAt,
     // The server answered. Draws its figure, unless the slider has moved on.
     answered() {
-      for (const slider of Object.keys(loose)) if (follows().at[slider] === loose[slider]) delete loose[slider];
+      for (const slider of sent) if (follows().at[slider] === loose[slider]) {
+        delete loose[slider];
+        sent.delete(slider);
+      }
       place();
       ask();
       const isDrawn = now.moved !== null && draw(now.moved);

@@ -42,10 +42,7 @@ def allocator_adds(of: Estimate) -> str:
     tensors = of.decisive.bytes
     if units.number(replay.least) == units.number(tensors):
         return "less than 0.1 GiB that PyTorch’s allocator adds"
-    return (
-        f"{units.gib(replay.least - tensors)} that PyTorch’s allocator adds, whose blocks do not fit together: it "
-        f"needs {units.gib(replay.least)} for {units.gib(tensors)} of tensors"
-    )
+    return f"{units.gib(replay.least - tensors)} that PyTorch’s allocator adds, whose blocks leave gaps"
 
 
 def verdict(estimate: Estimate) -> Saying:

@@ -22,19 +22,30 @@ SAMPLE = """() => {
     const tab = document.querySelector('.st-key-section [aria-checked="true"]')?.innerText;
     const shown = [...document.querySelectorAll('[class*="st-key-part-"] p, [class*="st-key-part-"] th')]
       .filter((it) => it.checkVisibility({ visibilityProperty: true })).map((it) => it.innerText).join(' ');
-    window.seen.push([setups, document.querySelector('.st-key-model-box input')?.value, tab, shown]);
+    const verdict = document.querySelector('.hr-verdict'), kind = verdict && isFull(verdict) && verdict.dataset.of;
+    const others = [...document.querySelectorAll('.hr-ruler')].filter((it) => kind && it.dataset.kind !== kind
+      && [...it.querySelectorAll('.hr-band')].some((band) => Number(getComputedStyle(band).opacity) > 0.36)).length;
+    window.seen.push([setups, others, tab, shown]);
     requestAnimationFrame(step);
   };
   requestAnimationFrame(step);
 }"""
-"""Samples every frame: the setup of each part at full ink, and the part below whose text is visible."""
+"""Samples every frame: the setup of each part at full ink, how many rulers show another model, GPU or method so, and the
+part below whose text is visible."""
 
 
 def frames(page) -> list:
-    """The frames since the last call, after the page has come to rest."""
-    page.wait_for_function(LOWER_HALF_FOLLOWS, timeout=WAIT)
-    page.wait_for_function(AT_REST, timeout=WAIT)
-    return list(page.evaluate("window.seen.splice(0)"))
+    """The frames since the last call and that call's last one, after the page has come to rest."""
+    page.wait_for_function(
+        "() => { const of = (it) => document.querySelector(it)?.dataset.setup;"
+        f" return of('.hr-verdict') === of('.hr-now') && ({LOWER_HALF_FOLLOWS})() && ({AT_REST})(); }}",
+        timeout=WAIT,
+    )
+    return list(
+        page.evaluate(
+            "() => { const seen = window.seen; window.seen = seen.slice(-1); return seen; }"
+        )
+    )
 
 
 def scrub(page, slider: str, by: int) -> None:
@@ -52,6 +63,7 @@ def scrub(page, slider: str, by: int) -> None:
 def assert_one_setup(seen: list) -> None:
     both = [setups for setups, *_ in seen if len(set(setups.values())) > 1]
     assert both == []
+    assert {others for _, others, *_ in seen} == {0}
     assert len({it for setups, *_ in seen for it in setups.values()}) > 1, "the setup changed"
 
 
@@ -70,15 +82,17 @@ def test_no_frame_shows_two_setups_at_full_ink(browser, address):
         page.mouse.up()
         page.wait_for_url("**max_length=**", timeout=WAIT)
         assert_one_setup(frames(page))
+        sentence = page.locator(".hr-setup")
         scrub(page, "per_device_train_batch_size", 30)  # has a slider in sight
-        page.wait_for_url("**per_device_train_batch_size=3**", timeout=WAIT)
+        sentence.filter(has_text=", 3 × ").wait_for(timeout=WAIT)
         assert_one_setup(frames(page))
         scrub(page, "num_gpus-box", 14)  # its slider is in a closed expander
-        page.wait_for_url("**num_gpus=2&strategy=fsdp**", timeout=WAIT)
-        page.locator(".hr-verdict:not([data-late])", has_text="2 × A100").wait_for(timeout=WAIT)
-        page.keyboard.press("ArrowLeft")  # the number keeps the focus though it was drawn anew
-        page.wait_for_url(lambda url: "num_gpus" not in url, timeout=WAIT)
+        sentence.filter(has_text="on 2 × A100-SXM4-80GB under FSDP").wait_for(timeout=WAIT)
         assert_one_setup(frames(page))
+        page.keyboard.press("ArrowLeft")  # the number keeps the focus though it was drawn anew
+        sentence.filter(has_text="on one A100-SXM4-80GB, ").wait_for(timeout=WAIT)
+        assert_one_setup(frames(page))
+        page.wait_for_url(lambda url: "batch_size=3" in url and "num_gpus" not in url, timeout=WAIT)
         page.get_by_role("combobox", name="Model").click()
         page.keyboard.type("Qwen3-4B")
         page.get_by_role("option", name="Qwen/Qwen3-4B ·").click()
