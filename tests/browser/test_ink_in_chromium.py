@@ -30,8 +30,8 @@ SAMPLE = """() => {
   };
   requestAnimationFrame(step);
 }"""
-"""Samples every frame: the setup of each part at full ink, how many rulers show another model, GPU or method so, and the
-part below whose text is visible."""
+"""Samples every frame: the setup of each part at full ink, how many rulers show another model, GPU or method so, and
+the part below whose text is visible."""
 
 
 def frames(page) -> list:
