@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 
@@ -34,7 +36,26 @@ LLAMA = (
 )
 
 
-def run(
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """What the command reads and writes, in this process."""
+    given, written, said = (io.TextIOWrapper(io.BytesIO(it)) for it in (stdin, b"", b""))
+    with (
+        patch.object(sys, "argv", ["headroom", *arguments]),
+        patch.object(sys, "stdin", given),
+        redirect_stdout(written),
+        redirect_stderr(said),
+    ):
+        try:
+            status = command.console()
+        except SystemExit as left:
+            status = int(left.code or 0)
+    for it in (written, said):
+        it.flush()
+    out, err = (cast(io.BytesIO, it.buffer).getvalue() for it in (written, said))
+    return subprocess.CompletedProcess(arguments, status, out, err)
+
+
+def run_as_process(
     *arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     done = subprocess.run(
@@ -197,7 +218,9 @@ def bad_lines() -> list[Bad]:
 @pytest.fixture(scope="module")
 def conversation(bad_lines: list[Bad]) -> subprocess.CompletedProcess[bytes]:
     """All bad lines in one run, each followed by a good one."""
-    return run("--json", stdin=b"".join(it.line + b"\n" + GOOD + b"\n" for it in bad_lines))
+    return run_as_process(
+        "--json", stdin=b"".join(it.line + b"\n" + GOOD + b"\n" for it in bad_lines)
+    )
 
 
 def test_there_are_at_least_150_distinct_bad_lines(bad_lines: list[Bad]) -> None:
@@ -433,5 +456,5 @@ def test_errors_are_one_sentence_on_stderr(
 
 def test_terminal_without_unicode_causes_no_traceback() -> None:
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    assert run(MISTRAL, environment=environment).returncode == 0
-    assert run("\N{GREEK SMALL LETTER MU}", environment=environment).returncode == 2
+    assert run_as_process(MISTRAL, environment=environment).returncode == 0
+    assert run_as_process("\N{GREEK SMALL LETTER MU}", environment=environment).returncode == 2

@@ -47,10 +47,16 @@ def table(page):
 
 
 def test_a_link_shows_the_same_in_two_browsers_and_after_a_restart(browser):
-    with serving() as first, visitor(browser, link(first)) as page:
-        before, query = table(page).inner_text(), urlsplit(page.url).query
-        with visitor(browser, page.url) as other:
-            expect(table(other)).to_have_text(before, use_inner_text=True)
+    """Each server's first visit is to another page than the start page."""
+    with serving() as first:
+        with browser.visit() as page:
+            page.goto(f"{first}/how")
+            page.get_by_role("heading", name="How it works", exact=True).wait_for(timeout=WAIT)
+            assert page.get_by_text("Page not found").count() == 0
+        with visitor(browser, link(first)) as page:
+            before, query = table(page).inner_text(), urlsplit(page.url).query
+            with visitor(browser, page.url) as other:
+                expect(table(other)).to_have_text(before, use_inner_text=True)
     with serving() as second, visitor(browser, f"{second}/compare?{query}") as page:
         expect(table(page)).to_have_text(before, use_inner_text=True)
         assert page.get_by_text("Page not found").count() == 0
@@ -149,19 +155,20 @@ def test_the_report_prints_on_two_pages(browser, tmp_path: Path, count, paper):
     file = tmp_path / "report.html"
     long = "http://localhost:8501/compare?" + "x" * 1900
     file.write_text(report.write_html(report.Subject(shown, "2026-11-21", long, 24.0)), "utf-8")
-    page = browser.new_page()
-    page.goto(file.as_uri())
-    for font in ("", "DejaVu Sans", "serif"):
-        page.add_style_tag(content=f"body, svg {{ font-family: {font!r}, sans-serif !important; }}")
-        printed = page.pdf(format=paper, prefer_css_page_size=paper == "A4")
-        assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) == 2
-        cut = page.locator("svg text").evaluate_all(
-            "texts => texts.filter(it => { const box = it.getBBox();"
-            " return box.x < 0 || box.x + box.width > it.ownerSVGElement.viewBox.baseVal.width })"
-            ".map(it => it.textContent)"
-        )
-        assert cut == []
-    page.close()
+    with browser.visit() as page:
+        page.goto(file.as_uri())
+        for font in ("", "DejaVu Sans", "serif"):
+            page.add_style_tag(
+                content=f"body, svg {{ font-family: {font!r}, sans-serif !important; }}"
+            )
+            printed = page.pdf(format=paper, prefer_css_page_size=paper == "A4")
+            assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) == 2
+            cut = page.locator("svg text").evaluate_all(
+                "texts => texts.filter(it => { const box = it.getBBox();"
+                " return box.x < 0 || box.x + box.width > it.ownerSVGElement.viewBox.baseVal.width })"
+                ".map(it => it.textContent)"
+            )
+            assert cut == []
 
 
 def test_back_steps_through_pages_and_changes_one_by_one(browser, address):

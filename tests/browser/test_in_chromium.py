@@ -39,22 +39,18 @@ def visitor(browser, url, width=1440, height=900, theme="light", first=""):
 
     ``first``: a script that runs before the page's.
     """
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
-    context.set_default_timeout(WAIT)
-    page = context.new_page()
-    page.add_init_script(first)
-    page.wrong, page.asked = [], []
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("request", lambda request: page.asked.append(urlsplit(request.url).hostname))
-    page.goto(url)
-    settled(page)
-    try:
+    with browser.visit(width, height, theme) as page:
+        page.set_default_timeout(WAIT)
+        page.add_init_script(first)
+        page.wrong, page.asked = [], []
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("request", lambda request: page.asked.append(urlsplit(request.url).hostname))
+        page.goto(url)
+        settled(page)
         yield page
         assert page.wrong == []
         assert set(page.asked) <= {"127.0.0.1", "localhost", "", None}
         assert page.locator('[data-testid="stException"]').count() == 0
-    finally:
-        context.close()
 
 
 def settled(page):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.browser.conftest import serving
 from tests.browser.test_in_chromium import WAIT, addressed, bars, becomes, changed, visitor
 
 pytestmark = pytest.mark.browser
@@ -87,14 +86,3 @@ def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, addre
         page.get_by_text("A peak is a moment, not a sum").wait_for(timeout=WAIT)
         page.get_by_role("link", name="Estimate").click()
         becomes(page, before)
-
-
-def test_a_new_servers_first_visit_may_be_to_any_page(browser):
-    """``test_compare_in_chromium`` opens the comparison first after a restart."""
-    with serving() as fresh:
-        page = browser.new_page()
-        page.goto(f"{fresh}/how")
-        page.get_by_role("heading", name="How it works", exact=True).wait_for(timeout=WAIT)
-        page.get_by_role("link", name="Estimate").wait_for(timeout=WAIT)
-        assert page.get_by_text("Page not found").count() == 0
-        page.close()

@@ -68,27 +68,26 @@ def test_a_visitor_whose_replica_is_killed_continues_on_the_other(browser, tmp_p
     with serving(ports[0]), serving(ports[1]), proxied(tmp_path, ports) as address:
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-        page = browser.new_page()
-        answer = page.goto(f"{address}/?model=Qwen/Qwen3-0.6B&gpu=L4&max_length=2048")
-        assert answer.headers["content-security-policy"], "the proxy lets the headers through"
-        page.locator(".js-plotly-plot svg.main-svg").first.wait_for(timeout=WAIT)
-        page.get_by_text("10.8 to 11.7 GiB").first.wait_for(timeout=WAIT)
-        slider = page.get_by_role("slider", name="Micro-batch").first
-        own = [at for at, state, _ in sockets() if at in ports and state == ESTABLISHED]
-        assert len(set(own)) == 1, "the visitor's websocket is at one replica"
-        os.kill(process_at(own[0]), signal.SIGKILL)
-        page.locator('[data-testid="stApp"][data-test-connection-state="CONNECTED"]').wait_for(
-            timeout=WAIT
-        )
-        page.locator('[data-test-script-state="notRunning"]').first.wait_for(timeout=WAIT)
-        page.wait_for_timeout(1000)
-        slider.press("ArrowRight")
-        moved = page.get_by_text("18.1 to 19.3 GiB").first
-        try:
-            moved.wait_for(timeout=WAIT / 6)
-        except PlaywrightTimeout:  # at most one click must be repeated
+        with browser.visit() as page:
+            answer = page.goto(f"{address}/?model=Qwen/Qwen3-0.6B&gpu=L4&max_length=2048")
+            assert answer.headers["content-security-policy"], "the proxy lets the headers through"
+            page.locator(".js-plotly-plot svg.main-svg").first.wait_for(timeout=WAIT)
+            page.get_by_text("10.8 to 11.7 GiB").first.wait_for(timeout=WAIT)
+            slider = page.get_by_role("slider", name="Micro-batch").first
+            own = [at for at, state, _ in sockets() if at in ports and state == ESTABLISHED]
+            assert len(set(own)) == 1, "the visitor's websocket is at one replica"
+            os.kill(process_at(own[0]), signal.SIGKILL)
+            page.locator('[data-testid="stApp"][data-test-connection-state="CONNECTED"]').wait_for(
+                timeout=WAIT
+            )
+            page.locator('[data-test-script-state="notRunning"]').first.wait_for(timeout=WAIT)
+            page.wait_for_timeout(1000)
             slider.press("ArrowRight")
-            moved.wait_for(timeout=WAIT)
-        assert "max_length=2048" in page.url
-        assert "per_device_train_batch_size=2" in page.url
-        page.close()
+            moved = page.get_by_text("18.1 to 19.3 GiB").first
+            try:
+                moved.wait_for(timeout=WAIT / 6)
+            except PlaywrightTimeout:  # at most one click must be repeated
+                slider.press("ArrowRight")
+                moved.wait_for(timeout=WAIT)
+            assert "max_length=2048" in page.url
+            assert "per_device_train_batch_size=2" in page.url

@@ -15,17 +15,15 @@ SETUP = "model=meta-llama%2FLlama-3.1-8B&method=lora&loss=chunked_trl&gpu=A100-S
 def test_the_script_and_the_archive_can_be_downloaded(
     browser: Any, address: str, tmp_path: Any
 ) -> None:
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
-    page = context.new_page()
-    page.goto(f"{address}/?{SETUP}")
-    button = page.get_by_role("button", name="Download train.py")
-    button.wait_for(timeout=60_000)
-    with page.expect_download() as script:
-        button.click()
-    assert script.value.suggested_filename == "train.py"
-    assert "SFTTrainer" in script.value.path().read_text(encoding="utf-8")
-    with page.expect_download() as whole:
-        page.get_by_role("button", name="Download all (zip)").click()
-    with zipfile.ZipFile(whole.value.path()) as zipped:
-        assert zipped.namelist() == ["train.py", "sft.yaml", "requirements.txt", "run.sh"]
-    context.close()
+    with browser.visit() as page:
+        page.goto(f"{address}/?{SETUP}")
+        button = page.get_by_role("button", name="Download train.py")
+        button.wait_for(timeout=60_000)
+        with page.expect_download() as script:
+            button.click()
+        assert script.value.suggested_filename == "train.py"
+        assert "SFTTrainer" in script.value.path().read_text(encoding="utf-8")
+        with page.expect_download() as whole:
+            page.get_by_role("button", name="Download all (zip)").click()
+        with zipfile.ZipFile(whole.value.path()) as zipped:
+            assert zipped.namelist() == ["train.py", "sft.yaml", "requirements.txt", "run.sh"]
