@@ -54,19 +54,19 @@ def verdict() -> None:
 
 @st.fragment(key=rerun.BARS)
 def bars(look: at_a_glance.GlanceOptions) -> None:
-    """The hero figure."""
+    """The hero figure, and the note under the sliders."""
     answer = question.answer()
-    if isinstance(answer, str):
-        return
-    of = marks.mark(answer.model, answer.gpu, answer.setup)
-    seen = at_a_glance.figure(answer, look)
-    follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
-    drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
+    if not isinstance(answer, str):
+        of = marks.mark(answer.model, answer.gpu, answer.setup)
+        seen = at_a_glance.figure(answer, look)
+        follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
+        drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
+    batch_sliders.draw_note()
 
 
 @st.fragment(key=rerun.METHODS)
 def methods(look: at_a_glance.GlanceOptions) -> None:
-    """The three methods at their peak, and one click away."""
+    """The three methods at their peak, and one click away; and where an evaluation sets the sliders' limits."""
     lower_half.listen_for_methods()
     answer = question.answer()
     if not isinstance(answer, str):
@@ -78,6 +78,7 @@ def methods(look: at_a_glance.GlanceOptions) -> None:
             for it in method_cards.cards(answer)
         ]
         st.html(proposal_cards.cards_html("methods", "Open", cards, of))
+    batch_sliders.draw_evaluation_limits()
     st.html(lower_half.mark("compared"))
 
 
@@ -95,13 +96,6 @@ def edge(look: at_a_glance.GlanceOptions) -> None:
     if not isinstance(answer, str):
         sections.draw_rulers(answer, look)
     st.html(lower_half.mark("ruled"))
-
-
-@st.fragment(key=rerun.LIMITS)
-def limits() -> None:
-    """The notes under the sliders."""
-    rerun.let_figure_draw()
-    batch_sliders.draw_limits()
 
 
 @st.fragment(key=rerun.BELOW)
@@ -140,7 +134,6 @@ if comparison.document().present is not None:
     keeping.leave_button()
 else:
     keeping.draw(question.answer)
-    limits()
     with rulers:
         edge(look)
     with st.container(key="below"):

@@ -152,7 +152,7 @@ SLIDERS: Mapping[str, contract.Widget] = {
 
 def kind(of: Estimate) -> str:
     """A mark of all of a setup but its sliders' keys: a slider's row is not drawn over another model's verdict."""
-    facts = contract.write_fields(of.model, of.gpu, of.setup).items()
+    facts = marks.fields(of.model, of.gpu, of.setup).items()
     return marks.digest({key: value for key, value in facts if key not in SLIDERS})
 
 

@@ -40,6 +40,9 @@ class Headers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes requests on, and adds the headers to the responses."""
+        if scope["type"] != "http":  # a websocket's messages, many a second
+            await self.app(scope, receive, send)
+            return
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -17,7 +17,7 @@ import streamlit as st
 
 from dashboard.address import unbound
 from dashboard.state import actions, models
-from dashboard.words import key_words, terms
+from dashboard.words import key_words, marks, terms
 from estimator import LARGEST, Estimate, Gpu, Model, TrainingSetup, contract
 
 SCENARIOS, SETUP = "s", "setup"
@@ -184,7 +184,7 @@ def note(reading: contract.Reading) -> None:
 
 @lru_cache(maxsize=512)
 def _base(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> contract.Scenario:
-    return contract.Scenario(BASE, contract.write_fields(model, gpu, setup))
+    return contract.Scenario(BASE, dict(marks.fields(model, gpu, setup)))
 
 
 def put(now: Sequence[contract.Scenario]) -> None:

@@ -27,15 +27,24 @@ def _keep_place() -> None:
     st.session_state[PLACE] = st.container()
 
 
-def draw_limits() -> None:
-    """Draws the notes below the sliders. Call in the fragment that follows when a slider rests."""
+def draw_note() -> None:
+    """Draws the effective batch below the sliders, with the mark of the setup that the top shows."""
+    _draw([slider_limits.effective_batch(question.reading().setup)], lower_half.mark("now"))
+
+
+def draw_evaluation_limits() -> None:
+    """Draws where evaluation sets a slider's limit. Call in a fragment that follows at a pause: these are searched."""
     now = question.reading()
-    notes = [slider_limits.effective_batch(now.setup)]
+    notes: list[str] = []
     if now.setup.run.eval_strategy != "no":
         notes += filter(None, (_evaluation_limit(now, key, of) for key, of in _LIMITS.items()))
+    _draw(notes, lower_half.mark("limits-of"))
+
+
+def _draw(notes: list[str], mark: str) -> None:
+    said = "".join(f'<p class="hr-limit">{it}</p>' for it in notes)
     with st.session_state[PLACE]:
-        said = "".join(f'<p class="hr-limit">{it}</p>' for it in notes)
-        st.html(f'<div class="hr-limits">{said}{lower_half.mark("now")}</div>')
+        st.html(f'<div class="hr-limits">{said}{mark}</div>')
 
 
 _LIMITS = {

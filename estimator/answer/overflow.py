@@ -215,10 +215,10 @@ def _optimizer_made(step: Moment) -> Moment:
 
 
 def _without(moment: Moment, *parts: Component) -> Moment:
-    alive = {
-        component: size for component, size in moment.resident.items() if component not in parts
-    }
-    return moment._replace(resident=alive)
+    alive = dict(moment.resident)
+    for part in parts:
+        alive.pop(part, None)
+    return Moment(moment.phase, moment.name, alive)
 
 
 def _after_steps(

@@ -55,11 +55,13 @@ SPAN = LARGE_SEGMENT << 30
 """Bytes of address space of a segment that grows: more than any card has (torch takes 9/8 of the card)."""
 UNMAPPED = -2
 """State of addresses without memory."""
-CLASSES = 256
-"""Size classes of a pool's free blocks: four between two powers of two, up to 2^63 bytes. Each is in order of bytes and
-addresses, and short: in five models' runs a block that is freed passes one to five others."""
+CLASSES = 512
+"""Size classes of a pool's free blocks: eight between two powers of two, up to 2^63 bytes. Each is in order of bytes
+and addresses, and short: in five models' runs a block that is freed passes one to three others."""
 UNTOUCHED = 6144 * MIB // 5
 """Bytes of a card, 1.2 GiB, that transformers leaves free when it warms the cache up."""
+MOST_BEGUN = 3
+"""Memories of cards from which a run is played on: as many as are kept of one, for the bytes they take. Ours."""
 NO_ROOM = -2
 """What ``_play`` says where a run has more blocks than it was given numbers for."""
 
@@ -265,7 +267,7 @@ class Plays:
         if place > found.now[PLACE]:
             found.play(log, limit, self._settings, self._ahead, self._reached[:], place)
             if found.now[DIED] != NO_ROOM:
-                self._begun.append(found.copy())
+                self._begun = [*self._begun[1 - MOST_BEGUN :], found.copy()]
         return found
 
 
@@ -395,7 +397,7 @@ def _class(size: int) -> int:
     """The size class of a block: of larger ones it is no lower. By halves, which are faster than a logarithm.
 
     >>> [_class(size) for size in (512, 640, 1023, 1024)]
-    [36, 37, 39, 40]
+    [72, 74, 79, 80]
     """
     rest, power = size, 0
     if rest >= 1 << 32:
@@ -410,7 +412,7 @@ def _class(size: int) -> int:
         rest, power = rest >> 2, power + 2
     if rest >= 1 << 1:
         power += 1
-    return 4 * power + (size >> (power - 2)) % 4
+    return 8 * power + (size >> (power - 3)) % 8
 
 
 def _next(blocks: array[int], first: array[int], pool: int, block: int) -> int:
