@@ -446,7 +446,7 @@ def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
     )
     large = replace(A100, memory_bytes=4 * A100.memory_bytes)
     kept = reserved_bytes(MISTRAL, large, setup)
-    outside = sum(outside_bytes(A100, setup))
+    outside = sum(outside_bytes(A100, setup.mesh))
     small = replace(A100, memory_bytes=kept + outside - 1024 * MIB)
     assert reserved_bytes(MISTRAL, small, setup) <= kept - 1024 * MIB
     # the least memory is found to a share of 1 in 512, and on a card whether it is within the card's
