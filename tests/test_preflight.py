@@ -176,6 +176,10 @@ def test_the_peft_config_and_float32_adapters_are_read() -> None:
     assert found["method"] == "lora"
     assert (found["lora_r"], found["lora_alpha"]) == (8, 16)
     assert found["lora_target_modules"] == ["q_proj", "v_proj"]
+    in_full = {"target_modules": {"model.q_proj"}}  # as PEFT names the linears of a shallow model
+    assert keys(trainer(lora(in_full)))["lora_target_modules"] == ["q_proj"]
+    elsewhere = lora(in_full, **{"model.1.q_proj.weight": Tensor(4096**2)})
+    assert keys(trainer(elsewhere))["lora_target_modules"] == ["model.q_proj"]
     assert found["modules_to_save"] == ["lm_head"]
     assert found["autocast_adapter_dtype"] is True
     half = {"model.q_proj.lora_A.default.weight": Tensor(16)}
@@ -206,6 +210,33 @@ def test_the_longest_row_sets_the_length_unless_packed() -> None:
     assert keys(trainer(rows=rows), max_length=99)["max_length"] == 99
     assert keys(trainer(rows=rows))["num_train_examples"] == 3
     assert keys(trainer(rows=rows, max_steps=10))["num_train_examples"] == 40  # 10 · 1 · 4
+
+
+class Columns(dict[str, list[list[int]]]):
+    """A tokenised dataset of datasets.Dataset's shape."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return [*self]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values())))
+
+
+def test_a_pair_is_as_long_as_its_prompt_and_the_longer_answer() -> None:
+    pairs = Columns(
+        prompt_ids=[[1] * 5, [1]], chosen_ids=[[1] * 2, [1]], rejected_ids=[[1] * 9, [1]]
+    )
+    assert keys(trainer(rows=pairs))["max_length"] == 14
+    assert keys(trainer(rows=pairs, max_length=12))["max_length"] == 12  # cut off by the collator
+    scored = Columns(chosen_ids=[[1] * 5], rejected_ids=[[1] * 7])
+    assert keys(trainer(rows=scored))["max_length"] == 7
+
+
+def test_axolotls_packed_rows_lie_in_one_row_as_long_as_all() -> None:
+    rows = [{"input_ids": [1] * 5}]
+    found = keys(trainer(rows=rows, sample_packing=True, max_seq_length=512))
+    assert (found["max_length"], found["packing"], found["padding_free"]) == (512, True, True)
 
 
 def test_rows_are_padded_only_in_batches_without_packing() -> None:

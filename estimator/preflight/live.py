@@ -58,6 +58,14 @@ _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_ve
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OBJECTIVES = {f"{it.trl}Trainer": it.value for it in Objective if it.trl}
 """TRL's trainers and their objectives in the contract."""
+_SEQUENCES = (
+    ("input_ids",),
+    ("prompt_ids", "chosen_ids", "rejected_ids"),
+    ("chosen_ids", "rejected_ids"),
+    ("prompt_ids", "completion_ids"),
+)
+"""Columns of a tokenised dataset that make a row: of a pair the longer answer. trl 1.16, trainer/dpo_trainer.py,
+reward_trainer.py, kto_trainer.py, ``DataCollatorFor…``."""
 MOST_ROWS = 1_000_000
 """Rows of a tokenised dataset searched for the longest: ours."""
 
@@ -180,8 +188,8 @@ def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
     packs = samples or getattr(args, "packing", False)
     limit = max_length or getattr(args, "max_seq_length" if samples else "max_length", None)
     shortest, longest = _ends(rows)
-    if not packs and max_length is None:
-        limit = longest or limit
+    if not packs and max_length is None and longest is not None:
+        limit = min(longest, limit or longest)
     if limit is None:
         raise InputError(
             "max_length is not known: neither the arguments nor the rows say how many tokens a row has; "
@@ -218,8 +226,14 @@ def _ends(rows: Any) -> tuple[int | None, int | None]:
     """Tokens of the shortest and the longest row of a tokenised dataset; None where they cannot be looked at."""
     if not 0 < (_count(rows) or 0) <= MOST_ROWS:
         return None, None
-    if "input_ids" in (getattr(rows, "column_names", None) or ()):
-        lengths = {*map(len, rows["input_ids"])}
+    columns = getattr(rows, "column_names", None) or ()
+    parts = next((it for it in _SEQUENCES if {*it} <= {*columns}), ())
+    if parts:
+        *before, last = ([len(it) for it in rows[name]] for name in parts)
+        if "rejected_ids" in parts:
+            rejected, last = last, before.pop()
+            last = [*map(max, last, rejected)]
+        lengths = {sum(it) for it in zip(*before, last, strict=True)}
     elif isinstance(rows, list) and all(
         isinstance(it, Mapping) and "input_ids" in it for it in rows
     ):
@@ -281,7 +295,24 @@ def _weights(model: Any) -> dict[str, object]:
         loaded = _name(getattr(base.config, "dtype", None))
         keys["prepare_model_for_kbit_training"] = loaded != "float32"
         keys["dtype"] = loaded or keys["dtype"]
-    return {**keys, **packed, **_adapters(adapters), "method": packed.get("method", "lora")}
+    keys |= packed | _adapters(adapters)
+    keys["lora_target_modules"] = _targets(model, keys.get("lora_target_modules"))
+    return {**keys, "method": packed.get("method", "lora")}
+
+
+def _targets(model: Any, named: object) -> object:
+    """Modules by the last part of their names, where those named in full are all that end so.
+
+    Source: peft 0.21, tuners/tuners_utils.py, ``_maybe_include_all_linear_layers``: full names, of fewer than 20.
+    """
+    if not isinstance(named, list) or not any("." in it for it in named):
+        return named
+    names = [name for name, _ in model.named_parameters()]
+    adapted = {it.split(".lora_")[0] for it in names if ".lora_" in it}
+    others = {it.rpartition(".")[0].removesuffix(".base_layer") for it in names} - adapted
+    ends = {it.rpartition(".")[2] for it in adapted}
+    whole = not any(it.rpartition(".")[2] in ends for it in others if ".lora_" not in it)
+    return sorted(ends) if whole else named
 
 
 def _commonest(parameters: Iterable[Any]) -> str | None:

@@ -118,7 +118,7 @@ PEFT = ("--cutoff_len", "512", "--batch_size", "2")
 PLAYS = (
     *(Play("trl", f"trl/scripts/{it}.py", rows, more)
       for it, rows in (("sft", "chat"), ("dpo", "pairs"), ("kto", "labels"), ("reward", "pairs"))
-      for more in ((), LORA)),
+      for more in ((), (*LORA, *("--lora_task_type", "SEQ_CLS") * (it == "reward")))),
     Play("trl", "trl/scripts/sft.py", "chat", (*LORA, "--load_in_4bit")),
     Play("trl", "trl/scripts/sft.py", "chat", ("--packing", "--max_length", "2048")),
     Play("trl", "trl/scripts/sft.py", "chat", ("--gradient_checkpointing", "False", "--optim", "adafactor")),

@@ -14,6 +14,8 @@ from .record import here
 OLDEST_PYTHON = (3, 11)
 """Headroom's own; the rehearsal itself runs under older ones, too."""
 
+SEQUENCES = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids")
+"""Columns of tokens: trl 1.16, trainer/dpo_trainer.py, kto_trainer.py, ``DataCollatorFor…``."""
 MOST_ROWS = 100_000
 """Rows up to which their lengths are looked at: a second."""
 
@@ -69,7 +71,7 @@ def _lengths(rows: Any) -> list[int] | None:
     """Tokens of each row, of all its sequences together; None where they cannot be looked at."""
     if not rows or len(rows) > MOST_ROWS:
         return None
-    names = [it for it in getattr(rows, "column_names", None) or () if it.endswith("input_ids")]
+    names = [it for it in getattr(rows, "column_names", None) or () if it in SEQUENCES]
     try:
         if names:
             columns = [[len(it or ()) for it in rows[name]] for name in names]
