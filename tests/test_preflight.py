@@ -20,6 +20,7 @@ from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.preflight import DoesNotFitError, MemoryCheck, check, live
 from estimator.preflight.callback import PeakReading
+from estimator.values.refusals import RefusedError
 
 LLAMA = {
     "model_type": "llama",
@@ -248,6 +249,15 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer(**alike, pad_to_multiple_of=48))["padded"] is True
 
 
+def test_buckets_of_another_size_than_trainers_are_refused() -> None:
+    """DeepSpeed takes 500 million elements where its config says none: runtime/zero/config.py."""
+    plugin = Has(deepspeed_config={"zero_optimization": {"stage": 2}})
+    it = trainer(state=Has(deepspeed_plugin=plugin), world_size=8)
+    it.model.config.hidden_size = 4096
+    with pytest.raises(RefusedError, match=r"reduce_bucket_size of 500,000,000 .* here 16,777,216"):
+        keys(it)
+
+
 class OffloadPolicy:
     """As torch's of FSDP 2: everything stays on the card."""
 
@@ -264,7 +274,12 @@ class CPUOffloadPolicy(OffloadPolicy):
             Has(
                 deepspeed_plugin=Has(
                     deepspeed_config={
-                        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}
+                        "zero_optimization": {
+                            "stage": 3,
+                            "offload_param": {"device": "cpu"},
+                            "reduce_bucket_size": 4096**2,
+                            "stage3_prefetch_bucket_size": "auto",
+                        }
                     }
                 )
             ),

@@ -23,6 +23,11 @@ from estimator.values.objectives import Objective
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
+OTHER_BUCKET = Refusal(
+    "{key} of {found:,} is not modelled in a live Trainer, only what Trainer sets for auto, here {auto:,} elements; "
+    "set it to auto.",
+    NOT_MODELLED,
+)
 OTHER_PEFT = Refusal("PEFT's {kind} is not modelled yet; LORA is.", NOT_MODELLED)
 PACKED_ALONE = Refusal(
     "a quantised base without adapters is not modelled yet; add a PEFT config.", NOT_MODELLED
@@ -374,16 +379,27 @@ def _sharing(trainer: Any) -> dict[str, object]:
     keys: dict[str, object] = {"num_gpus": number, "strategy": "ddp" if number > 1 else "none"}
     deepspeed, fsdp = (getattr(state, f"{name}_plugin", None) for name in ("deepspeed", "fsdp"))
     if deepspeed is not None:
-        return keys | _zero(deepspeed.deepspeed_config.get("zero_optimization", {}), number)
+        config = deepspeed.deepspeed_config.get("zero_optimization", {})
+        return keys | _zero(config, number, _hidden(_base(trainer.model).config))
     if fsdp is not None and number > 1:
         return keys | _fsdp(fsdp)
     return keys
 
 
-def _zero(config: Mapping[str, Any], number: int) -> dict[str, object]:
+def _zero(config: Mapping[str, Any], number: int, hidden: int | None) -> dict[str, object]:
+    """Source: deepspeed 0.19.8, runtime/zero/config.py, the buckets' defaults; transformers 5.23,
+    integrations/deepspeed.py, ``trainer_config_finalize``, their sizes for ``auto``.
+    """
     stage = config.get("stage", 0)
     if number == 1 or stage not in _STAGES:
         return {}
+    sizes = {"reduce_bucket_size": (500_000_000, 1.0)}
+    if stage == 3:
+        sizes["stage3_prefetch_bucket_size"] = (50_000_000, 0.9)
+    for key, (default, share) in sizes.items():
+        found, auto = config.get(key, default), int(share * (hidden or 0) ** 2)
+        if found not in {"auto", auto} and hidden:
+            raise OTHER_BUCKET(key=key, found=int(found), auto=auto)
     return {
         "strategy": _STAGES[stage],
         **{
@@ -391,6 +407,14 @@ def _zero(config: Mapping[str, Any], number: int) -> dict[str, object]:
             for what in ("optimizer", "param")
         },
     }
+
+
+def _hidden(config: Any) -> int | None:
+    """The hidden size by which Trainer fills ``auto``."""
+    found = _first(config, "hidden_size") or _first(
+        getattr(config, "text_config", None), "hidden_size"
+    )
+    return None if found is None else int(found)
 
 
 def _fsdp(plugin: Any) -> dict[str, object]:

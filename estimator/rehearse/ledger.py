@@ -41,12 +41,16 @@ class TensorKind(NamedTuple):
     """Where they were made, and their bytes; the most first."""
 
 
-def ledger(asked: DeviceRequests, ends: Sequence[PhaseEnd]) -> dict[str, TensorKind]:
+def ledger(
+    asked: DeviceRequests, ends: Sequence[PhaseEnd], *, shares: bool = False
+) -> dict[str, TensorKind]:
     """Bytes by kind at the peak.
 
     What loading made and left are weights; what an optimizer made and left are its states; what a backward pass made
     and left are gradients; what a forward pass made and its backward pass did not free was kept; all else is of the
     step.
+
+    ``shares``: several processes average their gradients.
 
     Leaves out: what a block has beyond its tensor.
     """
@@ -56,7 +60,9 @@ def ledger(asked: DeviceRequests, ends: Sequence[PhaseEnd]) -> dict[str, TensorK
     found: dict[str, dict[MadeAt, int]] = defaultdict(lambda: defaultdict(int))
     for key in keys:
         tensor = asked.tensors[key]
-        found[_kind(tensor, asked.workspaces, ends, times, now)][tensor.place] += tensor.size
+        found[_kind(tensor, asked.workspaces, ends, times, now, shares=shares)][tensor.place] += (
+            tensor.size
+        )
     return {
         name: TensorKind(
             sum(found[name].values()),
@@ -68,7 +74,13 @@ def ledger(asked: DeviceRequests, ends: Sequence[PhaseEnd]) -> dict[str, TensorK
 
 
 def _kind(
-    tensor: AskedTensor, workspaces: int, ends: Sequence[PhaseEnd], times: Sequence[int], now: int
+    tensor: AskedTensor,
+    workspaces: int,
+    ends: Sequence[PhaseEnd],
+    times: Sequence[int],
+    now: int,
+    *,
+    shares: bool,
 ) -> str:
     at = bisect_left(times, tensor.begin)
     if at == len(ends):
@@ -83,7 +95,9 @@ def _kind(
         return STATES if stays else STEP
     if phase == BACKWARD:
         return GRADIENTS if stays else STEP
-    # of a forward pass: its own backward pass frees it
+    # of a forward pass: its own backward pass frees it, but DDP's buckets stay
+    if shares and tensor.end is None and ends[at].step < ends[-1].step:
+        return GRADIENTS
     passes = (it.time for it in ends[at:] if it.phase == BACKWARD)
     return KEPT if now > next(passes, now) else STEP
 

@@ -105,7 +105,9 @@ class Rehearsed:
     @property
     def ledger(self) -> Mapping[str, TensorKind]:
         """What lay on the fullest device at its peak."""
-        return {} if self.fullest is None else ledger(self.fullest, self.ends)
+        if self.fullest is None:
+            return {}
+        return ledger(self.fullest, self.ends, shares=self.world_size > 1)
 
     def peaks(self, step: int) -> dict[str, int]:
         """The most allocated in each phase of a step, in order; bytes on the fullest device."""
