@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Has
 from typing import Any
@@ -222,6 +223,17 @@ class Columns(dict[str, list[list[int]]]):
 
     def __len__(self) -> int:
         return len(next(iter(self.values())))
+
+
+def test_a_model_that_checkpoints_without_trainers_knowing_is_seen() -> None:
+    """As LLaMA-Factory switches it on: llamafactory 0.9.5, model/model_utils/checkpointing.py."""
+    it = trainer(gradient_checkpointing=False)
+    assert keys(it)["gradient_checkpointing"] is False
+    call = Has(__wrapped__=partial(print, use_reentrant=True))
+    it.model.is_gradient_checkpointing = True
+    it.model.modules = lambda: [Has(), Has(_gradient_checkpointing_func=call)]
+    assert keys(it)["gradient_checkpointing"] is True
+    assert keys(it)["use_reentrant"] is True
 
 
 def test_a_pair_is_as_long_as_its_prompt_and_the_longer_answer() -> None:

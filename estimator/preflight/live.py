@@ -82,7 +82,7 @@ def keys_of(trainer: Any, max_length: int | None = None) -> dict[str, object]:
         accelerate 1.15 state.py.
     """
     args, model = trainer.args, trainer.model
-    keys = _arguments(args)
+    keys = _arguments(args, _base(model))
     keys |= _task(trainer)
     keys |= _rows(trainer, max_length)
     keys |= _weights(model)
@@ -114,7 +114,7 @@ def gpu() -> object:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def _arguments(args: Any) -> dict[str, object]:
+def _arguments(args: Any, model: Any) -> dict[str, object]:
     names = [*(key.name for key in KEYS), *LATER]
     keys = {
         name: _plain(getattr(args, name))
@@ -122,8 +122,13 @@ def _arguments(args: Any) -> dict[str, object]:
         if name not in _NOT_ARGUMENTS and hasattr(args, name)
     }
     keys["mixed_precision"] = _autocast(args)
-    keys["gradient_checkpointing"] = _checkpoints(args)
     kwargs = _first(args, "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or {}
+    of_model = bool(
+        getattr(model, "is_gradient_checkpointing", False)
+    )  # LLaMA-Factory sets it there
+    keys["gradient_checkpointing"] = _checkpoints(args) or of_model
+    if of_model and not _checkpoints(args):
+        kwargs = _checkpoint_call(model)
     keys["use_reentrant"] = kwargs.get("use_reentrant") if keys["gradient_checkpointing"] else None
     keys["selective_checkpointing"] = bool(kwargs.get("selective"))
     keys["offload_checkpoints"] = bool(kwargs.get("offload"))
@@ -139,6 +144,20 @@ def _autocast(args: Any) -> str:
 
 def _checkpoints(args: Any) -> bool:
     return bool(_first(args, "activation_checkpointing", "gradient_checkpointing"))
+
+
+def _checkpoint_call(model: Any) -> Mapping[str, Any]:
+    """The arguments with which a model's layers are checkpointed.
+
+    Source: transformers 5.23, modeling_utils.py, ``gradient_checkpointing_enable``: a partial of torch's checkpoint.
+    """
+    for module in model.modules():
+        call = getattr(module, "_gradient_checkpointing_func", None)
+        call = getattr(call, "__wrapped__", call)  # LLaMA-Factory's around it
+        if call is not None:
+            found: Mapping[str, Any] = getattr(call, "keywords", {})
+            return found
+    return {}
 
 
 def _first(holder: Any, *names: str) -> Any:

@@ -57,7 +57,10 @@ def _compute(torch: Any, library: Any, name: str) -> None:
 
     def computed(keys: Any, *told: Any, **named: Any) -> Any:
         if not all(map(isinstance, told, (torch.Tensor if it else object for it in wants))):
-            told = (told[0], *(_as_tensor(torch, it, told[0]) for it in told[1:]))
+            beside = next(it for it in told if isinstance(it, torch.Tensor))
+            told = tuple(
+                _as_tensor(torch, it, beside) if wants[at] else it for at, it in enumerate(told)
+            )
         found = kernel.call_boxed(keys, *told, **named)
         if all(
             _is_small(torch, it, floats=compares)
