@@ -237,7 +237,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}
 .hr-cards-methods .hr-card {{ font-size: .9375rem; overflow-wrap: anywhere; }}
-.hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
+.hr-heard {{ position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; clip-path: inset(50%); }}
+.hr-plot:focus-visible, .hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-compare {{ border-collapse: separate; border-spacing: 0; font-size: 1rem; min-width: 100%; }}
 .hr-compare th, .hr-compare td {{ text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; min-width: 8rem;
   border-bottom: 1px solid rgba(127,138,148,.3); }}

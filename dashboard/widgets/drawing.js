@@ -148,6 +148,31 @@ const explain = (of) => {
   }));
 };
 
+// A figure with points to pick is also walked by keyboard: arrow keys show a point, Enter picks it.
+const walk = (Plotly, box, heard, pick) => {
+  const BY = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1 };
+  let now = null;
+  box.tabIndex = 0;
+  box.addEventListener("keydown", (pressed) => {
+    const by = BY[pressed.key], values = new Map();
+    box._fullData.forEach(({ customdata, x }, curveNumber) => [...customdata ?? []].forEach((value, pointNumber) => {
+      const key = JSON.stringify(value);
+      if (value != null && !values.has(key)) values.set(key, { value, x: x?.[pointNumber] ?? pointNumber, curveNumber, pointNumber });
+    }));
+    const points = [...values].sort(([, one], [, other]) => one.x - other.x), at = points.findIndex(([key]) => key === now);
+    if (by) {
+      const [key, { curveNumber, pointNumber }] = points[at < 0 ? 0 : Math.max(0, Math.min(points.length - 1, at + by))];
+      now = key;
+      Plotly.Fx.hover(box, [{ curveNumber, pointNumber }]);
+      const lines = box.querySelectorAll(".hoverlayer text:not(:has(.line)), .hoverlayer .line");
+      heard.textContent = [...lines].map((it) => it.textContent).join(", ");
+    } else if (pressed.key === "Enter" && at >= 0) pick(points[at][1].value);
+    else return;
+    pressed.preventDefault();
+  });
+  box.addEventListener("blur", () => Plotly.Fx.unhover(box));
+};
+
 export default function ({ data: [data], parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
   box.styles ??= new Map();
@@ -177,7 +202,9 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
     Plotly.react(box, figure.data, { ...look, ...figure.layout, font }, config);
     if (picks && !box.picks) {
       box.picks = true;
-      box.on("plotly_click", ({ points: [point] }) => setTriggerValue("picked", point.customdata ?? null));
+      const pick = (value) => setTriggerValue("picked", value ?? null);
+      box.on("plotly_click", ({ points: [point] }) => pick(point.customdata));
+      walk(Plotly, box, parentElement.querySelector(".hr-heard"), pick);
     }
   };
   box.show = (figure, alt, of) => {

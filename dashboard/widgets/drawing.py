@@ -39,7 +39,8 @@ if (!document.querySelector('link[href$="{SCRIPT}"]'))
 # If the script cannot be loaded, the figure's text is shown instead.
 _draw = component(
     "figure",
-    html='<p class="hr-legend"></p><div class="hr-plot" role="figure" aria-label="Figure"></div>',
+    html='<p class="hr-legend"></p><div class="hr-plot" role="figure" aria-label="Figure"></div>'
+    '<p class="hr-heard" aria-live="polite"></p>',
     js=(files(__package__) / "drawing.js").read_text(),
     isolate_styles=False,
 )

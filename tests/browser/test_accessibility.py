@@ -126,6 +126,12 @@ def test_the_keyboard_alone_can_do_the_whole_job(browser, address):
         page.keyboard.press("Enter")
         page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
         settled(page)
+        tab_to(page, "Memory through the run")
+        for key in ("ArrowRight", "ArrowRight", "Enter"):
+            page.keyboard.press(key)
+        page.get_by_role("columnheader", name="In forward").wait_for(timeout=WAIT)
+        settled(page)
+        page.get_by_role("link", name="Estimate").focus()
         tab_to(page, "Keep for comparison")
         page.keyboard.press("Enter")
         page.get_by_role("dialog").wait_for(timeout=WAIT)
