@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from random import Random
+from weakref import ref
 
 import pytest
 
@@ -128,3 +130,23 @@ def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cas
         for rows in (1, 5, 9):
             plan.step(moments_module.Sizes(rows, 1024, 16, 1, 1023, rows))
         assert len(list(plan.schedules)) == records
+
+
+def test_a_tape_is_gone_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tapes = []
+    program = moments_module.Program
+
+    def recorded(tape, recording):
+        tapes.append(ref(tape))
+        return program(tape, recording)
+
+    monkeypatch.setattr(moments_module, "Program", recorded)
+    setup = TrainingSetup(strategy="zero2", num_gpus=2, gradient_checkpointing=True)
+    gc.disable()  # which would take it, with 1,500 events, while everything else waits
+    try:
+        moments_module.Plan(catalog.model("meta-llama/Llama-3.2-1B"), setup).step(
+            moments_module.Sizes(2, 512, 8, 1, 511, 2)
+        )
+        assert [it() for it in tapes] == [None]
+    finally:
+        gc.enable()

@@ -34,7 +34,7 @@ class Recorded(StandIn):
 
     def recorded(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Recorded:
         """A function of two numbers as one operation."""
-        place = self.recording.computed(function, left, right, 0).position
+        place = self.recording.computed(function, left, right).position
         return Recorded(self.recording, place, function(_value(left), _value(right)))
 
     def _decided(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:

@@ -11,8 +11,9 @@ distributed/fsdp/_fully_shard.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import starmap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from estimator.families.adapters import is_trained_whole
 from estimator.families.modules import is_quantized, weight_shapes
@@ -36,7 +37,7 @@ from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Model, Offload
 
 STATES = 2
@@ -312,22 +313,49 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     return _moved_parts(model, setup)
 
 
-def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    passes = 1 if setup.mesh.strategy.keeps_gathered else PASSES
+_WITHOUT_ROWS = tuple(name for name in FACETS if name not in ("batch", "run"))
+"""Facets that what a rank holds depends on."""
+
+
+def _without_rows(setup: TrainingSetup) -> tuple[object, ...]:
+    return tuple(getattr(setup, name) for name in _WITHOUT_ROWS)
+
+
+def _of(facets: tuple[object, ...]) -> TrainingSetup:
+    given: dict[str, Any] = dict(zip(_WITHOUT_ROWS, facets, strict=True))
+    return TrainingSetup(**given)
+
+
+@lru_cache(maxsize=256)
+def _shards_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int, int]:
+    """Bytes of all shards of a rank, bytes and elements of the trained ones."""
     gathered = trained = stepped = 0
-    for shard in shards(model, setup):
+    for shard in shards(model, _of(facets)):
         gathered += shard.alike * shard.bytes
         if shard.trained:
             trained += shard.alike * shard.bytes
             stepped += shard.alike * shard.elements
+    return gathered, trained, stepped
+
+
+@lru_cache(maxsize=256)
+def _parts_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int]:
+    """Elements of a rank's partition of trained and of unpacked frozen weights at stage 3."""
+    setup = _of(facets)
+    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
+    return sum(sub_groups(model, setup)), frozen
+
+
+def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
+    passes = 1 if setup.mesh.strategy.keeps_gathered else PASSES
+    gathered, trained, stepped = _shards_of_rank(model, _without_rows(setup))
     brought = setup.batch.gradient_accumulation_steps * passes * gathered
     return OffloadTraffic(brought + trained, 0, 0, 0, stepped)
 
 
 def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     times, size = setup.batch.gradient_accumulation_steps, width(setup.precision)
-    part = sum(sub_groups(model, setup))
-    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
+    part, frozen = _parts_of_rank(model, _without_rows(setup))
     running = after = read = written = stepped = 0
     if setup.mesh.offload_optimizer is not Offload.NONE:
         stepped = part

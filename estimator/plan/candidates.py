@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
-from estimator.grid.needs import Needs, needs
+from estimator.grid.needs import needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.resident.overhead import context_bytes, workspace_bytes
@@ -164,14 +164,14 @@ def candidates(
     asked = list(_structures(question, known, refused))
     if not asked:
         raise InputError(_why_nothing(refused))
-    table = _Table()
+    table, cards = _Table(), [offer.priced for offer in question.offers]
     with _uncollected():
         for done, (model, setup, places) in enumerate(asked):
             for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
                 cells = _cells(question, [question.offers[it] for it in group], setup)
                 if len(cells[0]):
                     of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
-                    _read(question, model, of_node, group, cells, table, untimed)
+                    _read(question, cards, model, of_node, group, cells, table, untimed)
             if table.count > MOST_CANDIDATES:
                 raise InputError(
                     f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
@@ -343,6 +343,7 @@ def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) ->
 
 def _read(
     question: Question,
+    cards: Sequence[Gpu],
     model: Model,
     setup: TrainingSetup,
     group: Sequence[int],
@@ -350,7 +351,10 @@ def _read(
     table: _Table,
     untimed: dict[str, str],
 ) -> None:
-    """The setups of one structure on all offers whose needs differ by the CUDA context alone."""
+    """The setups of one structure on all offers whose needs differ by the CUDA context alone.
+
+    ``cards``: those of the offers, with their listings.
+    """
     gpus, batches, accumulation, ranks = cells
     asked = {
         "per_device_train_batch_size": batches,
@@ -368,7 +372,9 @@ def _read(
         if not had.any():
             continue
         recipe = Recipe(model=model, offer=place, setup=setup)
-        ends = _timed(model, offer, setup, {key: it[had] for key, it in asked.items()}, needed, had)
+        begins = needed.low_bytes[had] <= offer.gpu.memory_bytes
+        those = {key: it[had] for key, it in asked.items()}
+        ends = _timed(model, offer, cards[place], setup, those, begins)
         if (why := missing_rate(offer.gpu, setup)) is not None:
             untimed.setdefault(offer.gpu.name, why)
         numbers = [it[had] for it in (*cells, needed.low_bytes, needed.high_bytes)]
@@ -378,16 +384,15 @@ def _read(
 def _timed(
     model: Model,
     offer: Offer,
+    card: Gpu,
     setup: TrainingSetup,
     asked: Mapping[str, Numbers],
-    needed: Needs,
-    had: Some,
+    begins: Some,
 ) -> Reals:
-    """[4, cells]: hours and dollars, low and high, of the setups that may fit; NaN for the others."""
-    begins = needed.low_bytes[had] <= offer.gpu.memory_bytes
+    """[4, cells]: hours and dollars, low and high, of the setups that may fit, which begin; NaN for the others."""
     ends = np.full((4, len(begins)), np.nan)
     if begins.any():
-        found = runs(model, offer.priced, setup, **{key: it[begins] for key, it in asked.items()})
+        found = runs(model, card, setup, **{key: it[begins] for key, it in asked.items()})
         ends[:, begins] = (
             found.hours_low,
             found.hours_high,

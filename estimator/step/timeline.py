@@ -113,6 +113,7 @@ class Schedule:
         """How ZeRO-3 gathers the weights of each stack's model; None where weights are on the tape or stay resident,
         and for a tower, whose model is its text's."""
         self._until_here: dict[tuple[int, int, int], Changes] = {}
+        self._calls: dict[int, tuple[Repeated, ...]] = {}
 
     @property
     def bytes(self) -> int:
@@ -169,6 +170,12 @@ class Schedule:
             run.number,
         )
 
+    def calls(self, model: int) -> tuple[Repeated, ...]:
+        """The same of every run."""
+        if model not in self._calls:
+            self._calls[model] = tuple(self.repeated(run, model) for run in self.runs)
+        return self._calls[model]
+
     def calls_of(self, run: Run, model: int = 0) -> list[Stretch]:
         """The same in each repetition of the run."""
         return self.repeated(run, model).stretches
@@ -218,8 +225,7 @@ def _coordinator(
     """That of equal calls, of whichever schedule, offloaded or not; the weights' elements depend on the rank too."""
     rules = schedule.rules[model]
     assert rules is not None
-    calls = tuple(schedule.repeated(run, model) for run in schedule.runs)
-    return _coordinated(calls, wholes, rules._replace(is_offloaded=False), records)
+    return _coordinated(schedule.calls(model), wholes, rules._replace(is_offloaded=False), records)
 
 
 def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
@@ -333,6 +339,8 @@ class Plan:
         )
         self._objective(step)
         program = Program(step.tape, recording)
+        recording.close()
+        step.tape.close()
         runs = list(runs_of(program.marks, step.stacks, step.labels))
         rules = [
             gathering(it.model, it.given, trained=it.trained) if stack is it.stack else None

@@ -43,8 +43,13 @@ class Recording:
             return number.position
         return self.constants.setdefault(number, -1 - len(self.constants))
 
-    def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
-        """Record an operation and return its result; equal operations share one entry."""
+    def computed(
+        self, function: Arithmetic, left: int, right: int, plain: Arithmetic | None = None
+    ) -> Symbol:
+        """Record an operation and return its result; equal operations share one entry.
+
+        ``plain``: what computes the number itself from symbols or numbers; None: the record has no numbers of its own.
+        """
         key = (
             function,
             left.position if left.__class__ is Symbol else self.position(left),
@@ -53,8 +58,13 @@ class Recording:
         found = self._results.get(key)
         if found is None:
             place = self.steps.setdefault(key, self.inputs + len(self.steps))
+            value = 0 if plain is None else plain(left, right)
             found = self._results[key] = Symbol(value, self, place)
         return found
+
+    def close(self) -> None:
+        """Nothing more is recorded: the results, which hold the recording as it holds them, are not needed."""
+        self._results = {}
 
     def decided(self, compare: Comparison, left: int, right: int, outcome: bool) -> bool:
         """Record the outcome of a comparison and return it."""
@@ -114,38 +124,36 @@ class Symbol(int, StandIn):
 
     def recorded(self, function: Arithmetic, left: int, right: int) -> Symbol:
         """A function of two numbers as one operation."""
-        value = function(int.__add__(left, 0), int.__add__(right, 0))
-        return self.recording.computed(function, left, right, value)
-
-    def _computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
-        return self.recording.computed(function, left, right, value)
+        return self.recording.computed(
+            function, left, right, lambda x, y: function(int.__add__(x, 0), int.__add__(y, 0))
+        )
 
     def __add__(self, other: int) -> Symbol:
-        return self._computed(operator.add, self, other, int.__add__(self, other))
+        return self.recording.computed(operator.add, self, other, int.__add__)
 
     def __radd__(self, other: int) -> Symbol:
-        return self._computed(operator.add, other, self, int.__radd__(self, other))
+        return self.recording.computed(operator.add, other, self, int.__add__)
 
     def __sub__(self, other: int) -> Symbol:
-        return self._computed(operator.sub, self, other, int.__sub__(self, other))
+        return self.recording.computed(operator.sub, self, other, int.__sub__)
 
     def __rsub__(self, other: int) -> Symbol:
-        return self._computed(operator.sub, other, self, int.__rsub__(self, other))
+        return self.recording.computed(operator.sub, other, self, int.__sub__)
 
     def __mul__(self, other: int) -> Symbol:
-        return self._computed(operator.mul, self, other, int.__mul__(self, other))
+        return self.recording.computed(operator.mul, self, other, int.__mul__)
 
     def __rmul__(self, other: int) -> Symbol:
-        return self._computed(operator.mul, other, self, int.__rmul__(self, other))
+        return self.recording.computed(operator.mul, other, self, int.__mul__)
 
     def __floordiv__(self, other: int) -> Symbol:
-        return self._computed(operator.floordiv, self, other, int.__floordiv__(self, other))
+        return self.recording.computed(operator.floordiv, self, other, int.__floordiv__)
 
     def __rfloordiv__(self, other: int) -> Symbol:
-        return self._computed(operator.floordiv, other, self, int.__rfloordiv__(self, other))
+        return self.recording.computed(operator.floordiv, other, self, int.__floordiv__)
 
     def __neg__(self) -> Symbol:
-        return self._computed(operator.sub, 0, self, int.__neg__(self))
+        return self.recording.computed(operator.sub, 0, self, int.__sub__)
 
     def __pow__(self, exponent: int, _modulo: None = None) -> Symbol:  # type: ignore[override]
         if exponent != 2:
