@@ -28,6 +28,7 @@ if str(ROOT) not in sys.path:
 from benchmarks.gpu.cases import DEFAULT_MARGIN, read_case  # noqa: E402
 from benchmarks.gpu.session import CannotStart, Session  # noqa: E402
 from estimator import catalog, contract, estimate, own_step  # noqa: E402
+from estimator.values.range import Range  # noqa: E402
 from estimator.values.specs import Gpu  # noqa: E402
 
 MINUTES = 3.0
@@ -58,8 +59,7 @@ class Timed(NamedTuple):
 
     id: str
     seconds: float
-    low: float
-    high: float
+    estimated: Range[float]
     pace: float
     shares: str
 
@@ -75,9 +75,8 @@ def timed(rows: Iterable[Mapping[str, str]], gpu: Gpu) -> list[Timed]:
         answer = estimate(model, gpu, setup)
         own = own_step(answer, row["step_seconds"])
         assert answer.time is not None
-        ends = answer.time.step_seconds_low, answer.time.step_seconds_high
-        seconds = float(row["step_seconds"])
-        found.append(Timed(row["id"], seconds, *ends, own["pace"], own["pace_shares"]))
+        seconds, estimated = float(row["step_seconds"]), answer.time.step_seconds
+        found.append(Timed(row["id"], seconds, estimated, own["pace"], own["pace_shares"]))
     return found
 
 
@@ -141,7 +140,9 @@ def report(rows: Sequence[Mapping[str, str]], named: str | None, output: Path) -
         print(problem, file=sys.stderr)
         return 2
     for it in found:
-        print(f"{it.seconds:9.3f} s, estimated {it.low:.3f} to {it.high:.3f}   {it.id}")
+        print(
+            f"{it.seconds:9.3f} s, estimated {it.estimated.low:.3f} to {it.estimated.high:.3f}   {it.id}"
+        )
     keys = calibrated(found, gpu)
     output.write_text(json.dumps(keys) + "\n", encoding="utf-8")
     print(f"\n{output}: {json.dumps(keys)}")

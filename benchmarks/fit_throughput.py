@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run fro
 
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.proof.calibration import Calibration, calibrate
+from estimator.values.range import Range
 
 COVERED = 0.92
 """Share of a generation's runs that the fitted bracket covers (ours: nine in ten plus a margin for new sources)."""
@@ -34,16 +35,15 @@ FARTHEST, STEP = 40, 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Met:
-    """A run, and the middle of its bracket."""
+    """A run and its bracket."""
 
     run: PublishedRun
-    low: float
-    high: float
+    seconds: Range[float]
 
     @property
     def middle(self) -> float:
         """Seconds, as far from the one end as from the other by ratio."""
-        return math.sqrt(self.low * self.high)
+        return self.seconds.middle
 
     @property
     def off(self) -> float:
@@ -53,7 +53,7 @@ class Met:
     @property
     def half(self) -> float:
         """Logarithm of the slow end over the middle."""
-        return math.log(self.high / self.middle)
+        return math.log(self.seconds.high / self.middle)
 
 
 class Fit(NamedTuple):
@@ -65,8 +65,7 @@ class Fit(NamedTuple):
 
 def met(run: PublishedRun) -> Met:
     """The run with the ends of its bracket."""
-    time = run.estimated
-    return Met(run=run, low=time.step_seconds_low, high=time.step_seconds_high)
+    return Met(run=run, seconds=run.estimated.step_seconds)
 
 
 def fitted(of: Sequence[Met]) -> dict[str, Fit]:
@@ -87,13 +86,13 @@ def _closest(runs: Sequence[Met]) -> Fit:
     return Fit(math.exp(shift), stretch)
 
 
-def ends_of(runs: Iterable[Met], fits: Mapping[str, Fit]) -> dict[str, tuple[float, float]]:
+def ends_of(runs: Iterable[Met], fits: Mapping[str, Fit]) -> dict[str, Range[float]]:
     """Both ends of each run's bracket as shifted and stretched, by id."""
     found = {}
     for it in runs:
         fit = fits.get(it.run.gpu.architecture, fits[""])
         middle, reach = fit.shift * it.middle, math.exp(fit.stretch * it.half)
-        found[it.run.id] = (middle / reach, middle * reach)
+        found[it.run.id] = Range(middle / reach, middle * reach)
     return found
 
 
@@ -127,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         print()
     print("As estimated\n")
     table(calibrate(it.run for it in every), markdown=markdown)
-    left: dict[str, tuple[float, float]] = {}
+    left: dict[str, Range[float]] = {}
     for source in sorted({it.run.origin for it in every}):
         others = fitted([it for it in every if it.run.origin != source])
         left |= ends_of((it for it in every if it.run.origin == source), others)
@@ -137,8 +136,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     print()
     for it in every:
-        if not it.low <= it.run.step_seconds <= it.high:
-            ends = f"{it.low:.2f} to {it.high:.2f}"
+        if it.run.step_seconds not in it.seconds:
+            ends = f"{it.seconds.low:.2f} to {it.seconds.high:.2f}"
             print(f"  {it.run.step_seconds:8.2f} s, not {ends:>18}   {it.run.id}")
 
 

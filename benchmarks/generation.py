@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from estimator import Objective, Strategy, TrainingSetup, catalog, estimate, vllm_shares  # noqa: E402  run as a script, the package is beside
 from estimator.families.counts import total_parameters  # noqa: E402
+from estimator.values.range import Range  # noqa: E402
 from estimator.values.specs import Model  # noqa: E402
 
 TABLE = ROOT / "data" / "generation.csv"
@@ -30,8 +31,7 @@ class Published(NamedTuple):
     """One published step with its estimate."""
 
     row: Mapping[str, str]
-    low: float
-    high: float
+    estimated: Range[float]
 
     @property
     def seconds(self) -> float:
@@ -41,7 +41,7 @@ class Published(NamedTuple):
     @property
     def is_inside(self) -> bool:
         """Whether the published time is between the two ends."""
-        return self.low <= self.seconds <= self.high
+        return self.seconds in self.estimated
 
 
 def setup_of(row: Mapping[str, str]) -> TrainingSetup:
@@ -75,7 +75,7 @@ def published() -> Iterator[Published]:
             gpu = catalog.gpu(row["gpu"])
             time = estimate(catalog.model(row["model"]), gpu, setup_of(row)).time
             assert time is not None
-            yield Published(row, time.step_seconds_low, time.step_seconds_high)
+            yield Published(row, time.step_seconds)
 
 
 # --- TRL's advice ---------------------------------------------------------------------------------
@@ -196,14 +196,14 @@ def render() -> str:
     inside = sum(it.is_inside for it in stated)
     without = sum(it.is_inside for it in steps) - inside
     beyond = [it for it in steps if not it.is_inside]
-    slower = sum(it.seconds > it.high for it in beyond)
+    slower = sum(it.seconds > it.estimated.high for it in beyond)
     first = _table(
         ("run", "published, s", "estimated, s", "inside", "source"),
         (
             (
                 it.row["id"],
                 f"{it.seconds:g}",
-                f"{it.low:.0f} to {it.high:.0f}",
+                f"{it.estimated.low:.0f} to {it.estimated.high:.0f}",
                 "yes" if it.is_inside else "no",
                 f"[{it.row['tool']}]({it.row['source']})",
             )
@@ -227,7 +227,7 @@ def render() -> str:
     fine = sum(
         it.trls_ends.startswith("fits") and f" {it.rows} rows" in it.trls_ends for it in advice
     )
-    widths = [it.high / it.low for it in steps]
+    widths = [it.estimated.high / it.estimated.low for it in steps]
     return f"""# Generation: published and advised
 
 Written by `python benchmarks/generation.py`. The keys are those of `--help`; the code is `estimator/inference/`.

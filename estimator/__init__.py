@@ -67,6 +67,7 @@ from estimator.values.keys import LARGEST
 from estimator.values.losses import Loss
 from estimator.values.methods import Method
 from estimator.values.objectives import Objective
+from estimator.values.range import Range
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
@@ -187,6 +188,7 @@ __all__ = [
     "Price",
     "Progress",
     "Question",
+    "Range",
     "Rank",
     "Ranking",
     "Reach",

@@ -144,8 +144,8 @@ def test_spare_memory_allows_fewer_checkpoints() -> None:
         before = estimate(model, gpu, setup)
         # typical seconds of the products of forward and backward: the ends also depend on what else a step does
         now, then = (it.time.parts[0] for it in (after, before))
-        assert now.low_seconds * now.high_seconds == pytest.approx(
-            then.low_seconds * then.high_seconds
+        assert now.seconds.low * now.seconds.high == pytest.approx(
+            then.seconds.low * then.seconds.high
         )
         offered = shown.could_also(before, None, keys)
         assert offered[-1][2] == keys

@@ -19,7 +19,7 @@ def row(share: float, case: dict[str, object] = calibrate.CASES[0]) -> dict[str,
     of = read_case(case)
     time = estimate(of.model, A100, of.setup).time
     assert time is not None
-    low, high = time.step_seconds_low, time.step_seconds_high
+    low, high = time.step_seconds.low, time.step_seconds.high
     return {
         "id": of.id,
         "setup": of.fields(None),

@@ -110,10 +110,10 @@ def test_cheapest_setup_that_meets_a_deadline_is_named():
         ComparedEntry("slow and cheap", of("L40S", num_train_examples=100_000)),
         ComparedEntry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
     ]
-    slow, fast = (it.estimate.time.total_hours_high for it in shown)
+    slow, fast = (it.estimate.time.total_hours.high for it in shown)
     assert fast < slow
     said = " ".join(findings.answers(shown, within=(fast + slow) / 2))
-    if shown[0].estimate.time.total_hours_low > (fast + slow) / 2:
+    if shown[0].estimate.time.total_hours.low > (fast + slow) / 2:
         assert "“slow and cheap”" not in said
     assert "certain to be done within" in said
     assert "“fast and dear”" in said

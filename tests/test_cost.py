@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import math
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -56,13 +55,13 @@ def priced(setup: TrainingSetup = SETUP, gpu: Gpu = A100) -> Estimate:
 def hours(answer: Estimate) -> float:
     """Middle of the bracket of hours."""
     assert answer.time is not None
-    return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
+    return answer.time.total_hours.middle
 
 
 def dollars(answer: Estimate) -> float:
     """Middle of the bracket of dollars."""
     assert answer.cost is not None
-    return math.sqrt(answer.cost.cost_usd_low * answer.cost.cost_usd_high)
+    return answer.cost.cost_usd.middle
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -173,7 +172,7 @@ def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
     answer = estimate(MISTRAL, card, setup)
     assert answer.time is not None
     assert answer.cost is not None
-    assert answer.cost.cost_usd_high == pytest.approx(16 * answer.time.total_hours_high)
+    assert answer.cost.cost_usd.high == pytest.approx(16 * answer.time.total_hours.high)
     assert any(
         said.endswith("12 GPUs are billed as 16, in machines of 8.") for said in answer.assumptions
     )
@@ -201,8 +200,8 @@ def test_cost_is_hours_times_the_cheapest_listing_and_names_it() -> None:
     assert answer.cost is not None
     price = answer.cost.price
     assert price == A100.prices[0]
-    assert answer.cost.cost_usd_low == pytest.approx(
-        answer.time.total_hours_low * price.usd_per_gpu_hour
+    assert answer.cost.cost_usd.low == pytest.approx(
+        answer.time.total_hours.low * price.usd_per_gpu_hour
     )
     assert any(price.provider in it and price.date in it for it in answer.assumptions)
 
@@ -212,14 +211,14 @@ def test_custom_price_replaces_the_listing() -> None:
     assert answer.time is not None
     assert answer.cost is not None
     assert answer.cost.price is None
-    assert answer.cost.cost_usd_high == pytest.approx(10 * answer.time.total_hours_high)
+    assert answer.cost.cost_usd.high == pytest.approx(10 * answer.time.total_hours.high)
     assert not any("Priced at" in sentence for sentence in answer.assumptions)
 
 
 def test_owned_gpu_costs_nothing() -> None:
     answer = priced(replace(SETUP, usd_per_gpu_hour=0.0))
     assert answer.cost is not None
-    assert answer.cost.cost_usd_high == 0
+    assert answer.cost.cost_usd.high == 0
 
 
 def test_unlisted_gpu_gets_a_sentence_and_no_cost() -> None:
@@ -232,8 +231,9 @@ def test_unlisted_gpu_gets_a_sentence_and_no_cost() -> None:
 def test_energy_is_board_power_times_hours() -> None:
     answer = priced()
     assert answer.time is not None
-    assert answer.energy_kwh_high == pytest.approx(0.4 * answer.time.total_hours_high)
-    assert estimate(MISTRAL, replace(A100, tdp_w=None), SETUP).energy_kwh_high is None
+    assert answer.energy_kwh is not None
+    assert answer.energy_kwh.high == pytest.approx(0.4 * answer.time.total_hours.high)
+    assert estimate(MISTRAL, replace(A100, tdp_w=None), SETUP).energy_kwh is None
 
 
 # --- the contract -------------------------------------------------------------------------------

@@ -109,4 +109,4 @@ def delta_net_seconds(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[flo
     time = estimate(model, gpu, setup).time
     assert time is not None
     part = next(it for it in time.parts if it.name == "delta-nets")
-    return part.low_seconds, part.high_seconds
+    return part.seconds.low, part.seconds.high

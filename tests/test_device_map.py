@@ -209,10 +209,10 @@ class TestEstimate:
         assert result.time is not None
         assert alone.time is not None
         assert result.time.total_steps == alone.time.total_steps
-        assert result.time.total_hours_high > alone.time.total_hours_high
+        assert result.time.total_hours.high > alone.time.total_hours.high
         assert result.cost is not None
-        assert result.cost.cost_usd_low == pytest.approx(
-            4 * result.time.total_hours_low * result.cost.usd_per_gpu_hour
+        assert result.cost.cost_usd.low == pytest.approx(
+            4 * result.time.total_hours.low * result.cost.usd_per_gpu_hour
         )
 
     def test_transferred_bytes_match_a_hand_count(self):

@@ -224,6 +224,6 @@ def test_need_equals_the_need_of_the_full_estimate(
         reject()
     low, high = need(catalog.model(model), None, setup)
     tensors = whole.decisive.bytes
-    assert low == tensors + whole.context_low_bytes
-    assert high == tensors + 3 * tensors // 100 + whole.context_high_bytes + whole.paged_bytes
+    assert low == tensors + whole.context_bytes.low
+    assert high == tensors + 3 * tensors // 100 + whole.context_bytes.high + whole.paged_bytes
     assert low <= whole.need_low_bytes

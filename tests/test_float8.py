@@ -142,9 +142,9 @@ def test_a_measured_rate_in_fp8_comes_before_the_datasheets() -> None:
     h100, l4 = (catalog.gpus()[name] for name in ("H100-SXM5-80GB", "L4"))
     # data/gpus.csv: 1,354 TFLOPS in FP8 and 755 in bfloat16 were measured; of an L4 only bfloat16, at 242 to 121
     of_h100, of_l4 = rates(h100, precision), rates(l4, precision)
-    assert of_h100.fp8_fast / of_h100.fast == pytest.approx(1354 / 755)
-    assert of_l4.fp8_slow / of_l4.slow == pytest.approx(0.9 * 2)
-    assert rates(h100, TrainingSetup().precision).fp8_fast == of_h100.fast
+    assert of_h100.fp8.high / of_h100.products.high == pytest.approx(1354 / 755)
+    assert of_l4.fp8.low / of_l4.products.low == pytest.approx(0.9 * 2)
+    assert rates(h100, TrainingSetup().precision).fp8 == of_h100.products
 
 
 def test_casts_take_their_bytes_over_the_bandwidth() -> None:
@@ -152,20 +152,20 @@ def test_casts_take_their_bytes_over_the_bandwidth() -> None:
     h100 = catalog.gpus()["H100-SXM5-80GB"]
     rate, tokens = rates(h100, setup.precision), 2 * 4096
     compiled = replace(setup, torch_compile=True)
-    part = casts_to_float8_part(model, compiled, (tokens, tokens), 0.0, rate)
+    part = casts_to_float8_part(model, compiled, tokens, 0.0, rate)
     # 27 linears: 4 of k, v (256), o; 3 of q; and 4 of gate, up and down (1,408)
     inputs = 512 * (4 * 3 + 3 + 4 * 2) + 1408 * 4
     outputs = 256 * 8 + 512 * (4 + 3 + 4) + 1408 * 8
     weights = 512 * (256 * 8 + 512 * 7) + 12 * 512 * 1408
     assert float8_sizes(model, setup) == (weights, inputs, outputs)
     # compiled, at best: inputs and weights twice, gradients once, each read twice in 16 bits and written in 8
-    assert part.low_seconds * rate.bandwidth == pytest.approx(
+    assert part.seconds.low * rate.bandwidth == pytest.approx(
         5 * (2 * weights + tokens * (2 * inputs + outputs))
     )
     # eager: 31 bytes a cast, the gradient's twice; 2 a copy: each factor padded, and three laid out by the other side
-    eager = casts_to_float8_part(model, setup, (tokens, tokens), 0.0, rate)
+    eager = casts_to_float8_part(model, setup, tokens, 0.0, rate)
     copies = weights + tokens * inputs + 2 * weights + tokens * (3 * outputs + 2 * inputs)
-    assert eager.low_seconds * rate.bandwidth == pytest.approx(
+    assert eager.seconds.low * rate.bandwidth == pytest.approx(
         31 * (2 * weights + 2 * tokens * (inputs + outputs)) + 2 * copies
     )
 

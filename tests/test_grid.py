@@ -138,9 +138,9 @@ def alike(model, setup, asked):
     many = runs(model, CARD, setup, **asked)
     for place, cell in enumerate(zip(*(values.tolist() for values in asked.values()), strict=True)):
         one = estimate(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True))))
-        said = one.time.total_hours_low, one.time.total_hours_high
+        said = one.time.total_hours.low, one.time.total_hours.high
         assert (many.hours_low[place], many.hours_high[place]) == pytest.approx(said, rel=1e-14)
-        said = one.cost.cost_usd_low, one.cost.cost_usd_high
+        said = one.cost.cost_usd.low, one.cost.cost_usd.high
         assert (many.dollars_low[place], many.dollars_high[place]) == pytest.approx(said, rel=1e-14)
 
 

@@ -331,7 +331,7 @@ def test_the_smallest_share_for_all_rows_fits_them_and_the_next_smaller_does_not
 
 def test_more_share_never_takes_longer() -> None:
     found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
-    seconds = [it.step_seconds_high for it in found.shares if it.verdict]
+    seconds = [it.step_seconds.high for it in found.shares if it.verdict]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -348,20 +348,20 @@ def test_decoding_reads_the_weights_once_per_token_for_all_rows() -> None:
     parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup())}
     read = 512 * 2 * total_parameters(QWEN) + 8 * 512 * 768 * 28_672
     bandwidth = H100.memory_bandwidth_gb_per_s * 1e9
-    assert parts[seconds.TOKENS].low_seconds == pytest.approx(read / (0.9 * bandwidth), rel=1e-3)
+    assert parts[seconds.TOKENS].seconds.low == pytest.approx(read / (0.9 * bandwidth), rel=1e-3)
     slow = read / (0.5 * bandwidth) + 512 * 0.01
-    assert parts[seconds.TOKENS].high_seconds == pytest.approx(slow, rel=0.05)  # and products
+    assert parts[seconds.TOKENS].seconds.high == pytest.approx(slow, rel=0.05)  # and products
 
 
 def test_transformers_launches_every_layers_operators_for_every_token() -> None:
     # 512 tokens of 28 layers, 40 operators each (modeling_llama.py) of at least 11 microseconds: more than the reads of
     # 1.54 billion weights at 3.35 TB/s take
     parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup(use_vllm=False))}
-    assert parts[seconds.TOKENS].low_seconds == pytest.approx(512 * 28 * 40 * 11e-6)
+    assert parts[seconds.TOKENS].seconds.low == pytest.approx(512 * 28 * 40 * 11e-6)
     # at worst 25 microseconds each, and then the reads, at half the bandwidth; keys and values are less than 1 % of all
     reads = 512 * 2 * 1.54e9 / (0.5 * 3.35e12)
     worst = 512 * 28 * 40 * 25e-6 + reads
-    assert parts[seconds.TOKENS].high_seconds == pytest.approx(worst, rel=0.01)
+    assert parts[seconds.TOKENS].seconds.high == pytest.approx(worst, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_rows_that_do_not_fit_together_run_in_waves() -> None:
         }
         for share in (0.06, 0.5)
     )
-    assert small[seconds.TOKENS].high_seconds > 4 * large[seconds.TOKENS].high_seconds
+    assert small[seconds.TOKENS].seconds.high > 4 * large[seconds.TOKENS].seconds.high
 
 
 def test_a_batch_reads_the_experts_its_tokens_select() -> None:
@@ -404,8 +404,8 @@ def test_mean_length_lowers_only_the_fast_end() -> None:
     whole, shorter = answer().time, answer(mean_tokens_per_example=640).time
     assert whole is not None
     assert shorter is not None
-    assert shorter.step_seconds_low < 0.7 * whole.step_seconds_low
-    assert shorter.step_seconds_high <= whole.step_seconds_high
+    assert shorter.step_seconds.low < 0.7 * whole.step_seconds.low
+    assert shorter.step_seconds.high <= whole.step_seconds.high
 
 
 def test_the_answer_names_the_mean_length_that_decides_its_seconds() -> None:
@@ -492,7 +492,7 @@ def test_a_server_s_gpus_are_billed() -> None:
     assert alone.setup.billed_gpus == 1 + 1
     assert both.cost is not None
     assert both.time is not None
-    assert both.cost.cost_usd_low == pytest.approx(8 * 2.0 * both.time.total_hours_low)
+    assert both.cost.cost_usd.low == pytest.approx(8 * 2.0 * both.time.total_hours.low)
     assert "on a server of 4 more GPUs like these, 2 engines; the cost includes them" in " ".join(
         both.assumptions
     )

@@ -293,7 +293,7 @@ def test_every_setup_needs_at_least_its_optimizer_step(model, setup):
     answer = estimate(model, None, setup)
     assert least_need(model, None, setup) <= answer.need_low_bytes
     step = answer.phases[Phase.OPTIMIZER_STEP]
-    assert least_need(model, None, setup) < step.bytes + answer.context_high_bytes
+    assert least_need(model, None, setup) < step.bytes + answer.context_bytes.high
 
 
 def test_the_longest_context_is_never_shorter_than_an_examples_images():

@@ -81,7 +81,7 @@ def test_each_card_is_judged_by_its_own_context() -> None:
     for gpu in (h200, h20):
         of = estimate(MODEL, gpu, keys)
         ends[gpu.name] = of.need_low_bytes, of.need_high_bytes
-        assert (of.context_low_bytes, of.context_high_bytes) == context_bytes(gpu)
+        assert (of.context_bytes.low, of.context_bytes.high) == context_bytes(gpu)
         rough = need(MODEL, gpu, keys)
         in_arrays = needs(MODEL, gpu, keys, per_device_train_batch_size=[1])
         assert (in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == rough

@@ -24,6 +24,7 @@ from estimator.proof.accuracy import published_runs
 from estimator.step.timeline import structure
 from estimator.time.exchange_time import communication
 from estimator.values.facets.mesh import Mesh
+from estimator.values.range import Range
 from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -33,13 +34,13 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 """300 GB/s each way inside; 12.5 (a2-ultragpu-8g) to 200 (NDm A100 v4) between machines of eight."""
 
 
-def exchanged(setup: TrainingSetup) -> tuple[float, float]:
-    """Low and high seconds of the exchange between Mistral's GPUs, before any overlap with compute."""
+def exchanged(setup: TrainingSetup) -> Range[float]:
+    """Seconds of the exchange between Mistral's GPUs, before any overlap with compute."""
     resident = resident_memory(
         MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1))
     )
     sent = communication(A100, MISTRAL, setup, resident)
-    return sent.behind[0] + sent.alone[0], sent.high_seconds
+    return sent.behind + sent.alone
 
 
 # --- by hand ------------------------------------------------------------------------------------
@@ -59,9 +60,9 @@ def test_the_slower_of_link_and_network_bounds_a_ring_between_machines() -> None
 
 
 def test_the_link_bounds_the_exchange_on_a_fast_network() -> None:
-    assert exchange_seconds(
-        8e9, ExchangeGroup(4, 2), Links(1e9, 0.78e9, 50e9, 50e9)
-    ) == pytest.approx((6, 6 / 0.78))
+    by = Links(Range(0.78e9, 1e9), Range.of(50e9))
+    found = exchange_seconds(8e9, ExchangeGroup(4, 2), by)
+    assert tuple(found) == pytest.approx((6, 6 / 0.78))
 
 
 def test_hsdp_gathers_within_a_machine_and_reduces_shards_between_machines() -> None:
@@ -76,18 +77,18 @@ def test_hsdp_gathers_within_a_machine_and_reduces_shards_between_machines() -> 
 def test_hsdp_between_machines_sends_a_third_of_what_fsdp_sends() -> None:
     """HSDP sends gradients twice, halved; FSDP weights twice and gradients once. The ratio is 1 to 3, times 15/16."""
     of_two = {"num_gpus": 16, "dp_replicate_size": 2, "strategy": Strategy.HSDP}
-    hsdp = exchanged(TrainingSetup(**of_two))[1]
-    fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP))[1]
+    hsdp = exchanged(TrainingSetup(**of_two)).high
+    fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP)).high
     assert hsdp < 0.41 * fsdp  # the rest is inside the machines
 
 
 def test_shards_that_do_not_divide_a_machine_span_two() -> None:
     """Replicas of 6 GPUs in machines of 8: the second replica spans two machines."""
     setup = TrainingSetup(num_gpus=24, dp_replicate_size=4, strategy=Strategy.HSDP)
-    assert shards(setup).ranks > shards(setup).per_machine
+    assert shards(setup.mesh).ranks > shards(setup.mesh).per_machine
     even = replace(setup, dp_replicate_size=3)
-    assert shards(even) == ExchangeGroup(8, 8, 1)
-    assert replicas(even) == ExchangeGroup(3, 1, 8)
+    assert shards(even.mesh) == ExchangeGroup(8, 8, 1)
+    assert replicas(even.mesh) == ExchangeGroup(3, 1, 8)
 
 
 def test_a_reference_pass_gathers_the_weights_once_more() -> None:
@@ -102,21 +103,20 @@ def test_a_reference_pass_gathers_the_weights_once_more() -> None:
 def test_replicas_inside_one_machine_use_its_links() -> None:
     # by hand: 2 replicas of 4 on the 8 GPUs of a machine; gradients are summed inside it
     setup = TrainingSetup(num_gpus=8, dp_replicate_size=2, strategy=Strategy.HSDP)
-    assert replicas(setup) == ExchangeGroup(2, 8)
+    assert replicas(setup.mesh) == ExchangeGroup(2, 8)
 
 
 def test_part_of_a_machine_gets_that_share_of_its_network() -> None:
-    whole, half = links(A100, TrainingSetup()), links(A100, TrainingSetup(gpus_per_node=4))
-    assert (half.slow, half.fast) == (whole.slow / 2, whole.fast / 2)
-    assert links(A100, TrainingSetup(gpus_per_node=16)) == whole
+    whole, half = links(A100, Mesh()), links(A100, Mesh(gpus_per_node=4))
+    assert half.network == whole.network / 2
+    assert links(A100, Mesh(gpus_per_node=16)) == whole
 
 
 def test_a_card_without_a_known_machine_has_ethernet_at_worst_and_its_own_link_at_best() -> None:
     # PCIe 4.0 x16: 16 GT/s a lane in 128/130; a ring that sends and receives at once reaches 0.35 of it at worst
     link = 16 * 16e9 * 128 / 130 / 8
-    assert links(catalog.gpu("GeForce RTX 4090"), TrainingSetup()) == pytest.approx(
-        Links(link, 0.35 * link, 25e9 / 8, link)
-    )
+    found = links(catalog.gpu("GeForce RTX 4090"), Mesh())
+    assert (*found.gpu, *found.network) == pytest.approx((0.35 * link, link, 25e9 / 8, link))
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_bridge_joins_two_cards_and_more_exchange_over_pcie(
     name: str, num_gpus: int, gb_per_s: float
 ) -> None:
     found = links(catalog.gpu(name), Mesh(num_gpus=num_gpus)).gpu
-    assert found == pytest.approx(1e9 * gb_per_s, rel=1e-4)
+    assert found.high == pytest.approx(1e9 * gb_per_s, rel=1e-4)
 
 
 def test_a_given_network_speed_closes_the_bracket_between_machines() -> None:
     own = Gpu(name="own GPU", memory_bytes=2**36, network_gb_per_s=50.0)
-    assert links(own, TrainingSetup())[2:] == (50e9, 50e9)
+    assert links(own, Mesh()).network == Range.of(50e9)
     with pytest.raises(ValueError, match="network_gb_per_s must be between"):
         replace(own, network_gb_per_s=0.0)
 
@@ -182,11 +182,12 @@ def test_slower_links_never_shorten_an_exchange(
     ranks: int, per_machine: int, beside: int, link: float, network: float
 ) -> None:
     group = ExchangeGroup(ranks, per_machine, beside)
-    low, high = exchange_seconds(1e9, group, Links(link, 0.78 * link, network, 2 * network))
+    by = Links(Range(0.78, 1) * link, Range(1, 2) * network)
+    low, high = exchange_seconds(1e9, group, by)
     assert 0 < low <= high
-    slower = exchange_seconds(1e9, group, Links(link / 2, 0.39 * link, network / 2, network))
-    assert slower[0] >= low
-    assert slower[1] >= high
+    slower = exchange_seconds(1e9, group, Links(by.gpu / 2, by.network / 2))
+    assert slower.low >= low
+    assert slower.high >= high
 
 
 def test_larger_machines_never_lengthen_a_step() -> None:
@@ -201,26 +202,24 @@ def test_larger_machines_never_lengthen_a_step() -> None:
 def _ends(setup: TrainingSetup) -> float:
     time = estimate(MISTRAL, A100, setup).time
     assert time is not None
-    return time.step_seconds_high
+    return time.step_seconds.high
 
 
 # --- sentences and tables -----------------------------------------------------------------------
 
 
 def test_gpus_that_do_not_fill_their_machines_get_a_sentence() -> None:
-    (said,) = network_sentences(A100, TrainingSetup(num_gpus=12, strategy=Strategy.DDP))
+    (said,) = network_sentences(A100, Mesh(num_gpus=12, strategy=Strategy.DDP))
     assert said.startswith(
         "12 GPUs are 1 machine of 8 and 4 GPUs of one more; the network between machines is"
     )
     assert "12.5 to 200 GB/s per machine" in said
-    assert network_sentences(A100, TrainingSetup(num_gpus=8, strategy=Strategy.DDP)) == []
+    assert network_sentences(A100, Mesh(num_gpus=8, strategy=Strategy.DDP)) == []
 
 
 def test_groups_larger_than_a_known_machine_are_not_called_machines() -> None:
     # data/machines.csv: machines with a GB200 have 4 GPUs; gpus_per_node defaults to 8
-    (said,) = network_sentences(
-        catalog.gpu("GB200"), TrainingSetup(num_gpus=144, strategy=Strategy.FSDP)
-    )
+    (said,) = network_sentences(catalog.gpu("GB200"), Mesh(num_gpus=144))
     assert said.startswith("144 GPUs are 18 groups of 8; the network between groups is")
     assert said.endswith("The machines known with it have 4; gpus_per_node says otherwise.")
 

@@ -118,7 +118,7 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
                 assert answer.phases[phase].bytes > 0
             if not answer.setup.task.objective.generates:  # generation may have no time estimate
                 assert answer.time is not None
-                assert 0 < answer.time.step_seconds_low <= answer.time.step_seconds_high
+                assert 0 < answer.time.step_seconds.low <= answer.time.step_seconds.high
             again = parse(write_fields(answer.model, answer.gpu, answer.setup))
             assert estimate(*again).peak == answer.peak
     assert worked > len(FEATURES)

@@ -12,7 +12,7 @@ from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.counts import total_parameters
 from estimator.parallel.combinations import offload_targets, refusal
-from estimator.parallel.host import hosts, pcie, slot
+from estimator.parallel.host import host_of, pcie, slot
 from estimator.parallel.offload import (
     Offloaded,
     moved,
@@ -24,6 +24,7 @@ from estimator.parallel.offload import (
 from estimator.parallel.zero import trained_elements
 from estimator.values.facets.mesh import Mesh
 from estimator.values.methods import Method
+from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -367,7 +368,7 @@ def test_more_ranks_never_take_more_host_memory_per_rank() -> None:
 
 def parts(of: Estimate) -> dict[str, tuple[float, float]]:
     assert of.time is not None
-    return {part.name: (part.low_seconds, part.high_seconds) for part in of.time.parts}
+    return {part.name: (part.seconds.low, part.seconds.high) for part in of.time.parts}
 
 
 def test_zero2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
@@ -420,28 +421,28 @@ def test_the_cpu_step_is_bounded_by_host_memory_bandwidth() -> None:
 def test_threads_cores_and_memory_bound_the_optimizer_on_the_cpu(
     ranks: int, keys: dict[str, Any], slow: float, fast: float
 ) -> None:
-    found = hosts(A100, Mesh(num_gpus=ranks, **keys), ranks)
-    assert [it.memory for it in found] == pytest.approx([slow, fast])
+    found = host_of(A100, Mesh(num_gpus=ranks, **keys), ranks)
+    assert tuple(found.memory) == pytest.approx((slow, fast))
 
 
 def test_a_superchips_processor_has_a_link_and_a_memory_of_its_own() -> None:
     # data/gpus.csv: 450 GB/s, of which nvbandwidth reads 0.82 one way and 0.38 both ways; 512 GB/s of memory for each
-    slow, fast = hosts(
+    found = host_of(
         catalog.gpu("GH200-96GB (GPU part)"), Mesh(num_gpus=4, num_cpu_threads_per_process=72), 4
     )
-    assert (slow.link, fast.link) == pytest.approx((0.38 * 450, 0.82 * 450))
-    assert (slow.memory, fast.memory) == pytest.approx((0.45 * 4 * 512, 0.8 * 4 * 512))
+    assert tuple(found.link) == pytest.approx((0.38 * 450, 0.82 * 450))
+    assert tuple(found.memory) == pytest.approx((0.45 * 4 * 512, 0.8 * 4 * 512))
 
 
 def test_an_older_host_or_a_narrow_slot_bounds_the_card() -> None:
     # PCIe 3: 8 GT/s a lane in 128/130
     lane = 8 * 128 / 130 / 8
     card = catalog.gpu("GeForce RTX 4090")
-    assert slot(card, Mesh()) == pytest.approx((32 * lane, 32 * lane))
+    assert tuple(slot(card, Mesh())) == pytest.approx((32 * lane, 32 * lane))
     assert slot(card, Mesh(pcie_generation=5)) == slot(card, Mesh())
-    assert slot(card, Mesh(pcie_generation=3)) == pytest.approx((16 * lane, 16 * lane))
-    assert slot(card, Mesh(pcie_lanes=4)) == pytest.approx((8 * lane, 8 * lane))
-    assert slot(catalog.gpu("GeForce RTX 4060 Ti 16GB"), Mesh())[0] == pytest.approx(16 * lane)
+    assert tuple(slot(card, Mesh(pcie_generation=3))) == pytest.approx((16 * lane, 16 * lane))
+    assert tuple(slot(card, Mesh(pcie_lanes=4))) == pytest.approx((8 * lane, 8 * lane))
+    assert slot(catalog.gpu("GeForce RTX 4060 Ti 16GB"), Mesh()).low == pytest.approx(16 * lane)
     # the keys change the seconds of offload, and of cards that only PCIe joins
     on_it = {"num_gpus": 1, "num_cpu_threads_per_process": 8}
     new, old = (
@@ -478,8 +479,8 @@ def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
     )
     time = estimate(model, catalog.gpu("A100-SXM4-40GB"), setup).time
     assert time is not None
-    assert time.step_seconds_low < 2.38 < time.step_seconds_high
-    assert time.step_seconds_high == pytest.approx(3.08, rel=0.1)
+    assert time.step_seconds.low < 2.38 < time.step_seconds.high
+    assert time.step_seconds.high == pytest.approx(3.08, rel=0.1)
 
 
 @EVERY_WAY
@@ -491,9 +492,9 @@ def test_offload_takes_longer_and_low_never_exceeds_high(
     alone = estimate(MISTRAL, A100, replace(setup, offload_optimizer=NONE, offload_param=NONE)).time
     assert own is not None
     assert alone is not None
-    assert all(part.low_seconds <= part.high_seconds for part in own.parts)
-    assert own.step_seconds_high > alone.step_seconds_high
-    assert own.step_seconds_low >= alone.step_seconds_low
+    assert all(part.seconds.low <= part.seconds.high for part in own.parts)
+    assert own.step_seconds.high > alone.step_seconds.high
+    assert own.step_seconds.low >= alone.step_seconds.low
 
 
 def test_all_ranks_of_a_machine_share_its_nvme() -> None:
@@ -503,13 +504,11 @@ def test_all_ranks_of_a_machine_share_its_nvme() -> None:
 
 
 def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host() -> None:
-    assert slot(A100, Mesh())[0] == slot(A100, Mesh())[1]
-    slow, fast = slot(Gpu(name="card", memory_bytes=2**34), Mesh())
-    assert (slow, fast) == (pcie(3), pcie(5))
+    assert slot(A100, Mesh()).low == slot(A100, Mesh()).high
+    assert slot(Gpu(name="card", memory_bytes=2**34), Mesh()) == Range(pcie(3), pcie(5))
     # and a desktop's two channels at worst
-    assert hosts(catalog.gpu("GeForce RTX 4090"), Mesh(num_cpu_threads_per_process=8))[
-        0
-    ].memory == pytest.approx(0.45 * 51.2)
+    desktop = host_of(catalog.gpu("GeForce RTX 4090"), Mesh(num_cpu_threads_per_process=8))
+    assert desktop.memory.low == pytest.approx(0.45 * 51.2)
 
 
 def test_one_gpu_can_offload_too() -> None:

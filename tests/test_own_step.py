@@ -17,6 +17,7 @@ from estimator.time.own_reading import (
     seconds_of,
     shares_text,
 )
+from estimator.values.range import Range, summed
 from estimator.values.results import TimePart
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -58,10 +59,10 @@ def test_a_pace_reproduces_the_seconds_it_came_from(pace: float) -> None:
     time = estimate(MISTRAL, A100, SETUP).time
     assert time is not None
     narrow = paced(time.parts, pace, shares_text(time.parts, pace))
-    low, high = (sum(getattr(it, end) for it in narrow) for end in ("low_seconds", "high_seconds"))
+    low, high = summed(it.seconds for it in narrow)
     assert high / low == pytest.approx(PACE_SPREAD**2)
     assert pace_of(time, low * PACE_SPREAD) == pytest.approx(pace)
-    assert paced((TimePart("all", 1.0, 3.0),), -0.5)[0].high_seconds == 0.5 * UNKNOWN_SPREAD
+    assert paced((TimePart("all", Range(1.0, 3.0)),), -0.5)[0].seconds.high == 0.5 * UNKNOWN_SPREAD
 
 
 def test_a_measured_step_narrows_every_setups_bracket() -> None:
@@ -74,23 +75,23 @@ def test_a_measured_step_narrows_every_setups_bracket() -> None:
     for setup in (SETUP, replace(SETUP, method=Method.FULL), replace(SETUP, max_length=65_536)):
         time = estimate(MISTRAL, A100, replace(setup, **keys)).time
         assert time is not None
-        widths.append(time.step_seconds_high / time.step_seconds_low)
+        widths.append(time.step_seconds.high / time.step_seconds.low)
     # the same setup within 1.3; the less of its seconds a setup spends on the same things, the wider
     assert widths[0] == pytest.approx(PACE_SPREAD**2)
     assert widths[0] < widths[1] < widths[2] < (1.14 + 0.75) ** 2
     time = estimate(MISTRAL, A100, replace(SETUP, **keys)).time
     assert time is not None
-    assert time.step_seconds_low * PACE_SPREAD == pytest.approx(3.0, rel=1e-4)
+    assert time.step_seconds.low * PACE_SPREAD == pytest.approx(3.0, rel=1e-4)
 
 
 def test_a_step_of_other_things_is_wider_by_their_share() -> None:
     """By hand: all seconds on attention, half on attention and half on the loss, which is memory traffic."""
-    attention, loss = TimePart("attention", 1.0, 1.0), TimePart("logits and loss", 1.0, 1.0)
+    attention, loss = (TimePart(it, Range.of(1.0)) for it in ("attention", "logits and loss"))
     assert shares_text((attention,), 0.5) == "0/100/0/0/0"
     (same,) = paced((attention,), 0.5, "0/100/0/0/0")
-    assert same.high_seconds == pytest.approx(1.14)
+    assert same.seconds.high == pytest.approx(1.14)
     for it in paced((attention, loss), 0.5, "0/100/0/0/0"):
-        assert it.high_seconds == pytest.approx(1.14 + 0.75 / 2)
+        assert it.seconds.high == pytest.approx(1.14 + 0.75 / 2)
 
 
 @pytest.mark.parametrize("shares", ["60/40", "a/b/c/d/e", "60/10/10/0/0", 5])

@@ -87,9 +87,9 @@ def test_each_candidate_matches_its_estimate() -> None:
         expected = exact if place in FOUND.settled else need(*run)
         assert (FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
         if FOUND.may_fit[place] and one.time and one.cost:
-            assert FOUND.hours_low[place] == pytest.approx(one.time.total_hours_low, rel=1e-12)
-            assert FOUND.hours_high[place] == pytest.approx(one.time.total_hours_high, rel=1e-12)
-            assert FOUND.dollars_high[place] == pytest.approx(one.cost.cost_usd_high, rel=1e-12)
+            assert FOUND.hours_low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
+            assert FOUND.hours_high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)
+            assert FOUND.dollars_high[place] == pytest.approx(one.cost.cost_usd.high, rel=1e-12)
         else:
             assert np.isnan(FOUND.hours_low[place])
 

@@ -53,7 +53,7 @@ def test_json_points_match_their_estimates(
     one = estimate(*parse(best["setup"]))
     assert best["need_high_bytes"] == one.need_high_bytes
     assert one.cost is not None
-    assert best["dollars_high"] == pytest.approx(one.cost.cost_usd_high)
+    assert best["dollars_high"] == pytest.approx(one.cost.cost_usd.high)
     assert answer["question"]["effective_batch"] == 8
 
 

@@ -436,7 +436,7 @@ def work(**keys: Any) -> tuple[float, float]:
     """Operations of a step: as MFU counts them, and as the GPU executes them."""
     time = of(**keys).time
     assert time is not None
-    return time.model_flops_per_step, time.hardware_flops_per_step
+    return time.model_flops_per_step.high, time.hardware_flops_per_step
 
 
 def test_pairs_double_the_work_and_the_reference_adds_a_third():
@@ -458,11 +458,11 @@ def test_precomputing_adds_a_pass_at_the_start_and_shortens_every_step():
     assert before is not None
     assert before.before is not None
     assert asking.before is None
-    assert before.step_seconds_high <= asking.step_seconds_high
-    once = before.total_steps / 3 * (asking.step_seconds_low - before.step_seconds_low)
-    assert before.before.low_seconds == pytest.approx(once, rel=1e-3)
-    total = before.total_steps * before.step_seconds_low + before.before.low_seconds
-    assert before.total_hours_low == pytest.approx(total / 3600)
+    assert before.step_seconds.high <= asking.step_seconds.high
+    once = before.total_steps / 3 * (asking.step_seconds.low - before.step_seconds.low)
+    assert before.before.seconds.low == pytest.approx(once, rel=1e-3)
+    total = before.total_steps * before.step_seconds.low + before.before.seconds.low
+    assert before.total_hours.low == pytest.approx(total / 3600)
 
 
 def test_a_published_dpo_step_is_inside_the_bracket():
@@ -487,7 +487,7 @@ def test_a_published_dpo_step_is_inside_the_bracket():
     time = estimate(catalog.model("allenai/OLMo-2-1124-7B"), card, setup).time
     assert time is not None
     assert 2 * 16_384 * 16 == 524_288
-    assert time.step_seconds_low < 6.19 < time.step_seconds_high
+    assert time.step_seconds.low < 6.19 < time.step_seconds.high
 
 
 # --- remedies -----------------------------------------------------------------------------------

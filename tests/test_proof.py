@@ -32,7 +32,7 @@ from estimator.proof.accuracy import BEYOND, Facet, Metric
 from estimator.proof.calibration import calibrate
 from estimator.resident import overhead
 from estimator.step.reserved import shown
-from estimator.time.rates import INSIDE, SLOW_SHARE
+from estimator.time.rates import INSIDE, SHARE
 from estimator.values.losses import Loss
 from tests.rows import for_each
 from tests.test_start_page import open_page
@@ -447,7 +447,7 @@ def test_published_speeds_are_shown_by_class_and_add_up():
     assert "Hopper" in evidence.speeds_html(found)
     generations = {it.name: (it.inside, it.runs) for it in found if it.kind == "generation"}
     assert generations.items() >= INSIDE.items(), "what a range of seconds says of itself"
-    assert SLOW_SHARE.keys() == INSIDE.keys()
+    assert SHARE.keys() == INSIDE.keys()
 
 
 def test_the_calibration_figure_draws_each_run_outside_its_range_in_each_class():

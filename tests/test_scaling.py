@@ -123,7 +123,7 @@ def test_the_micro_batch_stays_and_an_epoch_has_fewer_steps(mistral: dict[Strate
 def test_more_gpus_are_never_slower_inside_a_machine(mistral: dict[Strategy, Curve]) -> None:
     for curve in mistral.values():
         hours = [
-            p.estimate.time.total_hours_low
+            p.estimate.time.total_hours.low
             for p in curve.points
             if p.estimate and p.estimate.time and p.num_gpus <= 8
         ]

@@ -27,7 +27,7 @@ def size(count: int) -> str:
 
 def hours(of: Estimate) -> str:
     assert of.time is not None
-    return f"{of.time.total_hours_low:.2f} to {of.time.total_hours_high:.2f} hours"
+    return f"{of.time.total_hours.low:.2f} to {of.time.total_hours.high:.2f} hours"
 
 
 @pytest.mark.parametrize(

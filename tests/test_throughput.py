@@ -30,10 +30,11 @@ from estimator.step.timeline import structure
 from estimator.time.exchange_time import communication
 from estimator.time.lengths import expected_longest, lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
-from estimator.time.rates import FAST_SHARE_ELSEWHERE, missing_rate, rates
+from estimator.time.rates import SHARE_ELSEWHERE, missing_rate, rates
 from estimator.time.spread import Cause, Cost, together
 from estimator.time.step_seconds import step_costs
 from estimator.time.throughput import run_time
+from estimator.values.range import Range, summed
 from estimator.values.strategies import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -55,7 +56,7 @@ def timed(setup: TrainingSetup, model: object = MISTRAL, gpu: Gpu = A100) -> Run
 
 def part(time: RunTime, name: str) -> tuple[float, float]:
     """Low and high seconds of one part; zeros if the step lacks it."""
-    ends = [(low, high) for found, low, high in time.parts if found == name]
+    ends = [(low, high) for found, (low, high) in time.parts if found == name]
     return ends[0] if ends else (0.0, 0.0)
 
 
@@ -63,10 +64,15 @@ def own(name: str, setup: TrainingSetup, gpu: Gpu = CARD) -> tuple[float, float]
     """Low and high seconds of one part of Mistral's step if its own costs are fast or slow."""
     rate, length = rates(gpu, setup.precision), lengths(setup)
     resident = resident_memory(MISTRAL, structure(setup))
-    work = works(MISTRAL, setup, length)
-    costs = step_costs(MISTRAL, setup, resident, rate, length, *work).gpu
-    found = [it for it in costs if it.name == name]
-    return sum(it.low for it in found), sum(it.high for it in found)
+    fast, slow = (
+        summed(
+            it.seconds
+            for it in step_costs(MISTRAL, setup, resident, rate, length.tokens, work).gpu
+            if it.name == name
+        )
+        for work in works(MISTRAL, setup, length)
+    )
+    return fast.low, slow.high
 
 
 # --- published runs -----------------------------------------------------------------------------
@@ -115,7 +121,7 @@ def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1
     models = [it for it in models if it.quantization is None]
     setups = [TrainingSetup(max_length=2048, method=it, lora_dropout=0) for it in Method]
     widths = [
-        time.step_seconds_high / time.step_seconds_low
+        time.step_seconds.high / time.step_seconds.low
         for gpu in TIMED[::3]
         for number, model in enumerate(models)
         if (time := estimate(model, gpu, setups[number % len(setups)]).time) is not None
@@ -128,7 +134,7 @@ def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1
 def test_few_published_runs_are_faster_than_the_fast_end() -> None:
     """Brackets are fitted to hold 92 %; at most one in 20 runs may be faster than the fast end."""
     runs = published_runs()
-    faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds_low]
+    faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds.low]
     assert len(faster) <= len(runs) / 20, faster
 
 
@@ -138,7 +144,7 @@ def test_few_published_runs_are_faster_than_the_fast_end() -> None:
 def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
     setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
     elements = 7_241_732_096 - 32_000 * 4096  # without the embedding
-    seconds = 6 * 64 * 4096 * elements / (1e14 * FAST_SHARE_ELSEWHERE)
+    seconds = 6 * 64 * 4096 * elements / (1e14 * SHARE_ELSEWHERE.high)
     low, _ = own("matrix products", setup)
     assert seconds < low < 1.1 * seconds  # slightly more, for reads and writes
 
@@ -196,14 +202,14 @@ def test_a_small_step_waits_for_the_host() -> None:
     """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers; LitGPT takes as long for 120 tokens."""
     small = timed(TrainingSetup(method=Method.LORA, max_length=128))
     assert part(small, "waiting for the host")[1] > 0
-    assert 0.142 < small.step_seconds_high < 0.3
+    assert 0.142 < small.step_seconds.high < 0.3
     assert part(timed(LONG), "waiting for the host") == (0, 0)
 
 
 def test_float32_matmuls_run_at_the_vector_rate() -> None:
     setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
     assert rates(A100, setup.precision).peak == 19.5e12
-    assert timed(setup).step_seconds_low > 9 * timed(TrainingSetup()).step_seconds_low
+    assert timed(setup).step_seconds.low > 9 * timed(TrainingSetup()).step_seconds.low
 
 
 def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
@@ -216,7 +222,7 @@ def test_replicas_exchange_their_gradients_twice() -> None:
     resident = resident_memory(MISTRAL, structure(setup))
     part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
     slow = 2 * 3 / 4 * 2 * 7_241_732_096 / (0.78 * 1e11)  # a ring reaches 0.78 of the link at worst
-    assert part.high_seconds == pytest.approx(slow, rel=0.001)
+    assert (part.behind + part.alone).high == pytest.approx(slow, rel=0.001)
 
 
 def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
@@ -224,7 +230,7 @@ def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
     resident = resident_memory(MISTRAL, structure(replace(setup, strategy=Strategy.NONE)))
     part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
     slow = 2 * 3 / 4 * 6 * 7_241_732_096 / (0.78 * 1e11)
-    assert part.high_seconds == pytest.approx(slow, rel=0.001)
+    assert (part.behind + part.alone).high == pytest.approx(slow, rel=0.001)
 
 
 def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
@@ -234,7 +240,7 @@ def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
         setup = TrainingSetup(num_gpus=4, gradient_accumulation_steps=3, strategy=strategy)
         resident = resident_memory(MISTRAL, structure(replace(setup, strategy=Strategy.NONE)))
         part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
-        sent[strategy] = part.behind[0], part.alone[0]
+        sent[strategy] = part.behind.low, part.alone.low
     once = 3 / 4 * 2 * 7_241_732_096 / 1e11
     assert sent[Strategy.ZERO1] == pytest.approx((2 * once, once))
     assert sent[Strategy.ZERO2] == pytest.approx((3 * 2 * once, once))
@@ -289,13 +295,10 @@ def test_sharding_divides_the_optimizer_step() -> None:
 def test_independent_deviations_add_in_squares() -> None:
     """By hand: 1 to 4 seconds are typically 2, and deviate by 1.5; twice, by 1.5 · √2 or by 3."""
     other, same = (
-        together([Cost(Cause.PRODUCTS, "products", 1, 4), Cost(cause, "rest", 1, 4)])
+        together([Cost(one, "products", Range(1, 4)) for one in (Cause.PRODUCTS, cause)])
         for cause in (Cause.ATTENTION, Cause.PRODUCTS)
     )
-    ends = [
-        (sum(it.low_seconds for it in parts), sum(it.high_seconds for it in parts))
-        for parts in (other, same)
-    ]
+    ends = [tuple(summed(it.seconds for it in parts)) for parts in (other, same)]
     assert ends[0] == pytest.approx(
         (math.sqrt(20.5) - 1.5 * 2**0.5, math.sqrt(20.5) + 1.5 * 2**0.5)
     )
@@ -306,7 +309,7 @@ def test_no_step_is_faster_than_the_datasheet() -> None:
     """A made-up card that always reaches its datasheet's rate: nothing else takes as long as its products."""
     card = replace(CARD, architecture="Blackwell", memory_bandwidth_gb_per_s=1e6)
     setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
-    assert timed(setup, MISTRAL, card).mfu_high == pytest.approx(1)
+    assert timed(setup, MISTRAL, card).mfu.high == pytest.approx(1)
 
 
 # --- expected orders of magnitude ---------------------------------------------------------------
@@ -318,15 +321,15 @@ def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
     setup = replace(LONG, method=method)
     plain, again = timed(setup), timed(replace(setup, gradient_checkpointing=True))
     most = 1.34 if method is Method.FULL else 1.51
-    assert 1.2 < again.step_seconds_low / plain.step_seconds_low < most
-    assert 1.2 < again.step_seconds_high / plain.step_seconds_high < most
+    assert 1.2 < again.step_seconds.low / plain.step_seconds.low < most
+    assert 1.2 < again.step_seconds.high / plain.step_seconds.high < most
     assert part(again, "recomputation")[0] > 0
     assert part(plain, "recomputation") == (0, 0)
 
 
 def test_a_quantised_base_is_slower_than_a_plain_one() -> None:
     lora, qlora = (timed(replace(LONG, method=it)) for it in (Method.LORA, Method.QLORA))
-    assert qlora.step_seconds_low > lora.step_seconds_low
+    assert qlora.step_seconds.low > lora.step_seconds.low
     # not at the slow end: PEFT casts more beside a 16-bit base (4.9 and 4.6 s in fms-acceleration's table)
 
 
@@ -341,13 +344,13 @@ def test_rows_are_padded_to_the_longest_of_their_micro_batch() -> None:
     padded = replace(LONG, padded=True, mean_tokens_per_example=2048)
     time, alone = timed(padded), timed(replace(LONG, max_length=2048, padded=True))
     assert time.total_steps == 10_000
-    assert time.step_seconds_high == alone.step_seconds_high
-    assert time.step_seconds_low == pytest.approx(alone.step_seconds_low, rel=1e-3)
+    assert time.step_seconds.high == alone.step_seconds.high
+    assert time.step_seconds.low == pytest.approx(alone.step_seconds.low, rel=1e-3)
     pair = replace(padded, per_device_train_batch_size=2)
     longer = timed(replace(pair, max_length=round(4096 * 2 / 3), mean_tokens_per_example=None))
-    assert timed(pair).step_seconds_high == pytest.approx(longer.step_seconds_high, rel=2e-3)
+    assert timed(pair).step_seconds.high == pytest.approx(longer.step_seconds.high, rel=2e-3)
     # two rows of a preference pair, though one example a micro-batch
-    assert lengths(replace(padded, objective="dpo")).slow == pytest.approx(4096 * 2 / 3, rel=2e-3)
+    assert lengths(replace(padded, objective="dpo")).tokens == pytest.approx(4096 * 2 / 3, rel=2e-3)
 
 
 def test_the_longest_of_some_rows_is_that_of_random_draws() -> None:
@@ -375,19 +378,19 @@ def test_steps_of_an_epoch_round_up_as_trainer_does() -> None:
 
 def test_hours_and_tokens_follow_from_the_step() -> None:
     time = timed(replace(LONG, num_train_epochs=3))
-    assert time.total_hours_high == pytest.approx(30_000 * time.step_seconds_high / 3600)
-    assert time.epoch_hours_low == pytest.approx(time.total_hours_low / 3)
-    assert time.epoch_hours_high == pytest.approx(time.total_hours_high / 3)
-    assert time.tokens_per_second_high == pytest.approx(4096 / time.step_seconds_low)
+    assert time.total_hours.high == pytest.approx(30_000 * time.step_seconds.high / 3600)
+    assert time.epoch_hours.low == pytest.approx(time.total_hours.low / 3)
+    assert time.epoch_hours.high == pytest.approx(time.total_hours.high / 3)
+    assert time.tokens_per_second.high == pytest.approx(4096 / time.step_seconds.low)
 
 
 def test_a_given_mfu_closes_the_bracket() -> None:
     time = timed(replace(LONG, mfu=0.5))
-    assert time.step_seconds_low == time.step_seconds_high
-    assert time.mfu_low == time.mfu_high == pytest.approx(0.5)
+    assert time.step_seconds.low == time.step_seconds.high
+    assert time.mfu.low == time.mfu.high == pytest.approx(0.5)
     bracket = timed(LONG)
-    assert bracket.mfu_low < 0.5 < bracket.mfu_high
-    assert bracket.step_seconds_low < time.step_seconds_low < bracket.step_seconds_high
+    assert bracket.mfu.low < 0.5 < bracket.mfu.high
+    assert bracket.step_seconds.low < time.step_seconds.low < bracket.step_seconds.high
 
 
 TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSetup()) is None]
@@ -419,10 +422,10 @@ def test_mfu_never_exceeds_one(
         mfu=utilisation,
     )
     time = timed(setup, model, gpu)
-    assert 0 < time.mfu_low <= time.mfu_high <= 1
+    assert 0 < time.mfu.low <= time.mfu.high <= 1
     if utilisation:
-        assert time.mfu_low == pytest.approx(utilisation)
-        assert time.mfu_high == pytest.approx(utilisation)
+        assert time.mfu.low == pytest.approx(utilisation)
+        assert time.mfu.high == pytest.approx(utilisation)
 
 
 def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
@@ -430,16 +433,12 @@ def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
     short = replace(LONG, max_length=50)
     padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
     work, time = timed(short, gpu=CARD).model_flops_per_step, timed(padded, gpu=CARD)
-    assert time.least_model_flops_per_step == time.model_flops_per_step == work
+    assert time.model_flops_per_step == work == Range.of(work.low)
     eight = timed(replace(padded, per_device_train_batch_size=8), gpu=CARD)
     assert (
-        2.5 * 8 * work < eight.least_model_flops_per_step < 2.8 * 8 * work
+        2.5 * 8 * work.low < eight.model_flops_per_step.low < 2.8 * 8 * work.low
     )  # 50 · (1 + 1/2 + … + 1/8)
-    ends = (
-        work / time.step_seconds_low / 1e14,
-        time.model_flops_per_step / time.step_seconds_high / 1e14,
-    )
-    assert (time.mfu_low, time.mfu_high) == pytest.approx((min(ends), max(ends)))
+    assert tuple(time.mfu) == pytest.approx(tuple(work / time.step_seconds / 1e14))
 
 
 # --- missing data -------------------------------------------------------------------------------
@@ -447,7 +446,7 @@ def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
 
 def test_a_card_without_bfloat16_gets_a_sentence_instead_of_a_time() -> None:
     answer = estimate(MISTRAL, catalog.gpu("T4"), TrainingSetup(method=Method.QLORA))
-    assert answer.time is answer.cost is answer.energy_kwh_low is None
+    assert answer.time is answer.cost is answer.energy_kwh is None
     assert (
         "No time is given: T4 has no bfloat16 units; set mixed_precision to fp16."
         in answer.assumptions
@@ -518,10 +517,10 @@ def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     setup: TrainingSetup, gpu: Gpu
 ) -> None:
     time = run(setup, gpu)
-    assert 0 < time.step_seconds_low <= time.step_seconds_high * ROUNDING
-    figures = (time.total_hours_high, time.tokens_per_second_low, time.mfu_low, time.mfu_high)
+    assert 0 < time.step_seconds.low <= time.step_seconds.high * ROUNDING
+    figures = (time.total_hours.high, time.tokens_per_second.low, time.mfu.low, time.mfu.high)
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
-    assert all(end >= 0 for _, low, high in time.parts for end in (low, high))
+    assert all(end >= 0 for _, seconds in time.parts for end in seconds)
 
 
 @settings(max_examples=200)
@@ -545,8 +544,8 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     }
     less = replace(setup, **{name: start})
     longer = replace(setup, **{name: more[name]})
-    assert run(less).total_hours_low <= run(longer).total_hours_low * ROUNDING
-    assert run(less).total_hours_high <= run(longer).total_hours_high * ROUNDING
+    assert run(less).total_hours.low <= run(longer).total_hours.low * ROUNDING
+    assert run(less).total_hours.high <= run(longer).total_hours.high * ROUNDING
 
 
 @settings(max_examples=200)
@@ -557,8 +556,8 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
 def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
     less = replace(setup, **{name: 7})
     more = replace(setup, **{name: 8})
-    assert run(less).step_seconds_low <= run(more).step_seconds_low * ROUNDING
-    assert run(less).step_seconds_high <= run(more).step_seconds_high * ROUNDING
+    assert run(less).step_seconds.low <= run(more).step_seconds.low * ROUNDING
+    assert run(less).step_seconds.high <= run(more).step_seconds.high * ROUNDING
 
 
 @settings(max_examples=100)
@@ -566,8 +565,8 @@ def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str
 def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu) -> None:
     plain = run(replace(setup, gradient_checkpointing=False), gpu)
     again = run(replace(setup, gradient_checkpointing=True), gpu)
-    assert plain.step_seconds_low <= again.step_seconds_low * ROUNDING
-    assert plain.step_seconds_high <= again.step_seconds_high * ROUNDING
+    assert plain.step_seconds.low <= again.step_seconds.low * ROUNDING
+    assert plain.step_seconds.high <= again.step_seconds.high * ROUNDING
 
 
 # --- several GPUs, by their strategy ------------------------------------------------------------
@@ -581,7 +580,7 @@ def _on_four(strategy: Strategy, **keys: object) -> RunTime:
 
 
 def _seconds(time: RunTime, name: str) -> float:
-    return next(part.high_seconds for part in time.parts if part.name == name)
+    return next(part.seconds.high for part in time.parts if part.name == name)
 
 
 def test_exchanged_bytes_follow_from_the_whole_model_and_the_strategy():

@@ -15,19 +15,20 @@ import pytest
 from estimator import Dtype, Gpu, Method, MixedPrecision, Optimizer, TrainingSetup
 from estimator.families.layer_kinds import LINEAR_ATTENTION
 from estimator.families.modules import TINY_LLAMA
-from estimator.parallel.host import hosts
-from estimator.parallel.network import ETHERNET, Links, links
+from estimator.parallel.host import host_of
+from estimator.parallel.network import ETHERNET, links
 from estimator.parallel.offload import moved
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import States
 from estimator.time.flops import Work, delta_products, scan_products, work
-from estimator.time.lengths import Lengths
 from estimator.time.offload_time import offload_parts
 from estimator.time.rates import Rates, rates
 from estimator.time.step_seconds import step_costs, step_parts
 from estimator.time.traffic import traffic
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.precision import Precision
 from estimator.values.losses import Loss
+from estimator.values.range import Range, summed
 from estimator.values.specs import AttnImplementation, DeltaNet, Model, Offload, StateSpace
 from estimator.values.strategies import Strategy
 
@@ -36,14 +37,11 @@ FAST, SLOW = 1e12, 0.8e12
 RATE = Rates(
     peak=2e14,
     best=1e14,
-    slow=4e13,
+    products=Range(4e13, 8e13),
+    attention=Range(2.5e13, 5e13),
+    fp8=Range(4e13, 8e13),
     bandwidth=FAST,
     float32=1e13,
-    fast=8e13,
-    flash_fast=5e13,
-    flash_slow=2.5e13,
-    fp8_fast=8e13,
-    fp8_slow=4e13,
 )
 NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0)
 RESIDENT = Resident(
@@ -59,9 +57,6 @@ RESIDENT = Resident(
 FROZEN = {"lora_target_modules": ("q_proj",), "lora_dropout": 0.0}
 
 
-ROWS = Lengths(1, LENGTH, LENGTH, LENGTH, float(LENGTH))
-
-
 def part(
     name: str,
     model: Model = TINY_LLAMA,
@@ -71,10 +66,9 @@ def part(
 ) -> tuple[float, float]:
     """Low and high seconds of one part of a step of 256 tokens, if its own costs are fast or slow."""
     setup = TrainingSetup(max_length=LENGTH, **keys)
-    found = [
-        it for it in step_costs(model, setup, resident, RATE, ROWS, of, of).gpu if it.name == name
-    ]
-    return sum(it.low for it in found), sum(it.high for it in found)
+    costs = step_costs(model, setup, resident, RATE, LENGTH, of).gpu
+    found = summed(it.seconds for it in costs if it.name == name)
+    return found.low, found.high
 
 
 def waiting(
@@ -82,11 +76,11 @@ def waiting(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Low and high seconds in which the GPU of such a step waits for the host, and those in which it does not."""
     setup = TrainingSetup(max_length=LENGTH, **keys)
-    parts = step_parts(model, setup, RESIDENT, RATE, ROWS, of, of)
+    parts = step_parts(model, setup, RESIDENT, RATE, LENGTH, Range.of(of))
     found: list[tuple[float, float]] = []
     for waits in (True, False):
         chosen = [it for it in parts if (it.name == "waiting for the host") is waits]
-        found.append((sum(it.low_seconds for it in chosen), sum(it.high_seconds for it in chosen)))
+        found.append((sum(it.seconds.low for it in chosen), sum(it.seconds.high for it in chosen)))
     return found[0], found[1]
 
 
@@ -147,10 +141,10 @@ def test_fast_and_slow_matmuls_reach_their_generations_shares_of_peak(
         bf16_dense_tflops=100,
         memory_bandwidth_gb_per_s=1000,
     )
-    found = rates(card, TrainingSetup())
+    found = rates(card, Precision())
     assert (found.peak, found.best, found.bandwidth) == (1e14, 1e14, 1e12)
-    assert (found.fast, found.slow) == near(fast * 1e14, slow * 1e14)
-    assert (found.flash_fast, found.flash_slow) == near(flash[0] * 1e14, flash[1] * 1e14)
+    assert tuple(found.products) == near(slow * 1e14, fast * 1e14)
+    assert tuple(found.attention) == near(flash[1] * 1e14, flash[0] * 1e14)
     assert found.float32 == pytest.approx(slow * 1e14)
 
 
@@ -454,19 +448,20 @@ A100 = Gpu(name="card", memory_bytes=2**36, architecture="Ampere")
 )
 def test_the_host_is_of_its_gpus_generation(architecture: str, link: float, memory: float) -> None:
     # STREAM reaches four fifths of two sockets; nvbandwidth reads 55.4 of 63 GB/s on an H200
-    _, fast = hosts(replace(A100, architecture=architecture), Mesh())
+    found = host_of(replace(A100, architecture=architecture), Mesh())
+    fast = found.link.high, found.memory.high
     assert fast == pytest.approx((0.88 * link, 0.8 * memory), rel=0.002)
 
 
 def test_a_host_of_unknown_age_spans_the_oldest_to_the_newest() -> None:
-    slow, fast = hosts(replace(A100, architecture=""), Mesh())
-    assert (slow.link, fast.link) == pytest.approx((0.35 * 15.75, 0.88 * 63.0), rel=1e-3)
+    link = host_of(replace(A100, architecture=""), Mesh()).link
+    assert tuple(link) == pytest.approx((0.35 * 15.75, 0.88 * 63.0), rel=1e-3)
 
 
 def offloaded(name: str, behind: float = 0.0, **keys: Any) -> tuple[float, float]:
     setup = TrainingSetup(num_gpus=2, max_length=LENGTH, **keys)
     found = offload_parts(TINY_LLAMA, A100, setup, behind)
-    ends = [(it.low_seconds, it.high_seconds) for it in found if it.name == name]
+    ends = [(it.seconds.low, it.seconds.high) for it in found if it.name == name]
     return ends[0] if ends else (0.0, 0.0)
 
 
@@ -547,6 +542,6 @@ def test_a_gpu_without_a_known_link_has_pcie_3_to_5_and_ethernet() -> None:
     # PCIe 3.0 x16 to 5.0 x16, at worst 0.35 of it; 25 Gb/s are 3.125 GB/s; at best the network is as fast as the link
     assert ETHERNET.network_gbit_per_s == 25
     fast = 16 * 32e9 * 128 / 130 / 8
-    assert links(Gpu(name="card", memory_bytes=2**34), TrainingSetup()) == Links(
-        pytest.approx(fast), pytest.approx(0.35 * fast / 4), 3.125e9, pytest.approx(fast)
-    )
+    found = links(Gpu(name="card", memory_bytes=2**34), Mesh())
+    assert tuple(found.gpu) == near(0.35 * fast / 4, fast)
+    assert tuple(found.network) == near(3.125e9, fast)

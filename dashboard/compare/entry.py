@@ -6,7 +6,6 @@ that fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,14 +61,14 @@ def hours(of: Estimate) -> float | None:
     """The middle of the run's hours; None if it does not fit or is unknown."""
     if of.time is None or not of.can_run:
         return None
-    return math.sqrt(of.time.total_hours_low * of.time.total_hours_high)
+    return of.time.total_hours.middle
 
 
 def dollars(of: Estimate) -> float | None:
     """The middle of the run's US dollars; None if it does not fit or is unknown."""
     if of.cost is None or not of.can_run:
         return None
-    return math.sqrt(of.cost.cost_usd_low * of.cost.cost_usd_high)
+    return of.cost.cost_usd.middle
 
 
 def least(

@@ -164,13 +164,13 @@ def _headroom(it: ComparedEntry) -> str:
 def _hours_text(of: Estimate) -> str:
     if of.time is None or not of.can_run:
         return NONE
-    return units.duration(of.time.total_hours_low, of.time.total_hours_high)
+    return units.duration(*of.time.total_hours)
 
 
 def _dollars_text(of: Estimate) -> str:
     if of.cost is None or not of.can_run:
         return NONE
-    return units.dollars(of.cost.cost_usd_low, of.cost.cost_usd_high)
+    return units.dollars(*of.cost.cost_usd)
 
 
 def times(value: float, first: float) -> str:
@@ -185,9 +185,9 @@ def in_time(it: ComparedEntry, within: float) -> str:
         return NONE
     if of.verdict is Verdict.DOES_NOT_FIT:
         return "✕ does not fit"
-    if of.time.total_hours_high <= within:
+    if of.time.total_hours.high <= within:
         return "✓ yes"
-    return "≈ perhaps" if of.time.total_hours_low <= within else "✕ no"
+    return "≈ perhaps" if of.time.total_hours.low <= within else "✕ no"
 
 
 def table_html(shown: Sequence[ComparedEntry], parts: Mapping[str, Sequence[Row]]) -> str:

@@ -31,8 +31,8 @@ def row(it: BestWay) -> dict[str, object]:
         "With": slider_limits.changes(it.titles) if it.titles else None,
         "Context, up to": reach.longest_context if reach else None,
         "Batch, up to": reach.largest_micro_batch if reach else None,
-        "Hours, up to": round(time.total_hours_high, 2) if time else None,
-        "Dollars, up to": round(cost.cost_usd_high, 2) if cost else None,
+        "Hours, up to": round(time.total_hours.high, 2) if time else None,
+        "Dollars, up to": round(cost.cost_usd.high, 2) if cost else None,
         "Dollars per GPU-hour": cost.usd_per_gpu_hour if cost else None,
         "Provider": price.provider if price else None,
     }

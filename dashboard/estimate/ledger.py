@@ -39,7 +39,7 @@ MEANINGS: Mapping[Component, str] = {
 
 def reserve_meaning(estimate: Estimate) -> str:
     """Explains the difference between the allocated peak and the need."""
-    context = units.between(estimate.context_low_bytes, estimate.context_high_bytes)
+    context = units.between(*estimate.context_bytes)
     return f"The CUDA context ({context}) at its high end, and {allocator_adds(estimate)}."
 
 

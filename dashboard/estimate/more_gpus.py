@@ -97,7 +97,7 @@ def _panels(curves: Sequence[Curve]) -> Sequence[str]:
     """The panels that have data."""
     answers = [point.estimate for curve in curves for point in curve.points if _is_timed(point)]
     timed = any(answer and answer.time for answer in answers)
-    priced = any(answer and answer.cost and answer.cost.cost_usd_low for answer in answers)
+    priced = any(answer and answer.cost and answer.cost.cost_usd.low for answer in answers)
     return PANELS[: 1 + timed + (timed and priced)]
 
 
@@ -167,13 +167,9 @@ def _height(point: Point, panel: int) -> float | None:
         return None
     if panel == 1:
         time = answer.time
-        return _middle(time.total_hours_low, time.total_hours_high) if time else None
+        return float(f"{time.total_hours.middle:.5g}") if time else None
     cost = answer.cost
-    return _middle(cost.cost_usd_low, cost.cost_usd_high) if cost else None
-
-
-def _middle(low: float, high: float) -> float:
-    return float(f"{math.sqrt(low * high):.5g}")
+    return float(f"{cost.cost_usd.middle:.5g}") if cost else None
 
 
 def _keys(point: Point) -> list[object] | None:
@@ -440,10 +436,10 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
         lines.append("first that fits")
     if _is_timed(point) and answer.time is not None:
         time, cost = answer.time, answer.cost
-        lines.append(units.duration(time.total_hours_low, time.total_hours_high))
+        lines.append(units.duration(*time.total_hours))
         least = scaling.rented_in(answer.gpu, point.num_gpus)
         if cost is not None:
-            lines.append(units.dollars(cost.cost_usd_low, cost.cost_usd_high))
+            lines.append(units.dollars(*cost.cost_usd))
         elif least is not None:
             lines.append(f"only {least} together")
     here = answer.setup.mesh.num_gpus, answer.setup.mesh.strategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
@@ -71,7 +70,7 @@ def added(before: Estimate, after: Estimate) -> str:
 
 def middle_hours(time: RunTime) -> float:
     """The middle of the run's hours, the geometric mean of its ends."""
-    return math.sqrt(time.total_hours_low * time.total_hours_high)
+    return time.total_hours.middle
 
 
 def tried(estimate: Estimate) -> str:

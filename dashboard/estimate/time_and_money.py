@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from dashboard import theme
@@ -90,16 +90,17 @@ APART = 0.4, 0.07
 
 def _hours(of: Estimate) -> float:
     assert of.time is not None
-    return _middle(of.time.total_hours_low, of.time.total_hours_high)
+    return round(of.time.total_hours.middle, 4)
 
 
 def _dollars(of: Estimate) -> float:
     assert of.cost is not None
-    return _middle(of.cost.cost_usd_low, of.cost.cost_usd_high)
+    return round(of.cost.cost_usd.middle, 4)
 
 
-def _middle(low: float, high: float) -> float:
-    return round(math.sqrt(low * high), 4)
+def _row(name: str, ends: Iterable[float], kind: str = "") -> str:
+    low, high = map(units.seconds, ends)
+    return markup.row(None, name, low, high, "", kind)
 
 
 def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate | None) -> str:
@@ -121,17 +122,9 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
         )
         return f'<p class="hr-text">{escape(said)}</p>'
     rows = [
-        markup.row(
-            None,
-            escape(part.name),
-            units.seconds(part.low_seconds),
-            units.seconds(part.high_seconds),
-            "",
-        )
-        for part in time.parts
+        *(_row(escape(part.name), part.seconds) for part in time.parts),
+        _row("One optimizer step", time.step_seconds, "hr-sum"),
     ]
-    ends = units.seconds(time.step_seconds_low), units.seconds(time.step_seconds_high)
-    rows.append(markup.row(None, "One optimizer step", *ends, "", "hr-sum"))
     table = (
         '<table class="hr-table"><thead><tr><th scope="col">Seconds of a step</th>'
         '<th scope="col" class="hr-n">Fast</th><th scope="col" class="hr-n">Slow</th>'
@@ -140,13 +133,12 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     )
     lines = [
         f"{time.total_steps:,} step{'s' * (time.total_steps != 1)}; "
-        f"{units.rate(time.tokens_per_second_low)} to {units.rate(time.tokens_per_second_high)} tokens a "
-        f"second, which is {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % of the GPU's dense peak.",
+        f"{units.rate(time.tokens_per_second.low)} to {units.rate(time.tokens_per_second.high)} tokens a "
+        f"second, which is {100 * time.mfu.low:.0f} to {100 * time.mfu.high:.0f} % of the GPU's dense peak.",
     ]
-    if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
-        lines.append(
-            f"Energy: {estimate.energy_kwh_low:,.1f} to {estimate.energy_kwh_high:,.1f} kWh at the board's rated power."
-        )
+    if estimate.energy_kwh is not None:
+        low, high = estimate.energy_kwh
+        lines.append(f"Energy: {low:,.1f} to {high:,.1f} kWh at the board's rated power.")
     lines += best
     said = "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
     return said + table

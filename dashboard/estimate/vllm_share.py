@@ -85,18 +85,19 @@ def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) ->
     """Range of a step's seconds against the share, in front of the bands. A click chooses a share."""
     look = theme.DARK if dark else theme.LIGHT
     can_run = (Verdict.FITS, Verdict.TIGHT)
-    timed = [it for it in found.shares if it.verdict in can_run and it.step_seconds_high]
-    top = AXIS * min((it.step_seconds_high or 0.0 for it in timed), default=1.0)
+    timed = [it for it in found.shares if it.verdict in can_run]
+    seconds = {it.utilisation: it.step_seconds for it in timed if it.step_seconds}
+    top = AXIS * min((it.high for it in seconds.values()), default=1.0)
     line = {"width": 2.5, "color": look.ink}
     shown = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
-    at = [it.utilisation for it in timed]
+    at = [*seconds]
     return {
         "data": [
-            {**shown, "x": at, "y": [it.step_seconds_low for it in timed], "line": line},
+            {**shown, "x": at, "y": [it.low for it in seconds.values()], "line": line},
             {
                 **shown,
                 "x": at,
-                "y": [it.step_seconds_high for it in timed],
+                "y": [it.high for it in seconds.values()],
                 "line": line,
                 "fill": "tonexty",
                 "fillcolor": theme.GRID,
@@ -105,7 +106,10 @@ def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) ->
                 **shown,
                 "mode": "markers",
                 "x": [it.utilisation for it in found.shares],
-                "y": [min(top, it.step_seconds_high or 0.0) for it in found.shares],
+                "y": [
+                    min(top, it.step_seconds.high if it.step_seconds else 0.0)
+                    for it in found.shares
+                ],
                 "marker": {"size": 14, "opacity": 0},
                 "customdata": [it.utilisation for it in found.shares],
                 "text": [_said(it, found.rows) for it in found.shares],
@@ -208,8 +212,8 @@ def _said(it: Utilisation, rows: int) -> str:
         return f"{it.utilisation:.2f}: {_wrapped(it.refusal)}"
     time = (
         ""
-        if it.step_seconds_low is None
-        else f"<br>{it.step_seconds_low:,.1f} to {it.step_seconds_high:,.1f} s a step"
+        if it.step_seconds is None
+        else f"<br>{it.step_seconds.low:,.1f} to {it.step_seconds.high:,.1f} s a step"
     )
     needs = f"{units.gib(it.need_low_bytes)} to {units.gib(it.need_high_bytes)}"
     return (
@@ -312,8 +316,8 @@ def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, objec
             "Verdict": _verdict(it),
             "Needs, up to": units.gib(it.need_high_bytes) if it.verdict else "–",
             "Rows at once": _rows(it) if it.verdict else "–",
-            "Seconds per step": f"{it.step_seconds_low:,.1f} to {it.step_seconds_high:,.1f}"
-            if it.step_seconds_low is not None
+            "Seconds per step": f"{it.step_seconds.low:,.1f} to {it.step_seconds.high:,.1f}"
+            if it.step_seconds is not None
             else "–",
         }
         for it in found.shares

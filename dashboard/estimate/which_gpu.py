@@ -37,10 +37,10 @@ def gpu_row(it: Estimate) -> dict[str, object]:
         "Verdict": terms.sign(it.verdict),
         "Usable": units.in_gib(it.gpu.memory_bytes),
         "Headroom": units.in_gib(it.headroom_bytes),
-        "Hours, fast": None if time is None else round(time.total_hours_low, 2),
-        "Hours, slow": None if time is None else round(time.total_hours_high, 2),
-        "Dollars, low": None if cost is None else round(cost.cost_usd_low, 2),
-        "Dollars, high": None if cost is None else round(cost.cost_usd_high, 2),
+        "Hours, fast": None if time is None else round(time.total_hours.low, 2),
+        "Hours, slow": None if time is None else round(time.total_hours.high, 2),
+        "Dollars, low": None if cost is None else round(cost.cost_usd.low, 2),
+        "Dollars, high": None if cost is None else round(cost.cost_usd.high, 2),
         "Memory is": "derived" if it.gpu.memory_is_derived else "read",
     }
 

@@ -285,7 +285,7 @@ def _method() -> str:
 def _bracket(of: Estimate) -> str:
     return (
         f"The peak is the sum of all tensors. The GPU must hold more: the CUDA context "
-        f"({units.between(of.context_low_bytes, of.context_high_bytes)}), and {allocator_adds(of)}. "
+        f"({units.between(*of.context_bytes)}), and {allocator_adds(of)}. "
         f"So the need is {units.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
         "that even the high end does; *tight* that only the low end does."
     )

@@ -10,9 +10,9 @@ def run(estimate: Estimate) -> str:
     """Time and cost of the run: ``3.1 to 6.9 hours, $8 to 19``; empty if unknown or if it cannot run."""
     if estimate.time is None or not estimate.can_run:
         return ""
-    words = units.duration(estimate.time.total_hours_low, estimate.time.total_hours_high)
+    words = units.duration(*estimate.time.total_hours)
     if estimate.cost is not None:
-        words += f", {units.dollars(estimate.cost.cost_usd_low, estimate.cost.cost_usd_high)}"
+        words += f", {units.dollars(*estimate.cost.cost_usd)}"
     return words
 
 
@@ -27,7 +27,7 @@ def run_sentence(estimate: Estimate) -> str:
     epochs = f"{run.num_train_epochs:g} epoch{'s' * (run.num_train_epochs != 1)}"
     sentence = (
         f"The run of {run.num_train_examples:,} example{'s' * (run.num_train_examples != 1)}, {epochs}, {would} "
-        f"{units.duration(time.total_hours_low, time.total_hours_high)}"
+        f"{units.duration(*time.total_hours)}"
     )
     if cost is None:
         return f"{sentence}."
@@ -38,7 +38,7 @@ def run_sentence(estimate: Estimate) -> str:
         where = (
             f"{'starting at ' * starts}{at} at {listing.provider}, {listing.date}{', old' * old}"
         )
-    return f"{sentence} and {units.dollars(cost.cost_usd_low, cost.cost_usd_high)} ({where})."
+    return f"{sentence} and {units.dollars(*cost.cost_usd)} ({where})."
 
 
 def setup_line(estimate: Estimate) -> str:

@@ -249,7 +249,7 @@ def _bracket(gpu: Gpu, setup: TrainingSetup, time: RunTime) -> str:
         )
     if setup.run.pace is not None:
         taken = f" ({setup.run.pace_from})" if setup.run.pace_from else ""
-        spread = math.sqrt(time.step_seconds_high / time.step_seconds_low)
+        spread = math.sqrt(time.step_seconds.high / time.step_seconds.low)
         return (
             f"Seconds follow your own step{taken}, within a factor of {spread:.2f} either way, the more the less this "
             "step is like that one; another machine has another pace."

@@ -63,6 +63,7 @@ from estimator.time.cost import energy_kwh, run_cost
 from estimator.time.rates import missing_rate
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
+from estimator.values.range import Range
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.remembered import remembered
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice
@@ -131,8 +132,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases=phases,
         peak=peak,
         decisive=decisive,
-        context_low_bytes=context[0],
-        context_high_bytes=context[1],
+        context_bytes=Range(*context),
         needs=NeedInTheAllocator(
             model, gpu, setup, stated, decisive.bytes, outside(setup, context, paged)
         ),
@@ -151,8 +151,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         assumptions=(*assumptions(model, gpu, setup), *run_assumptions(gpu, setup, time)),
         time=time,
         cost=cost,
-        energy_kwh_low=energy[0] if energy else None,
-        energy_kwh_high=energy[1] if energy else None,
+        energy_kwh=energy,
         devices=devices,
         device_runs=runs,
     )

@@ -331,7 +331,7 @@ def _workspace(of: Estimate) -> Explanation:
 def _outside(of: Estimate) -> Explanation:
     peak = of.decisive.bytes
     exchange = exchange_bytes(of.setup.mesh)[1]
-    slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
+    slack = of.need_high_bytes - peak - of.context_bytes.high - of.paged_bytes - exchange
     processes = of.setup.processes_per_gpu
     blocks = f"at most 3 % of the peak of {peak:,} bytes"
     if of.needs.replay is not None:
@@ -341,7 +341,7 @@ def _outside(of: Estimate) -> Explanation:
         read += f" for {of.gpu.multiprocessors} multiprocessors"
     read += f", for each of {processes} processes" * (processes > 1)
     terms = [
-        Term("CUDA context and kernels", read, of.context_high_bytes),
+        Term("CUDA context and kernels", read, of.context_bytes.high),
         Term("PyTorch's allocator", blocks, slack),
     ]
     if exchange:

@@ -167,7 +167,7 @@ def _sizes(
         setup.mesh.strategy.keeps_parts and setup.batch.gradient_accumulation_steps > 1
     )
     exchange = exchange_bytes(setup.mesh)
-    context = answer.context_low_bytes, answer.context_high_bytes
+    context = answer.context_bytes.low, answer.context_bytes.high
     paged = answer.paged_bytes - less.paged
     peak = low = high = 0
     for phase, whole, engine, has_states in heights:

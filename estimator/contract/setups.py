@@ -41,6 +41,7 @@ from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.values.kinds import not_modelled, one_of, plain, show
 from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
+from estimator.values.range import Range
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -638,8 +639,7 @@ def write_shares(shares: UtilisationSearch) -> dict[str, object]:
                 "need_high_bytes": it.need_high_bytes,
                 "rows_at_once_low": it.rows_low,
                 "rows_at_once_high": it.rows_high,
-                "step_seconds_low": it.step_seconds_low,
-                "step_seconds_high": it.step_seconds_high,
+                **_two("step_seconds", it.step_seconds),
                 "refusal": it.refusal or None,
             }
             for it in shares.shares
@@ -712,31 +712,30 @@ def _run(estimate: Estimate) -> dict[str, object]:
     time, cost = estimate.time, estimate.cost
     whole, bill = (time, cost) if estimate.can_run else (None, None)
     return {
-        "step_seconds_low": time.step_seconds_low if time else None,
-        "step_seconds_high": time.step_seconds_high if time else None,
+        **_two("step_seconds", time.step_seconds if time else None),
         "step_parts": [
-            {"name": name, "seconds_low": low, "seconds_high": high}
-            for name, low, high in (time.parts if time else ())
+            {"name": part.name, **_two("seconds", part.seconds)}
+            for part in (time.parts if time else ())
         ],
-        "tokens_per_second_low": time.tokens_per_second_low if time else None,
-        "tokens_per_second_high": time.tokens_per_second_high if time else None,
+        **_two("tokens_per_second", time.tokens_per_second if time else None),
         "flops_per_step": time.hardware_flops_per_step if time else None,
-        "mfu_low": time.mfu_low if time else None,
-        "mfu_high": time.mfu_high if time else None,
+        **_two("mfu", time.mfu if time else None),
         "steps_per_epoch": time.steps_per_epoch if time else None,
         "total_steps": time.total_steps if time else None,
-        "epoch_hours_low": whole.epoch_hours_low if whole else None,
-        "epoch_hours_high": whole.epoch_hours_high if whole else None,
-        "total_hours_low": whole.total_hours_low if whole else None,
-        "total_hours_high": whole.total_hours_high if whole else None,
-        "energy_kwh_low": estimate.energy_kwh_low if whole else None,
-        "energy_kwh_high": estimate.energy_kwh_high if whole else None,
+        **_two("epoch_hours", whole.epoch_hours if whole else None),
+        **_two("total_hours", whole.total_hours if whole else None),
+        **_two("energy_kwh", estimate.energy_kwh if whole else None),
         "usd_per_gpu_hour": cost.usd_per_gpu_hour if cost else None,
         "price_provider": cost.price.provider if cost and cost.price else None,
         "price_date": cost.price.date if cost and cost.price else None,
-        "cost_usd_low": bill.cost_usd_low if bill else None,
-        "cost_usd_high": bill.cost_usd_high if bill else None,
+        **_two("cost_usd", bill.cost_usd if bill else None),
     }
+
+
+def _two(name: str, ends: Range[float] | None) -> dict[str, float | None]:
+    """The keys of a range; null where it is unknown."""
+    low, high = ends or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def _need(estimate: Estimate) -> dict[str, object]:

@@ -12,6 +12,7 @@ from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
 from estimator.search.vllm_share import UtilisationSearch
 from estimator.step import reserved
+from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.specs import Component, Verdict
 
@@ -96,8 +97,8 @@ def describe_shares(shares: UtilisationSearch) -> str:
             it.verdict.value.replace("_", " ") if it.verdict else "vLLM does not start",
             gib(it.need_high_bytes) if it.verdict else "-",
             f"{it.rows_low:,} to {it.rows_high:,}" if it.verdict else "-",
-            f"{it.step_seconds_low:.1f} to {it.step_seconds_high:.1f}"
-            if it.step_seconds_low is not None
+            f"{it.step_seconds.low:.1f} to {it.step_seconds.high:.1f}"
+            if it.step_seconds is not None
             else "-",
         )
         for it in shares.shares
@@ -171,33 +172,27 @@ def _run(estimate: Estimate) -> list[str]:
     if time is None or not estimate.can_run:
         return []
     rows = [
-        (part.name, seconds(part.low_seconds), seconds(part.high_seconds)) for part in time.parts
+        *((part.name, part.seconds) for part in time.parts),
+        ("one step", time.step_seconds),
     ]
-    step = ("one step", seconds(time.step_seconds_low), seconds(time.step_seconds_high))
-    run = [
-        (
-            f"the run ({time.total_steps:,} step{'s' * (time.total_steps != 1)}), hours",
-            time.total_hours_low,
-            time.total_hours_high,
-        )
-    ]
+    steps = f"{time.total_steps:,} step{'s' * (time.total_steps != 1)}"
+    run = [(f"the run ({steps}), hours", time.total_hours)]
     if cost is not None:
-        run.append(("cost, US dollars", cost.cost_usd_low, cost.cost_usd_high))
-    if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
-        run.append(
-            ("energy at full board power, kWh", estimate.energy_kwh_low, estimate.energy_kwh_high)
-        )
-    low, high = (
-        f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        for rate in (time.tokens_per_second_low, time.tokens_per_second_high)
-    )
-    rate = f"{low} to {high} tokens per second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
-    whole = [(name, seconds(at_best), seconds(at_worst)) for name, at_best, at_worst in run]
+        run.append(("cost, US dollars", cost.cost_usd))
+    if estimate.energy_kwh is not None:
+        run.append(("energy at full board power, kWh", estimate.energy_kwh))
+    low, high = (f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in time.tokens_per_second)
+    mfu = time.mfu
     return [
-        _table([("seconds per step", "fast", "slow"), *rows, step]),
-        _table([("whole run", "fast", "slow"), *whole]),
-        rate,
+        _table([("seconds per step", "fast", "slow"), *map(_row, rows)]),
+        _table([("whole run", "fast", "slow"), *map(_row, run)]),
+        f"{low} to {high} tokens per second, {100 * mfu.low:.0f} to {100 * mfu.high:.0f} % MFU.",
     ]
+
+
+def _row(named: tuple[str, Range[float]]) -> tuple[str, str, str]:
+    name, (low, high) = named
+    return name, seconds(low), seconds(high)
 
 
 def _headline(estimate: Estimate) -> str:

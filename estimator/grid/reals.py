@@ -10,6 +10,7 @@ import numpy as np
 
 from estimator.tape.symbols import Recording
 from estimator.values.arithmetic import StandIn
+from estimator.values.range import Range
 
 
 class Recorded(StandIn):
@@ -53,6 +54,8 @@ def _value(number: Any) -> Any:
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     def forward(self: Recorded, other: Any) -> Any:
+        if isinstance(other, Range):  # which takes the number end by end
+            return NotImplemented
         return self.recorded(function, self, other)
 
     def backward(self: Recorded, other: Any) -> Any:

@@ -205,8 +205,8 @@ class _Group:
 def _ends(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> list[Any]:
     time = time_of(model, gpu, setup, whole)
     cost = run_cost(time, gpu, setup)
-    dollars = [np.nan] * 2 if cost is None else [cost.cost_usd_low, cost.cost_usd_high]
-    return [time.total_hours_low, time.total_hours_high, *dollars]
+    dollars = [np.nan] * 2 if cost is None else [cost.cost_usd.low, cost.cost_usd.high]
+    return [time.total_hours.low, time.total_hours.high, *dollars]
 
 
 @lru_cache(maxsize=16384)

@@ -21,30 +21,31 @@ from estimator.inference.rows import row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
 from estimator.inference.trainer_beside import between_steps, offloaded_bytes
 from estimator.objectives.batch import prompt_tokens
-from estimator.parallel.host import hosts
+from estimator.parallel.host import host_of
 from estimator.parallel.network import GIGA, ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
-from estimator.time.host_time import FAST_OPERATOR, SLOW_OPERATOR
+from estimator.time.host_time import OPERATOR
 from estimator.time.rates import Rates, rates
 from estimator.time.throughput import run_time
 from estimator.values.arithmetic import ceil_div, total
+from estimator.values.range import Range, by_end
 from estimator.values.results import RunTime, TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
 PROMPTS, TOKENS, PUSH = "prompts of the generation", "tokens of the generation", "weights pushed"
 MOVED = "weights and states to the CPU and back"
-FAST_BANDWIDTH_SHARE, SLOW_BANDWIDTH_SHARE = 0.9, 0.5
+DECODING_SHARE = Range(0.5, 0.9)
 """Share of the memory's bandwidth that decoding reaches: our assumption, not fitted."""
-SLOW_TOKEN_SECONDS = 0.01
-"""Host's seconds for one token of all rows, slow end: scheduling, sampling, log-probabilities. Our assumption."""
-SLOW_TENSOR_SECONDS = 0.001
-"""Host's seconds for each tensor that is pushed, slow end. Our assumption."""
-SLOW_REDUCE_SECONDS, SLOW_REDUCE_BETWEEN_SECONDS = 30e-6, 60e-6
-"""Latency of one small all-reduce inside a machine, and between machines, slow end. Our assumption."""
+TOKEN_SECONDS = Range(0.0, 0.01)
+"""Host's seconds for one token of all rows: scheduling, sampling, log-probabilities. Our assumption."""
+TENSOR_SECONDS = Range(0.0, 0.001)
+"""Host's seconds for each tensor that is pushed. Our assumption."""
+REDUCE_SECONDS, REDUCE_BETWEEN_SECONDS = Range(0.0, 30e-6), Range(0.0, 60e-6)
+"""Latency of one small all-reduce inside a machine, and between machines. Our assumption."""
 REDUCES = 2
 """All-reduces of a layer under tensor parallelism: behind attention and behind the MLP. vllm 0.33,
 model_executor/layers/linear.py, ``RowParallelLinear``."""
@@ -95,9 +96,10 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
             max_prompt_length=None,
             mean_tokens_per_example=None,
         )
-        least = {it.name: it.low_seconds for it in run_time(model, gpu, shorter, whole).parts}
+        least = {it.name: it.seconds.low for it in run_time(model, gpu, shorter, whole).parts}
         parts = tuple(
-            it._replace(low_seconds=min(it.low_seconds, least.get(it.name, 0.0))) for it in parts
+            TimePart(name, Range(min(low, least.get(name, 0.0)), high))
+            for name, (low, high) in parts
         )
     rows = setup.run.num_train_examples * setup.task.num_generations * setup.task.num_iterations
     steps = ceil_div(rows, setup.effective_batch_size)
@@ -155,18 +157,20 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
         parts += _moved_parts(model, gpu, setup)
     else:
         parts = list(_of_transformers(model, gpu, setup, rate))
-    return tuple(TimePart(it.name, times * it.low_seconds, times * it.high_seconds) for it in parts)
+    return tuple(TimePart(name, times * seconds) for name, seconds in parts)
 
 
-def _ends(
+def _rounds(
     setup: TrainingSetup, rows: int, at_once: tuple[int, int], *, shares: bool
-) -> tuple[Rounds, Rounds]:
+) -> Range[Rounds]:
     prompt, mean = prompt_tokens(setup), mean_completion(setup)
-    low, high = (max(1, it) for it in at_once)
+    few, many = (max(1, it) for it in at_once)
     group = setup.task.num_generations if shares else 1
-    fast = Rounds(rows, high, prompt, prompt / group, mean, mean)
-    longest = setup.task.max_completion_length * ceil_div(rows, low)
-    return fast, Rounds(rows, low, prompt, prompt, mean, longest)
+    longest = setup.task.max_completion_length * ceil_div(rows, few)
+    return Range(
+        Rounds(rows, many, prompt, prompt / group, mean, mean),
+        Rounds(rows, few, prompt, prompt, mean, longest),
+    )
 
 
 def _of_engine(
@@ -180,53 +184,66 @@ def _of_engine(
     else:
         rows = rows_of_engine(setup, rows_at_once(setup))
         at_once = engine_of_server(model, gpu, setup).at_once
-    fast, slow = _ends(setup, rows, at_once, shares=True)
-    prompt_low, low = _decoded(
-        model, fast, WIDTH, ranks, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth
+    rounds = _rounds(setup, rows, at_once, shares=True)
+    decoded = _decoded(model, rounds, WIDTH, ranks, rate)
+    reduced = _reduced(model, gpu, setup, rounds)
+    tokens = Range(
+        max(decoded.memory.low, decoded.products.low),
+        total([decoded.memory.high, decoded.products.high]),
     )
-    prompt_high, high = _decoded(
-        model, slow, WIDTH, ranks, rate.slow, SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    )
-    host = slow.tokens * SLOW_TOKEN_SECONDS
-    reduced = _reduced(model, gpu, setup, fast, slow)
     return (
-        TimePart(PROMPTS, prompt_low, prompt_high),
-        TimePart(TOKENS, max(low) + reduced[0], total(high) + host + reduced[1]),
+        TimePart(PROMPTS, decoded.prompts),
+        TimePart(TOKENS, tokens + _tokens(rounds) * TOKEN_SECONDS + reduced),
     )
 
 
-def _reduced(
-    model: Model, gpu: Gpu, setup: TrainingSetup, fast: Rounds, slow: Rounds
-) -> tuple[float, float]:
-    """Seconds that the GPUs of an engine exchange sums, fast and slow: of every token of every row, twice a layer."""
+def _tokens(rounds: Range[Rounds]) -> Range[float]:
+    return by_end(lambda it: it.tokens, rounds)
+
+
+def _reduced(model: Model, gpu: Gpu, setup: TrainingSetup, rounds: Range[Rounds]) -> Range[float]:
+    """Seconds that the GPUs of an engine exchange sums: of every token of every row, twice a layer."""
     ranks, node = setup.generation.vllm_tensor_parallel_size, setup.mesh.gpus_per_node
     if ranks == 1:
-        return 0.0, 0.0
+        return Range(0.0, 0.0)
     group, by = ExchangeGroup(ranks, node), links(gpu, setup.mesh)
     times = REDUCES * model.num_hidden_layers
-    sums = (
-        fast.rows * (fast.computed + fast.completion),
-        slow.rows * (slow.prompt + slow.completion),
-    )
-    low, high = (
-        2 * times * exchange_seconds(tokens * model.hidden_size * WIDTH, group, by)[end]
-        for end, tokens in enumerate(sums)
-    )
-    latency = SLOW_REDUCE_SECONDS if ranks <= node else SLOW_REDUCE_BETWEEN_SECONDS
-    return low, high + times * slow.tokens * latency
+
+    def exchanged(of: Rounds) -> Range[float]:
+        size = of.rows * (of.computed + of.completion) * model.hidden_size * WIDTH
+        return 2 * times * exchange_seconds(size, group, by)
+
+    latency = REDUCE_SECONDS if ranks <= node else REDUCE_BETWEEN_SECONDS
+    waiting = times * _tokens(rounds) * latency
+    return Range(exchanged(rounds.low).low, exchanged(rounds.high).high) + waiting
 
 
-def _decoded(
-    model: Model, of: Rounds, width: int, ranks: int, rate: float, bandwidth: float
-) -> tuple[float, tuple[float, float]]:
-    """Seconds of the prompts; and of the tokens by memory, and by operations."""
+class Decoded(NamedTuple):
+    """Seconds of a generation."""
+
+    prompts: Range[float]
+    memory: Range[float]
+    """Of its tokens, by what they read."""
+    products: Range[float]
+    """Of its tokens, by their operations."""
+
+
+def _decoded(model: Model, rounds: Range[Rounds], width: int, ranks: int, rate: Rates) -> Decoded:
     active = FORWARD * _multiplied(model)
-    prompts = active * of.rows * of.computed / ranks / rate
-    weights = of.tokens * width * read_parameters(model, of.at_once)
-    kept = sequence_bytes(model, int(of.prompt + of.completion / 2)) * width // 2
-    cache = of.rows * of.completion * kept
-    products = active * of.rows * of.completion / ranks / rate
-    return prompts, ((weights + cache) / ranks / bandwidth, products)
+    multiplying = Range(rate.products.low, rate.best)
+
+    def read(of: Rounds) -> float:
+        weights = of.tokens * width * read_parameters(model, of.at_once)
+        kept = sequence_bytes(model, int(of.prompt + of.completion / 2)) * width // 2
+        return (weights + of.rows * of.completion * kept) / ranks
+
+    prompts = by_end(lambda of: active * of.rows * of.computed / ranks, rounds)
+    products = by_end(lambda of: active * of.rows * of.completion / ranks, rounds)
+    return Decoded(
+        prompts / multiplying,
+        by_end(read, rounds) / (DECODING_SHARE * rate.bandwidth),
+        products / multiplying,
+    )
 
 
 def _multiplied(model: Model) -> int:
@@ -269,31 +286,23 @@ def _of_transformers(
         between = between_steps(setup, resident_memory(model, setup), workspace_bytes(gpu))
         held = paged_beside(model, gpu, setup, between).at_once
         at_once = (held, held)
-    fast, slow = _ends(setup, rows, at_once, shares=False)
-    prompt_low, low = _decoded(
-        model, fast, width, 1, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth
-    )
-    prompt_high, high = _decoded(
-        model, slow, width, 1, rate.slow, SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    )
+    rounds = _rounds(setup, rows, at_once, shares=False)
+    decoded = _decoded(model, rounds, width, 1, rate)
     casts = (setup.precision.dtype.bytes > width) * (setup.precision.dtype.bytes + width)
     cast = casts * total_parameters(model) / rate.bandwidth
-    layers = model.num_hidden_layers
-    host = LAYER_OPERATORS * layers * FAST_OPERATOR, LAYER_OPERATORS * layers * SLOW_OPERATOR
-    gathers = (0.0, 0.0)
+    host = LAYER_OPERATORS * model.num_hidden_layers * OPERATOR
+    gathers = Range(0.0, 0.0)
     if setup.mesh.strategy.is_fsdp or (
         setup.mesh.strategy.gathers_modules and not setup.generation.ds3_gather_for_generation
     ):
         size = setup.precision.dtype.bytes * total_parameters(model)
-        gathers = exchange_seconds(size, shards(setup), links(gpu, setup.mesh))
-    return (
-        TimePart(PROMPTS, prompt_low + cast, prompt_high + cast),
-        TimePart(
-            TOKENS,
-            max(*low, fast.tokens * host[0], fast.tokens * gathers[0]),
-            total(high) + slow.tokens * (host[1] + cast + gathers[1]),
-        ),
+        gathers = exchange_seconds(size, shards(setup.mesh), links(gpu, setup.mesh))
+    memory, products, fast, slow = decoded.memory, decoded.products, *_tokens(rounds)
+    tokens = Range(
+        max(memory.low, products.low, fast * host.low, fast * gathers.low),
+        total([memory.high, products.high]) + slow * (host.high + cast + gathers.high),
     )
+    return TimePart(PROMPTS, decoded.prompts + cast), TimePart(TOKENS, tokens)
 
 
 def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> TimePart:
@@ -301,15 +310,12 @@ def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> Tim
     read, parameters = setup.precision.dtype.bytes, total_parameters(model)
     merges = 4 * read * setup.adapters.uses_adapters
     seconds = (read + WIDTH + merges) * parameters / rate.bandwidth
-    gathers = (0.0, 0.0)
+    gathers = Range(0.0, 0.0)
     if setup.mesh.strategy.shards_weights:
-        gathers = exchange_seconds(read * parameters, shards(setup), links(gpu, setup.mesh))
+        gathers = exchange_seconds(read * parameters, shards(setup.mesh), links(gpu, setup.mesh))
     tensors = sum(count for _, count in modules_with_counts(model))
-    return TimePart(
-        PUSH,
-        seconds + gathers[0],
-        seconds / SLOW_BANDWIDTH_SHARE + gathers[1] + tensors * SLOW_TENSOR_SECONDS,
-    )
+    moved = seconds / Range(DECODING_SHARE.low, 1.0)
+    return TimePart(PUSH, moved + gathers + tensors * TENSOR_SECONDS)
 
 
 def _moved_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[TimePart]:
@@ -317,6 +323,5 @@ def _moved_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[TimePart]
     weights, states = offloaded_bytes(setup, resident_memory(model, setup))
     if not weights + states:
         return []
-    slow, fast = hosts(gpu, setup.mesh)
-    low, high = 2 * (weights + states), 2 * (2 * weights + states)
-    return [TimePart(MOVED, low / (fast.link * GIGA), high / (slow.link * GIGA))]
+    moved = Range(2 * (weights + states), 2 * (2 * weights + states))
+    return [TimePart(MOVED, moved / (host_of(gpu, setup.mesh).link * GIGA))]

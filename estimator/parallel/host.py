@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.values.facets.mesh import Mesh
+from estimator.values.range import Range
 from estimator.values.specs import Gpu
 
 LANE: Mapping[int, float] = MappingProxyType(
@@ -19,11 +20,11 @@ LANE: Mapping[int, float] = MappingProxyType(
 encoding (the sixth has another, of about the same share)."""
 LANES = 16
 """Lanes of a slot for a GPU, where neither the card nor the setup says otherwise."""
-FAST_PCIE, SLOW_PCIE = 0.88, 0.35
+PCIE = Range(0.35, 0.88)
 """Share of PCIe's rate that copies of pinned memory reach. At best 55.4 of 63 GB/s, one way, on an H200:
 stas00/ml-engineering at 744d01e, network/README.md, "PCIe". At worst 11 of 31.5 GB/s to an A100 while it also sends:
 forums.developer.nvidia.com/t/352186."""
-FAST_CHIP, SLOW_CHIP = 0.82, 0.38
+CHIP = Range(0.38, 0.82)
 """The same of NVLink-C2C, one way and both ways at once, on half a GB300 module: there, "NVLink-C2C"."""
 
 
@@ -57,21 +58,21 @@ MACHINES: Mapping[str, tuple[int, Memory]] = MappingProxyType(
     }
 )
 """PCIe's generation and the memory of machines of a GPU's age, by ``Gpu.architecture``."""
-FAST_MEMORY, SLOW_MEMORY = 0.8, 0.45
+MEMORY = Range(0.45, 0.8)
 """Share of a host's memory bandwidth that DeepSpeed's Adam reaches with all cores. At worst 10·10⁹ elements of 30 bytes
 in 2.57 s on a DGX-2: Ren et al. 2021, arXiv:2101.06840, table 4, whose 10⁹ in 0.22 s are 0.53. At best 0.8, our
 assumption."""
-FAST_THREAD, SLOW_THREAD = 25.0, 9.45
+THREAD = Range(9.45, 25.0)
 """GB/s that one thread moves. Slow: Qwen-72B on machines of eight A100, 42 bytes for each of 18.2·10⁹ elements in 10 s,
 taken as eight processes of one thread each (github.com/deepspeedai/DeepSpeed/issues/6834). Fast: our assumption."""
 
 
 class Host(NamedTuple):
-    """Rates of a machine at one end, in GB/s."""
+    """Rates of a machine, in GB/s."""
 
-    link: float
+    link: Range[float]
     """Of one GPU's link to its host, one direction."""
-    memory: float
+    memory: Range[float]
     """Of the optimizer's step on the CPU, all processes of the machine together."""
 
 
@@ -86,27 +87,27 @@ def pcie(generation: int, lanes: int = LANES) -> float:
     return LANE[generation] * lanes
 
 
-def slot(gpu: Gpu, mesh: Mesh) -> tuple[float, float]:
-    """Rate of the GPU's PCIe link in one direction, at worst and at best (GB/s): the slower of card and host.
+def slot(gpu: Gpu, mesh: Mesh) -> Range[float]:
+    """Rate of the GPU's PCIe link in one direction (GB/s): the slower of card and host.
 
     Without a word on either the host is of the GPU's age; of an unknown card it spans generations 3 to 5.
 
     Source: data/gpus.csv, ``pcie_generation`` and ``pcie_lanes``, by row; the keys of the same names.
 
     >>> slot(Gpu(name="card", memory_bytes=2**34, pcie_generation=4), Mesh(pcie_generation=3, pcie_lanes=8))
-    (7.876923076923077, 7.876923076923077)
+    Range(low=7.876923076923077, high=7.876923076923077)
     """
     lanes = min(gpu.pcie_lanes or LANES, mesh.pcie_lanes or LANES)
     found = [it for it in (gpu.pcie_generation, mesh.pcie_generation) if it is not None]
     if found:
-        return (pcie(min(found), lanes),) * 2
+        return Range.of(pcie(min(found), lanes))
     known = MACHINES.get(gpu.architecture)
     slow, fast = (known[0], known[0]) if known is not None else (3, 5)
-    return pcie(slow, lanes), pcie(fast, lanes)
+    return Range(pcie(slow, lanes), pcie(fast, lanes))
 
 
-def hosts(gpu: Gpu, mesh: Mesh, ranks: int = 1) -> tuple[Host, Host]:
-    """The slow and the fast end of the host of a GPU, in a machine where ``ranks`` processes run.
+def host_of(gpu: Gpu, mesh: Mesh, ranks: int = 1) -> Host:
+    """The host of a GPU, in a machine where ``ranks`` processes run (GB/s).
 
         link      0.35 to 0.88 of PCIe, 0.38 to 0.82 of a chip-to-chip link
         memory    at worst the least of 0.45 of the bandwidth, 0.8 of that of one NUMA node for each process (its pages
@@ -120,27 +121,21 @@ def hosts(gpu: Gpu, mesh: Mesh, ranks: int = 1) -> tuple[Host, Host]:
     ``_validate_launch_command`` (``num_cpu_threads_per_process``); DeepSpeed 0.19.6, launcher/launch.py, ``main``
     (``bind_cores_to_rank``) and csrc/includes/cpu_adam.h, ``Step_AVX`` (``omp parallel for``).
     """
-    slow_slot, fast_slot = slot(gpu, mesh)
-    slow_link, fast_link = SLOW_PCIE * slow_slot, FAST_PCIE * fast_slot
+    link = PCIE * slot(gpu, mesh)
     if gpu.host_link_gb_per_s is not None and mesh.pcie_generation is None:
-        slow_link, fast_link = (
-            SLOW_CHIP * gpu.host_link_gb_per_s,
-            FAST_CHIP * gpu.host_link_gb_per_s,
-        )
+        link = CHIP * gpu.host_link_gb_per_s
     slow, fast = _memory(gpu, mesh, ranks)
     each, cores = mesh.num_cpu_threads_per_process, mesh.host_cores
     least = min(cores or ranks * (each or 1), ranks * (each or 1))
     most = min(cores or ranks * each, ranks * each) if each else cores
-    pages = FAST_MEMORY * slow.bandwidth * min(1.0, ranks / slow.nodes)
-    best = FAST_MEMORY * fast.bandwidth
-    return (
-        Host(slow_link, min(SLOW_MEMORY * slow.bandwidth, pages, SLOW_THREAD * least)),
-        Host(fast_link, best if most is None else min(best, FAST_THREAD * most)),
-    )
+    pages = MEMORY.high * slow.bandwidth * min(1.0, ranks / slow.nodes)
+    worst = min(MEMORY.low * slow.bandwidth, pages, THREAD.low * least)
+    best = MEMORY.high * fast.bandwidth
+    return Host(link, Range(worst, best if most is None else min(best, THREAD.high * most)))
 
 
-def _memory(gpu: Gpu, mesh: Mesh, ranks: int) -> tuple[Memory, Memory]:
-    """The memory of a machine at worst and at best."""
+def _memory(gpu: Gpu, mesh: Mesh, ranks: int) -> Range[Memory]:
+    """The memory of a machine."""
     if gpu.host_memory_gb_per_s is not None:  # a CPU of its own, or its share of one
         slow = fast = Memory(ranks * gpu.host_memory_gb_per_s, ranks)
     else:
@@ -149,4 +144,4 @@ def _memory(gpu: Gpu, mesh: Mesh, ranks: int) -> tuple[Memory, Memory]:
         slow = slow if gpu.machines else DESKTOP
     if (given := mesh.host_memory_bandwidth_gb_per_s) is not None:
         slow, fast = slow._replace(bandwidth=given), fast._replace(bandwidth=given)
-    return slow, fast
+    return Range(slow, fast)

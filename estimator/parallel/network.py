@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from estimator.parallel.host import SLOW_PCIE, slot
+from estimator.parallel.host import PCIE, slot
 from estimator.values.arithmetic import ceil_div, larger
 from estimator.values.facets.mesh import Mesh
-from estimator.values.setup import TrainingSetup
+from estimator.values.range import Range, by_end
 from estimator.values.specs import Gpu, Machine
 
 GIGA = 1e9
 """Bytes per second in one GB/s."""
 BITS = 8
 """Bits in a byte."""
-SLOW_RING = 0.78
-"""Share of a link's rate that NCCL's rings reach at the slow end: 235 of 300 GB/s on eight A100, 361 to 368 of 450 on
+RING = Range(0.78, 1.0)
+"""Share of a link's rate that NCCL's rings reach. Slow end: 235 of 300 GB/s on eight A100, 361 to 368 of 450 on
 eight H200, at 16 GiB. An H200's all-reduce inside its switches reaches 1.07: stas00/ml-engineering at 744d01e,
 network/README.md, "Inter-node speed depends on intra-node speed" and "SHARP"."""
 ETHERNET = Machine(
@@ -34,14 +34,10 @@ ETHERNET = Machine(
 class Links(NamedTuple):
     """Bytes per second in one direction."""
 
-    gpu: float
-    """One GPU's link inside its machine, fast end."""
-    gpu_slow: float
-    """The same, slow end: what NCCL's ring reaches."""
-    slow: float
-    """One machine's network, all ports used by GPUs, slow end."""
-    fast: float
-    """The same, fast end."""
+    gpu: Range[float]
+    """One GPU's link inside its machine; slow end: what NCCL's ring reaches."""
+    network: Range[float]
+    """One machine's network, all ports used by GPUs."""
 
 
 class ExchangeGroup(NamedTuple):
@@ -81,40 +77,38 @@ def links(
     Source: data/gpus.csv (``interconnect_gb_per_s``, ``interconnect_gpus``) and data/machines.csv, by row.
 
     >>> card = Gpu(name="card", memory_bytes=2**34, interconnect_gb_per_s=600, network_gb_per_s=50)
-    >>> links(card, TrainingSetup())
-    Links(gpu=300000000000.0, gpu_slow=234000000000.0, slow=50000000000.0, fast=50000000000.0)
+    >>> links(card, Mesh())
+    Links(gpu=Range(low=234000000000.0, high=300000000000.0), network=Range(low=50000000000.0, high=50000000000.0))
     """
     own = peers(gpu, mesh, link_gb_per_s)
     given = network_gb_per_s or gpu.network_gb_per_s
     if given:
-        return Links(*own, given * GIGA, given * GIGA)
+        return Links(own, Range.of(given * GIGA))
     if not gpu.machines:
         slow = ETHERNET.network_gbit_per_s / BITS * GIGA
-        return Links(*own, slow, max(slow, own[0]))
+        return Links(own, Range(slow, max(slow, own.high)))
     rates = [
         machine.network_gbit_per_s * min(1.0, mesh.gpus_per_node / machine.gpus) / BITS * GIGA
         for machine in gpu.machines
     ]
-    return Links(*own, min(rates), max(rates))
+    return Links(own, Range(min(rates), max(rates)))
 
 
-def peers(gpu: Gpu, mesh: Mesh, link_gb_per_s: float | None = None) -> tuple[float, float]:
-    """Bytes per second of a GPU's link to others of its machine, one direction, at best and at worst.
+def peers(gpu: Gpu, mesh: Mesh, link_gb_per_s: float | None = None) -> Range[float]:
+    """Bytes per second of a GPU's link to others of its machine, one direction.
 
-    Source: as ``links``, ``slot`` and ``SLOW_RING``; NVIDIA's bridges join two cards, those of an H200 NVL up to four.
+    Source: as ``links``, ``slot`` and ``RING``; NVIDIA's bridges join two cards, those of an H200 NVL up to four.
 
     >>> of = {"interconnect_gb_per_s": 600, "interconnect_gpus": 2, "pcie_generation": 4}
     >>> bridged = Gpu(name="card", memory_bytes=2**34, **of)
-    >>> [round(peers(bridged, Mesh(num_gpus=number))[0] / GIGA, 1) for number in (2, 4)]
+    >>> [round(peers(bridged, Mesh(num_gpus=number)).high / GIGA, 1) for number in (2, 4)]
     [300.0, 31.5]
     """
     if link_gb_per_s:
-        return link_gb_per_s * GIGA, SLOW_RING * link_gb_per_s * GIGA
+        return RING * link_gb_per_s * GIGA
     if gpu.interconnect_gb_per_s is not None and joins(gpu, mesh):
-        own = gpu.interconnect_gb_per_s / 2 * GIGA
-        return own, SLOW_RING * own
-    slow, fast = slot(gpu, mesh)
-    return fast * GIGA, SLOW_PCIE * slow * GIGA
+        return RING * (gpu.interconnect_gb_per_s / 2 * GIGA)
+    return Range(PCIE.low, 1.0) * slot(gpu, mesh) * GIGA
 
 
 def joins(gpu: Gpu, mesh: Mesh) -> bool:
@@ -130,8 +124,8 @@ def joins(gpu: Gpu, mesh: Mesh) -> bool:
     return joined is None or 1 < min(mesh.num_gpus, mesh.gpus_per_node) <= joined
 
 
-def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[float, float]:
-    """Seconds, low and high, of an all-gather of ``size`` bytes in total.
+def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> Range[float]:
+    """Seconds of an all-gather of ``size`` bytes in total.
 
         inside   S · (n - 1) / n / link, at its slow end at worst       n: GPUs of the group
         between  best   S · (n - m) / n / network, inside meanwhile    m: of them in one machine
@@ -143,20 +137,19 @@ def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[floa
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); best case derived: a
     machine has m of n parts and must receive the others.
 
-    >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=100e9, gpu_slow=78e9, slow=10e9, fast=50e9))
-    (0.16, 1.5)
+    >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=Range(78e9, 100e9), network=Range(10e9, 50e9)))
+    Range(low=0.16, high=1.5)
     """
     n, m, beside = group
-    inside, at_worst = size * (n - 1) / n / by.gpu, size * (n - 1) / n / by.gpu_slow
+    inside = size * (n - 1) / n / by.gpu
     if n <= m:
-        return inside, at_worst
-    return (
-        larger(inside, beside * size * (n - m) / n / by.fast),
-        larger(at_worst, beside * size * (n - 1) / n / by.slow),
-    )
+        return inside
+    shared = beside * size
+    between = Range(shared * (n - m), shared * (n - 1)) / n / by.network
+    return by_end(larger, inside, between)
 
 
-def shards(setup: TrainingSetup) -> ExchangeGroup:
+def shards(mesh: Mesh) -> ExchangeGroup:
     """The GPUs that one sharded copy spans: inside a machine if they divide it evenly (counts).
 
     Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
@@ -164,8 +157,8 @@ def shards(setup: TrainingSetup) -> ExchangeGroup:
     >>> shards(Mesh(num_gpus=16)), shards(Mesh(num_gpus=16, dp_replicate_size=4))
     (ExchangeGroup(ranks=16, per_machine=8, side_by_side=1), ExchangeGroup(ranks=4, per_machine=8, side_by_side=2))
     """
-    ranks, node = setup.mesh.shard_ranks, setup.mesh.gpus_per_node
-    if setup.mesh.num_gpus <= node or node % ranks == 0:
+    ranks, node = mesh.shard_ranks, mesh.gpus_per_node
+    if mesh.num_gpus <= node or node % ranks == 0:
         return ExchangeGroup(ranks, node, max(1, node // ranks))
     return ExchangeGroup(ranks, min(ranks - 1, node))
 
@@ -199,7 +192,7 @@ def network_sentences(gpu: Gpu, mesh: Mesh) -> list[str]:
     if rest:
         among += f" and {rest} GPU{'s' * (rest > 1)} of one more"
     by = links(gpu, mesh)
-    slow, fast = f"{by.slow / GIGA:.4g}", f"{by.fast / GIGA:.4g}"
+    slow, fast = (f"{end / GIGA:.4g}" for end in by.network)
     rate = f"{slow} GB/s" if slow == fast else f"{slow} to {fast} GB/s"
     if gpu.network_gb_per_s:
         whose = ", as you specified"

@@ -155,12 +155,12 @@ class PublishedRun:
     def inside(self) -> bool:
         """Whether the bracket contains the published speed."""
         time = self.estimated
-        return time.step_seconds_low <= self.step_seconds <= time.step_seconds_high
+        return self.step_seconds in time.step_seconds
 
     @property
     def width(self) -> float:
         """High end of the bracket over its low end."""
-        return self.estimated.step_seconds_high / self.estimated.step_seconds_low
+        return self.estimated.step_seconds.high / self.estimated.step_seconds.low
 
 
 @lru_cache(maxsize=1)

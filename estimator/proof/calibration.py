@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.proof.accuracy import PublishedRun, published_in_fp8, published_runs
+from estimator.values.range import Range
 
 SHORT, LONG = 2048, 4096
 """Tokens of a micro-batch up to which it is short, and from which it is long."""
@@ -61,7 +62,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(
-    runs: Iterable[PublishedRun], ends: Mapping[str, tuple[float, float]] | None = None
+    runs: Iterable[PublishedRun], ends: Mapping[str, Range[float]] | None = None
 ) -> tuple[Calibration, ...]:
     """The runs compared with their brackets, by class, in the order of ``CLASSES`` and by name.
 
@@ -69,10 +70,7 @@ def calibrate(
     """
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for run in runs:
-        if ends is None:
-            low, high = run.estimated.step_seconds_low, run.estimated.step_seconds_high
-        else:
-            low, high = ends[run.id]
+        low, high = run.estimated.step_seconds if ends is None else ends[run.id]
         for kind, of in CLASSES.items():
             found.setdefault((kind, of(run)), []).append((run.step_seconds, low, high))
     order = list(CLASSES)

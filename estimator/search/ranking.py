@@ -5,7 +5,6 @@ Brackets are compared by the geometric mean of their low and high ends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -86,10 +85,10 @@ def middle_hours(answer: Estimate) -> float:
     By the high end alone, GPUs that wait for the host would tie.
     """
     assert answer.time is not None
-    return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
+    return answer.time.total_hours.middle
 
 
 def middle_dollars(answer: Estimate) -> float:
     """The run's US dollars: the geometric mean of the two ends."""
     assert answer.cost is not None
-    return math.sqrt(answer.cost.cost_usd_low * answer.cost.cost_usd_high)
+    return answer.cost.cost_usd.middle

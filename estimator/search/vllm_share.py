@@ -9,6 +9,7 @@ from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import least_hundredths
 from estimator.inference.refusals import check_generation
 from estimator.objectives.registry import as_trained
+from estimator.values.range import Range
 from estimator.values.refusals import CONTRADICTION, InputError, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Verdict
@@ -32,9 +33,8 @@ class Utilisation:
     rows_low: int = 0
     """Rows of full length that are generated at once, of those of a generation."""
     rows_high: int = 0
-    step_seconds_low: float | None = None
+    step_seconds: Range[float] | None = None
     """None where no time is given."""
-    step_seconds_high: float | None = None
     refusal: str = ""
     """Why vLLM does not start, in one sentence."""
 
@@ -121,6 +121,5 @@ def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Util
         need_high_bytes=high,
         rows_low=rows[0],
         rows_high=rows[1],
-        step_seconds_low=time.step_seconds_low if time else None,
-        step_seconds_high=time.step_seconds_high if time else None,
+        step_seconds=time.step_seconds if time else None,
     )

@@ -12,20 +12,19 @@ from estimator.families.counts import experts_run, layer_model
 from estimator.families.liger import loss_of
 from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Matrices, is_eager, matrices, scored_share
-from estimator.time.lengths import Lengths
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, width_of
-from estimator.time.traffic import traffic
-from estimator.values.arithmetic import larger
+from estimator.time.rates import BANDWIDTH_SHARE, Rates, width_of
+from estimator.time.traffic import Traffic, traffic
 from estimator.values.facets.precision import Precision
+from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
 
-FAST_WRITES, SLOW_WRITES = 1.0, 6.0
+WRITES = Range(1.0, 6.0)
 """Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. An operator
 of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth: 2.5 to 3.75. Fast
 end: fused kernels (foak, Unsloth), which write less than half of what is counted. Slow end: older versions, which
 copied more, and kernels too small to fill the card. fitted."""
-COMPILED_FAST, COMPILED_SLOW = 0.48, 0.97
+COMPILED_WRITES = Range(0.48, 0.97)
 """Bytes that a compiled model's kernels between products read and write, as multiples of those that the tape's
 operators write. traced: torch 2.13's inductor, layer by layer, tests/verify/test_compiled_steps.py."""
 COMPILED_LOSS_BYTES = 14
@@ -69,61 +68,62 @@ BACKWARD_TRAFFIC = 2
 
 
 class BetweenProducts(NamedTuple):
-    """Seconds of the operators between products in one micro-batch, fast and slow, and their number."""
+    """Seconds of the operators between products in one micro-batch, and their number."""
 
-    forward: tuple[float, float]
+    forward: Range[float]
     """One forward pass."""
-    backward: tuple[float, float]
+    backward: Range[float]
     """Without recomputation."""
     operators: float
 
 
 def between_products(
-    model: Model, setup: TrainingSetup, length: Lengths, rate: Rates, again: float
+    model: Model, setup: TrainingSetup, length: int, rate: Rates, again: float
 ) -> BetweenProducts:
     """Seconds of norms, activations, residuals and adapters' casts in one micro-batch: bytes over the bandwidth.
 
     Source: derived, from ``traffic``; fused kernels and loops over chunks by the constants above.
     """
-    micro, rows = passed_rows(setup), setup.batch.per_device_train_batch_size
-    fused = micro * length.fast * _fused_bytes(model, setup.precision)
-    scores_fast = _score_bytes(model, setup, length.fast)[0]
-    compiles = setup.computation.torch_compile
-    scores_slow = _score_bytes(model, setup, length.slow)[0 if compiles else 1]
     moves = traffic(model, setup, again)
-    if model.delta_net or model.state_space:  # whose loops are counted apart
-        sizes = matrices(model, setup.adapters)
-        eager = micro * length.slow * _eager_bytes(model, setup.precision)
-        eager += micro * length.slow * _adapter_bytes(setup, sizes)
-        slowest = eager / SLOW_BANDWIDTH_SHARE
-        fastest = max(fused, slowest * FAST_WRITES / SLOW_WRITES)
-        forward: tuple[float, float] = (fastest, slowest)
-        backward: tuple[float, float] = (BACKWARD_TRAFFIC * fastest, BACKWARD_TRAFFIC * slowest)
+    if model.delta_net or model.state_space:
+        forward, backward = _around_loops(model, setup, length)
     else:
-        apart = rows * moves.image + moves.fixed
-        ahead = rows * moves.forward
-        # operators in place write without allocating, so backward moves at least what forward does
-        back = rows * max(moves.backward, moves.forward)
-        fast, slow, least = FAST_WRITES, SLOW_WRITES, fused
-        if compiles:
-            fast, slow, least = COMPILED_FAST, COMPILED_SLOW / SLOW_BANDWIDTH_SHARE, 0
-        forward = (
-            larger(least, fast * (length.fast * ahead + apart)),
-            larger(least, slow * (length.slow * ahead + apart)),
-        )
-        backward = (
-            larger(BACKWARD_TRAFFIC * least, fast * (length.fast * back + apart)),
-            larger(BACKWARD_TRAFFIC * least, slow * (length.slow * back + apart)),
-        )
-    slow_scores = scores_slow / SLOW_BANDWIDTH_SHARE
+        forward, backward = _as_counted(model, setup, length, moves)
+    scores = _score_bytes(model, setup, length) / BANDWIDTH_SHARE
     return BetweenProducts(
-        ((forward[0] + scores_fast) / rate.bandwidth, (forward[1] + slow_scores) / rate.bandwidth),
-        (
-            (backward[0] + BACKWARD_TRAFFIC * scores_fast) / rate.bandwidth,
-            (backward[1] + BACKWARD_TRAFFIC * slow_scores) / rate.bandwidth,
-        ),
+        (forward + scores) / rate.bandwidth,
+        (backward + BACKWARD_TRAFFIC * scores) / rate.bandwidth,
         moves.operators,
     )
+
+
+def _as_counted(
+    model: Model, setup: TrainingSetup, length: int, moves: Traffic
+) -> tuple[Range[float], Range[float]]:
+    """Bytes to move for what the tape's operators write, forward and backward, without attention scores."""
+    rows = setup.batch.per_device_train_batch_size
+    apart = rows * moves.image + moves.fixed
+    # operators in place write without allocating, so backward moves at least what forward does
+    back = rows * max(moves.backward, moves.forward)
+    writes, least = WRITES, passed_rows(setup) * length * _fused_bytes(model, setup.precision)
+    if setup.computation.torch_compile:
+        writes, least = COMPILED_WRITES / BANDWIDTH_SHARE, 0
+    forward = writes * (length * (rows * moves.forward) + apart)
+    backward = writes * (length * back + apart)
+    return forward.at_least(least), backward.at_least(BACKWARD_TRAFFIC * least)
+
+
+def _around_loops(
+    model: Model, setup: TrainingSetup, length: int
+) -> tuple[Range[float], Range[float]]:
+    """The same in layers with loops over chunks, which are counted apart."""
+    tokens = passed_rows(setup) * length
+    eager = tokens * _eager_bytes(model, setup.precision)
+    eager += tokens * _adapter_bytes(setup, matrices(model, setup.adapters))
+    slowest = eager / BANDWIDTH_SHARE.low
+    fused = tokens * _fused_bytes(model, setup.precision)
+    forward = Range(max(fused, slowest * WRITES.low / WRITES.high), slowest)
+    return forward, BACKWARD_TRAFFIC * forward
 
 
 def scored_words(model: Model, setup: TrainingSetup) -> float:
@@ -168,15 +168,16 @@ def _eager_bytes(model: Model, precision: Precision) -> int:
     return width_of(precision) * (layers + EAGER_ROTARY_BYTES * widths.turned)
 
 
-def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:
-    """Bytes of a micro-batch's attention scores in one forward pass, fused and unfused; 0 if no score is kept."""
+def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> Range[float]:
+    """Bytes of a micro-batch's attention scores in one forward pass, fused or not; 0 if no score is kept."""
     if not is_eager(model, setup.computation):
-        return 0, 0
+        return Range(0, 0)
     scores = passed_rows(setup) * model.num_attention_heads * length * length
     if setup.batch.is_joined:
         scores *= setup.batch.per_device_train_batch_size
     scores *= model.num_hidden_layers * width_of(setup.precision)
-    return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
+    unfused = FUSED_SCORE_BYTES if setup.computation.torch_compile else SCORE_BYTES
+    return scores * Range(FUSED_SCORE_BYTES, unfused)
 
 
 def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:

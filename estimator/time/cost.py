@@ -6,6 +6,7 @@ US dollars at one price per GPU-hour, quoted with its provider and date.
 from __future__ import annotations
 
 from estimator.values.arithmetic import ceil_div
+from estimator.values.range import Range
 from estimator.values.results import RunCost, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Price
@@ -30,14 +31,8 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
         if listing is None:
             return None
         usd, gpus = listing.usd_per_gpu_hour, rented(listing, gpus)
-    gpu_hours_low = gpus * time.total_hours_low
-    gpu_hours_high = gpus * time.total_hours_high
-    return RunCost(
-        usd_per_gpu_hour=usd,
-        price=listing,
-        cost_usd_low=gpu_hours_low * usd,
-        cost_usd_high=gpu_hours_high * usd,
-    )
+    cost = gpus * time.total_hours * usd
+    return RunCost(usd_per_gpu_hour=usd, price=listing, cost_usd=cost)
 
 
 def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
@@ -69,8 +64,8 @@ def rented(price: Price, num_gpus: int) -> int:
     return ceil_div(num_gpus, price.min_gpus) * price.min_gpus
 
 
-def energy_kwh(time: RunTime, gpu: Gpu, gpus: int) -> tuple[float, float] | None:
-    """Kilowatt-hours of the run, low and high, whole job: rated board power for all hours.
+def energy_kwh(time: RunTime, gpu: Gpu, gpus: int) -> Range[float] | None:
+    """Kilowatt-hours of the run, whole job: rated board power for all hours.
 
         hours · GPUs · TDP
 
@@ -79,5 +74,4 @@ def energy_kwh(time: RunTime, gpu: Gpu, gpus: int) -> tuple[float, float] | None
     """
     if gpu.tdp_w is None:
         return None
-    kilowatts = gpus * gpu.tdp_w / WATTS_PER_KILOWATT
-    return kilowatts * time.total_hours_low, kilowatts * time.total_hours_high
+    return gpus * gpu.tdp_w / WATTS_PER_KILOWATT * time.total_hours

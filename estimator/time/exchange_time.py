@@ -10,14 +10,15 @@ from estimator.parallel.network import exchange_seconds, links, replicas, shards
 from estimator.parallel.zero import gathers_nothing, width
 from estimator.resident.model import Resident
 from estimator.time.optimizer_time import OPTIMIZER_STEP
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, compute_dtype
-from estimator.values.arithmetic import real, smaller, total
+from estimator.time.rates import BANDWIDTH_SHARE, Rates, compute_dtype
+from estimator.values.arithmetic import real, smaller
 from estimator.values.facets.mesh import Mesh
+from estimator.values.range import Range, by_end, summed
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
-FAST_EXPOSED, SLOW_EXPOSED = 0.1, 1.0
+EXPOSED = Range(0.1, 1.0)
 """Share of the communication that adds to the step although computation could hide it; at worst
 all of it. Fast end fitted: data/throughput.csv."""
 EXCHANGE = "exchange between GPUs"
@@ -25,17 +26,12 @@ EXCHANGE = "exchange between GPUs"
 
 
 class Exchange(NamedTuple):
-    """Seconds of communication in a step, fast and slow."""
+    """Seconds of communication in a step."""
 
-    behind: tuple[float, float]
+    behind: Range[float]
     """During forward and backward, which hide it at best."""
-    alone: tuple[float, float]
+    alone: Range[float]
     """After the optimizer, when nothing else runs."""
-
-    @property
-    def high_seconds(self) -> float:
-        """The slow end: nothing is hidden."""
-        return self.behind[1] + self.alone[1]
 
 
 def communication(
@@ -78,12 +74,11 @@ def communication(
         size = 2 * after * (1 if strategy.reduces_after_backward else times)
     else:
         size = 2.0 * resident.gradients
-    low, high = exchange_seconds(size, shards(setup), by)
+    behind = exchange_seconds(size, shards(setup.mesh), by)
     if setup.mesh.dp_replicate_size > 1:
         shard = 2 * resident.gradients / setup.mesh.shard_ranks
-        beside = exchange_seconds(shard, replicas(setup.mesh), by)
-        low, high = low + beside[0], high + beside[1]
-    return Exchange((low, high), exchange_seconds(after, shards(setup), by))
+        behind = behind + exchange_seconds(shard, replicas(setup.mesh), by)
+    return Exchange(behind, exchange_seconds(after, shards(setup.mesh), by))
 
 
 def with_exchange(
@@ -96,24 +91,14 @@ def with_exchange(
     Source: derived; the first gathering and the last reduction overlap nothing, and the others take multiprocessors and
     bandwidth from the kernels that they run beside.
     """
-    ends = []
-    for exposed, sent, alone, rest in (
-        (
-            FAST_EXPOSED,
-            exchange.behind[0],
-            exchange.alone[0],
-            total(part.low_seconds for part in parts),
-        ),
-        (
-            SLOW_EXPOSED,
-            exchange.behind[1],
-            exchange.alone[1],
-            total(part.high_seconds for part in parts),
-        ),
-    ):
+
+    def waiting(exposed: float, sent: float, alone: float, rest: float) -> float:
         hidden = 0.0 if mesh.overlap_comm is False else (1 - exposed) * smaller(sent, rest)
-        ends.append(sent - hidden + alone)
-    return (*parts, TimePart(EXCHANGE, *ends))
+        return sent - hidden + alone
+
+    rest = summed(part.seconds for part in parts)
+    seconds = by_end(waiting, EXPOSED, exchange.behind, exchange.alone, rest)
+    return (*parts, TimePart(EXCHANGE, seconds))
 
 
 def copies_part(
@@ -150,9 +135,8 @@ def copies_part(
     else:
         times = 1 if mesh.strategy.reduces_after_backward else times
         least, whole = times * 2.0 * reduced, times * reduced * (6 + 4 / ranks)
-    low = whole if mesh.overlap_comm is False else least
-    high = whole / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
-    return TimePart("copies in and out of buckets", low / rate.bandwidth, high)
+    moved = Range(whole if mesh.overlap_comm is False else least, whole)
+    return TimePart("copies in and out of buckets", moved / (BANDWIDTH_SHARE * rate.bandwidth))
 
 
 def one_after_another(
@@ -165,12 +149,13 @@ def one_after_another(
 
     The optimizer's kernels are launched on every GPU before the first finishes, so at best all GPUs update in parallel.
     """
+    at_once = Range(1, setup.mesh.num_gpus)
     own = tuple(
-        TimePart(name, low / setup.mesh.num_gpus if name == OPTIMIZER_STEP else low, high)
-        for name, low, high in parts
+        TimePart(name, seconds / at_once if name == OPTIMIZER_STEP else seconds)
+        for name, seconds in parts
     )
     seconds = crossing_bytes(model, setup) / link
-    return (*own, TimePart("copies between GPUs", seconds, seconds))
+    return (*own, TimePart("copies between GPUs", Range.of(seconds)))
 
 
 def crossing_bytes(model: Model, setup: TrainingSetup) -> int:

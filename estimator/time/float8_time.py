@@ -7,11 +7,12 @@ transformer-engine casts and transposes in one kernel, which also finds the magn
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from estimator.objectives.float8 import converted_linears
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
+from estimator.time.rates import BANDWIDTH_SHARE, Rates
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Fp8Backend, Model
@@ -66,11 +67,11 @@ def float8_sizes(model: Model, setup: TrainingSetup) -> Float8Sizes:
 def casts_to_float8_part(
     model: Model,
     setup: TrainingSetup,
-    tokens: tuple[float, float],
+    tokens: float,
     again: float,
     rate: Rates,
 ) -> TimePart:
-    """Seconds of all casts of a micro-batch, ``tokens`` at best and at worst, ``again``: share that is recomputed.
+    """Seconds of all casts of a micro-batch; ``again``: share that is recomputed.
 
         forward T · in + w     backward 2 · T · out + w + T · in     elements; compiled, the gradient is cast once
 
@@ -78,43 +79,47 @@ def casts_to_float8_part(
     """
     sizes = float8_sizes(model, setup)
     wide = setup.precision.dtype is Dtype.FLOAT32
-    fused = FUSED_CAST_BYTES_FLOAT32 if wide else FUSED_CAST_BYTES
-    eager = EAGER_CAST_BYTES_FLOAT32 if wide else EAGER_CAST_BYTES
-
-    pads = setup.precision.fp8_pad_inner_dim
-
-    def seconds(count: float, of_weight: int, of_value: int, copies: int, grads: int) -> float:
-        forward = count * sizes.inputs * of_value + sizes.weights * of_weight
-        forward += copies * pads * (count * sizes.inputs + sizes.weights)
-        backward = count * (grads * sizes.outputs + sizes.inputs) * of_value
-        backward += sizes.weights * of_weight
-        # both products pad both factors; the weight, the gradient and the input are laid out anew
-        backward += copies * count * ((1 + 2 * pads) * sizes.outputs + (1 + pads) * sizes.inputs)
-        backward += copies * (1 + pads) * sizes.weights
-        return ((1 + again) * forward + backward) / rate.bandwidth
-
     if setup.precision.fp8_backend is Fp8Backend.TE:
         of_weight = TE_CAST_BYTES_FLOAT32 if wide else TE_CAST_BYTES
+        forward = tokens * sizes.inputs * TE_CAST_BYTES + sizes.weights * of_weight
         # what is saved for backward is packed already, and transposed
-        low, high = (
-            (
-                (1 + again) * (it * sizes.inputs * TE_CAST_BYTES + sizes.weights * of_weight)
-                + it * sizes.outputs * TE_CAST_BYTES
-            )
-            / rate.bandwidth
-            for it in tokens
-        )
-        return TimePart("casts to FP8", low, high / SLOW_BANDWIDTH_SHARE)
-    if setup.computation.torch_compile:
-        low = seconds(tokens[0], fused, FUSED_CAST_BYTES, 0, 1)
-        high = seconds(tokens[1], fused, FUSED_CAST_BYTES, COPY_BYTES, 1)
+        moved = Range.of((1 + again) * forward + tokens * sizes.outputs * TE_CAST_BYTES)
+    elif setup.computation.torch_compile:
+        of_weight = FUSED_CAST_BYTES_FLOAT32 if wide else FUSED_CAST_BYTES
+        of = partial(_torchao_bytes, setup, sizes, tokens, again, of_weight, FUSED_CAST_BYTES)
+        moved = Range(of(copies=0, grads=1), of(copies=COPY_BYTES, grads=1))
     else:
-        low, high = (seconds(it, eager, EAGER_CAST_BYTES, COPY_BYTES, 2) for it in tokens)
-    return TimePart("casts to FP8", low, high / SLOW_BANDWIDTH_SHARE)
+        of_weight = EAGER_CAST_BYTES_FLOAT32 if wide else EAGER_CAST_BYTES
+        of = partial(_torchao_bytes, setup, sizes, tokens, again, of_weight, EAGER_CAST_BYTES)
+        moved = Range.of(of(copies=COPY_BYTES, grads=2))
+    return TimePart("casts to FP8", moved / rate.bandwidth / BANDWIDTH_SHARE)
+
+
+def _torchao_bytes(
+    setup: TrainingSetup,
+    sizes: Float8Sizes,
+    tokens: float,
+    again: float,
+    of_weight: int,
+    of_value: int,
+    *,
+    copies: int,
+    grads: int,
+) -> float:
+    """Bytes that torchao's casts move, ``grads``: how often it casts the gradient of an output."""
+    pads = setup.precision.fp8_pad_inner_dim
+    forward = tokens * sizes.inputs * of_value + sizes.weights * of_weight
+    forward += copies * pads * (tokens * sizes.inputs + sizes.weights)
+    backward = tokens * (grads * sizes.outputs + sizes.inputs) * of_value
+    backward += sizes.weights * of_weight
+    # both products pad both factors; the weight, the gradient and the input are laid out anew
+    backward += copies * tokens * ((1 + 2 * pads) * sizes.outputs + (1 + pads) * sizes.inputs)
+    backward += copies * (1 + pads) * sizes.weights
+    return (1 + again) * forward + backward
 
 
 def product_seconds(
-    operations: float, share: float, rate: float, fp8_rate: float, times: float = 1.0
-) -> float:
+    operations: float, share: float, rate: Rates, times: float = 1.0
+) -> Range[float]:
     """Seconds of products of which a share multiplies in FP8, ``times`` as often as in 16 bits (derived)."""
-    return operations * (1 - share) / rate + times * operations * share / fp8_rate
+    return operations * (1 - share) / rate.products + times * operations * share / rate.fp8

@@ -1,4 +1,4 @@
-"""Rows, tokens and operations of a micro-batch, at best and at worst, derived from the setup's keys."""
+"""Rows, tokens and operations of a micro-batch, derived from the setup's keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Work, attended_pairs, is_eager, work
 from estimator.values.arithmetic import Operation, StandIn, real
+from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
 
@@ -20,10 +21,8 @@ class Lengths(NamedTuple):
     """Examples, or packed rows."""
     mean: int
     """Tokens of text per example, at most those of a row."""
-    fast: int
-    """Tokens computed per row at best."""
-    slow: int
-    """At worst."""
+    tokens: int
+    """Tokens computed per row."""
     text: float
     """Tokens of text in a row."""
 
@@ -47,13 +46,13 @@ def lengths(setup: TrainingSetup) -> Lengths:
     examples = setup.run.num_train_examples
     if setup.batch.padding_free and not setup.batch.packing:
         mean = min(mean, longest)
-        return Lengths(examples, mean, mean, mean, real(mean))
+        return Lengths(examples, mean, mean, real(mean))
     if setup.batch.padded and not setup.task.objective.generates:  # whose time knows its own rows
         mean = min(mean, longest)
         computed = expected_longest(passed_rows(setup), mean, longest)
-        return Lengths(examples, mean, computed, computed, real(mean))
+        return Lengths(examples, mean, computed, real(mean))
     rows = -(-examples * mean // longest)
-    return Lengths(rows, min(mean, longest), longest, longest, examples * mean / rows)
+    return Lengths(rows, min(mean, longest), longest, examples * mean / rows)
 
 
 def expected_longest(rows: int, mean: int, limit: int) -> int:
@@ -119,27 +118,28 @@ MOST_EVEN = 1e-4
 HALVINGS = 48
 
 
-def works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:
-    """The work of a micro-batch at best and at worst, which differ in padding and in pairs that the kernel skips."""
+def works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
+    """The work of a micro-batch, whose ends differ in padding and in pairs that the kernel skips."""
     eager = is_eager(model, setup.computation)
     if setup.batch.is_joined:
-        only = work(model, setup, length.fast, pairs=_joined_pairs(model, setup, length))
-        return only, only
-    masked = setup.batch.padded or 0 < model.sliding_window <= length.slow
+        return Range.of(
+            work(model, setup, length.tokens, pairs=_joined_pairs(model, setup, length))
+        )
+    masked = setup.batch.padded or 0 < model.sliding_window <= length.tokens
     masked = masked or setup.computation.masks_when_traced
     skips = not eager and (
         setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
     )
-    slow_pairs = attended_pairs(model, length.slow, skips=skips)
-    slow = work(model, setup, length.slow, pairs=slow_pairs)
+    most = attended_pairs(model, length.tokens, skips=skips)
     # neither padding nor another packed example is attended to if the kernel knows their bounds
-    example = length.fast if eager else length.mean
-    pairs = attended_pairs(model, example, skips=not eager)
+    example = length.tokens if eager else length.mean
+    least = attended_pairs(model, example, skips=not eager)
     if not setup.batch.padded:
-        pairs = pairs * length.fast // example
-    if (length.fast, pairs) == (length.slow, slow_pairs):
-        return slow, slow
-    return work(model, setup, length.fast, pairs=pairs), slow
+        least = least * length.tokens // example
+    slow = work(model, setup, length.tokens, pairs=most)
+    if least == most:
+        return Range.of(slow)
+    return Range(work(model, setup, length.tokens, pairs=least), slow)
 
 
 def _joined_pairs(model: Model, setup: TrainingSetup, length: Lengths) -> int:
@@ -148,6 +148,6 @@ def _joined_pairs(model: Model, setup: TrainingSetup, length: Lengths) -> int:
     FlashAttention is told where each example begins; other kernels multiply all tokens with all and mask the result.
     """
     if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
-        return attended_pairs(model, length.mean, skips=True) * length.fast // length.mean
+        return attended_pairs(model, length.mean, skips=True) * length.tokens // length.mean
     rows = setup.batch.per_device_train_batch_size
-    return attended_pairs(model, rows * length.fast, skips=False) // rows
+    return attended_pairs(model, rows * length.tokens, skips=False) // rows

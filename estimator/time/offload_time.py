@@ -5,12 +5,13 @@ The fast end is a roofline and the slow end is what was published, as everywhere
 
 from __future__ import annotations
 
-from estimator.parallel.host import Host, hosts
+from estimator.parallel.host import Host, host_of
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
 from estimator.resident.optimizer import RULES
 from estimator.step.host_copies import host_copies
 from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Offload
@@ -33,17 +34,16 @@ COPIED_BYTES = 6
 UNFUSED_PASSES = 20 / 7
 """Memory passes of torch's unfused AdamW relative to the fused one's seven; DeepSpeed replaces both."""
 
-FAST_READ, FAST_WRITE = 48.0, 26.0
-"""GB/s of eight Gen5 SSDs striped in one machine: DeepSpeed, blogs/deepnvme/03-2025 ("I/O performance scaling")."""
-SLOW_READ, SLOW_WRITE = 3.15, 1.13
-"""GB/s of one SSD: read up to 3.15 (github.com/deepspeedai/DeepSpeed/issues/998), written 1.05 GiB/s
-(docs.nvidia.com/deploy/gds-support-for-nvme, "Test GDS")."""
+READ, WRITE = Range(3.15, 48.0), Range(1.13, 26.0)
+"""GB/s. Slow end: one SSD, read up to 3.15 (github.com/deepspeedai/DeepSpeed/issues/998), written 1.05 GiB/s
+(docs.nvidia.com/deploy/gds-support-for-nvme, "Test GDS"). Fast end: eight Gen5 SSDs striped in one machine, DeepSpeed,
+blogs/deepnvme/03-2025 ("I/O performance scaling")."""
 
 
 def offload_parts(
     model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
 ) -> tuple[TimePart, ...]:
-    """Seconds per step that offload adds, fast and slow.
+    """Seconds per step that offload adds.
 
         CPU step   ranks per machine · n · bytes / the host's memory bandwidth, as its threads reach it
         link       bytes / link to the host; at best overlapped with the GPU's ``behind`` seconds, except for stages 1
@@ -51,25 +51,19 @@ def offload_parts(
         NVMe       ranks · read / 48 GB/s + ranks · written / 26 GB/s,  at worst one SSD
 
     Leaves out: GPUs that share a PCIe switch; pageable copies; the first step.
-    Source: derived, from ``estimator.parallel.offload.moved`` and ``estimator.parallel.host.hosts``.
+    Source: derived, from ``estimator.parallel.offload.moved`` and ``estimator.parallel.host.host_of``.
     """
     of, ranks = moved(model, setup), ranks_of_a_node(setup.mesh)
-    slow, fast = hosts(gpu, setup.mesh, ranks)
+    host = host_of(gpu, setup.mesh, ranks)
     parts = (
-        _stepping(setup, of, ranks, slow, fast),
-        _link(setup.mesh, of, slow, fast, behind),
-        TimePart(
-            "NVMe",
-            ranks * (of.read / FAST_READ + of.written / FAST_WRITE) / GIGA,
-            ranks * (of.read / SLOW_READ + of.written / SLOW_WRITE) / GIGA,
-        ),
+        _stepping(setup, of, ranks, host),
+        _link(setup.mesh, of, host, behind),
+        TimePart("NVMe", ranks * (of.read / READ + of.written / WRITE) / GIGA),
     )
-    return tuple(part for part in parts if part.high_seconds > 0)
+    return tuple(part for part in parts if part.seconds.high > 0)
 
 
-def _stepping(
-    setup: TrainingSetup, of: OffloadTraffic, ranks: int, slow: Host, fast: Host
-) -> TimePart:
+def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, host: Host) -> TimePart:
     size = ADAM_BYTES
     passes = 1.0
     if setup.mesh.strategy.is_fsdp:
@@ -78,21 +72,20 @@ def _stepping(
     else:
         size += SCALED_BYTES + COPIED_BYTES
     moves = passes * ranks * of.stepped * size / GIGA
-    return TimePart("optimizer step on the CPU", moves / fast.memory, moves / slow.memory)
+    return TimePart("optimizer step on the CPU", moves / host.memory)
 
 
-def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float) -> TimePart:
+def _link(mesh: Mesh, of: OffloadTraffic, host: Host, behind: float) -> TimePart:
     hidden = 0.0 if mesh.strategy.partitions_flat else behind
-    low = larger(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
-    low += of.after / (fast.link * GIGA)
-    high = (of.in_micro_steps + of.after) / (slow.link * GIGA)
-    return TimePart("between GPU and host", low, high)
+    link = host.link * GIGA
+    low = larger(0.0, of.in_micro_steps / link.high - hidden) + of.after / link.high
+    return TimePart("between GPU and host", Range(low, (of.in_micro_steps + of.after) / link.low))
 
 
 def saved_tensor_parts(
     model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
 ) -> tuple[TimePart, ...]:
-    """Seconds per step for copying saved tensors to the host and back, fast and slow.
+    """Seconds per step for copying saved tensors to the host and back.
 
         accumulation · 2 · moved / link to the host
 
@@ -105,12 +98,10 @@ def saved_tensor_parts(
     copied = 2 * setup.batch.gradient_accumulation_steps * host_copies(model, setup).moved
     if not copied:
         return ()
-    slow, fast = hosts(gpu, setup.mesh)
-    low = copied / (fast.link * GIGA)
+    low, high = copied / (host_of(gpu, setup.mesh).link * GIGA)
     if setup.computation.activation_offloading:
         low = larger(0.0, low - behind)
-    high = copied / (slow.link * GIGA)
-    return (TimePart("saved tensors to the host and back", low, high),)
+    return (TimePart("saved tensors to the host and back", Range(low, high)),)
 
 
 def steps_on_host(mesh: Mesh) -> bool:

@@ -6,8 +6,9 @@ from estimator.families.adapters import trainable_parameters
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import RULES, Trainable, optimizer_states
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
+from estimator.time.rates import BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -15,11 +16,13 @@ from estimator.values.specs import Model
 ADDED_GRADIENTS = 3
 """Memory passes over the gradients in each micro-batch but the first, which adds to them in place: torch 2.13,
 torch/csrc/autograd/functions/accumulate_grad.h."""
+CLIPPING = Range(1.0, 3.0)
+"""Memory passes of clipping: the norm's, and at worst an in-place product, which reads and writes. derived."""
 OPTIMIZER_STEP = "optimizer step"
 FOREACH_PASSES = 20 / 7
 """Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
-FAST_BESIDE_ZERO, SLOW_BESIDE_ZERO = 46, 78
+BESIDE_ZERO = Range(46.0, 78.0)
 """Bytes per element of its partition that DeepSpeed moves in a step beside the optimizer, in 16 bits: largest and
 smallest gradient 4, cast to float64 and normed 10 + 8, flattened 4, cast to float32 6, scaled 8, weights cast back 6.
 Releases that looked for infinities element by element moved 36 instead of 4: cast 6, compared 5 + 13, joined 3, cast 5,
@@ -33,7 +36,7 @@ def accumulation_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> 
     ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_gradients else 1
     moved = ADDED_GRADIENTS * resident.gradients / ranks
     seconds = (setup.batch.gradient_accumulation_steps - 1) * moved / rate.bandwidth
-    return TimePart("gradients added up", seconds, seconds / SLOW_BANDWIDTH_SHARE)
+    return TimePart("gradients added up", seconds / BANDWIDTH_SHARE)
 
 
 def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
@@ -42,10 +45,9 @@ def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> Tim
     states = resident.states.resident_bytes + resident.states.paged_bytes
     passes = 1.0 if RULES[setup.optimisation.optim].is_fused else FOREACH_PASSES
     update = passes * (resident.gradients + 2 * trained + 2 * states)
-    clips = setup.optimisation.max_grad_norm > 0
-    low = (update + clips * resident.gradients) / rate.bandwidth
-    high = (update + 3 * clips * resident.gradients) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
-    return TimePart(OPTIMIZER_STEP, low, high)
+    clipped = resident.gradients if setup.optimisation.max_grad_norm > 0 else 0
+    moved = update + CLIPPING * clipped
+    return TimePart(OPTIMIZER_STEP, moved / (BANDWIDTH_SHARE * rate.bandwidth))
 
 
 def zero_optimizer_part(model: Model, setup: TrainingSetup, rate: Rates) -> TimePart:
@@ -58,8 +60,5 @@ def zero_optimizer_part(model: Model, setup: TrainingSetup, rate: Rates) -> Time
     passes = 1.0 if RULES[of.optim].is_fused else FOREACH_PASSES
     held = FLOAT32_BYTES * part + states.resident_bytes + states.paged_bytes
     update = passes * (FLOAT32_BYTES * part + 2 * held)
-    return TimePart(
-        OPTIMIZER_STEP,
-        (FAST_BESIDE_ZERO * part + update) / rate.bandwidth,
-        (SLOW_BESIDE_ZERO * part + update) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
-    )
+    moved = BESIDE_ZERO * part + update
+    return TimePart(OPTIMIZER_STEP, moved / (BANDWIDTH_SHARE * rate.bandwidth))

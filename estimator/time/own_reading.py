@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from estimator.values.kinds import WHOLE
+from estimator.values.range import Range
 from estimator.values.refusals import InputError
 from estimator.values.results import RunTime, TimePart
 
@@ -89,12 +90,12 @@ def pace_of(time: RunTime, seconds: float) -> float:
     Source: derived; ``paced`` is its inverse.
 
     >>> from estimator.values.results import RunTime
-    >>> time = RunTime(parts=(TimePart("all", 1.0, 3.0),), model_flops_per_step=1.0, least_model_flops_per_step=1.0,
+    >>> time = RunTime(parts=(TimePart("all", Range(1.0, 3.0)),), model_flops_per_step=Range(1.0, 1.0),
     ...     hardware_flops_per_step=1.0, peak_tflops=1.0, tokens_per_step=1.0, steps_per_epoch=1, total_steps=1)
     >>> pace_of(time, 2.0), pace_of(time, 0.75), pace_of(time, 6.0)
     (0.5, -0.25, 2.0)
     """
-    low, high = time.step_seconds_low, time.step_seconds_high
+    low, high = time.step_seconds
     if seconds < low:
         return seconds / low - 1
     if seconds > high:
@@ -105,7 +106,7 @@ def pace_of(time: RunTime, seconds: float) -> float:
 def paced(
     parts: tuple[TimePart, ...], pace: float, measured: str | None = None
 ) -> tuple[TimePart, ...]:
-    """The parts of a step on a machine of this pace: seconds of each, low and high.
+    """The parts of a step on a machine of this pace.
 
         factor either way = 1.14 + 0.75 · d     d: share of the seconds spent on other things than in the measured step
 
@@ -113,18 +114,16 @@ def paced(
 
     Source: derived.
 
-    >>> paced((TimePart("all", 1.0, 3.0),), 0.5)
-    (TimePart(name='all', low_seconds=1.6, high_seconds=2.5),)
+    >>> paced((TimePart("all", Range(1.0, 3.0)),), 0.5)
+    (TimePart(name='all', seconds=Range(low=1.6, high=2.5)),)
     """
     spread = UNKNOWN_SPREAD
     if measured is not None:
         here, there = shares_text(parts, pace).split("/"), measured.split("/")
         moved = sum(abs(int(one) - int(other)) for one, other in zip(here, there, strict=True))
         spread = PACE_SPREAD + SPREAD_OF_CHANGE * moved / 2 / WHOLE
-    return tuple(
-        TimePart(part.name, _middle(part, pace) / spread, _middle(part, pace) * spread)
-        for part in parts
-    )
+    middles = ((part.name, _middle(part, pace)) for part in parts)
+    return tuple(TimePart(name, Range(it / spread, it * spread)) for name, it in middles)
 
 
 def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
@@ -132,7 +131,7 @@ def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
 
     Source: derived.
 
-    >>> shares_text((TimePart("attention", 1.0, 3.0), TimePart("logits and loss", 3.0, 9.0)), 0.5)
+    >>> shares_text((TimePart("attention", Range(1.0, 3.0)), TimePart("logits and loss", Range(3.0, 9.0))), 0.5)
     '0/25/75/0/0'
     """
     seconds = dict.fromkeys(KINDS, 0.0)
@@ -144,8 +143,9 @@ def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
 
 def _middle(part: TimePart, pace: float) -> float:
     """Seconds of a part at this pace."""
+    low, high = part.seconds
     if pace < 0:
-        return part.low_seconds * (1 + pace)
+        return low * (1 + pace)
     if pace > 1:
-        return part.high_seconds * pace
-    return part.low_seconds + pace * (part.high_seconds - part.low_seconds)
+        return high * pace
+    return low + pace * (high - low)

@@ -6,26 +6,27 @@ Each part is derived from the sizes of the products, as described at its constan
 from __future__ import annotations
 
 from estimator.time.flops import FORWARD, Matrices
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, width_of
+from estimator.time.rates import BANDWIDTH_SHARE, Rates, width_of
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision
 
-FAST_MOVES, SLOW_MOVES = 0.55, 2.6
+MOVES = Range(0.55, 2.6)
 """Seconds that products take for moving their matrices, as multiples of bytes over bandwidth, besides their operations:
 a kernel loads the next tile while it multiplies this one, which hides part of it. fitted."""
 HALF_WAVE = 128 * 256 * 108 // 2
 """Elements of half a wave of tiles, which a product's last wave leaves idle on average: tiles of 128 × 256 on an A100's
 108 multiprocessors. NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization" and "Wave
 quantization"."""
-FAST_IDLE, SLOW_IDLE = 0.55, 2.6
+IDLE = Range(0.55, 2.6)
 """Seconds of what tiles leave idle, as multiples of half a wave. Fast end: smaller tiles in the last wave. Slow end:
 more than a wave, with the time to load its first tiles and to store its last. fitted."""
 SPLIT_WAVE = HALF_WAVE // 2
 """The same of a product for a weight's gradient, which is as deep as there are tokens and is split along them."""
 HALF_TILE = 64
 """Rows by which each expert's tokens fall short of whole tiles of 128, on average: the same guide."""
-FAST_SKINNY, SLOW_SKINNY = 0.3, 0.8
+SKINNY = Range(0.3, 0.8)
 """Seconds of LoRA's two thin products as multiples of the bytes that they read and write over the bandwidth: caches
 hold what the product beside them has just read. fitted."""
 DORA_WEIGHT_BYTES = 34
@@ -35,7 +36,7 @@ CAST_WEIGHT_BYTES = 6
 """Bytes per element when autocast casts a float32 weight to 16 bits, and when backward casts its gradient back."""
 PACKED_BYTES, UNPACKED_BYTES = 0.5, 2
 """Bytes per element read from a 4-bit weight and written in 16 bits."""
-FAST_DEQUANTISATION, SLOW_DEQUANTISATION = 2.0, 9.0
+DEQUANTISATION = Range(2.0, 9.0)
 """Seconds as multiples of the roofline. fitted: LitGPT on A100, 120 tokens per step, nf4 minus 16-bit LoRA: 79 ms for
 two passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times); GPTQ in Qwen's table up
 to 9. https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
@@ -69,8 +70,7 @@ def dequantisation_part(
     quantized = sizes.quantizable if setup.adapters.has_packed_base else 0
     packed = 2 * PACKED_BYTES if setup.adapters.has_8bit_base else PACKED_BYTES
     size = quantized * (packed + UNPACKED_BYTES * width_of(setup.precision))
-    seconds = passes * size / rate.bandwidth
-    return TimePart("dequantisation", FAST_DEQUANTISATION * seconds, SLOW_DEQUANTISATION * seconds)
+    return TimePart("dequantisation", DEQUANTISATION * (passes * size / rate.bandwidth))
 
 
 def casts_part(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
@@ -80,6 +80,6 @@ def casts_part(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates
     """
     autocast = setup.precision.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.precision.dtype is not Dtype.FLOAT32 or setup.adapters.has_packed_base:
-        return TimePart("casts of weights", 0.0, 0.0)
+        return TimePart("casts of weights", Range(0.0, 0.0))
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
-    return TimePart("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
+    return TimePart("casts of weights", seconds / BANDWIDTH_SHARE)

@@ -8,36 +8,28 @@ from typing import NamedTuple
 
 from estimator.parallel.network import GIGA
 from estimator.values.facets.precision import Precision
+from estimator.values.range import Range, by_end
 from estimator.values.results import TERA
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import RATES, Dtype, Gpu, MixedPrecision
 
-FAST_SHARE: Mapping[str, float] = MappingProxyType(
+SHARE: Mapping[str, Range[float]] = MappingProxyType(
     {
-        "Ampere": 1.03,
-        "Hopper": 0.94,
-        "Ada Lovelace": 1.04,
-        "Blackwell": 1.19,
-        "Gaudi": 1.02,
-        "Volta": 1.02,
+        "Ampere": Range(0.7, 1.03),
+        "Hopper": Range(0.57, 0.94),
+        "Ada Lovelace": Range(0.62, 1.04),
+        "Blackwell": Range(0.57, 1.19),
+        "Gaudi": Range(0.345, 1.02),
+        "Volta": Range(0.51, 1.02),
     }
 )
-"""Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
-Above 1 where the published measurement was itself slow; no step is faster than the card's peak. fitted, 2026-11, with
-all other constants at once: the narrowest brackets that hold 92 % of data/throughput.csv, rounded."""
-FAST_SHARE_ELSEWHERE = 1.07
-"""The same if too few runs were published: that of all generations together."""
-SLOW_SHARE: Mapping[str, float] = MappingProxyType(
-    {
-        "Ampere": 0.7,
-        "Hopper": 0.57,
-        "Ada Lovelace": 0.62,
-        "Blackwell": 0.57,
-        "Gaudi": 0.345,
-        "Volta": 0.51,
-    }
-)
-"""The same in the slower runs. fitted, likewise."""
+"""Share of the best measured rate that matrix products reach in slower and faster published runs, by
+``Gpu.architecture``. Above 1 where the published measurement was itself slow; no step is faster than the card's peak.
+fitted, 2026-11, with all other constants at once: the narrowest brackets that hold 92 % of data/throughput.csv,
+rounded."""
+SHARE_ELSEWHERE = Range(0.55, 1.07)
+"""The same if too few runs were published. fitted: the three rows of CDNA 3 and Blackwell Ultra, and all generations
+together."""
 INSIDE: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "Ampere": (297, 323),
@@ -50,13 +42,11 @@ INSIDE: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """Published runs inside the range of seconds, and all of them, by generation. ``tests/test_proof.py`` counts them again
 in data/throughput.csv."""
-SLOW_SHARE_ELSEWHERE = 0.55
-"""The same if too few runs were published. fitted: the three rows of CDNA 3 and Blackwell Ultra."""
-FAST_FLASH, SLOW_FLASH = 0.72, 0.36
+FLASH = Range(0.36, 0.72)
 """Share of the dense rate that attention reaches, forward and backward. FlashAttention-2 on A100: 225 of 312 TFLOPS at
 most: Dao 2023, arXiv:2307.08691, abstract; the slow end, short sequences and heads of 64: there, figures 4 to 6. fitted
 within these."""
-FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER = 0.66, 0.2
+FLASH_HOPPER = Range(0.2, 0.66)
 """The same from Hopper on: FlashAttention-3 at most 740 of 989 TFLOPS forward and three quarters of that backward,
 which with a checkpoint's second forward is 0.65; version 2 reaches 0.35 forward: Shah et al. 2024, arXiv:2407.08608,
 abstract and figures 5 and 6; the kernels of 2023 were slower. fitted within these."""
@@ -64,8 +54,8 @@ FP8_GAIN_SHARE = 0.9
 """Share of the datasheet's gain of FP8 over 16 bits that products reach where it was not measured: a sustained rate of
 1.79 times that of bfloat16 on an H200, 1.80 on an MI300X, 1.94 on a B200, of a factor of 2. data/gpus.csv."""
 SINCE_HOPPER = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
-SLOW_BANDWIDTH_SHARE = 0.8
-"""Share of the memory bandwidth that PyTorch's elementwise kernels reach at the slow end. Our assumption."""
+BANDWIDTH_SHARE = Range(0.8, 1.0)
+"""Share of the memory bandwidth that PyTorch's elementwise kernels reach. Slow end: our assumption."""
 
 
 class Rates(NamedTuple):
@@ -75,22 +65,21 @@ class Rates(NamedTuple):
     """Operations per second in the datasheet, dense, in the compute dtype."""
     best: float
     """Best measured operations per second of matrix products."""
-    slow: float
-    """The same in slower published runs."""
+    products: Range[float]
+    """Operations per second of matrix products in slower and faster published runs."""
+    attention: Range[float]
+    """Operations per second of attention."""
+    fp8: Range[float]
+    """Operations per second of matrix products in FP8; as ``products`` without FP8."""
     bandwidth: float
     """Bytes per second."""
     float32: float
-    """Operations per second in float32; ``slow`` if the datasheet does not say."""
-    fast: float
-    """Operations per second of matrix products in faster published runs."""
-    flash_fast: float
-    """Operations per second of attention, fast end."""
-    flash_slow: float
-    """The same, slow end."""
-    fp8_fast: float
-    """Operations per second of matrix products in FP8, fast end; as ``fast`` without FP8."""
-    fp8_slow: float
-    """The same, slow end."""
+    """Operations per second in float32; ``products.low`` if the datasheet does not say."""
+
+    @property
+    def ceiling(self) -> float:
+        """Operations per second that no product exceeds: by the datasheet or the best measurement, in FP8 if used."""
+        return max(self.peak, self.best) * self.fp8.high / self.products.high
 
 
 def compute_dtype(precision: Precision) -> Dtype:
@@ -177,24 +166,16 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
     assert gb_per_s is not None
     measured = None if dtype is Dtype.FLOAT32 else gpu.sustained_tflops
     best = measured or tflops
-    fast = best * FAST_SHARE.get(gpu.architecture, FAST_SHARE_ELSEWHERE)
-    slow = best * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE)
-    float32 = gpu.fp32_tflops or slow
-    gain = _fp8_gain(gpu, precision, tflops, best)
-    shares = FAST_FLASH, SLOW_FLASH
-    if gpu.architecture in SINCE_HOPPER:
-        shares = FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER
+    products = best * SHARE.get(gpu.architecture, SHARE_ELSEWHERE)
+    flash = tflops * (FLASH_HOPPER if gpu.architecture in SINCE_HOPPER else FLASH)
     return Rates(
         peak=tflops * TERA,
         best=best * TERA,
-        slow=slow * TERA,
+        products=products * TERA,
+        attention=by_end(min, Range(products.low, best), flash) * TERA,
+        fp8=products * _fp8_gain(gpu, precision, tflops, best) * TERA,
         bandwidth=gb_per_s * GIGA,
-        float32=float32 * TERA,
-        fast=fast * TERA,
-        flash_fast=min(best, shares[0] * tflops) * TERA,
-        flash_slow=min(slow, shares[1] * tflops) * TERA,
-        fp8_fast=fast * gain * TERA,
-        fp8_slow=slow * gain * TERA,
+        float32=(gpu.fp32_tflops or products.low) * TERA,
     )
 
 

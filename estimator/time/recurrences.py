@@ -10,9 +10,9 @@ from estimator.families.layer_kinds import LINEAR_ATTENTION
 from estimator.objectives.batch import passed_rows
 from estimator.time.between import BACKWARD_TRAFFIC
 from estimator.time.flops import FORWARD, delta_products, mixers, scan_products
-from estimator.time.lengths import Lengths
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates
+from estimator.time.rates import BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
@@ -56,12 +56,12 @@ SCAN_CHUNK_BYTES = 40
 
 
 def delta_nets_part(
-    model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
+    model: Model, setup: TrainingSetup, length: int, again: float, rate: Rates
 ) -> TimePart:
     """Traffic of gated delta nets as PyTorch runs them, chunk by chunk in a loop, which is what memory counts too."""
     sizes = model.delta_net
     if sizes is None:
-        return TimePart("delta-nets", 0.0, 0.0)
+        return TimePart("delta-nets", Range(0.0, 0.0))
     layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
     layers *= passed_rows(setup)
     keys, values = sizes.key_dim, sizes.value_dim
@@ -69,40 +69,30 @@ def delta_nets_part(
     row = DELTA_KEY_BYTES * keys + DELTA_VALUE_BYTES * values + DELTA_PAIR_BYTES * CHUNK
     once = CHUNK * row + DELTA_STATE_BYTES * keys * values
     sliced = DELTA_SLICE_BYTES * (3 * keys + values + CHUNK) + DELTA_COPY_BYTES * values
-
-    def seconds(tokens: int, bandwidth: float) -> float:
-        chunks = ceil_div(tokens, CHUNK)
-        moved = layers * chunks * (passes * once + chunks * CHUNK * sliced)
-        products = passed_rows(setup) * delta_products(model, tokens)
-        return moved / bandwidth + _in_float32(products, passes, setup, rate)
-
-    slow = SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    return TimePart("delta-nets", seconds(length.fast, rate.bandwidth), seconds(length.slow, slow))
+    chunks = ceil_div(length, CHUNK)
+    moved = layers * chunks * (passes * once + chunks * CHUNK * sliced)
+    products = passed_rows(setup) * delta_products(model, length)
+    seconds = moved / (BANDWIDTH_SHARE * rate.bandwidth)
+    return TimePart("delta-nets", seconds + _in_float32(products, passes, setup, rate))
 
 
 def scans_part(
-    model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
+    model: Model, setup: TrainingSetup, length: int, again: float, rate: Rates
 ) -> TimePart:
     """Traffic of state-space layers as PyTorch runs them, in float32 except under autocast."""
     sizes = model.state_space
     if sizes is None:
-        return TimePart("state spaces", 0.0, 0.0)
+        return TimePart("state spaces", Range(0.0, 0.0))
     layers = mixers(model) * passed_rows(setup)
     passes = 1 + BACKWARD_TRAFFIC + again
     row = SCAN_PAIR_BYTES * sizes.heads * sizes.chunk_size + SCAN_VALUE_BYTES * sizes.width
     row += 2 * SCAN_STATE_BYTES * sizes.heads * sizes.state_size
     row += SCAN_CHANNEL_BYTES * sizes.conv_width
     chunk = sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size
-
-    def seconds(tokens: int, bandwidth: float) -> float:
-        moved = passes * layers * ceil_div(tokens, sizes.chunk_size) * chunk
-        products = passed_rows(setup) * scan_products(model, tokens)
-        return moved / bandwidth + _in_float32(products, passes, setup, rate)
-
-    slow = SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    return TimePart(
-        "state spaces", seconds(length.fast, rate.bandwidth), seconds(length.slow, slow)
-    )
+    moved = passes * layers * ceil_div(length, sizes.chunk_size) * chunk
+    products = passed_rows(setup) * scan_products(model, length)
+    seconds = moved / (BANDWIDTH_SHARE * rate.bandwidth)
+    return TimePart("state spaces", seconds + _in_float32(products, passes, setup, rate))
 
 
 def _in_float32(products: int, passes: float, setup: TrainingSetup, rate: Rates) -> float:

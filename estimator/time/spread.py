@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from estimator.values.arithmetic import root, total
+from estimator.values.range import Range
 from estimator.values.results import TimePart
 
 
@@ -29,13 +30,12 @@ class Cause(Enum):
 
 
 class Cost(NamedTuple):
-    """Seconds of something that a step does, if its cause is fast and if it is slow."""
+    """Seconds of something that a step does, from a fast to a slow cause."""
 
     cause: Cause
     name: str
     """The part of the step in which it is listed."""
-    low: float
-    high: float
+    seconds: Range[float]
 
 
 def together(costs: Iterable[Cost]) -> tuple[TimePart, ...]:
@@ -49,19 +49,18 @@ def together(costs: Iterable[Cost]) -> tuple[TimePart, ...]:
     Source: derived: variances of independent terms add; the logarithm of the sum is taken as symmetric, as those of the
     costs are.
 
-    >>> [alone] = together([Cost(Cause.PRODUCTS, "products", 1.0, 4.0)])
-    >>> alone.low_seconds, alone.high_seconds
-    (1.0, 4.0)
+    >>> together([Cost(Cause.PRODUCTS, "products", Range(1.0, 4.0))])
+    (TimePart(name='products', seconds=Range(low=1.0, high=4.0)),)
     """
     typical: dict[str, float] = {}
     deviations: dict[Cause, float] = {}
-    for cost in costs:
-        typical[cost.name] = typical.get(cost.name, 0.0) + root(cost.low * cost.high)
-        deviation = (cost.high - cost.low) / 2
-        deviations[cost.cause] = deviations.get(cost.cause, 0.0) + deviation
+    for cause, name, (low, high) in costs:
+        typical[name] = typical.get(name, 0.0) + root(low * high)
+        deviations[cause] = deviations.get(cause, 0.0) + (high - low) / 2
     middle, squares = total(typical.values()), total(it * it for it in deviations.values())
     reach, off = root(middle * middle + squares), root(squares)
+    low, high = reach - off, reach + off
     return tuple(
-        TimePart(name, seconds * (reach - off) / middle, seconds * (reach + off) / middle)
+        TimePart(name, Range(seconds * low / middle, seconds * high / middle))
         for name, seconds in typical.items()
     )

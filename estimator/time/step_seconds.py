@@ -14,22 +14,20 @@ from estimator.time.between import (
     EAGER_LOSS_BYTES,
     FUSED_LOSS_BYTES,
     PLAIN_LOSS_BYTES,
+    BetweenProducts,
     between_products,
     scored_words,
 )
 from estimator.time.float8_time import casts_to_float8_part, float8_sizes, product_seconds
-from estimator.time.flops import FORWARD, Work, matrices, replayed, trains_whole
+from estimator.time.flops import FORWARD, Matrices, Work, matrices, replayed, trains_whole
 from estimator.time.host_time import launches_part
-from estimator.time.lengths import Lengths, lengths, works
-from estimator.time.optimizer_time import OPTIMIZER_STEP, accumulation_part, optimizer_part
+from estimator.time.lengths import lengths, works
+from estimator.time.optimizer_time import accumulation_part, optimizer_part
 from estimator.time.products import (
     DORA_WEIGHT_BYTES,
-    FAST_IDLE,
-    FAST_MOVES,
-    FAST_SKINNY,
-    SLOW_IDLE,
-    SLOW_MOVES,
-    SLOW_SKINNY,
+    IDLE,
+    MOVES,
+    SKINNY,
     SPLIT_WAVE,
     casts_part,
     dequantisation_part,
@@ -37,10 +35,11 @@ from estimator.time.products import (
     moved_bytes,
     skinny_bytes,
 )
-from estimator.time.rates import SLOW_BANDWIDTH_SHARE, Rates, rates, width_of
+from estimator.time.rates import BANDWIDTH_SHARE, Rates, rates, width_of
 from estimator.time.recurrences import delta_nets_part, scans_part
 from estimator.time.spread import Cause, Cost, together
 from estimator.values.arithmetic import StandIn, ceil_div, larger, total
+from estimator.values.range import Range, by_end, summed
 from estimator.values.results import TimePart
 from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model
@@ -65,39 +64,36 @@ def step_parts(
     setup: TrainingSetup,
     resident: Resident,
     rate: Rates,
-    length: Lengths,
-    fast: Work,
-    slow: Work,
+    length: int,
+    works: Range[Work],
     *,
     optimizer_share: float = 1.0,
 ) -> tuple[TimePart, ...]:
-    """The parts of an optimizer step on one GPU: seconds of each, low and high.
+    """The parts of an optimizer step on one GPU, in seconds.
 
         products / rate + attention / rate + Σ traffic / bandwidth, plus any time waiting for the host
 
-    What the setup leaves open, such as padding, is at its best in the low end and at its worst in the high end; what
-    differs between machines and software adds in squares (``together``). ``optimizer_share``: of the optimizer's work,
-    what this GPU does.
+    ``length``: tokens per row. What the setup leaves open, such as padding, is at its best in the low end and at its
+    worst in the high end; what differs between machines and software adds in squares (``together``).
+    ``optimizer_share``: of the optimizer's work, what this GPU does.
 
     Leaves out: overlap (a second stream, host work during GPU work); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
     times = setup.batch.gradient_accumulation_steps
-    best = length._replace(slow=length.fast)
-    found = step_costs(model, setup, resident, rate, best, fast, fast, optimizer_share)
+    found = step_costs(model, setup, resident, rate, length, works.low, optimizer_share)
     parts = together(found.gpu)
-    if length.fast != length.slow or fast != slow:
-        worst = length._replace(fast=length.slow)
-        costs = step_costs(model, setup, resident, rate, worst, slow, slow, optimizer_share).gpu
-        lows = {part.name: part.low_seconds for part in parts}
+    if works.low != works.high:
+        costs = step_costs(model, setup, resident, rate, length, works.high, optimizer_share).gpu
+        lows = {part.name: part.seconds.low for part in parts}
         parts = tuple(
-            part._replace(low_seconds=lows.get(part.name, 0.0)) for part in together(costs)
+            TimePart(name, Range(lows.get(name, 0.0), seconds.high))
+            for name, seconds in together(costs)
         )
-    ceiling = max(rate.peak, rate.best) * rate.fp8_fast / rate.fast
-    parts = _not_faster_than(times * fast.hardware / ceiling, parts)
+    parts = _not_faster_than(times * works.low.hardware / rate.ceiling, parts)
     again = replayed(model, setup) + passes_without_grad(setup)
-    waiting = launches_part(model, setup, length, list(parts), again, found.operators, found.calls)
-    return tuple(part for part in (*parts, waiting) if _takes_time(part))
+    waiting = launches_part(model, setup, length, parts, again, found.operators, found.calls)
+    return tuple(part for part in (*parts, waiting) if _takes_time(part.seconds))
 
 
 def step_costs(
@@ -105,27 +101,24 @@ def step_costs(
     setup: TrainingSetup,
     resident: Resident,
     rate: Rates,
-    length: Lengths,
-    fast: Work,
-    slow: Work,
+    length: int,
+    work: Work,
     optimizer_share: float = 1.0,
 ) -> Costs:
     """The costs of an optimizer step, each with the ends of its own cause (seconds on one GPU).
 
     Source: derived, as ``step_parts``.
     """
-    if isinstance(slow.model, StandIn) or setup.task.objective.generates:
-        found = _micro_step(
-            model, setup, rate, length, fast, slow
-        )  # is recorded, or has rows by the number of GPUs
+    if isinstance(work.model, StandIn) or setup.task.objective.generates:
+        # is recorded, or has rows by the number of GPUs
+        found = _micro_step(model, setup, rate, length, work)
     else:
         facets = tuple(getattr(setup, name) for name in _OF_ONE_GPU)
-        found = _on_one_gpu(model, facets, rate, length, fast, slow)
-    added = accumulation_part(setup, resident, rate)
-    _, low, high = optimizer_part(setup, resident, rate)
+        found = _on_one_gpu(model, facets, rate, length, work)
+    name, stepping = optimizer_part(setup, resident, rate)
     costs = (
-        Cost(Cause.OPTIMIZER, *added),
-        Cost(Cause.OPTIMIZER, OPTIMIZER_STEP, optimizer_share * low, optimizer_share * high),
+        Cost(Cause.OPTIMIZER, *accumulation_part(setup, resident, rate)),
+        Cost(Cause.OPTIMIZER, name, optimizer_share * stepping),
     )
     return found._replace(gpu=(*found.gpu, *_taking_time(costs)))
 
@@ -136,146 +129,184 @@ _OF_ONE_GPU = tuple(name for name in FACETS if name != "mesh")
 
 @lru_cache(maxsize=2048)
 def _on_one_gpu(
-    model: Model,
-    facets: tuple[object, ...],
-    rate: Rates,
-    length: Lengths,
-    fast: Work,
-    slow: Work,
+    model: Model, facets: tuple[object, ...], rate: Rates, length: int, work: Work
 ) -> Costs:
     """The same of these facets, remembered for the setups of a question, which share one GPU's work in many ways."""
     given: dict[str, Any] = dict(zip(_OF_ONE_GPU, facets, strict=True))
-    return _micro_step(model, TrainingSetup(**given), rate, length, fast, slow)
+    return _micro_step(model, TrainingSetup(**given), rate, length, work)
 
 
-def _micro_step(
-    model: Model, setup: TrainingSetup, rate: Rates, length: Lengths, fast: Work, slow: Work
-) -> Costs:
+def _micro_step(model: Model, setup: TrainingSetup, rate: Rates, length: int, work: Work) -> Costs:
     """The costs of all micro-steps of a step but for adding up their gradients."""
-    sizes, times = matrices(model, setup.adapters), setup.batch.gradient_accumulation_steps
-    again, asked = replayed(model, setup), passes_without_grad(setup)
-    micro, is_trained = passed_rows(setup), trains_whole(setup)
-    tokens_fast, tokens_slow = micro * length.fast, micro * length.slow
-    moves_fast = moved_bytes(setup, sizes, tokens_fast, 1) * FAST_MOVES / rate.bandwidth
-    moves_slow = moved_bytes(setup, sizes, tokens_slow, 1) * SLOW_MOVES / rate.bandwidth
-    idle = idle_operations(sizes, 1) / rate.best
-    shapes_fast, shapes_slow = moves_fast + FAST_IDLE * idle, moves_slow + SLOW_IDLE * idle
-    passes = 3 if is_trained else 2
-    split = is_trained * FORWARD * SPLIT_WAVE * sizes.products / rate.best
-    written = between_products(model, setup, length, rate, again)
-    skinny = skinny_bytes(setup, sizes) / rate.bandwidth
-    skinny_fast = FAST_SKINNY * tokens_fast * skinny
-    skinny_slow = SLOW_SKINNY * tokens_slow * skinny
-    dora_fast = setup.adapters.use_dora * DORA_WEIGHT_BYTES * sizes.adapted / rate.bandwidth
-    dora_slow = dora_fast / SLOW_BANDWIDTH_SHARE
-    words = scored_words(model, setup) * width_of(setup.precision) / rate.bandwidth
-    is_whole = loss_of(model, setup).takes_whole_logits
-    least_loss = PLAIN_LOSS_BYTES if is_whole else FUSED_LOSS_BYTES
-    is_compiled = is_whole and setup.computation.torch_compile
-    slow_loss = COMPILED_LOSS_BYTES if is_compiled else EAGER_LOSS_BYTES
-    most_loss = slow_loss / SLOW_BANDWIDTH_SHARE
-    in_float8 = float8_sizes(model, setup)
-    share = in_float8.weights / (sizes.layers + sizes.outside)
-    share_again = in_float8.weights / sizes.layers
-    with_gradients = 3 / passes  # torchao makes the gradient of a frozen weight too
-    float8_casts = casts_to_float8_part(model, setup, (tokens_fast, tokens_slow), again, rate)
-    delta_nets = delta_nets_part(model, setup, length, again, rate)
-    scans = scans_part(model, setup, length, again, rate)
-    unpacking = dequantisation_part(setup, sizes, 2 + again + asked, rate)
-    casts = casts_part(setup, sizes, (1 + again) * (1 - share) + asked + is_trained, rate)
+    of = MicroBatch.of(model, setup, rate, length, work)
+    times = setup.batch.gradient_accumulation_steps
+    costs = (Cost(cause, name, times * seconds) for cause, name, seconds in _costs(of))
+    calls = of.sizes.products * (of.passes + of.again + of.asked)
+    return Costs(tuple(_taking_time(costs)), of.written.operators, calls)
 
-    once = [
-        Cost(
-            Cause.PRODUCTS,
-            PRODUCTS,
-            product_seconds(fast.products, share, rate.fast, rate.fp8_fast, with_gradients),
-            product_seconds(slow.products, share, rate.slow, rate.fp8_slow, with_gradients),
-        ),
-        Cost(
-            Cause.SHAPES,
-            PRODUCTS,
-            2 * shapes_fast + (passes - 2) * moves_fast + FAST_IDLE * split * tokens_fast,
-            2 * shapes_slow + (passes - 2) * moves_slow + SLOW_IDLE * split * tokens_slow,
-        ),
-        Cost(
-            Cause.ATTENTION,
-            "attention",
-            fast.attention / rate.flash_fast,
-            slow.attention / rate.flash_slow,
-        ),
-        Cost(
-            Cause.TRAFFIC,
-            "norms, activations, residuals",
-            written.forward[0] + written.backward[0],
-            written.forward[1] + written.backward[1],
-        ),
-        Cost(Cause.PRODUCTS, ADAPTERS, fast.adapters / rate.fast, slow.adapters / rate.slow),
-        Cost(Cause.TRAFFIC, ADAPTERS, 3 * skinny_fast + dora_fast, 3 * skinny_slow + dora_slow),
-        Cost(
-            Cause.PRODUCTS,
-            AGAIN,
-            product_seconds(fast.products_again, share_again, rate.fast, rate.fp8_fast),
-            product_seconds(slow.products_again, share_again, rate.slow, rate.fp8_slow),
-        ),
-        Cost(Cause.SHAPES, AGAIN, again * shapes_fast, again * shapes_slow),
-        Cost(
-            Cause.ATTENTION,
-            AGAIN,
-            fast.attention_again / rate.flash_fast,
-            slow.attention_again / rate.flash_slow,
-        ),
-        Cost(
-            Cause.TRAFFIC,
-            AGAIN,
-            again * (written.forward[0] + skinny_fast + dora_fast),
-            again * (written.forward[1] + skinny_slow + dora_slow),
-        ),
-        Cost(
-            Cause.PRODUCTS,
-            ASKED,
-            fast.products_asked / rate.fast,
-            slow.products_asked / rate.slow,
-        ),
-        Cost(Cause.SHAPES, ASKED, asked * shapes_fast, asked * shapes_slow),
-        Cost(
-            Cause.ATTENTION,
-            ASKED,
-            fast.attention_asked / rate.flash_fast,
-            slow.attention_asked / rate.flash_slow,
-        ),
-        Cost(Cause.TRAFFIC, ASKED, asked * written.forward[0], asked * written.forward[1]),
-        Cost(Cause.LOOPS, *delta_nets),
-        Cost(Cause.LOOPS, *scans),
-        Cost(Cause.UNPACKING, *unpacking),
-        Cost(Cause.TRAFFIC, *float8_casts),
-        Cost(Cause.OPTIMIZER, *casts),
-        Cost(
-            Cause.LOSS,
-            "logits and loss",
-            tokens_fast * words * least_loss,
-            tokens_slow * words * most_loss,
-        ),
-    ]
-    costs = (it._replace(low=times * it.low, high=times * it.high) for it in once)
-    return Costs(
-        tuple(_taking_time(costs)), written.operators, sizes.products * (passes + again + asked)
-    )
+
+class MicroBatch(NamedTuple):
+    """What the costs of a micro-batch are made of."""
+
+    model: Model
+    setup: TrainingSetup
+    rate: Rates
+    length: int
+    """Tokens per row."""
+    tokens: int
+    work: Work
+    sizes: Matrices
+    again: float
+    """Share of the layers that backward recomputes."""
+    asked: int
+    """Passes without gradients."""
+    moves: Range[float]
+    """Seconds in which the products of a pass move their matrices."""
+    shapes: Range[float]
+    """The same, and what their tiles leave idle."""
+    written: BetweenProducts
+
+    @classmethod
+    def of(
+        cls, model: Model, setup: TrainingSetup, rate: Rates, length: int, work: Work
+    ) -> MicroBatch:
+        """A micro-batch of rows of so many tokens."""
+        sizes, again = matrices(model, setup.adapters), replayed(model, setup)
+        tokens, asked = passed_rows(setup) * length, passes_without_grad(setup)
+        moves = moved_bytes(setup, sizes, tokens, 1) * MOVES / rate.bandwidth
+        shapes = moves + IDLE * (idle_operations(sizes, 1) / rate.best)
+        written = between_products(model, setup, length, rate, again)
+        return cls(
+            *(model, setup, rate, length, tokens, work, sizes, again, asked),
+            *(moves, shapes, written),
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the model's own weights have gradients."""
+        return trains_whole(self.setup)
+
+    @property
+    def passes(self) -> int:
+        """Forward, the gradients of inputs, and those of weights."""
+        return 2 + self.is_trained
+
+    @property
+    def float8_share(self) -> float:
+        """Share of all products that multiplies in FP8."""
+        sizes = self.sizes
+        return float8_sizes(self.model, self.setup).weights / (sizes.layers + sizes.outside)
+
+    @property
+    def skinny(self) -> Range[float]:
+        """Seconds of what LoRA's thin products move in a pass."""
+        return SKINNY * self.tokens * (skinny_bytes(self.setup, self.sizes) / self.rate.bandwidth)
+
+    @property
+    def dora(self) -> Range[float]:
+        """Seconds of DoRA's norms of weights in a pass."""
+        size = self.setup.adapters.use_dora * DORA_WEIGHT_BYTES * self.sizes.adapted
+        return size / self.rate.bandwidth / BANDWIDTH_SHARE
+
+
+def _costs(of: MicroBatch) -> Iterator[Cost]:
+    """The costs of a micro-batch, part by part."""
+    yield from _trained(of)
+    if of.setup.adapters.uses_adapters:
+        yield Cost(Cause.PRODUCTS, ADAPTERS, of.work.adapters / of.rate.products)
+        yield Cost(Cause.TRAFFIC, ADAPTERS, 3 * of.skinny + of.dora)
+    yield from _recomputed(of)
+    if of.asked:
+        yield from _without_gradients(of)
+    yield from _loops(of)
+    yield from _made_weights(of)
+    yield Cost(Cause.LOSS, "logits and loss", _loss_seconds(of))
+
+
+def _trained(of: MicroBatch) -> Iterator[Cost]:
+    """The forward and the backward pass, without recomputation."""
+    with_gradients = 3 / of.passes  # torchao makes the gradient of a frozen weight too
+    products = product_seconds(of.work.products, of.float8_share, of.rate, with_gradients)
+    shapes = 2 * of.shapes
+    if of.is_trained:
+        split = FORWARD * SPLIT_WAVE * of.sizes.products / of.rate.best
+        shapes = shapes + of.moves + IDLE * split * of.tokens
+    between = of.written.forward + of.written.backward
+    yield Cost(Cause.PRODUCTS, PRODUCTS, products)
+    yield Cost(Cause.SHAPES, PRODUCTS, shapes)
+    yield Cost(Cause.ATTENTION, "attention", of.work.attention / of.rate.attention)
+    yield Cost(Cause.TRAFFIC, "norms, activations, residuals", between)
+
+
+def _recomputed(of: MicroBatch) -> Iterator[Cost]:
+    """What backward computes again: layers, a head in tiles, a tower's layers."""
+    share = float8_sizes(of.model, of.setup).weights / of.sizes.layers
+    yield Cost(Cause.PRODUCTS, AGAIN, product_seconds(of.work.products_again, share, of.rate))
+    if of.again:
+        yield Cost(Cause.SHAPES, AGAIN, of.again * of.shapes)
+    yield Cost(Cause.ATTENTION, AGAIN, of.work.attention_again / of.rate.attention)
+    if of.again:
+        between = of.written.forward
+        if of.setup.adapters.uses_adapters:
+            between = between + of.skinny + of.dora
+        yield Cost(Cause.TRAFFIC, AGAIN, of.again * between)
+
+
+def _without_gradients(of: MicroBatch) -> Iterator[Cost]:
+    """Forward passes of the model or its reference from which nothing is learned."""
+    yield Cost(Cause.PRODUCTS, ASKED, of.work.products_asked / of.rate.products)
+    yield Cost(Cause.SHAPES, ASKED, of.asked * of.shapes)
+    yield Cost(Cause.ATTENTION, ASKED, of.work.attention_asked / of.rate.attention)
+    yield Cost(Cause.TRAFFIC, ASKED, of.asked * of.written.forward)
+
+
+def _loops(of: MicroBatch) -> Iterator[Cost]:
+    """Loops over chunks, in families that have them."""
+    if of.model.delta_net:
+        part = delta_nets_part(of.model, of.setup, of.length, of.again, of.rate)
+        yield Cost(Cause.LOOPS, *part)
+    if of.model.state_space:
+        part = scans_part(of.model, of.setup, of.length, of.again, of.rate)
+        yield Cost(Cause.LOOPS, *part)
+
+
+def _made_weights(of: MicroBatch) -> Iterator[Cost]:
+    """Weights as products read them: unpacked, in FP8, cast."""
+    setup, rate = of.setup, of.rate
+    if setup.adapters.has_packed_base:
+        unpackings = 2 + of.again + of.asked
+        yield Cost(Cause.UNPACKING, *dequantisation_part(setup, of.sizes, unpackings, rate))
+    if setup.precision.uses_fp8:
+        part = casts_to_float8_part(of.model, setup, of.tokens, of.again, rate)
+        yield Cost(Cause.TRAFFIC, *part)
+    casts = (1 + of.again) * (1 - of.float8_share) + of.asked + of.is_trained
+    yield Cost(Cause.OPTIMIZER, *casts_part(setup, of.sizes, casts, rate))
+
+
+def _loss_seconds(of: MicroBatch) -> Range[float]:
+    """The loss and its gradient, by the bytes per token and word of the vocabulary."""
+    words = scored_words(of.model, of.setup) * width_of(of.setup.precision) / of.rate.bandwidth
+    is_whole = loss_of(of.model, of.setup).takes_whole_logits
+    least = PLAIN_LOSS_BYTES if is_whole else FUSED_LOSS_BYTES
+    is_compiled = is_whole and of.setup.computation.torch_compile
+    most = COMPILED_LOSS_BYTES if is_compiled else EAGER_LOSS_BYTES
+    return of.tokens * words * (Range(least, most) / BANDWIDTH_SHARE)
 
 
 def _not_faster_than(seconds: float, parts: tuple[TimePart, ...]) -> tuple[TimePart, ...]:
     """The parts, whose low ends add up to no less: no GPU multiplies faster than its datasheet or best measurement."""
-    slower = larger(1.0, seconds / total(part.low_seconds for part in parts))
-    return tuple(part._replace(low_seconds=slower * part.low_seconds) for part in parts)
+    slower = larger(1.0, seconds / total(part.seconds.low for part in parts))
+    return tuple(TimePart(name, Range(slower * low, high)) for name, (low, high) in parts)
 
 
 def _taking_time(costs: Iterable[Cost]) -> Iterator[Cost]:
-    return (it for it in costs if _takes_time(TimePart(it.name, it.low, it.high)))
+    return (cost for cost in costs if _takes_time(cost.seconds))
 
 
-def _takes_time(part: TimePart) -> bool:
+def _takes_time(seconds: Range[float]) -> bool:
     """Whether a part is listed; a record lists it in any case, since no seconds add nothing."""
-    seconds = part.low_seconds + part.high_seconds
-    return isinstance(seconds, StandIn) or seconds > 0
+    both = seconds.low + seconds.high
+    return isinstance(both, StandIn) or both > 0
 
 
 def precomputation(
@@ -292,13 +323,20 @@ def precomputation(
     if not (setup.task.precompute_ref_log_probs and setup.task.objective.has_reference):
         return None
     rate, length = rates(gpu, setup.precision), lengths(setup)
-    low, high = [0.0, 0.0], [0.0, 0.0]
-    for index, is_before in enumerate((True, False)):
-        one = setup.replace(precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
-        parts = step_parts(model, one, resident, rate, length, *works(model, one, length))
-        low[index] = total(part.low_seconds for part in parts)
-        high[index] = total(part.high_seconds for part in parts)
+    before, after = (
+        summed(
+            part.seconds
+            for part in step_parts(
+                model, one, resident, rate, length.tokens, works(model, one, length)
+            )
+        )
+        for one in (
+            setup.replace(precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
+            for is_before in (True, False)
+        )
+    )
     calls = ceil_div(
         length.rows_per_epoch, setup.batch.per_device_train_batch_size * setup.mesh.replicas
     )
-    return TimePart("reference precomputed", calls * (low[1] - low[0]), calls * (high[1] - high[0]))
+    seconds = by_end(lambda without, with_it: calls * (with_it - without), before, after)
+    return TimePart("reference precomputed", seconds)

@@ -32,6 +32,7 @@ from estimator.time.own_reading import paced
 from estimator.time.rates import rates
 from estimator.time.step_seconds import precomputation, step_parts
 from estimator.values.arithmetic import smaller, total
+from estimator.values.range import Range, by_end
 from estimator.values.results import TERA, RunTime, TimePart
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
@@ -58,24 +59,24 @@ def run_time(
     Source: transformers 5.23, trainer.py, ``set_initial_training_values``.
     """
     rate, length = rates(gpu, setup.precision), lengths(setup)
-    fast, slow = works(model, setup, length)
+    work = works(model, setup, length)
     accumulation = setup.batch.gradient_accumulation_steps
-    model_flops, least_model_flops = accumulation * slow.model, accumulation * fast.model
+    model_flops = by_end(lambda end: accumulation * end.model, work)
     # a card may be measured above its datasheet's rate, which then becomes its peak, so utilisation is at most 1
     peak = max(rate.peak, rate.best)
     if setup.run.mfu is not None:
+        model_flops = Range.of(model_flops.high)  # the utilisation was measured on the actual work
         seconds = model_flops / (setup.run.mfu * peak)
-        least_model_flops = model_flops  # the utilisation was measured on the actual work
-        parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
+        parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds),)
     else:
         ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_states else 1
         elsewhere = steps_on_host(setup.mesh) or setup.mesh.strategy.is_zero
         own = 0.0 if elsewhere else 1 / ranks
-        parts = step_parts(model, setup, resident, rate, length, fast, slow, optimizer_share=own)
+        parts = step_parts(model, setup, resident, rate, length.tokens, work, optimizer_share=own)
         if setup.mesh.num_gpus > 1:
             if setup.mesh.strategy.places_layers:
                 parts = one_after_another(
-                    parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu
+                    parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu.high
                 )
             else:
                 exchange = communication(
@@ -92,9 +93,9 @@ def run_time(
         if (copies := copies_part(model, setup, resident, rate)) is not None:
             parts = (*parts, copies)
         if offloads(setup.mesh):
-            behind = total(part.low_seconds for part in parts)
+            behind = total(part.seconds.low for part in parts)
             parts = (*parts, *offload_parts(model, gpu, setup, behind))
-        behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
+        behind = total(part.seconds.low for part in parts if part.name != OPTIMIZER_STEP)
         parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
         if setup.run.pace is not None:
             parts = paced(parts, setup.run.pace, setup.run.pace_shares)
@@ -102,8 +103,7 @@ def run_time(
     return RunTime(
         parts=parts,
         model_flops_per_step=model_flops,
-        least_model_flops_per_step=least_model_flops,
-        hardware_flops_per_step=accumulation * slow.hardware,
+        hardware_flops_per_step=accumulation * work.high.hardware,
         peak_tflops=peak / TERA,
         tokens_per_step=smaller(setup.effective_batch_size, length.rows_per_epoch)
         * rows_per_example(setup)

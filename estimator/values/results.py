@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from estimator.values.arithmetic import total
+from estimator.values.range import Range, summed
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Phase, Price, Verdict
 
@@ -83,10 +83,8 @@ class TimePart(NamedTuple):
     """One contribution to the duration of an optimizer step, in seconds."""
 
     name: str
-    low_seconds: float
-    """Fast end: the best that this hardware has been measured to do."""
-    high_seconds: float
-    """Slow end: the slowest of the published runs."""
+    seconds: Range[float]
+    """From the best that this hardware has been measured to do to the slowest of the published runs."""
 
 
 class OnDevice(NamedTuple):
@@ -111,10 +109,9 @@ class RunTime:
 
     parts: tuple[TimePart, ...]
     """Contributions to the duration of a step; they sum to both ends. A given utilisation makes them one part."""
-    model_flops_per_step: float
-    """Operations of an optimizer step on one GPU, slow end, without recomputation for checkpointing."""
-    least_model_flops_per_step: float
-    """The same at the fast end: no attention to padding, nor between packed examples."""
+    model_flops_per_step: Range[float]
+    """Operations of an optimizer step on one GPU, without recomputation for checkpointing; at the fast end without
+    attention to padding, nor between packed examples."""
     hardware_flops_per_step: float
     """Slow end, including recomputation for checkpointing."""
     peak_tflops: float
@@ -127,68 +124,38 @@ class RunTime:
     """What is computed once before the first step: the precomputed reference."""
 
     @property
-    def step_seconds_low(self) -> float:
-        """Seconds per optimizer step with all micro-batches, fast end."""
-        return total(part.low_seconds for part in self.parts)
+    def step_seconds(self) -> Range[float]:
+        """Seconds per optimizer step with all micro-batches."""
+        return summed(part.seconds for part in self.parts)
 
     @property
-    def step_seconds_high(self) -> float:
-        """Seconds per optimizer step, slow end."""
-        return total(part.high_seconds for part in self.parts)
+    def epoch_hours(self) -> Range[float]:
+        """Hours per epoch."""
+        return self.steps_per_epoch * self.step_seconds / SECONDS_PER_HOUR
 
     @property
-    def epoch_hours_low(self) -> float:
-        """Hours per epoch, fast end."""
-        return self.steps_per_epoch * self.step_seconds_low / SECONDS_PER_HOUR
+    def total_hours(self) -> Range[float]:
+        """Hours of the run."""
+        before = self.before.seconds if self.before else 0.0
+        return (self.total_steps * self.step_seconds + before) / SECONDS_PER_HOUR
 
     @property
-    def epoch_hours_high(self) -> float:
-        """Hours per epoch, slow end."""
-        return self.steps_per_epoch * self.step_seconds_high / SECONDS_PER_HOUR
+    def tokens_per_second(self) -> Range[float]:
+        """Tokens of the training set per second, over all GPUs."""
+        return self.tokens_per_step / self.step_seconds
 
     @property
-    def total_hours_low(self) -> float:
-        """Hours of the run, fast end."""
-        before = self.before.low_seconds if self.before else 0.0
-        return (before + self.total_steps * self.step_seconds_low) / SECONDS_PER_HOUR
+    def mfu(self) -> Range[float]:
+        """Model FLOPs utilisation, a share of the dense rate, at most 1.
 
-    @property
-    def total_hours_high(self) -> float:
-        """Hours of the run, slow end."""
-        before = self.before.high_seconds if self.before else 0.0
-        return (before + self.total_steps * self.step_seconds_high) / SECONDS_PER_HOUR
-
-    @property
-    def tokens_per_second_low(self) -> float:
-        """Tokens of the training set per second, over all GPUs, slow end."""
-        return self.tokens_per_step / self.step_seconds_high
-
-    @property
-    def tokens_per_second_high(self) -> float:
-        """Tokens of the training set per second, over all GPUs, fast end."""
-        return self.tokens_per_step / self.step_seconds_low
-
-    @property
-    def mfu_low(self) -> float:
-        """Model FLOPs utilisation, a share of the dense rate: the lower of both ends.
-
-        Each end divides its own operations by its own seconds. Padding counts as work, so the slow end may have the
+        Each end divides its own operations by its own seconds. Padding counts as work, so the slow step may have the
         higher utilisation.
         """
-        return min(self._utilisations())
-
-    @property
-    def mfu_high(self) -> float:
-        """Model FLOPs utilisation: the higher of both ends, at most 1."""
-        return max(self._utilisations())
-
-    def _utilisations(self) -> tuple[float, float]:
-        ends = (
-            (self.least_model_flops_per_step, self.step_seconds_low),
-            (self.model_flops_per_step, self.step_seconds_high),
-        )
-        fast, slow = (flops / (seconds * self.peak_tflops * TERA) for flops, seconds in ends)
-        return fast, slow
+        possible = self.step_seconds * self.peak_tflops * TERA
+        ends = [
+            flops / most for flops, most in zip(self.model_flops_per_step, possible, strict=True)
+        ]
+        return Range(min(ends), max(ends))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +165,7 @@ class RunCost:
     usd_per_gpu_hour: float
     price: Price | None
     """The listing used; None: the user's own price."""
-    cost_usd_low: float
-    cost_usd_high: float
+    cost_usd: Range[float]
 
 
 class Refused(NamedTuple):
@@ -270,9 +236,8 @@ class Estimate:
     """The highest moment of the second step."""
     decisive: Moment
     """The highest moment of the run, which determines the need: the peak, or one of loading or evaluation."""
-    context_low_bytes: int
+    context_bytes: Range[int]
     """CUDA context and loaded kernels, outside torch's counter."""
-    context_high_bytes: int
     needs: NeedOfARun = field(compare=False, repr=False)
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
@@ -291,9 +256,8 @@ class Estimate:
     """None without a GPU, or if one of its rates is unknown; ``assumptions`` say which."""
     cost: RunCost | None = None
     """None without a time or a price."""
-    energy_kwh_low: float | None = None
+    energy_kwh: Range[float] | None = None
     """Board power times hours, all GPUs; None if the power is unknown."""
-    energy_kwh_high: float | None = None
     devices: tuple[OnDevice, ...] = ()
     """Under a device map: each GPU that holds anything, in order."""
     device_runs: tuple[DeviceRun, ...] = field(default=(), compare=False, repr=False)

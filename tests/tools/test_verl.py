@@ -210,7 +210,7 @@ def test_weights_and_states_wait_on_the_cpu_while_vllm_generates() -> None:
     assert both.phases[Phase.BACKWARD] == plain.phases[Phase.BACKWARD]
     assert plain.time is not None
     assert both.time is not None
-    assert both.time.step_seconds_low > plain.time.step_seconds_low
+    assert both.time.step_seconds.low > plain.time.step_seconds.low
     alone = {"generation_offload_model": True, "vllm_mode": "server"}
     with pytest.raises(ValueError, match="is for a vLLM on the GPUs that train"):
         answer(**alone)
@@ -227,10 +227,10 @@ def test_vllm_keeps_buffers_for_the_rows_it_runs_at_once() -> None:
 def test_vllm_is_a_process_of_its_own_whose_context_is_counted() -> None:
     # an H100's context, 462 to 926 MiB, once for the trainer and once for vLLM; a server has GPUs of its own
     both, alone = answer(), answer(vllm_mode="server")
-    assert (both.context_low_bytes, both.context_high_bytes) == (2 * 462 * 2**20, 2 * 926 * 2**20)
-    assert (alone.context_low_bytes, alone.context_high_bytes) == (462 * 2**20, 926 * 2**20)
+    assert (both.context_bytes.low, both.context_bytes.high) == (2 * 462 * 2**20, 2 * 926 * 2**20)
+    assert (alone.context_bytes.low, alone.context_bytes.high) == (462 * 2**20, 926 * 2**20)
     exchange, need = 256 * 2**20, both.decisive.bytes
-    assert both.need_low_bytes == need + exchange + both.context_low_bytes
+    assert both.need_low_bytes == need + exchange + both.context_bytes.low
     assert "whose CUDA context is counted beside its share" in " ".join(both.assumptions)
 
 

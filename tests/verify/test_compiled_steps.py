@@ -12,8 +12,8 @@ import pytest
 
 from estimator import Component, Phase, estimate
 from estimator.contract import setups as contract
-from estimator.time.between import COMPILED_FAST, COMPILED_SLOW
-from estimator.time.host_time import FAST_COMPILED, SLOW_COMPILED
+from estimator.time.between import COMPILED_WRITES
+from estimator.time.host_time import COMPILED
 from estimator.time.traffic import traffic
 
 torch = pytest.importorskip("torch")
@@ -91,9 +91,9 @@ def test_a_compiled_layer_saves_launches_and_moves_what_inductor_schedules(name:
     if setup.get("gradient_checkpointing"):
         return  # whose replay is counted apart
     launched = (kernels[1] - kernels[0]) / (operators[1] - operators[0])
-    assert 0.9 * FAST_COMPILED <= launched <= 1.1 * SLOW_COMPILED
+    assert 0.9 * COMPILED.low <= launched <= 1.1 * COMPILED.high
     share = (moved[1] - moved[0]) / (written[1] - written[0])
-    assert 0.9 * COMPILED_FAST <= share <= 1.1 * COMPILED_SLOW
+    assert 0.9 * COMPILED_WRITES.low <= share <= 1.1 * COMPILED_WRITES.high
 
 
 @pytest.mark.filterwarnings("ignore")
