@@ -174,12 +174,18 @@ def test_the_newer_checkpointing_argument_wins_and_its_kwargs_are_read() -> None
 
 
 def test_the_peft_config_and_float32_adapters_are_read() -> None:
-    found = keys(trainer(lora({"modules_to_save": ["lm_head"]})))
+    head = {"lm_head.modules_to_save.default.weight": Tensor(4096)}
+    found = keys(trainer(lora({"modules_to_save": ["lm_head"]}, **head)))
     assert found["method"] == "lora"
     assert (found["lora_r"], found["lora_alpha"]) == (8, 16)
     assert found["lora_target_modules"] == ["q_proj", "v_proj"]
     in_full = {"target_modules": {"model.q_proj"}}  # as PEFT names the linears of a shallow model
     assert keys(trainer(lora(in_full)))["lora_target_modules"] == ["q_proj"]
+    scored = lora(
+        {"modules_to_save": ["classifier", "score"]},
+        **{"score.modules_to_save.default.weight": Tensor(4096)},
+    )  # as PEFT names both of a classifier's heads
+    assert keys(trainer(scored))["modules_to_save"] == ["score"]
     elsewhere = lora(in_full, **{"model.1.q_proj.weight": Tensor(4096**2)})
     assert keys(trainer(elsewhere))["lora_target_modules"] == ["model.q_proj"]
     assert found["modules_to_save"] == ["lm_head"]

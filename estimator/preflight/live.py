@@ -321,7 +321,18 @@ def _weights(model: Any) -> dict[str, object]:
         keys["dtype"] = loaded or keys["dtype"]
     keys |= packed | _adapters(adapters)
     keys["lora_target_modules"] = _targets(model, keys.get("lora_target_modules"))
+    if keys.get("modules_to_save"):
+        keys["modules_to_save"] = _saved(model, keys["modules_to_save"])
     return {**keys, "method": packed.get("method", "lora")}
+
+
+def _saved(model: Any, named: Any) -> list[str] | None:
+    """Those modules that the model has: for a classifier PEFT names "classifier" and "score", and passes over one.
+
+    Source: peft 0.21, peft_model.py, PeftModelForSequenceClassification.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    return [it for it in named if any(f"{it}.modules_to_save." in name for name in names)] or None
 
 
 def _targets(model: Any, named: object) -> object:

@@ -189,6 +189,8 @@ def compared(answer: RehearsalAnswer) -> str:
     error = estimated.allocated / run.allocated - 1
     if abs(error) <= AGREES:
         return f"{said}, {100 * error:+.1f} %: they agree."
+    if run.world_size > answer.ranks and error > 0:
+        said = f"{said} on the fullest of {run.world_size} ranks, of which rank {run.rank} alone was played"
     return "\n".join([f"{said}, {100 * error:+.1f} %:", *_differences(answer)])
 
 
