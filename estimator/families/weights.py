@@ -73,9 +73,18 @@ def weight_width(module: Module, setup: TrainingSetup) -> int:
 def adapter_width(setup: TrainingSetup) -> int:
     """Bytes per element of an adapter: 4 with PEFT's ``autocast_adapter_dtype``, else the base's dtype.
 
-    Source: peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype``.
+    Without it those of a packed base are bfloat16, to which TRL casts them, whatever the rest of the base is.
+
+    >>> packed = TrainingSetup(method="qlora", dtype="float32", mixed_precision="bf16", autocast_adapter_dtype=False)
+    >>> adapter_width(packed)
+    2
+
+    Source: peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype``; trl 1.16, trainer/sft_trainer.py:911.
     """
-    return FLOAT32_BYTES if setup.adapters.autocast_adapter_dtype else setup.precision.dtype.bytes
+    if setup.adapters.autocast_adapter_dtype:
+        return FLOAT32_BYTES
+    packed = setup.adapters.has_packed_base
+    return Dtype.BFLOAT16.bytes if packed else setup.precision.dtype.bytes
 
 
 def quantized_bytes(count: int, *, double_quant: bool) -> int:

@@ -314,7 +314,8 @@ def _weights(model: Any) -> dict[str, object]:
             raise PACKED_ALONE()
         return {**keys, "method": "full"}
     of_adapters = _commonest(it for name, it in floats if ".lora_" in name)
-    keys["autocast_adapter_dtype"] = of_adapters == "float32" or keys["dtype"] == "float32"
+    as_the_base = keys["dtype"] == "float32" and not packed
+    keys["autocast_adapter_dtype"] = of_adapters == "float32" or as_the_base
     if packed and any(it.dim() == 1 and _dtype(it) == "float32" for it in frozen):
         loaded = _name(getattr(base.config, "dtype", None))
         keys["prepare_model_for_kbit_training"] = loaded != "float32"

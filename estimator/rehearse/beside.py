@@ -10,6 +10,9 @@ from estimator.contract.setups import parse
 from estimator.rehearse.ledger import KINDS
 from estimator.rehearse.phases import BACKWARD, FORWARD, LOADING, OPTIMIZER
 from estimator.rehearse.rehearsed import Rehearsed
+from estimator.step.allocations import hardware_of
+from estimator.step.blocks import NO_LIMIT
+from estimator.step.reserved import is_replayed, rank_runs
 from estimator.values.results import Estimate
 from estimator.values.specs import Phase
 
@@ -34,8 +37,12 @@ class Beside:
         """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step."""
         if self.estimate is None:
             return None
-        replay = self.estimate.needs.replay
-        return self.estimate.peak.bytes if replay is None else replay.allocated
+        model, gpu, setup = self.estimate.model, self.estimate.gpu, self.estimate.setup
+        if not is_replayed(model, gpu, setup):
+            return self.estimate.peak.bytes
+        # from_pretrained has no second copy of a tied head, which models made on the card have for a moment
+        runs = [it for it in rank_runs(model, hardware_of(gpu), setup) if not it.made]
+        return max(it.spare(NO_LIMIT).allocated for it in runs)
 
     @property
     def kinds(self) -> dict[str, int]:
