@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from estimator.rehearse.on_path.headroom_inside import (
     trainers,
 )
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
-from estimator.rehearse.text import RehearsalAnswer, as_json, describe, needed
+from estimator.rehearse.text import AGREES, RehearsalAnswer, as_json, describe, needed
 from estimator.values.refusals import InputError
 
 GIB = 2**30
@@ -463,3 +464,15 @@ def test_what_runs_in_the_users_process_imports_no_library() -> None:
 
 def test_the_answer_as_json_is_one_object() -> None:
     assert json.loads(json.dumps(as_json(answer(read(REPORT)))))["fits"] is True
+
+
+TABLE = Path(__file__).parents[1] / "data" / "rehearsed.csv"
+
+
+def test_rehearsed_public_scripts_agree_with_their_estimates_or_say_of_what_they_differ() -> None:
+    """data/rehearsed.csv, played with PyTorch's CUDA build on a card that is not there."""
+    rows = [*csv.DictReader(TABLE.read_text("utf-8").splitlines())]
+    errors = [abs(float(it["error"])) for it in rows if it["error"]]
+    assert sum(it <= AGREES for it in errors) >= 0.8 * len(errors)
+    far = [it for it in rows if not it["error"] or abs(float(it["error"])) > AGREES]
+    assert [it["id"] for it in far if not it["sentence"]] == []
