@@ -139,9 +139,9 @@ def alike(model, setup, asked):
     for place, cell in enumerate(zip(*(values.tolist() for values in asked.values()), strict=True)):
         one = estimate(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True))))
         said = one.time.total_hours.low, one.time.total_hours.high
-        assert (many.hours_low[place], many.hours_high[place]) == pytest.approx(said, rel=1e-14)
+        assert (many.hours.low[place], many.hours.high[place]) == pytest.approx(said, rel=1e-14)
         said = one.cost.cost_usd.low, one.cost.cost_usd.high
-        assert (many.dollars_low[place], many.dollars_high[place]) == pytest.approx(said, rel=1e-14)
+        assert (many.dollars.low[place], many.dollars.high[place]) == pytest.approx(said, rel=1e-14)
 
 
 @pytest.mark.parametrize("method", Method)
@@ -210,7 +210,7 @@ def test_hours_of_several_gpus_match_each_run(keys):
 
 def test_hours_are_unknown_for_a_card_without_rates():
     many = runs(MISTRAL, replace(CARD, memory_bandwidth_gb_per_s=None), TrainingSetup())
-    assert np.isnan([many.hours_low, many.dollars_high]).all()
+    assert np.isnan([many.hours.low, many.dollars.high]).all()
 
 
 def test_invalid_counts_are_refused():

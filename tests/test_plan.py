@@ -36,6 +36,7 @@ from estimator import (
 )
 from estimator.plan.front import equal_to, front_of, stairs_of
 from estimator.time.interruptions import stretched
+from estimator.values.range import Range
 
 SMALL = "Qwen/Qwen3-0.6B"
 FEW = {
@@ -87,11 +88,11 @@ def test_each_candidate_matches_its_estimate() -> None:
         expected = exact if place in FOUND.settled else need(*run)
         assert (FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
         if FOUND.may_fit[place] and one.time and one.cost:
-            assert FOUND.hours_low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
-            assert FOUND.hours_high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)
-            assert FOUND.dollars_high[place] == pytest.approx(one.cost.cost_usd.high, rel=1e-12)
+            assert FOUND.hours.low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
+            assert FOUND.hours.high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)
+            assert FOUND.dollars.high[place] == pytest.approx(one.cost.cost_usd.high, rel=1e-12)
         else:
-            assert np.isnan(FOUND.hours_low[place])
+            assert np.isnan(FOUND.hours.low[place])
 
 
 def test_the_front_matches_brute_force() -> None:
@@ -163,9 +164,9 @@ def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> Non
     usual = advise(FOUND)
     assert usual.recommended is not None
     assert usual.is_sure
-    rented = np.flatnonzero(FOUND.fits & (FOUND.dollars > 0))
-    limit = float(np.median(FOUND.hours_high[rented]))
-    budget = float(np.median(FOUND.dollars_high[rented]))
+    rented = np.flatnonzero(FOUND.fits & (FOUND.middle_dollars > 0))
+    limit = float(np.median(FOUND.hours.high[rented]))
+    budget = float(np.median(FOUND.dollars.high[rented]))
     answer = advise(FOUND, replace(QUESTION, deadline_hours=limit, budget_usd=budget))
     best = answer.recommended
     assert best is not None
@@ -173,9 +174,9 @@ def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> Non
     assert not answer.meets.all()
     for place in np.flatnonzero(answer.meets):
         assert FOUND.high_bytes[place] <= FOUND.capacity_bytes[place]
-        assert FOUND.hours_high[place] <= limit
-        assert FOUND.dollars_high[place] <= budget
-        assert FOUND.dollars[best] <= FOUND.dollars[place] * 1.02
+        assert FOUND.hours.high[place] <= limit
+        assert FOUND.dollars.high[place] <= budget
+        assert FOUND.middle_dollars[best] <= FOUND.middle_dollars[place] * 1.02
     assert answer.meets[best]
 
 
@@ -204,15 +205,15 @@ def test_the_fastest_of_the_cheapest_is_recommended() -> None:
     answer = advise(candidates(asked))
     best, found = answer.recommended, answer.candidates
     assert best is not None
-    cheapest = found.dollars[answer.meets].min()
-    assert found.dollars[best] <= 1.02 * cheapest
-    equal = answer.meets & (found.dollars <= 1.02 * cheapest)
-    assert found.hours[best] == found.hours[equal].min()
+    cheapest = found.middle_dollars[answer.meets].min()
+    assert found.middle_dollars[best] <= 1.02 * cheapest
+    equal = answer.meets & (found.middle_dollars <= 1.02 * cheapest)
+    assert found.middle_hours[best] == found.middle_hours[equal].min()
 
 
 def test_a_deadline_inside_the_bracket_is_mentioned() -> None:
-    fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours_high, np.nan))
-    between = float(FOUND.hours_low[fastest] + FOUND.hours_high[fastest]) / 2
+    fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours.high, np.nan))
+    between = float(FOUND.hours.low[fastest] + FOUND.hours.high[fastest]) / 2
     answer = advise(FOUND, replace(QUESTION, deadline_hours=between))
     assert answer.recommended is not None
     assert not answer.is_sure
@@ -224,7 +225,7 @@ def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason() -> None
     assert answer.recommended is None
     assert answer.sentence.startswith("No setup that fits meets the deadline of")
     late = answer.misses[0]
-    assert late.hours_over == FOUND.hours_high[late.place]
+    assert late.hours_over == FOUND.hours.high[late.place]
     assert "hours late" in late.text
 
 
@@ -300,9 +301,9 @@ def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide()
     # the cheapest is made 0.3 GiB short at the high end of its need
     high = found.high_bytes.copy()
     high[place] = found.capacity_bytes[place] + 3 * 2**30 // 10
-    dollars = found.dollars_low.copy()
+    dollars = found.dollars.low.copy()
     dollars[place] /= 4
-    short = advise(replace(found, high_bytes=high, dollars_low=dollars))
+    short = advise(replace(found, high_bytes=high, dollars=Range(dollars, found.dollars.high)))
     assert any(it.startswith("A cheaper one is tight, 0.30 GiB short") for it in short.reasons)
 
 
@@ -316,8 +317,7 @@ def test_filters_narrow_the_answer_without_recomputing() -> None:
 
 def test_stairs_that_overlap_in_both_brackets_are_merged() -> None:
     for before, after in pairwise(advise(FOUND).stairs):
-        ends = (FOUND.hours_low, FOUND.hours_high, FOUND.dollars_low, FOUND.dollars_high)
-        assert not equal_to(ends, before.place)[after.place]
+        assert not equal_to(FOUND.hours, FOUND.dollars, before.place)[after.place]
         assert after.hours_less > 0
         assert after.dollars_more > 0
 
@@ -434,8 +434,8 @@ def test_interruptions_lengthen_runs_by_the_formula() -> None:
     )
     before, after = candidates(sure), candidates(taken)
     factor = math.exp(0.2 * 0.25) * (math.exp(0.4) - 1) / 0.4
-    assert after.hours_high == pytest.approx(before.hours_high * factor, nan_ok=True)
-    assert after.dollars_low == pytest.approx(before.dollars_low * factor, nan_ok=True)
+    assert after.hours.high == pytest.approx(before.hours.high * factor, nan_ok=True)
+    assert after.dollars.low == pytest.approx(before.dollars.low * factor, nan_ok=True)
     assert any("0.2 interruptions per machine and hour" in it for it in advise(after).notes)
 
 

@@ -282,7 +282,7 @@ def test_the_whole_front_is_drawn_and_the_recommendation_has_its_ranges(advice):
     assert front["customdata"] == advice.front.tolist()
     point = by_name["Recommended"]
     (high,) = point["error_y"]["array"]
-    assert point["y"][0] + high == advice.candidates.hours_high[advice.recommended]
+    assert point["y"][0] + high == advice.candidates.hours.high[advice.recommended]
 
 
 def test_the_recommendation_is_on_the_line_that_is_drawn(advice):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dashboard import theme
 from dashboard.figures import axes
 from dashboard.figures.memory_bars import Figure
-from estimator import Advice, Component, plan_words
+from estimator import Advice, Component, Range, plan_words
 
 HEIGHT = 470
 CELLS = (60, 40)
@@ -33,10 +33,10 @@ def figure(advice: Advice, *, dark: bool = False) -> Figure:
     look = theme.DARK if dark else theme.LIGHT
     found, asked = advice.candidates, advice.question
     across, name = _across(advice)
-    fits = found.fits & advice.kept & ~np.isnan(found.hours) & ~np.isnan(across)
+    fits = found.fits & advice.kept & ~np.isnan(found.middle_hours) & ~np.isnan(across)
     traces: list[Figure] = []
     if fits.any():
-        traces.append(_density(across[fits], found.hours[fits]))
+        traces.append(_density(across[fits], found.middle_hours[fits]))
     traces += _front(advice, across, look)
     shapes = []
     if asked.deadline_hours:
@@ -58,7 +58,7 @@ def figure(advice: Advice, *, dark: bool = False) -> Figure:
                 unit="$" * has_rent(advice),
             ),
             "yaxis": axes.logarithmic(
-                "Hours", [*found.hours[fits].tolist(), asked.deadline_hours], look
+                "Hours", [*found.middle_hours[fits].tolist(), asked.deadline_hours], look
             ),
             "shapes": shapes,
             "annotations": _names(advice, across, look),
@@ -69,15 +69,15 @@ def figure(advice: Advice, *, dark: bool = False) -> Figure:
 def has_rent(advice: Advice) -> bool:
     """Whether every setup costs dollars, as a logarithmic scale requires."""
     found = advice.candidates
-    dollars = found.dollars[found.fits & advice.kept & ~np.isnan(found.dollars)]
+    dollars = found.middle_dollars[found.fits & advice.kept & ~np.isnan(found.middle_dollars)]
     return bool(len(dollars)) and bool((dollars > 0).all())
 
 
 def _across(advice: Advice) -> tuple[Floats, str]:
     found = advice.candidates
     if has_rent(advice):
-        return found.dollars, "US dollars"
-    return found.hours * found.num_gpus, "GPU-hours"
+        return found.middle_dollars, "US dollars"
+    return found.middle_hours * found.num_gpus, "GPU-hours"
 
 
 def _density(across: Floats, hours: Floats) -> Figure:
@@ -112,7 +112,7 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         "mode": "markers",
         "name": "No other is cheaper, faster and roomier",
         "x": across[front].tolist(),
-        "y": found.hours[front].tolist(),
+        "y": found.middle_hours[front].tolist(),
         "customdata": front.tolist(),
         "text": [_hover(advice, it) for it in front.tolist()],
         "hovertemplate": "%{text}<extra></extra>",
@@ -123,7 +123,7 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         "mode": "lines+markers",
         "name": "What the next dollar buys",
         "x": across[line_places].tolist(),
-        "y": found.hours[line_places].tolist(),
+        "y": found.middle_hours[line_places].tolist(),
         "customdata": line_places,
         "text": [_hover(advice, it) for it in line_places],
         "hovertemplate": "%{text}<extra></extra>",
@@ -142,26 +142,24 @@ def _along(advice: Advice) -> list[int]:
     places = {place for it in advice.stairs for place in (it.place, *it.alike)}
     if advice.recommended is not None:
         places.add(advice.recommended)
-    return sorted(places, key=lambda it: (found.dollars[it], -found.hours[it]))
+    return sorted(places, key=lambda it: (found.middle_dollars[it], -found.middle_hours[it]))
 
 
 def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:
     """The recommended setup with its ranges of hours and dollars."""
     found, place = advice.candidates, advice.recommended
     assert place is not None
-    ends = (
-        (found.dollars_low, found.dollars_high)
-        if has_rent(advice)
-        else (found.hours_low * found.num_gpus, found.hours_high * found.num_gpus)
-    )
+    ends = found.dollars_of(place)
+    if not has_rent(advice):
+        ends = found.hours_of(place) * float(found.num_gpus[place])
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "Recommended",
         "x": [float(across[place])],
-        "y": [float(found.hours[place])],
-        "error_x": _error(across, *ends, place, look),
-        "error_y": _error(found.hours, found.hours_low, found.hours_high, place, look),
+        "y": [float(found.middle_hours[place])],
+        "error_x": _error(float(across[place]), ends, look),
+        "error_y": _error(float(found.middle_hours[place]), found.hours_of(place), look),
         "customdata": [place],
         "text": [_hover(advice, place)],
         "hovertemplate": "%{text}<extra></extra>",
@@ -169,12 +167,12 @@ def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:
     }
 
 
-def _error(middle: Floats, low: Floats, high: Floats, place: int, look: theme.Look) -> Figure:
+def _error(middle: float, ends: Range[float], look: theme.Look) -> Figure:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [float(high[place] - middle[place])],
-        "arrayminus": [float(middle[place] - low[place])],
+        "array": [ends.high - middle],
+        "arrayminus": [middle - ends.low],
         "color": look.ink,
         "thickness": 1.5,
         "width": 5,
@@ -212,7 +210,7 @@ def _names(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
     return [
         {
             "x": float(np.log10(across[place])),
-            "y": float(np.log10(found.hours[place])),
+            "y": float(np.log10(found.middle_hours[place])),
             "text": escape(plan_words.cards(found, place)),
             "showarrow": True,
             "arrowwidth": 1,

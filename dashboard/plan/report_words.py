@@ -117,11 +117,10 @@ def _front(advice: Advice) -> str:
     rows = []
     for place in shown:
         setup = plan_words.title(found, place).partition(", ")[2]
-        low, high = float(found.hours_low[place]), float(found.hours_high[place])
         cells = (
             setup,
-            plan_words.span(low, high),
-            plan_words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
+            plan_words.span(found.hours_of(place)),
+            plan_words.span(found.dollars_of(place), "$"),
             f"{100 * plan_words.share_free(found, place):.0f} %",
         )
         best = ' class="hr-best"' if place == advice.recommended else ""

@@ -40,6 +40,7 @@ from estimator.tape.symbols import Recording
 from estimator.time.cost import run_cost
 from estimator.time.rates import missing_rate
 from estimator.values.facets.batch import Batch
+from estimator.values.range import Range
 from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -62,10 +63,8 @@ ENDS = 4
 class Runs:
     """Hours and US dollars of each run, whole job, in the shape of the arguments; NaN if unknown."""
 
-    hours_low: Reals
-    hours_high: Reals
-    dollars_low: Reals
-    dollars_high: Reals
+    hours: Range[Reals]
+    dollars: Range[Reals]
 
 
 def runs(model: Model, gpu: Gpu, setup: TrainingSetup, **asked: ArrayLike) -> Runs:
@@ -81,8 +80,8 @@ def runs(model: Model, gpu: Gpu, setup: TrainingSetup, **asked: ArrayLike) -> Ru
     ends = np.full((ENDS, len(cells[BATCH])), np.nan)
     for group, members in _groups(model, gpu, setup, cells):
         group.read(cells, members, ends)
-    low, high, dollars_low, dollars_high = (end.reshape(shape) for end in ends)
-    return Runs(hours_low=low, hours_high=high, dollars_low=dollars_low, dollars_high=dollars_high)
+    of_hours, of_dollars = ends.reshape(2, 2, *shape)
+    return Runs(hours=Range(*of_hours), dollars=Range(*of_dollars))
 
 
 def _groups(
@@ -205,8 +204,7 @@ class _Group:
 def _ends(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> list[Any]:
     time = time_of(model, gpu, setup, whole)
     cost = run_cost(time, gpu, setup)
-    dollars = [np.nan] * 2 if cost is None else [cost.cost_usd.low, cost.cost_usd.high]
-    return [time.total_hours.low, time.total_hours.high, *dollars]
+    return [*time.total_hours, *(Range.of(np.nan) if cost is None else cost.cost_usd)]
 
 
 @lru_cache(maxsize=16384)

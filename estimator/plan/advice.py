@@ -109,15 +109,15 @@ def pick(found: Candidates, question: Question | None = None, where: Some | None
     place: int | None
     while True:
         _, meets, may_meet = _meeting(found, asked, kept)
-        is_sure = bool((meets & ~np.isnan(found.dollars)).any())
+        is_sure = bool((meets & ~np.isnan(found.middle_dollars)).any())
         among = np.flatnonzero(meets if is_sure else may_meet)
-        among = among[~np.isnan(found.dollars[among])]
+        among = among[~np.isnan(found.middle_dollars[among])]
         if not len(among):
             place = None
             break
-        least = int(among[np.argmin(found.dollars[among])])
-        same = among[found.dollars[among] <= SAME_DOLLARS * found.dollars[least]]
-        columns = -found.headroom[same], found.dollars[same], found.hours[same]
+        least = int(among[np.argmin(found.middle_dollars[among])])
+        same = among[found.middle_dollars[among] <= SAME_DOLLARS * found.middle_dollars[least]]
+        columns = -found.headroom[same], found.middle_dollars[same], found.middle_hours[same]
         place = int(same[np.lexsort(columns)[0]])
         new = {least, place} - found.settled
         if not new:
@@ -133,8 +133,8 @@ def _meeting(found: Candidates, asked: Question, kept: Some) -> tuple[Some, Some
     deadline = np.inf if asked.deadline_hours is None else asked.deadline_hours
     budget = np.inf if asked.budget_usd is None else asked.budget_usd
     with np.errstate(invalid="ignore"):
-        meets = fits & (found.hours_high <= deadline) & (found.dollars_high <= budget)
-        may_meet = fits & (found.hours_low <= deadline) & (found.dollars_low <= budget)
+        meets = fits & (found.hours.high <= deadline) & (found.dollars.high <= budget)
+        may_meet = fits & (found.hours.low <= deadline) & (found.dollars.low <= budget)
     return fits, meets, may_meet
 
 
@@ -151,8 +151,8 @@ def advise(
     kept = np.ones(len(found), np.bool_) if where is None else where
     front = _front(found, kept)
     fits, meets, may_meet = _meeting(found, asked, kept)
-    hours = found.hours
-    is_sure = bool((meets & ~np.isnan(found.dollars)).any())
+    hours = found.middle_hours
+    is_sure = bool((meets & ~np.isnan(found.middle_dollars)).any())
     among = meets if is_sure else may_meet
     best = _front(found, among) if (among != fits).any() else front
     fits, meets, may_meet = (found.fits & those for those in (kept, meets, may_meet))
@@ -179,7 +179,9 @@ def _front(found: Candidates, kept: Some) -> Numbers:
     """The front of those that fit, each of which PyTorch's allocator brings through."""
     while True:
         fits = found.fits & kept
-        front = front_of(np.where(fits, found.dollars, np.nan), found.hours, found.headroom)
+        front = front_of(
+            np.where(fits, found.middle_dollars, np.nan), found.middle_hours, found.headroom
+        )
         new = [place for place in front.tolist() if place not in found.settled]
         if not new:
             return front
@@ -191,19 +193,15 @@ def _cheapest(found: Candidates, front: Numbers) -> int | None:
     """Of a front, cheapest first, the fastest of those that cost the same."""
     if not len(front):
         return None
-    same = front[found.dollars[front] <= SAME_DOLLARS * found.dollars[front[0]]]
-    return int(same[np.argmin(found.hours[same])])
-
-
-def _ends(found: Candidates) -> tuple[Reals, ...]:
-    return found.hours_low, found.hours_high, found.dollars_low, found.dollars_high
+    same = front[found.middle_dollars[front] <= SAME_DOLLARS * found.middle_dollars[front[0]]]
+    return int(same[np.argmin(found.middle_hours[same])])
 
 
 def _stairs(found: Candidates, front: Numbers, hours: Reals) -> tuple[Stair, ...]:
     """Stairs that can be told apart; those that cannot be told from the one before are named with it."""
     groups: list[list[int]] = []
     for place in stairs_of(front, hours).tolist():
-        if groups and equal_to(_ends(found), groups[-1][0])[place]:
+        if groups and equal_to(found.hours, found.dollars, groups[-1][0])[place]:
             groups[-1].append(place)
         else:
             groups.append([place])
@@ -223,14 +221,14 @@ def _stairs(found: Candidates, front: Numbers, hours: Reals) -> tuple[Stair, ...
             )
             continue
         before = stairs[-1].place
-        faster = not overlap(found.hours_low, found.hours_high, before)[place]
-        dearer = not overlap(found.dollars_low, found.dollars_high, before)[place]
+        faster = not overlap(found.hours, before)[place]
+        dearer = not overlap(found.dollars, before)[place]
         stairs.append(
             Stair(
                 place=place,
                 alike=tuple(alike),
-                dollars_more=float(found.dollars[place] - found.dollars[before]),
-                hours_less=float(found.hours[before] - found.hours[place]),
+                dollars_more=float(found.middle_dollars[place] - found.middle_dollars[before]),
+                hours_less=float(found.middle_hours[before] - found.middle_hours[place]),
                 is_surely_faster=bool(faster),
                 is_surely_dearer=bool(dearer),
                 text=words.stair(
@@ -254,27 +252,27 @@ def _reasons(
         return ()
     among = meets if meets[recommended] else may_meet
     said = [words.cheapest_of(found, asked, int(among.sum()), int(fits.sum()))]
-    equals = equal_to(_ends(found), recommended) & among
+    equals = equal_to(found.hours, found.dollars, recommended) & among
     equals[recommended] = False
     if equals.any():
         others = np.flatnonzero(equals)
-        order = others[np.argsort(found.dollars[others], kind="stable")]
+        order = others[np.argsort(found.middle_dollars[others], kind="stable")]
         said.append(words.equals(found, recommended, order.tolist()))
         roomiest = int(others[np.argmax(found.headroom[others])])
         if found.headroom[roomiest] > found.headroom[recommended]:
             said.append(words.roomiest(found, roomiest))
     with np.errstate(invalid="ignore"):
         tight = kept & found.may_fit & ~found.fits
-        tight &= found.dollars * SAME_DOLLARS < found.dollars[recommended]
+        tight &= found.middle_dollars * SAME_DOLLARS < found.middle_dollars[recommended]
     if tight.any():
         places = np.flatnonzero(tight)
         said.append(
             words.cheaper_but_tight(found, int(places[np.argmin(found.high_bytes[places])]))
         )
-    cheaper = fits & ~meets & (found.dollars < found.dollars[recommended])
+    cheaper = fits & ~meets & (found.middle_dollars < found.middle_dollars[recommended])
     if cheaper.any():
         places = np.flatnonzero(cheaper)
-        nearest = int(places[np.argmin(found.hours_high[places])])
+        nearest = int(places[np.argmin(found.hours.high[places])])
         said.append(words.cheaper_but_late(found, asked, nearest))
     return tuple(said)
 
@@ -291,8 +289,8 @@ def _misses(found: Candidates, asked: Question, kept: Some, meets: Some) -> tupl
         return ()
     over = np.maximum(0, found.high_bytes - found.capacity_bytes)
     with np.errstate(invalid="ignore", divide="ignore"):
-        late = _beyond(found.hours_high, asked.deadline_hours)
-        dear = _beyond(found.dollars_high, asked.budget_usd)
+        late = _beyond(found.hours.high, asked.deadline_hours)
+        dear = _beyond(found.dollars.high, asked.budget_usd)
         shares = [
             it / limit if limit else np.zeros_like(it)
             for it, limit in ((late, asked.deadline_hours), (dear, asked.budget_usd))
@@ -300,7 +298,9 @@ def _misses(found: Candidates, asked: Question, kept: Some, meets: Some) -> tupl
     score = np.where(
         over > 0, over / found.capacity_bytes, np.nan_to_num(np.maximum(*shares), nan=np.inf)
     )
-    order = open_[np.lexsort((found.dollars[open_], score[open_], over[open_] > 0, group[open_]))]
+    order = open_[
+        np.lexsort((found.middle_dollars[open_], score[open_], over[open_] > 0, group[open_]))
+    ]
     _, first = np.unique(group[order], return_index=True)
     places = order[first]
     nearest = places[np.lexsort((score[places], over[places] > 0))]
@@ -331,7 +331,7 @@ def _beyond(high: Reals, limit: float | None) -> Reals:
 def _starts(found: Candidates, asked: Question, place: int) -> bool:
     """Whether the low ends meet deadline and budget."""
     limits: Sequence[tuple[float, float | None]] = (
-        (float(found.hours_low[place]), asked.deadline_hours),
-        (float(found.dollars_low[place]), asked.budget_usd),
+        (float(found.hours.low[place]), asked.deadline_hours),
+        (float(found.dollars.low[place]), asked.budget_usd),
     )
     return all(limit is None or low <= limit for low, limit in limits)

@@ -22,6 +22,7 @@ from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.time.rates import missing_rate
 from estimator.values.methods import Method
+from estimator.values.range import Range, by_end
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, MixedPrecision, Model
@@ -55,10 +56,8 @@ class Candidates:
     low_bytes: Numbers
     high_bytes: Numbers
     capacity_bytes: Numbers
-    hours_low: Reals
-    hours_high: Reals
-    dollars_low: Reals
-    dollars_high: Reals
+    hours: Range[Reals]
+    dollars: Range[Reals]
     refused: Mapping[str, int]
     """Sentences about combinations that no one can train, and how many there are of each."""
     untimed: Mapping[str, str]
@@ -92,14 +91,22 @@ class Candidates:
         return (self.capacity_bytes - self.high_bytes) / self.capacity_bytes
 
     @property
-    def hours(self) -> Reals:
-        """The geometric mean of both ends, as ``middle_hours``."""
-        return np.sqrt(self.hours_low * self.hours_high)
+    def middle_hours(self) -> Reals:
+        """The geometric mean of both ends, as of an estimate."""
+        return np.sqrt(self.hours.low * self.hours.high)
 
     @property
-    def dollars(self) -> Reals:
-        """The geometric mean of both ends, as ``middle_dollars``."""
-        return np.sqrt(self.dollars_low * self.dollars_high)
+    def middle_dollars(self) -> Reals:
+        """The geometric mean of both ends, as of an estimate."""
+        return np.sqrt(self.dollars.low * self.dollars.high)
+
+    def hours_of(self, place: int) -> Range[float]:
+        """The hours of one."""
+        return by_end(lambda every: float(every[place]), self.hours)
+
+    def dollars_of(self, place: int) -> Range[float]:
+        """The US dollars of one."""
+        return by_end(lambda every: float(every[place]), self.dollars)
 
     @property
     def offers(self) -> Numbers:
@@ -393,12 +400,7 @@ def _timed(
     ends = np.full((4, len(begins)), np.nan)
     if begins.any():
         found = runs(model, card, setup, **{key: it[begins] for key, it in asked.items()})
-        ends[:, begins] = (
-            found.hours_low,
-            found.hours_high,
-            found.dollars_low,
-            found.dollars_high,
-        )
+        ends[:, begins] = (*found.hours, *found.dollars)
     if offer.interruptions_per_hour:
         counts = asked["num_gpus"].tolist()
         ends *= np.array([offer.stretched(count) for count in counts])
@@ -441,10 +443,8 @@ class _Table:
             low_bytes=low,
             high_bytes=high,
             capacity_bytes=np.array(self._capacities, np.int64)[recipe],
-            hours_low=ends[0],
-            hours_high=ends[1],
-            dollars_low=ends[2],
-            dollars_high=ends[3],
+            hours=Range(*ends[:2]),
+            dollars=Range(*ends[2:]),
             refused=dict(refused),
             untimed=untimed,
         )

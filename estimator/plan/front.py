@@ -8,6 +8,7 @@ import numpy as np
 
 from estimator.grid.arrays import Numbers, Some
 from estimator.grid.runs import Reals
+from estimator.values.range import Range
 
 
 def front_of(dollars: Reals, hours: Reals, headroom: Reals) -> Numbers:
@@ -89,29 +90,29 @@ def stairs_of(front: Numbers, hours: Reals) -> Numbers:
     return np.array(found, np.int64)
 
 
-def overlap(low: Reals, high: Reals, place: int) -> Some:
+def overlap(ends: Range[Reals], place: int) -> Some:
     """Whose bracket has a number in common with that of one.
 
     Source: derived.
 
-    >>> overlap(np.array([1.0, 2, 4]), np.array([2.0, 3, 5]), 0).tolist()
+    >>> overlap(Range(np.array([1.0, 2, 4]), np.array([2.0, 3, 5])), 0).tolist()
     [True, True, False]
     """
+    low, high = ends
     met: Some = (low <= high[place]) & (high >= low[place])
     return met
 
 
-def equal_to(ends: Sequence[Reals], place: int) -> Some:
+def equal_to(hours: Range[Reals], dollars: Range[Reals], place: int) -> Some:
     """Which points cannot be told from one: the brackets of hours and those of dollars both overlap.
 
-    ``ends``: hours low and high, dollars low and high. The brackets are as wide as published runs of unlike setups
+    The brackets are as wide as published runs of unlike setups
     differ; two setups of one card differ by less, so their middles still say which is likely better.
 
     Source: derived.
 
-    >>> one = [np.array([1.0, 2, 9])] * 2
-    >>> equal_to([*one, *one], 1).tolist()
+    >>> one = Range.of(np.array([1.0, 2, 9]))
+    >>> equal_to(one, one, 1).tolist()
     [False, True, False]
     """
-    hours_low, hours_high, dollars_low, dollars_high = ends
-    return overlap(hours_low, hours_high, place) & overlap(dollars_low, dollars_high, place)
+    return overlap(hours, place) & overlap(dollars, place)

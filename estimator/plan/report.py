@@ -57,7 +57,7 @@ def listed(answer: Advice) -> list[int]:
     if answer.recommended is not None:
         places.add(answer.recommended)
     found = answer.candidates
-    return sorted(places, key=lambda it: (found.dollars[it], found.hours[it]))
+    return sorted(places, key=lambda it: (found.middle_dollars[it], found.middle_hours[it]))
 
 
 def text(answer: Advice) -> str:
@@ -85,8 +85,8 @@ def _row(answer: Advice, number: int, place: int) -> tuple[str, ...]:
     mark = "*" if place == answer.recommended else " "
     return (
         f"{mark}{number}",
-        words.span(float(found.hours_low[place]), float(found.hours_high[place])),
-        words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
+        words.span(found.hours_of(place)),
+        words.span(found.dollars_of(place), "$"),
         f"{100 * words.share_free(found, place):.0f} %",
         words.title(found, place),
     )
@@ -149,10 +149,10 @@ def point(found: Candidates, place: int) -> dict[str, object]:
         "need_high_bytes": int(found.high_bytes[place]),
         "capacity_bytes": int(found.capacity_bytes[place]),
         "headroom": words.share_free(found, place),
-        "hours_low": _number(found.hours_low[place]),
-        "hours_high": _number(found.hours_high[place]),
-        "dollars_low": _number(found.dollars_low[place]),
-        "dollars_high": _number(found.dollars_high[place]),
+        "hours_low": _number(found.hours.low[place]),
+        "hours_high": _number(found.hours.high[place]),
+        "dollars_low": _number(found.dollars.low[place]),
+        "dollars_high": _number(found.dollars.high[place]),
         "setup": found.keys(place),
     }
 
@@ -184,7 +184,7 @@ def _cells(found: Candidates, place: int) -> tuple[object, ...]:
         f"{words.share_free(found, place):.4f}",
         *(
             "" if np.isnan(it[place]) else f"{it[place]:.4g}"
-            for it in (found.hours_low, found.hours_high, found.dollars_low, found.dollars_high)
+            for it in (*found.hours, *found.dollars)
         ),
         words.title(found, place),
     )

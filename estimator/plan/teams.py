@@ -104,21 +104,21 @@ def options_of(answer: Advice) -> tuple[JobOption, ...]:
     """
     found = answer.candidates
     usable = np.flatnonzero(
-        found.fits & answer.kept & ~np.isnan(found.hours_high) & ~np.isnan(found.dollars_high)
+        found.fits & answer.kept & ~np.isnan(found.hours.high) & ~np.isnan(found.dollars.high)
     )
     if not len(usable):
         return ()
     group = found.offers * (int(found.num_gpus.max()) + 1) + found.num_gpus
     order = usable[
-        np.lexsort((found.dollars_high[usable], found.hours_high[usable], group[usable]))
+        np.lexsort((found.dollars.high[usable], found.hours.high[usable], group[usable]))
     ]
     _, first = np.unique(group[order], return_index=True)
     return tuple(
         JobOption(
             pool=found.offer(place).gpu.name,
             num_gpus=int(found.num_gpus[place]),
-            hours=float(found.hours_high[place]),
-            dollars=float(found.dollars_high[place]),
+            hours=float(found.hours.high[place]),
+            dollars=float(found.dollars.high[place]),
             place=place,
         )
         for place in order[first].tolist()

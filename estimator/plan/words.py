@@ -14,6 +14,7 @@ from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
 from estimator.time.lengths import expected_longest
 from estimator.tools.defaults import tool_named
+from estimator.values.range import Range
 from estimator.values.specs import Dtype, Price
 
 SAME_SHARE = 0.02
@@ -59,14 +60,15 @@ def usd(value: float) -> str:
     return f"${value:,.0f}" if value >= 9.95 else f"${value:.2f}"
 
 
-def span(low: float, high: float, unit: str = "") -> str:
+def span(ends: Range[float], unit: str = "") -> str:
     """A bracket of hours, or of US dollars with ``unit`` $.
 
-    >>> span(2, 3.5), span(0.06, 0.22), span(10, 20, "$"), span(0, 0, "$")
+    >>> span(Range(2, 3.5)), span(Range(0.06, 0.22)), span(Range(10, 20), "$"), span(Range(0, 0), "$")
     ('2.0 to 3.5 hours', '3.6 to 13 minutes', '$10 to $20', '$0.00')
-    >>> span(0.001, 0.002), span(0.001, 0.06), span(0.06, 2)
+    >>> span(Range(0.001, 0.002)), span(Range(0.001, 0.06)), span(Range(0.06, 2))
     ('3.6 to 7.2 seconds', '3.6 seconds to 3.6 minutes', '0.06 to 2.0 hours')
     """
+    low, high = ends
     if unit == "$":
         first, last = usd(low), usd(high)
         return first if first == last else f"{first} to {last}"
@@ -137,10 +139,10 @@ def _plain(value: object) -> str:
 
 def terms(found: Candidates, place: int) -> str:
     """Hours and dollars of one."""
-    time = span(float(found.hours_low[place]), float(found.hours_high[place]))
-    if found.offer(place).is_owned and not found.dollars_high[place]:
+    time = span(found.hours_of(place))
+    if found.offer(place).is_owned and not found.dollars.high[place]:
         return f"{time}, no rent"
-    money = span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$")
+    money = span(found.dollars_of(place), "$")
     return f"{time}, {money}"
 
 
@@ -239,11 +241,11 @@ def _limits(asked: Question) -> str:
 
 def _missed(found: Candidates, asked: Question, place: int) -> str:
     said = []
-    if asked.deadline_hours is not None and found.hours_high[place] > asked.deadline_hours:
-        over = float(found.hours_high[place]) - asked.deadline_hours
+    if asked.deadline_hours is not None and found.hours.high[place] > asked.deadline_hours:
+        over = float(found.hours.high[place]) - asked.deadline_hours
         said.append(f"the deadline by {duration(over)}")
-    if asked.budget_usd is not None and found.dollars_high[place] > asked.budget_usd:
-        said.append(f"the budget by {usd(float(found.dollars_high[place]) - asked.budget_usd)}")
+    if asked.budget_usd is not None and found.dollars.high[place] > asked.budget_usd:
+        said.append(f"the budget by {usd(float(found.dollars.high[place]) - asked.budget_usd)}")
     return " and ".join(said)
 
 
@@ -297,9 +299,9 @@ def first_stair(found: Candidates, place: int) -> str:
 
 def stair(found: Candidates, before: int, place: int, *, is_faster: bool, is_dearer: bool) -> str:
     """What the next dollars buy."""
-    more = float(found.dollars[place] - found.dollars[before])
-    less = float(found.hours[before] - found.hours[place])
-    if more <= SAME_SHARE * float(found.dollars[before]):
+    more = float(found.middle_dollars[place] - found.middle_dollars[before])
+    less = float(found.middle_hours[before] - found.middle_hours[place])
+    if more <= SAME_SHARE * float(found.middle_dollars[before]):
         price = "For the same dollars"
         gain = f"{'' if is_faster else 'perhaps '}{duration(less)} less"
         return f"{price}, {gain}: {title(found, place)}, {terms(found, place)}."
@@ -326,10 +328,10 @@ def miss(
                 f"{title(found, place)}: tight, {gib(over)} GiB short at the high end of its need."
             )
         return f"{title(found, place)}: {gib(over)} GiB too large for each card."
-    if np.isnan(found.hours_high[place]):
+    if np.isnan(found.hours.high[place]):
         why = found.untimed.get(found.offer(place).gpu.name, "No time is known.")
         return f"{title(found, place)}: {why}"
-    if np.isnan(found.dollars_high[place]):
+    if np.isnan(found.dollars.high[place]):
         return f"{title(found, place)}: no price is known; give usd_per_gpu_hour."
     said = []
     if late > 0:
@@ -391,7 +393,7 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
             said.append(_interrupted(offer))
         if offer.gpu.name in found.untimed:
             said.append(found.untimed[offer.gpu.name])
-        elif of_it.any() and np.isnan(found.dollars[of_it & found.may_fit]).any():
+        elif of_it.any() and np.isnan(found.middle_dollars[of_it & found.may_fit]).any():
             said.append(
                 f"No price is known for {offer.name} on some numbers of GPUs; give usd_per_gpu_hour."
             )
