@@ -143,8 +143,8 @@ STYLE = f"""<style>
 .hr-verdict .hr-say {{ font-size: 1.25rem; line-height: 1.4; margin-top: .15rem; }}
 .hr-verdict .hr-run {{ font-size: 1.05rem; line-height: 1.4; }}
 .hr-verdict .hr-setup {{ font-size: .95rem; line-height: 1.4; }}
-.hr-setup button {{ all: unset; font-style: italic; cursor: pointer; text-decoration: underline dotted 1px;
-  text-underline-offset: .2em; }}
+.hr-setup button {{ all: unset; white-space: normal; font-style: italic; cursor: pointer;
+  text-decoration: underline dotted 1px; text-underline-offset: .2em; }}
 .hr-setup [data-scrub] {{ cursor: ew-resize; touch-action: pan-y; user-select: none; }}
 .hr-setup button:hover {{ text-decoration-style: solid; }}
 .hr-setup button:focus-visible {{ outline: 3px solid #56B4E9; border-radius: .15rem; }}

@@ -43,7 +43,7 @@ def text(page: AppTest) -> str:
         for kind in ("markdown", "warning", "error", "caption")
         for element in page.get(kind)
     ]
-    return "\n".join(pieces)
+    return re.sub(r'<span class="hr-whole">(.*?)</span>', r"\1", "\n".join(pieces))
 
 
 def figure(page: AppTest, name: str = "hero") -> dict:
@@ -73,7 +73,7 @@ def setting(page: AppTest, key: str) -> object:
     """The value of a contract key, whether or not its widget is drawn."""
     if key in session.BOUND:
         return page.session_state[key]
-    return page.session_state["unbound"].get(key, getattr(TrainingSetup(), key))
+    return page.session_state["unbound"].get(key, TrainingSetup().value(key))
 
 
 def widget(page: AppTest, key: str):
@@ -479,7 +479,7 @@ def test_an_expander_widget_sets_and_resets_its_key_and_the_address(key, value, 
     assert setting(page, key) == (tuple(value) if isinstance(value, list) else value)
     assert page.query_params[key] == spelled
     move(page, f"{key} box", before)
-    assert setting(page, key) == getattr(TrainingSetup(), key)
+    assert setting(page, key) == TrainingSetup().value(key)
     assert key not in page.query_params
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 
@@ -98,10 +99,14 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
 
 
 def _setup_html(of: Estimate) -> str:
-    """The setup as a sentence, whose words lead to the controls that change them; its numbers are scrubbed."""
+    """The setup as a sentence, whose words lead to the controls that change them; its numbers are scrubbed.
+
+    Browsers would break a line between a button and its comma.
+    """
     pieces = setup_sentence.pieces(of.model, of.gpu, of.setup)
     said = "".join(_piece_html(piece, of.setup) for piece in pieces)
-    return f"{said}{_offer_html(of)}"
+    kept = re.sub(r"(<button[^>]*>[^<]*</button>[,.])", r'<span class="hr-whole">\1</span>', said)
+    return f"{kept}{_offer_html(of)}"
 
 
 def _offer_html(of: Estimate) -> str:

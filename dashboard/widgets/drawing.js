@@ -84,7 +84,7 @@ const slide = (box, { data: [bars, totals], layout }) => {
 
 // Bars of parts carry their labels: each its name and number, or what of them has room beside its bar's total. Where only
 // one of them has room, a name that another bar has makes way for the number.
-const ROOM = 10, TICK = 56; // px that a text leaves free in its part, and of the axis for a number; our choices
+const ROOM = 10, TICK = 60; // px that a text leaves free in its part, and of the axis for a number; our choices
 const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
 const widthOf = (words, font) => {
   const known = widths.get(font + words);
@@ -114,12 +114,18 @@ const labelled = (box, figure) => {
     const name = nameAt(bars, place);
     return named.has(name) ? fit(place, number) : fit(place, name, number);
   });
-  const xaxis = { ...layout.xaxis, nticks: Math.min(nticks, Math.floor(plot / TICK)) };
+  const least = Math.max(end / nticks, TICK / pixels), power = 10 ** Math.floor(Math.log10(least));
+  const step = power * [1, 2, 5, 10].find((it) => it * power >= least), tickvals = [];
+  for (let it = 0; it * step * pixels + TICK / 2 <= plot + margin.r; it += 1) tickvals.push(Number((it * step).toPrecision(6)));
+  const ticktext = tickvals.map((it, place) => `${it}${place === tickvals.length - 1 ? " GiB" : ""}`);
+  const xaxis = { ...layout.xaxis, tickvals, ticktext };
   return { data: [{ ...bars, text }, ...others], layout: { ...layout, xaxis } };
 };
-// A total without room beside its bar stands on it.
-const within = (totals, right, pixels, font) => ({ ...totals, textposition: totals.textposition.map((side, at) =>
-  totals.x[at] * pixels + widthOf(plain(totals.text[at]), `bold ${font}`) > right ? "middle left" : side) });
+// A total without room beside its bar stands on it, and one without room on it beside it.
+const within = (totals, right, pixels, font) => ({ ...totals, textposition: totals.textposition.map((side, at) => {
+  const end = totals.x[at] * pixels, width = widthOf(plain(totals.text[at]), `bold ${font}`);
+  return width > end ? "middle right" : end + width > right ? "middle left" : side;
+}) });
 const plain = (words) => words.replace(/<\/?b>/g, "");
 const nameAt = ({ hovertext }, place) => hovertext[place].split(":")[0];
 
