@@ -156,5 +156,6 @@ def with_defaults_of(
     >>> keys["max_length"], keys["gradient_checkpointing"], keys["loss"], keys["dtype"], keys["lora_r"]
     (4096, True, 'chunked_trl', 'float32', 16)
     """
-    set_there = {it.key: it.value for it in defaults_of(name, given, model)}
-    return {**{key: value for key, value in set_there.items() if key not in given}, **given}
+    found = effective(tool_named(name, given.get("objective")), fixed=given, model=model)
+    own = found.origins.keys() - given.keys() - {"model"}
+    return {**{key: value for key, value in found.values.items() if key in own}, **given}
