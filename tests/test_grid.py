@@ -25,6 +25,7 @@ from estimator import (
 from estimator.families.modules import TINY_LLAMA
 from estimator.grid import rows as grid_rows
 from estimator.grid.arrays import evaluate, holds
+from estimator.grid.needs import least_needs
 from estimator.grid.reals import RealRecording
 from estimator.grid.rows import highest, peaks
 from estimator.tape.symbols import Recording, next_power_of_2
@@ -38,6 +39,7 @@ MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 def in_arrays(monkeypatch):
     """Forces arrays; small inputs would be computed one by one."""
     monkeypatch.setattr("estimator.grid.runs.FEW", 0)
+    monkeypatch.setattr("estimator.grid.needs.SINGLE", 0)
 
 
 def one_by_one(model, setup, asked):
@@ -101,6 +103,19 @@ def test_every_strategy_equals_single_setups(strategy, method):
 def test_other_families_equal_single_setups(name):
     """Windows, experts, state spaces: their comparisons split the cells between several records."""
     same(catalog.model(name), TrainingSetup(method="lora"), random_cells(3, 30, lora_r=[8, 16]))
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.ZERO3, Strategy.FSDP], ids=str)
+def test_bounds_are_below_the_needs_and_refuse_the_same_cells(strategy):
+    setup = TrainingSetup(strategy=strategy, num_gpus=2, eval_strategy="steps")
+    asked = random_cells(5, 20, num_gpus=[1, 2, 8])
+    found, least = needs(MISTRAL, CARD, setup, **asked), least_needs(MISTRAL, CARD, setup, **asked)
+    assert found.refused.any() == (strategy is not Strategy.ZERO3)  # which runs on one GPU, too
+    assert (least.refused == found.refused).all()
+    assert (least.low_bytes <= found.low_bytes).all()
+    assert (least.high_bytes <= found.high_bytes).all()
+    weights = 2 * 7_241_732_096 // (1 if strategy is Strategy.DDP else 8)  # data/models.csv
+    assert (least.low_bytes[~least.refused] >= weights).all()
 
 
 def test_refused_cells_are_marked():

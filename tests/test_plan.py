@@ -199,6 +199,16 @@ def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: fl
     assert (one.recommended is None) == (deadline == 0)
 
 
+def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken() -> None:
+    bounded = candidates(QUESTION, are_bounded=True)
+    assert (bounded.low_bytes <= bounded.high_bytes).all()
+    assert len(bounded) == len(FOUND)
+    for deadline in (None, 2.0):
+        asked = replace(QUESTION, deadline_hours=deadline)
+        assert pick(bounded, asked).sentence == pick(FOUND, asked).sentence
+    assert 0 < len(bounded.recipes) - len(bounded.bounded) < len(bounded.recipes) / 3
+
+
 def test_the_fastest_of_the_cheapest_is_recommended() -> None:
     card = catalog.gpu("L4")
     asked = replace(QUESTION, offers=(Offer(gpu=card, most=4),), methods=(Method.LORA,))

@@ -64,9 +64,11 @@ class _Watched:
 
 
 @lru_cache(maxsize=8)
-def _answered(text: str, known: tuple[str, ...], by: _Watched) -> Candidates:
+def _answered(
+    text: str, known: tuple[str, ...], by: _Watched, *, are_bounded: bool
+) -> Candidates:
     del known  # only a cache key: the Hub may have returned a model since
-    return candidates(read(text), models.known(), by.progress)
+    return candidates(read(text), models.known(), by.progress, are_bounded=are_bounded)
 
 
 def unlimited(question: Question) -> Question:
@@ -74,11 +76,16 @@ def unlimited(question: Question) -> Question:
     return replace(question, deadline_hours=None, budget_usd=None)
 
 
-def answered(question: Question, progress: Progress | None = None) -> Candidates | str:
-    """Every setup of a question, or its refusal. Cached independently of deadline and budget."""
+def answered(
+    question: Question, progress: Progress | None = None, *, are_bounded: bool = False
+) -> Candidates | str:
+    """Every setup of a question, or its refusal. Cached independently of deadline and budget.
+
+    ``are_bounded``: for ``pick`` alone, as ``candidates`` has it.
+    """
     try:
         text, known = text_of(unlimited(question)), tuple(sorted(models.known()))
-        return _answered(text, known, _Watched(progress))
+        return _answered(text, known, _Watched(progress), are_bounded=are_bounded)
     except ValueError as refusal:
         return str(refusal)
 

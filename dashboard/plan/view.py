@@ -217,7 +217,7 @@ def _full(place: DeltaGenerator, said: list[tuple[str, str]], question: Question
     def show(share: float, _: Callable[[], Candidates]) -> None:
         place.html(words.each_html([(full, f"computing, {share:.0%}"), *said]))
 
-    found = asked.answered(also, show)
+    found = asked.answered(also, show, are_bounded=True)
     taken = found if isinstance(found, str) else words.taken(pick(found, also))
     place.html(words.each_html([(full, taken), *said]))
 

@@ -79,6 +79,27 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
 
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
+    return _read(model, gpu, setup, asked, plays=True)
+
+
+def least_needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLike) -> Needs:
+    """Lower bounds of both ends of ``needs``, without a played step: of loading, the optimizer's step and saving.
+
+    Which setups are refused, it says exactly.
+
+    Source: derived, as ``needs``.
+    """
+    return _read(model, gpu, setup, asked, plays=False)
+
+
+def _read(
+    model: Model,
+    gpu: Gpu | None,
+    setup: TrainingSetup,
+    asked: Mapping[str, ArrayLike],
+    *,
+    plays: bool,
+) -> Needs:
     cells, shape = of(setup, asked)
     accumulation = cells[ACCUMULATION]
     if not setup.task.objective.generates:
@@ -86,7 +107,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
         accumulation = np.minimum(accumulation, 2)
     columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
     model, setup = as_trained(model, setup)
-    reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)))
+    reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)), plays=plays)
     low, high, refused = reader.read()
     back = number.reshape(shape)
     return Needs(low_bytes=low[back], high_bytes=high[back], refused=refused[back])
@@ -100,8 +121,17 @@ class _Group:
 
 
 class _Reader:
-    def __init__(self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Cells) -> None:
+    def __init__(
+        self,
+        model: Model,
+        gpu: Gpu | None,
+        setup: TrainingSetup,
+        cells: Cells,
+        *,
+        plays: bool,
+    ) -> None:
         self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
+        self._plays = plays
         self._workspace = workspace_bytes(gpu)
         # rank, GPUs and accumulation, in which groups differ, do not matter to these
         self._scored: dict[int, int] = {}
@@ -210,6 +240,8 @@ class _Reader:
     ) -> tuple[Numbers, Numbers]:
         """Bytes of the highest moment above the resident ones, and bytes left over after backward, per cell."""
         highest, left_over = np.zeros(len(cells), np.int64), np.zeros(len(cells), np.int64)
+        if not self._plays:
+            return highest, left_over
         ends = np.cumsum([len(group.cells) for group in groups])
         spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
         inputs = np.concatenate([self._inputs(group, batch) for group in groups], axis=1)

@@ -119,6 +119,11 @@ def pick(found: Candidates, question: Question | None = None, where: Some | None
         same = among[found.middle_dollars[among] <= SAME_DOLLARS * found.middle_dollars[least]]
         columns = -found.headroom[same], found.middle_dollars[same], found.middle_hours[same]
         place = int(same[np.lexsort(columns)[0]])
+        rough = {int(found.recipe[it]) for it in (least, place)} & found.bounded
+        for recipe in rough:
+            found.play(recipe)
+        if rough:
+            continue
         new = {least, place} - found.settled
         if not new:
             break

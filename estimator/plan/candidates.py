@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
-from estimator.grid.needs import needs
+from estimator.grid.needs import Needs, least_needs, needs
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.resident.overhead import context_bytes, workspace_bytes
@@ -64,6 +64,24 @@ class Candidates:
     """Why an offer has no time, by the name of its card."""
     settled: set[int] = field(default_factory=set)
     """Places whose need is that of their estimate, which replays them; that of others has published runs' slack."""
+    bounded: set[int] = field(default_factory=set)
+    """Recipes whose bytes are lower bounds."""
+
+    def play(self, number: int) -> None:
+        """Give the setups of a recipe their needs in place of bounds."""
+        recipe, places = self.recipes[number], np.flatnonzero(self.recipe == number)
+        ranked = {"lora_r": self.rank[places]} if recipe.setup.adapters.uses_adapters else {}
+        found = needs(
+            recipe.model,
+            self.question.offers[recipe.offer].gpu,
+            recipe.setup,
+            num_gpus=self.num_gpus[places],
+            per_device_train_batch_size=self.micro_batch[places],
+            gradient_accumulation_steps=self.accumulation[places],
+            **ranked,
+        )
+        self.low_bytes[places], self.high_bytes[places] = found.low_bytes, found.high_bytes
+        self.bounded.remove(number)
 
     def settle(self, place: int) -> None:
         """Give a setup the need of its estimate."""
@@ -155,13 +173,16 @@ def candidates(
     question: Question,
     known: Mapping[str, Model] = NONE_KNOWN,
     progress: Progress | None = None,
+    *,
+    are_bounded: bool = False,
 ) -> Candidates:
     """Every setup that a question allows, with bytes, hours and dollars as ``estimate`` says of each.
 
     Hours and dollars on machines that may be taken away are those times ``Offer.stretched``.
 
     ``known``: models by id that are not in the catalogue. ``progress`` follows; of each strategy in turn, the simplest
-    first, all models and methods are computed, so that an answer soon stands.
+    first, all models and methods are computed, so that an answer soon stands. ``are_bounded``: with lower bounds of the
+    bytes, from which ``pick`` finds the same as from the needs; only the recipes that may be taken are played.
     Raises ``InputError`` with one sentence if nothing can be computed.
 
     Source: derived, from ``needs`` and ``runs``.
@@ -178,14 +199,19 @@ def candidates(
                 cells = _cells(question, [question.offers[it] for it in group], setup)
                 if len(cells[0]):
                     of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
-                    _read(question, cards, model, of_node, group, cells, table, untimed)
+                    needed = (least_needs if are_bounded else needs)(
+                        model, question.offers[group[0]].gpu, of_node, **_asked_of(of_node, cells)
+                    )
+                    _read(question, cards, model, of_node, group, cells, needed, table, untimed)
             if table.count > MOST_CANDIDATES:
                 raise InputError(
                     f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
                 )
             if progress is not None:
                 progress((done + 1) / len(asked), lambda: table.all(question, refused, untimed))
-    return table.all(question, refused, untimed)
+    found = table.all(question, refused, untimed)
+    found.bounded.update(range(len(found.recipes)) if are_bounded else ())
+    return found
 
 
 @contextmanager
@@ -348,6 +374,18 @@ def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) ->
     return list(np.array(found, np.int64).reshape(-1, 4).T)
 
 
+def _asked_of(setup: TrainingSetup, cells: Sequence[Numbers]) -> dict[str, Numbers]:
+    """The cells by key, as ``needs`` and ``runs`` take them."""
+    gpus, batches, accumulation, ranks = cells
+    ranked = {"lora_r": ranks} if setup.adapters.uses_adapters else {}
+    return {
+        "per_device_train_batch_size": batches,
+        "gradient_accumulation_steps": accumulation,
+        "num_gpus": gpus,
+        **ranked,
+    }
+
+
 def _read(
     question: Question,
     cards: Sequence[Gpu],
@@ -355,6 +393,7 @@ def _read(
     setup: TrainingSetup,
     group: Sequence[int],
     cells: Sequence[Numbers],
+    needed_on_first: Needs,
     table: _Table,
     untimed: dict[str, str],
 ) -> None:
@@ -362,16 +401,7 @@ def _read(
 
     ``cards``: those of the offers, with their listings.
     """
-    gpus, batches, accumulation, ranks = cells
-    asked = {
-        "per_device_train_batch_size": batches,
-        "gradient_accumulation_steps": accumulation,
-        "num_gpus": gpus,
-    }
-    if setup.adapters.uses_adapters:
-        asked["lora_r"] = ranks
-    first = question.offers[group[0]].gpu
-    needed_on_first = needs(model, first, setup, **asked)
+    gpus, first, asked = cells[0], question.offers[group[0]].gpu, _asked_of(setup, cells)
     for place in group:
         offer = question.offers[place]
         needed = needed_on_first.on(offer.gpu, first)
