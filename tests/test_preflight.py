@@ -250,6 +250,8 @@ def test_a_pair_is_as_long_as_its_prompt_and_the_longer_answer() -> None:
     assert keys(trainer(rows=pairs, max_length=12))["max_length"] == 12  # cut off by the collator
     scored = Columns(chosen_ids=[[1] * 5], rejected_ids=[[1] * 7])
     assert keys(trainer(rows=scored))["max_length"] == 7
+    with_prompts = Columns(chosen_input_ids=[[1] * 5], rejected_input_ids=[[1] * 6])
+    assert keys(trainer(rows=with_prompts))["max_length"] == 6
 
 
 def test_axolotls_packed_rows_lie_in_one_row_as_long_as_all() -> None:

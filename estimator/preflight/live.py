@@ -68,9 +68,11 @@ _SEQUENCES = (
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_ids", "rejected_ids"),
     ("prompt_ids", "completion_ids"),
+    ("chosen_input_ids", "rejected_input_ids"),
 )
 """Columns of a tokenised dataset that make a row: of a pair the longer answer. trl 1.16, trainer/dpo_trainer.py,
-reward_trainer.py, kto_trainer.py, ``DataCollatorFor…``."""
+reward_trainer.py, kto_trainer.py, ``DataCollatorFor…``; experimental/orpo/orpo_trainer.py, ``tokenize_row``, where
+answers have their prompt."""
 MOST_ROWS = 1_000_000
 """Rows of a tokenised dataset searched for the longest: ours."""
 
@@ -254,7 +256,7 @@ def _ends(rows: Any) -> tuple[int | None, int | None]:
     parts = next((it for it in _SEQUENCES if {*it} <= {*columns}), ())
     if parts:
         *before, last = ([len(it) for it in rows[name]] for name in parts)
-        if "rejected_ids" in parts:
+        if parts[-1].startswith("rejected"):
             rejected, last = last, before.pop()
             last = [*map(max, last, rejected)]
         lengths = {sum(it) for it in zip(*before, last, strict=True)}

@@ -136,6 +136,10 @@ def write(ended: str) -> None:
 def finish(ended: str = "steps") -> NoReturn:
     """End the run here: enough steps were taken. Nothing that would follow is run, saving included."""
     write(ended)
+    for name in ("multiprocessing", "multiprocess"):  # they would wait for this process for ever
+        if name in sys.modules:
+            for child in sys.modules[name].active_children():
+                child.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -14,7 +14,9 @@ from .record import here
 OLDEST_PYTHON = (3, 11)
 """Headroom's own; the rehearsal itself runs under older ones, too."""
 
-SEQUENCES = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids")
+SEQUENCES = (
+    "input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "chosen_input_ids", "rejected_input_ids",
+)  # fmt: skip
 """Columns of tokens: trl 1.16, trainer/dpo_trainer.py, kto_trainer.py, ``DataCollatorFor…``."""
 MOST_ROWS = 100_000
 """Rows up to which their lengths are looked at: a second."""
