@@ -269,6 +269,16 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer(**alike, pad_to_multiple_of=48))["padded"] is True
 
 
+def test_another_trainer_of_trls_is_refused_even_one_made_of_sfts() -> None:
+    sft = type("SFTTrainer", (Has,), {"__module__": "trl.trainer.sft_trainer"})
+    distills = type("GKDTrainer", (sft,), {"__module__": "trl.experimental.gkd.gkd_trainer"})
+    of_a_user = type("MyTrainer", (sft,), {})
+    parts = vars(trainer())
+    assert keys(of_a_user(**parts))["objective"] == "sft"
+    with pytest.raises(RefusedError, match="TRL's GKDTrainer is not modelled yet"):
+        keys(distills(**parts))
+
+
 def test_buckets_of_another_size_than_trainers_are_refused() -> None:
     """DeepSpeed takes 500 million elements where its config says none: runtime/zero/config.py."""
     plugin = Has(deepspeed_config={"zero_optimization": {"stage": 2}})

@@ -28,6 +28,7 @@ OTHER_BUCKET = Refusal(
     "set it to auto.",
     NOT_MODELLED,
 )
+OTHER_TRAINER = Refusal("TRL's {name} is not modelled yet; {known} are.", NOT_MODELLED)
 OTHER_PEFT = Refusal("PEFT's {kind} is not modelled yet; LORA is.", NOT_MODELLED)
 PACKED_ALONE = Refusal(
     "a quantised base without adapters is not modelled yet; add a PEFT config.", NOT_MODELLED
@@ -182,6 +183,9 @@ def _plain(value: object) -> object:
 
 def _task(trainer: Any) -> dict[str, object]:
     names = {it.__name__ for it in type(trainer).__mro__}
+    of_trl = [it.__name__ for it in type(trainer).__mro__ if it.__module__.split(".")[0] == "trl"]
+    if of_trl and of_trl[0].endswith("Trainer") and of_trl[0] not in _OBJECTIVES:
+        raise OTHER_TRAINER(name=of_trl[0], known=", ".join(sorted(_OBJECTIVES)))
     found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
     model = _base(trainer.model)
     keys: dict[str, object] = {}

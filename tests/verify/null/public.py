@@ -73,6 +73,7 @@ CHAT = [{"role": "user", "content": SHORT}, {"role": "assistant", "content": LON
 ROWS: Mapping[str, Mapping[str, object]] = {
     "chat": {"messages": CHAT},
     "pairs": {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [{**CHAT[1], "content": SHORT}]},
+    "triples": {"prompt": CHAT[:1], **dict.fromkeys(("chosen", "rejected", "reference"), CHAT[1:])},
     "labels": {"prompt": CHAT[:1], "completion": CHAT[1:], "label": True},
     "prompts": {"prompt": CHAT[:1]},
     "alpaca": {"instruction": SHORT, "input": "", "output": LONG, "text": LONG},
@@ -124,8 +125,7 @@ PLAYS = (
     Play("trl", "trl/scripts/dpo.py", "pairs", ("--precompute_ref_log_probs",)),
     Play("trl", "examples/scripts/orpo.py", "pairs"),
     Play("trl", "examples/scripts/cpo.py", "pairs"),
-    Play("trl", "examples/scripts/bco.py", "labels"),
-    Play("trl", "examples/scripts/tpo.py", "pairs"),
+    Play("trl", "examples/scripts/tpo.py", "triples"),
     Play("trl", "examples/scripts/gkd.py", "chat"),
     Play("trl", "examples/scripts/prm.py", "steps"),
     Play("trl", "examples/scripts/reward_modeling.py", "pairs"),
