@@ -291,6 +291,7 @@ def test_a_replayed_run_stops_where_first_overflow_says(
     if found is None:
         return
     over, run = found.at, list(replayed(answer))
+    assert runs_out(answer, str).startswith(f"It runs out {where(over, setup)}")
     if found.requested_bytes is not None:  # blocks are no smaller than tensors
         order = [*instants(answer)]
         assert all(it.moment.bytes <= room for it in order[: order.index(found.among)])

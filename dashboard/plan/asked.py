@@ -64,9 +64,7 @@ class _Watched:
 
 
 @lru_cache(maxsize=8)
-def _answered(
-    text: str, known: tuple[str, ...], by: _Watched, *, are_bounded: bool
-) -> Candidates:
+def _answered(text: str, known: tuple[str, ...], by: _Watched, *, are_bounded: bool) -> Candidates:
     del known  # only a cache key: the Hub may have returned a model since
     return candidates(read(text), models.known(), by.progress, are_bounded=are_bounded)
 

@@ -103,7 +103,7 @@ def _refused(of: Estimate, stop: Refused) -> Overflow:
         shown = min(step, STEPS)
         among = next(it for it in found if it.step == shown and it.moment.phase is stop.phase)
     else:
-        micro_step = 1 + stop.micro_step if of.setup.batch.gradient_accumulation_steps > 1 else 0
+        micro_step = _micro_step(of, stop)
         alike = [
             it
             for it in found
@@ -115,6 +115,11 @@ def _refused(of: Estimate, stop: Refused) -> Overflow:
         step = max(step, 1 + evaluation.step)
     moment = Moment(stop.phase, stop.name or among.moment.name, among.moment.resident)
     return Overflow(Instant(step, micro_step, moment), among, stop.bytes)
+
+
+def _micro_step(of: Estimate, stop: Refused) -> int:
+    """The micro-step of a pass that stops, as ``Instant`` counts them."""
+    return 1 + stop.micro_step if of.setup.batch.gradient_accumulation_steps > 1 else 0
 
 
 def _exceeding(of: Estimate) -> Instant | None:
@@ -316,10 +321,24 @@ def runs_out(of: Estimate, size: Callable[[int], str]) -> str:
 
     ``size``: says a number of bytes.
     """
-    over = first_overflow(of)
-    if over is None:
+    if of.gpu is None or of.need_low_bytes <= of.gpu.memory_bytes:
         return ""
-    said = f"It runs out {where(over.at, of.setup)}"
-    if over.requested_bytes is None:
-        return f"{said}."
-    return f"{said}, where PyTorch cannot get {size(over.requested_bytes)}."
+    stop = of.needs.refused
+    if stop is not None and _is_told(stop):
+        at = Instant(stop.step, _micro_step(of, stop), Moment(stop.phase, stop.name, {}))
+        requested: int | None = stop.bytes
+    else:
+        over = first_overflow(of)
+        if over is None:
+            return ""
+        at, requested = over.at, over.requested_bytes
+    said = f"It runs out {where(at, of.setup)}"
+    return (
+        f"{said}." if requested is None else f"{said}, where PyTorch cannot get {size(requested)}."
+    )
+
+
+def _is_told(stop: Refused) -> bool:
+    """Whether what is refused says when that is without the run's moments: in a pass of the first steps."""
+    in_pass = stop.phase in (*STEP_PHASES[:-1], *MORE_PASSES)
+    return in_pass and bool(stop.name) and stop.step <= STEPS
