@@ -115,6 +115,7 @@ html { font-size: 26px; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
+.hr-verdict { min-height: 0; padding-bottom: .4rem; }
 .hr-verdict .hr-small, .hr-setup, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
 """CSS for the projector: all type at least 1.6 times as large, and no sidebar."""
