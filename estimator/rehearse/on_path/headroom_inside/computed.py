@@ -72,7 +72,11 @@ def _compute(torch: Any, library: Any, name: str) -> None:
             )
             theirs = iter(_tensors(torch, [there]))
             for mine in _tensors(torch, [found]):
-                on_host(torch, mine).copy_(next(theirs))
+                it = next(theirs)
+                if (
+                    it.shape == mine.shape
+                ):  # a mask that selects nothing is not known, and selects all
+                    on_host(torch, mine).copy_(it)
         elif name in FINITE:  # of much: gradients and weights, which are finite
             on_host(torch, found).fill_(FINITE[name])
         return found
