@@ -279,6 +279,19 @@ def test_another_trainer_of_trls_is_refused_even_one_made_of_sfts() -> None:
         keys(distills(**parts))
 
 
+def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dpo = type("DPOTrainer", (Has,), {"__module__": "trl.trainer.dpo_trainer"})
+    own = {"__module__": "llamafactory.train.dpo.trainer"}
+    parts = vars(trainer(loss_type="sigmoid"))
+    monkeypatch.setitem(sys.modules, "trl", Has(__version__="0.24.0"))
+    assert keys(dpo(**parts))["loss"] == "selective_trl"
+    assert keys(type("CustomDPOTrainer", (dpo,), own)(**parts))["loss"] == "standard"
+    monkeypatch.setitem(sys.modules, "trl", Has(__version__="1.15.0"))
+    assert "loss" not in keys(dpo(**parts))
+
+
 def test_buckets_of_another_size_than_trainers_are_refused() -> None:
     """DeepSpeed takes 500 million elements where its config says none: runtime/zero/config.py."""
     plugin = Has(deepspeed_config={"zero_optimization": {"stage": 2}})

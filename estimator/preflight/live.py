@@ -195,6 +195,11 @@ def _task(trainer: Any) -> dict[str, object]:
     keys["objective"] = found
     if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
         keys["loss"] = "chunked_trl"
+    if found in {"dpo", "kto"}:
+        if any(it.__module__.split(".")[0] == "llamafactory" for it in type(trainer).__mro__):
+            keys["loss"] = "standard"
+        elif of_trl and _trl() < FUSED_LOSS_SINCE:
+            keys["loss"] = "selective_trl"
     if found not in {"sft", "reward"}:
         keys["loss_type"] = _one(getattr(trainer.args, "loss_type", None))
     keys["padding_free"] = bool(getattr(trainer, "padding_free", False))

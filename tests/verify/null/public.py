@@ -34,7 +34,7 @@ REVISIONS = {
 }
 ENVIRONMENTS = {"axolotl": "HEADROOM_AXOLOTL", "LLaMA-Factory": "HEADROOM_LLAMAFACTORY"}
 CARD = "H100-SXM5-80GB"
-STEPS = "3"
+STEPS = "2"
 COLUMNS = (
     "id", "size", "revision", "gpu", "status", "allocated_bytes", "reserved_bytes", "least_bytes", "estimated_bytes",
     "error", "versions", "sentence",
@@ -77,7 +77,6 @@ ROWS: Mapping[str, Mapping[str, object]] = {
     "labels": {"prompt": CHAT[:1], "completion": CHAT[1:], "label": True},
     "prompts": {"prompt": CHAT[:1]},
     "alpaca": {"instruction": SHORT, "input": "", "output": LONG, "text": LONG},
-    "steps": {"prompt": SHORT, "completions": [SHORT, SHORT], "labels": [True, False]},
     "sharegpt": {
         "conversations": [{"from": "human", "value": SHORT}],
         "chosen": {"from": "gpt", "value": LONG},
@@ -127,13 +126,12 @@ PLAYS = (
     Play("trl", "examples/scripts/cpo.py", "pairs"),
     Play("trl", "examples/scripts/tpo.py", "triples"),
     Play("trl", "examples/scripts/gkd.py", "chat"),
-    Play("trl", "examples/scripts/prm.py", "steps"),
     Play("trl", "examples/scripts/reward_modeling.py", "pairs"),
     Play("peft", "examples/sft/train.py", "chat", ("--use_peft_lora", "True", "--dataset_text_field", "text")),
     *(Play("axolotl", f"examples/llama-3/{name}", rows) for name, rows in (
         ("lora-1b.yml", "alpaca"), ("qlora-1b.yml", "alpaca"), ("qlora.yml", "alpaca"), ("lora-8b.yml", "alpaca"),
         ("fft-8b.yaml", "alpaca"), ("instruct-lora-8b.yml", "chat"), ("instruct-dpo-lora-8b.yml", "pairs"),
-        ("lora-1b-kernels.yml", "alpaca"), ("qlora-1b-kto.yaml", "labels"), ("lora-1b-deduplicate-sft.yml", "alpaca"),
+        ("lora-1b-kernels.yml", "alpaca"), ("lora-1b-deduplicate-sft.yml", "alpaca"),
         ("lora-1b-sample-packing-sequentially.yml", "alpaca"),
     )),
     *(Play("LLaMA-Factory", f"examples/{name}.yaml", rows) for name, rows in (
@@ -148,7 +146,6 @@ AXOLOTL_ROWS = {
     "alpaca": ALPACA,
     "chat": {"type": "chat_template", "field_messages": "messages"},
     "pairs": {"type": "chat_template.argilla_chat"},
-    "labels": {"type": "llama3.argilla"},
 }
 FACTORY_ROWS: Mapping[str, Mapping[str, object]] = {
     "alpaca": {},
@@ -233,6 +230,7 @@ def command(play: Play, size: str, checkouts: Path, folder: Path) -> list[str]:
             "--output_dir",
             output,
             "--bf16",
+            "True",
             "--report_to",
             "none",
             *play.arguments,
