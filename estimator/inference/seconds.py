@@ -185,16 +185,9 @@ def _of_engine(
         rows = rows_of_engine(setup, rows_at_once(setup))
         at_once = engine_of_server(model, gpu, setup).at_once
     rounds = _rounds(setup, rows, at_once, shares=True)
-    decoded = _decoded(model, rounds, WIDTH, ranks, rate)
-    reduced = _reduced(model, gpu, setup, rounds)
-    tokens = Range(
-        max(decoded.memory.low, decoded.products.low),
-        total([decoded.memory.high, decoded.products.high]),
-    )
-    return (
-        TimePart(PROMPTS, decoded.prompts),
-        TimePart(TOKENS, tokens + _tokens(rounds) * TOKEN_SECONDS + reduced),
-    )
+    prompts, tokens = _decoded(model, rounds, WIDTH, ranks, rate)
+    tokens = tokens + _tokens(rounds) * TOKEN_SECONDS + _reduced(model, gpu, setup, rounds)
+    return TimePart(PROMPTS, prompts), TimePart(TOKENS, tokens)
 
 
 def _tokens(rounds: Range[Rounds]) -> Range[float]:
@@ -218,17 +211,10 @@ def _reduced(model: Model, gpu: Gpu, setup: TrainingSetup, rounds: Range[Rounds]
     return Range(exchanged(rounds.low).low, exchanged(rounds.high).high) + waiting
 
 
-class Decoded(NamedTuple):
-    """Seconds of a generation."""
-
-    prompts: Range[float]
-    memory: Range[float]
-    """Of its tokens, by what they read."""
-    products: Range[float]
-    """Of its tokens, by their operations."""
-
-
-def _decoded(model: Model, rounds: Range[Rounds], width: int, ranks: int, rate: Rates) -> Decoded:
+def _decoded(
+    model: Model, rounds: Range[Rounds], width: int, ranks: int, rate: Rates
+) -> tuple[Range[float], Range[float]]:
+    """Seconds of the prompts; and of the tokens: of reading or of operations at best, of both at worst."""
     active = FORWARD * _multiplied(model)
     multiplying = Range(rate.products.low, rate.best)
 
@@ -238,12 +224,10 @@ def _decoded(model: Model, rounds: Range[Rounds], width: int, ranks: int, rate: 
         return (weights + of.rows * of.completion * kept) / ranks
 
     prompts = by_end(lambda of: active * of.rows * of.computed / ranks, rounds)
-    products = by_end(lambda of: active * of.rows * of.completion / ranks, rounds)
-    return Decoded(
-        prompts / multiplying,
-        by_end(read, rounds) / (DECODING_SHARE * rate.bandwidth),
-        products / multiplying,
-    )
+    products = by_end(lambda of: active * of.rows * of.completion / ranks, rounds) / multiplying
+    reading = by_end(read, rounds) / (DECODING_SHARE * rate.bandwidth)
+    tokens = Range(max(reading.low, products.low), total([reading.high, products.high]))
+    return prompts / multiplying, tokens
 
 
 def _multiplied(model: Model) -> int:
@@ -287,7 +271,7 @@ def _of_transformers(
         held = paged_beside(model, gpu, setup, between).at_once
         at_once = (held, held)
     rounds = _rounds(setup, rows, at_once, shares=False)
-    decoded = _decoded(model, rounds, width, 1, rate)
+    prompts, tokens = _decoded(model, rounds, width, 1, rate)
     casts = (setup.precision.dtype.bytes > width) * (setup.precision.dtype.bytes + width)
     cast = casts * total_parameters(model) / rate.bandwidth
     host = LAYER_OPERATORS * model.num_hidden_layers * OPERATOR
@@ -297,12 +281,12 @@ def _of_transformers(
     ):
         size = setup.precision.dtype.bytes * total_parameters(model)
         gathers = exchange_seconds(size, shards(setup.mesh), links(gpu, setup.mesh))
-    memory, products, fast, slow = decoded.memory, decoded.products, *_tokens(rounds)
+    fast, slow = _tokens(rounds)
     tokens = Range(
-        max(memory.low, products.low, fast * host.low, fast * gathers.low),
-        total([memory.high, products.high]) + slow * (host.high + cast + gathers.high),
+        max(tokens.low, fast * host.low, fast * gathers.low),
+        tokens.high + slow * (host.high + cast + gathers.high),
     )
-    return TimePart(PROMPTS, decoded.prompts + cast), TimePart(TOKENS, tokens)
+    return TimePart(PROMPTS, prompts + cast), TimePart(TOKENS, tokens)
 
 
 def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> TimePart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -160,6 +161,11 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
     >>> rates(card, Precision()).best == 100e12
     True
     """
+    return _rates(gpu, precision)
+
+
+@lru_cache(maxsize=1024)
+def _rates(gpu: Gpu, precision: Precision) -> Rates:
     dtype = compute_dtype(precision)
     tflops, gb_per_s = _dense_tflops(gpu, dtype), gpu.memory_bandwidth_gb_per_s
     assert tflops is not None

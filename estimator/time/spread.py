@@ -54,13 +54,14 @@ def together(costs: Iterable[Cost]) -> tuple[TimePart, ...]:
     """
     typical: dict[str, float] = {}
     deviations: dict[Cause, float] = {}
-    for cause, name, (low, high) in costs:
-        typical[name] = typical.get(name, 0.0) + root(low * high)
-        deviations[cause] = deviations.get(cause, 0.0) + (high - low) / 2
+    for cause, name, seconds in costs:
+        typical[name] = typical.get(name, 0.0) + root(seconds.low * seconds.high)
+        deviation = (seconds.high - seconds.low) / 2
+        deviations[cause] = deviations.get(cause, 0.0) + deviation
     middle, squares = total(typical.values()), total(it * it for it in deviations.values())
     reach, off = root(middle * middle + squares), root(squares)
     low, high = reach - off, reach + off
     return tuple(
-        TimePart(name, Range(seconds * low / middle, seconds * high / middle))
-        for name, seconds in typical.items()
+        TimePart(name, Range(own * low / middle, own * high / middle))
+        for name, own in typical.items()
     )

@@ -164,6 +164,10 @@ class MicroBatch(NamedTuple):
     """Seconds in which the products of a pass move their matrices."""
     shapes: Range[float]
     """The same, and what their tiles leave idle."""
+    skinny: Range[float]
+    """Seconds of what LoRA's thin products move in a pass."""
+    dora: Range[float]
+    """Seconds of DoRA's norms of weights in a pass."""
     written: BetweenProducts
 
     @classmethod
@@ -175,11 +179,14 @@ class MicroBatch(NamedTuple):
         tokens, asked = passed_rows(setup) * length, passes_without_grad(setup)
         moves = moved_bytes(setup, sizes, tokens, 1) * MOVES / rate.bandwidth
         shapes = moves + IDLE * (idle_operations(sizes, 1) / rate.best)
+        skinny = dora = Range(0.0, 0.0)
+        if setup.adapters.uses_adapters:
+            skinny = SKINNY * tokens * (skinny_bytes(setup, sizes) / rate.bandwidth)
+        if setup.adapters.use_dora:
+            dora = DORA_WEIGHT_BYTES * sizes.adapted / rate.bandwidth / BANDWIDTH_SHARE
         written = between_products(model, setup, length, rate, again)
-        return cls(
-            *(model, setup, rate, length, tokens, work, sizes, again, asked),
-            *(moves, shapes, written),
-        )
+        every = (model, setup, rate, length, tokens, work, sizes, again, asked)
+        return cls(*every, moves, shapes, skinny, dora, written)
 
     @property
     def is_trained(self) -> bool:
@@ -197,17 +204,6 @@ class MicroBatch(NamedTuple):
         sizes = self.sizes
         return float8_sizes(self.model, self.setup).weights / (sizes.layers + sizes.outside)
 
-    @property
-    def skinny(self) -> Range[float]:
-        """Seconds of what LoRA's thin products move in a pass."""
-        return SKINNY * self.tokens * (skinny_bytes(self.setup, self.sizes) / self.rate.bandwidth)
-
-    @property
-    def dora(self) -> Range[float]:
-        """Seconds of DoRA's norms of weights in a pass."""
-        size = self.setup.adapters.use_dora * DORA_WEIGHT_BYTES * self.sizes.adapted
-        return size / self.rate.bandwidth / BANDWIDTH_SHARE
-
 
 def _costs(of: MicroBatch) -> Iterator[Cost]:
     """The costs of a micro-batch, part by part."""
@@ -218,7 +214,8 @@ def _costs(of: MicroBatch) -> Iterator[Cost]:
     yield from _recomputed(of)
     if of.asked:
         yield from _without_gradients(of)
-    yield from _loops(of)
+    yield Cost(Cause.LOOPS, *delta_nets_part(of.model, of.setup, of.length, of.again, of.rate))
+    yield Cost(Cause.LOOPS, *scans_part(of.model, of.setup, of.length, of.again, of.rate))
     yield from _made_weights(of)
     yield Cost(Cause.LOSS, "logits and loss", _loss_seconds(of))
 
@@ -260,22 +257,11 @@ def _without_gradients(of: MicroBatch) -> Iterator[Cost]:
     yield Cost(Cause.TRAFFIC, ASKED, of.asked * of.written.forward)
 
 
-def _loops(of: MicroBatch) -> Iterator[Cost]:
-    """Loops over chunks, in families that have them."""
-    if of.model.delta_net:
-        part = delta_nets_part(of.model, of.setup, of.length, of.again, of.rate)
-        yield Cost(Cause.LOOPS, *part)
-    if of.model.state_space:
-        part = scans_part(of.model, of.setup, of.length, of.again, of.rate)
-        yield Cost(Cause.LOOPS, *part)
-
-
 def _made_weights(of: MicroBatch) -> Iterator[Cost]:
     """Weights as products read them: unpacked, in FP8, cast."""
     setup, rate = of.setup, of.rate
-    if setup.adapters.has_packed_base:
-        unpackings = 2 + of.again + of.asked
-        yield Cost(Cause.UNPACKING, *dequantisation_part(setup, of.sizes, unpackings, rate))
+    unpackings = 2 + of.again + of.asked
+    yield Cost(Cause.UNPACKING, *dequantisation_part(setup, of.sizes, unpackings, rate))
     if setup.precision.uses_fp8:
         part = casts_to_float8_part(of.model, setup, of.tokens, of.again, rate)
         yield Cost(Cause.TRAFFIC, *part)
@@ -293,10 +279,12 @@ def _loss_seconds(of: MicroBatch) -> Range[float]:
     return of.tokens * words * (Range(least, most) / BANDWIDTH_SHARE)
 
 
-def _not_faster_than(seconds: float, parts: tuple[TimePart, ...]) -> tuple[TimePart, ...]:
+def _not_faster_than(least: float, parts: tuple[TimePart, ...]) -> tuple[TimePart, ...]:
     """The parts, whose low ends add up to no less: no GPU multiplies faster than its datasheet or best measurement."""
-    slower = larger(1.0, seconds / total(part.seconds.low for part in parts))
-    return tuple(TimePart(name, Range(slower * low, high)) for name, (low, high) in parts)
+    slower = larger(1.0, least / total(part.seconds.low for part in parts))
+    return tuple(
+        TimePart(name, Range(slower * seconds.low, seconds.high)) for name, seconds in parts
+    )
 
 
 def _taking_time(costs: Iterable[Cost]) -> Iterator[Cost]:

@@ -25,11 +25,12 @@ from estimator.time.exchange_time import (
     one_after_another,
     with_exchange,
 )
+from estimator.time.flops import Work
 from estimator.time.lengths import lengths, works
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
 from estimator.time.optimizer_time import OPTIMIZER_STEP, zero_optimizer_part
 from estimator.time.own_reading import paced
-from estimator.time.rates import rates
+from estimator.time.rates import Rates, rates
 from estimator.time.step_seconds import precomputation, step_parts
 from estimator.values.arithmetic import smaller, total
 from estimator.values.range import Range, by_end
@@ -69,34 +70,15 @@ def run_time(
         seconds = model_flops / (setup.run.mfu * peak)
         parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds),)
     else:
-        ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_states else 1
-        elsewhere = steps_on_host(setup.mesh) or setup.mesh.strategy.is_zero
-        own = 0.0 if elsewhere else 1 / ranks
-        parts = step_parts(model, setup, resident, rate, length.tokens, work, optimizer_share=own)
-        if setup.mesh.num_gpus > 1:
-            if setup.mesh.strategy.places_layers:
-                parts = one_after_another(
-                    parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu.high
-                )
-            else:
-                exchange = communication(
-                    gpu,
-                    model,
-                    setup,
-                    resident,
-                    link_gb_per_s=link_gb_per_s,
-                    network_gb_per_s=network_gb_per_s,
-                )
-                parts = with_exchange(parts, setup.mesh, exchange)
-        if setup.mesh.strategy.is_zero and not steps_on_host(setup.mesh):
-            parts = (*parts, zero_optimizer_part(model, setup, rate))
-        if (copies := copies_part(model, setup, resident, rate)) is not None:
-            parts = (*parts, copies)
-        if offloads(setup.mesh):
-            behind = total(part.seconds.low for part in parts)
-            parts = (*parts, *offload_parts(model, gpu, setup, behind))
-        behind = total(part.seconds.low for part in parts if part.name != OPTIMIZER_STEP)
-        parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
+        parts = _parts_on_one_gpu(model, setup, resident, rate, length.tokens, work)
+        if setup.mesh.strategy.places_layers and setup.mesh.num_gpus > 1:
+            link = links(gpu, setup.mesh, link_gb_per_s).gpu.high
+            parts = one_after_another(parts, model, setup, link)
+        elif setup.mesh.num_gpus > 1:
+            given = {"link_gb_per_s": link_gb_per_s, "network_gb_per_s": network_gb_per_s}
+            exchange = communication(gpu, model, setup, resident, **given)
+            parts = with_exchange(parts, setup.mesh, exchange)
+        parts = (*parts, *_parts_beside(model, gpu, setup, resident, rate, parts))
         if setup.run.pace is not None:
             parts = paced(parts, setup.run.pace, setup.run.pace_shares)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
@@ -112,3 +94,38 @@ def run_time(
         total_steps=math.ceil(steps * setup.run.num_train_epochs),
         before=precomputation(model, gpu, setup, resident),
     )
+
+
+def _parts_on_one_gpu(
+    model: Model,
+    setup: TrainingSetup,
+    resident: Resident,
+    rate: Rates,
+    length: int,
+    work: Range[Work],
+) -> tuple[TimePart, ...]:
+    ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_states else 1
+    elsewhere = steps_on_host(setup.mesh) or setup.mesh.strategy.is_zero
+    own = 0.0 if elsewhere else 1 / ranks
+    return step_parts(model, setup, resident, rate, length, work, optimizer_share=own)
+
+
+def _parts_beside(
+    model: Model,
+    gpu: Gpu,
+    setup: TrainingSetup,
+    resident: Resident,
+    rate: Rates,
+    parts: tuple[TimePart, ...],
+) -> tuple[TimePart, ...]:
+    """What ZeRO and offload add to the parts of a step, behind which they hide some of it."""
+    found: tuple[TimePart, ...] = ()
+    if setup.mesh.strategy.is_zero and not steps_on_host(setup.mesh):
+        found = (zero_optimizer_part(model, setup, rate),)
+    if (copies := copies_part(model, setup, resident, rate)) is not None:
+        found = (*found, copies)
+    if offloads(setup.mesh):
+        behind = total(part.seconds.low for part in (*parts, *found))
+        found = (*found, *offload_parts(model, gpu, setup, behind))
+    busy = (part.seconds.low for part in (*parts, *found) if part.name != OPTIMIZER_STEP)
+    return (*found, *saved_tensor_parts(model, gpu, setup, total(busy)))

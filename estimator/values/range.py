@@ -35,8 +35,7 @@ class Range(Generic[End_co]):
         _set_high(self, high)
 
     def __iter__(self) -> Iterator[End_co]:
-        yield self.low
-        yield self.high
+        return iter((self.low, self.high))
 
     def __add__(self: Range[Number], other: Range[Number] | Number) -> Range[Number]:
         if isinstance(other, Range):
@@ -110,4 +109,4 @@ def summed(ranges: Iterable[Range[float]]) -> Range[float]:
     Range(low=1.5, high=6.0)
     """
     listed = list(ranges)
-    return Range(total([low for low, _ in listed]), total([high for _, high in listed]))
+    return Range(total([it.low for it in listed]), total([it.high for it in listed]))
