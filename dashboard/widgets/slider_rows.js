@@ -171,11 +171,12 @@ const start = () => {
   };
 
   // A number that is pressed and moved sideways is scrubbed; one that is clicked leads to its slider (manners.py). It may
-  // be drawn anew meanwhile, so the next one of its name takes the focus.
+  // be drawn anew meanwhile, so the next one of its name takes the focus; if there is none, its slider or the first word.
   let focused = null;
   const refocus = () => {
-    if (focused && document.activeElement === document.body)
-      (document.querySelector(`[data-scrub="${focused}"]`) ?? inputOf(focused))?.focus({ preventScroll: true });
+    if (!focused || document.activeElement !== document.body) return;
+    const all = [`[data-scrub="${focused}"]`, `.st-key-${focused} input[type="range"]`, ".hr-setup button"];
+    all.map((it) => document.querySelector(it)).find((it) => it?.checkVisibility())?.focus({ preventScroll: true });
   };
   const scrub = (slider, down) => {
     const first = now.steps[slider].indexOf(Number(textOf(slider) ?? follows().at[slider]));
