@@ -57,6 +57,8 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     yield from _cards(gpu, setup.mesh.num_gpus)
     way = "over" if setup.mesh.strategy.places_layers else "under"
     yield from _led(f" {way} ", setup.mesh.strategy.label, "strategy")
+    if setup.mesh.tp_size > 1:
+        yield SentencePart(f" by {setup.mesh.way}")
     if offloads(setup.mesh):
         yield from _led(" ", "with offload", "offload_optimizer")
     yield SentencePart(", ")

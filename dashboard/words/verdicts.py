@@ -65,7 +65,7 @@ def verdict(estimate: Estimate) -> Saying:
     usable = gpu.memory_bytes
     number = estimate.setup.mesh.num_gpus
     which = "the fullest" if estimate.devices else "each"
-    where = f" on {which} of {number} GPUs by {estimate.setup.mesh.strategy}" if number > 1 else ""
+    where = f" on {which} of {number} GPUs by {estimate.setup.mesh.way}" if number > 1 else ""
     offer = f"{subject} needs {need}{where}; one {gpu.name} has {units.gib(usable)} usable"
     word = f"{terms.SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
     if estimate.verdict is Verdict.FITS:

@@ -42,6 +42,7 @@ from estimator.parallel.module_devices import ModuleDevices, module_devices
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import check_groups, loads_sharded
 from estimator.parallel.strategies import resident_memory
+from estimator.parallel.tensor_parallel import check_tensor_parallel
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.resident.overhead import (
@@ -510,6 +511,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     check_units(model, setup)
     check_groups(model, setup)
     check_head(model, setup)
+    check_tensor_parallel(model, setup)
     _check_outer_adapters(model, setup)
     check_float8(model, setup)
     if problem := refused(setup):

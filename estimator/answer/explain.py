@@ -41,6 +41,7 @@ from estimator.parallel.sharding import (
     sharded_weight_bytes,
     unmoved_weight_bytes,
 )
+from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import (
     adapter_bytes,
     gradient_bytes,
@@ -124,7 +125,7 @@ class _Own(NamedTuple):
 
 
 def _own(of: Estimate) -> _Own:
-    model, setup = of.model, of.setup
+    model, setup = part_of(of.model, of.setup.mesh.tp_size), of.setup
     if not of.devices:
         modules = made_modules(model, setup.adapters)
         copies = copied_modules(model, setup.adapters)
@@ -142,6 +143,12 @@ def _own(of: Estimate) -> _Own:
 
 def _is_divided(mesh: Mesh) -> bool:
     return mesh.strategy.is_fsdp or mesh.strategy.is_zero
+
+
+def _whose(mesh: Mesh) -> str:
+    if mesh.tp_size > 1:
+        return f"The rank's part of every matrix, one of {mesh.tp_size:,}, and every norm"
+    return "Every parameter of the model"
 
 
 def _ranks(mesh: Mesh) -> str:
@@ -163,7 +170,7 @@ def _weights(of: Estimate) -> Explanation:
     else:
         terms = [_module_term(module, count, of.setup) for module, count in own.modules]
         lead = (
-            "Every parameter of the model stays on the GPU from loading to the end; "
+            f"{_whose(of.setup.mesh)} stays on the GPU from loading to the end; "
             "each tensor is rounded up to 512 bytes."
         )
         if of.devices:
@@ -312,7 +319,9 @@ def _states(of: Estimate) -> Explanation:
     each = f"{size / max(trained, 1):.2f} bytes"
     lead = f"{of.setup.optimisation.optim} keeps {each} per trained parameter, {when}."
     how = f"{trained:,} × {each}"
-    if of.setup.mesh.num_gpus > 1 and not of.setup.mesh.strategy.keeps_whole:
+    if of.setup.mesh.num_gpus > 1 and (
+        of.setup.mesh.tp_size > 1 or not of.setup.mesh.strategy.keeps_whole
+    ):
         lead = f"What {of.setup.optimisation.optim} keeps on one GPU of {of.setup.mesh.num_gpus:,}, {when}."
         how = f"of {trained:,} trained parameters"
     if of.setup.mesh.strategy.is_zero:
@@ -376,7 +385,9 @@ def kept_terms(of: Estimate) -> list[Term]:
 
 
 def _gradients(of: Estimate) -> Explanation:
-    trained, divided = of.trainable_parameters, _is_divided(of.setup.mesh) or bool(of.devices)
+    mesh = of.setup.mesh
+    trained = of.trainable_parameters
+    divided = _is_divided(mesh) or mesh.tp_size > 1 or bool(of.devices)
     complete = of.phases[Phase.OPTIMIZER_STEP].resident.get(Component.GRADIENTS, 0)
     where = "of them this GPU has" if divided else "all together"
     lead = (

@@ -356,6 +356,8 @@ class Family:
     peft_targets: tuple[str, ...] = ()
     """PEFT's default targets, for families where it refuses all linears: PEFT 0.21,
     utils/constants.py, ``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``."""
+    has_tp_plan: bool = False
+    """Transformers divides its layers between ranks as ``parallel.tensor_parallel.PLAN`` says."""
     merges_experts: bool = False
     """Its files store experts separately, but the model stacks them and fuses gate and up: transformers 5.23,
     conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files already store stacks."""

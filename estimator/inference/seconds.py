@@ -24,6 +24,7 @@ from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.host import host_of
 from estimator.parallel.network import GIGA, ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
+from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
@@ -84,6 +85,7 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
     Error: docs/generation.md compares it with published runs.
     Source: derived, from ``run_time`` and ``generation_parts``; trl 1.16, trainer/utils.py, ``RepeatSampler``.
     """
+    model = part_of(model, setup.mesh.tp_size)
     time = run_time(model, gpu, setup, whole)
     if not setup.task.objective.generates:
         return time

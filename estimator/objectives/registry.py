@@ -22,6 +22,7 @@ from estimator.objectives.reward import reward
 from estimator.objectives.rloo import rloo
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
+from estimator.parallel.tensor_parallel import part_of
 from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -101,6 +102,7 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
         model = replace(model, output_router_logits=True)
     if accumulates(setup):
         setup = setup.replace(gradient_accumulation_steps=2)
+    model = part_of(model, setup.mesh.tp_size)
     if not RULES[setup.task.objective].zeroes_dropout:
         return model, setup
     return without_dropout_modules(model), setup.replace(lora_dropout=0.0)

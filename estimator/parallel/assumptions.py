@@ -24,6 +24,12 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     if setup.mesh.num_gpus == 1:
         return offload_sentences(setup)
     sentences = [f"All memory figures are for the fullest of {setup.mesh.num_gpus:,} GPUs."]
+    if setup.mesh.tp_size > 1:
+        sentences.append(
+            f"Every layer is divided over {setup.mesh.tp_size} GPUs that work on the same rows, as transformers' "
+            "DistributedConfig does; each has the whole logits and the whole embedding's gradient. Saving gathers one "
+            "matrix at a time, which is not counted."
+        )
     if setup.mesh.strategy.averages_in_buckets:
         sentences.append(
             "DDP keeps a second copy of every gradient in its buckets, which is Trainer's default."

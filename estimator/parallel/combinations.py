@@ -46,6 +46,7 @@ SHARING_KEYS = (
     "num_gpus",
     "strategy",
     "dp_replicate_size",
+    "tp_size",
     "fsdp_version",
     "checkpoint_around_fsdp",
     *OFFLOADS,
@@ -147,7 +148,7 @@ RULES = (
         GRAD_SCALER,
     ),
     CombinationRule(
-        lambda s: s.mesh.num_gpus > 1 and s.mesh.strategy.is_alone,
+        lambda s: s.mesh.num_gpus > 1 and s.mesh.strategy.is_alone and s.mesh.tp_size == 1,
         "num_gpus {s.mesh.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
         CONTRADICTION,
     ),
@@ -524,6 +525,56 @@ RULES = (
 )
 
 
+IN_PLACE = frozenset({Optimizer.ADAMW_TORCH_FUSED})
+"""Optimizers whose step makes no temporaries, of DTensors neither."""
+TENSOR_PARALLEL_RULES = (
+    CombinationRule(
+        lambda s: s.mesh.tp_size > s.mesh.num_gpus,
+        "tp_size {s.mesh.tp_size} needs as many GPUs, and num_gpus is {s.mesh.num_gpus}; set num_gpus "
+        "{s.mesh.tp_size}.",
+        CONTRADICTION,
+    ),
+    CombinationRule(
+        lambda s: s.mesh.tp_size < s.mesh.num_gpus or not s.mesh.strategy.is_alone,
+        "tp_size {s.mesh.tp_size} beside data parallelism is not modelled yet; set num_gpus {s.mesh.tp_size} and "
+        "strategy none, or leave tp_size at 1.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: s.adapters.uses_adapters or s.adapters.has_packed_base,
+        "method {s.adapters.method} with tp_size is not modelled yet; take method full, or strategy fsdp.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: not s.task.objective.is_causal_lm or s.smooths_labels,
+        "tp_size is modelled for objective sft without label smoothing alone; take it, or strategy fsdp.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: s.task.loss not in (None, "standard") or s.computation.use_liger_kernel,
+        "A fused loss or Liger's kernels with tp_size is not modelled yet; take loss standard and use_liger_kernel "
+        "false.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: s.computation.torch_compile or s.precision.uses_fp8,
+        "torch_compile or FP8 with tp_size is not modelled yet; leave them out.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: s.optimisation.optim not in IN_PLACE or s.optimisation.optimizer_in_bwd,
+        "optim {s.optimisation.optim} with tp_size is not modelled yet; take adamw_torch_fused.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: s.computation.activation_offloading or s.computation.offload_checkpoints,
+        "Offloaded activations with tp_size are not modelled yet; leave them out.",
+        NOT_MODELLED,
+    ),
+)
+"""What does not go with ranks that divide every layer."""
+
+
 def offload_targets(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
     """The offload targets that a strategy allows for optimizer states, and those for weights.
 
@@ -557,6 +608,7 @@ def sharing(
         "num_gpus": num_gpus,
         "strategy": strategy,
         "dp_replicate_size": dp_replicate_size,
+        "tp_size": num_gpus if strategy.is_alone and mesh.tp_size > 1 else 1,
         "fsdp_version": mesh.fsdp_version if strategy.is_fsdp else 2,
         "checkpoint_around_fsdp": mesh.checkpoint_around_fsdp and strategy.is_fsdp,
         **dict(zip(OFFLOADS, rests, strict=True)),
@@ -565,7 +617,8 @@ def sharing(
 
 def refused(setup: TrainingSetup) -> RefusedError | None:
     """Why this setup cannot run with its strategy; None if it can."""
-    for rule in RULES:
+    rules = (*RULES, *TENSOR_PARALLEL_RULES) if setup.mesh.tp_size > 1 else RULES
+    for rule in rules:
         if rule.breaks(setup):
             return rule.refusal(s=setup)
     return None

@@ -16,6 +16,7 @@ from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.parameter_order import stepped_in_order
+from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, unsharded
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
@@ -53,7 +54,12 @@ RULES: dict[Strategy, StrategyRule] = {
 """One row per strategy."""
 
 
+TENSOR_PARALLEL = StrategyRule(TensorParallelHooks, divided)
+
+
 def _rule(mesh: Mesh) -> StrategyRule:
+    if mesh.tp_size > 1:
+        return TENSOR_PARALLEL
     return FSDP1 if mesh.uses_fsdp1 else RULES[mesh.strategy]
 
 

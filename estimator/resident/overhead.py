@@ -125,7 +125,7 @@ def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
     >>> exchange_bytes(Mesh())
     (0, 0)
     """
-    if mesh.replicas == 1:
+    if mesh.replicas * mesh.tp_size == 1:
         return 0, 0
     groups = [mesh.shard_ranks]
     if mesh.strategy.has_groups:

@@ -44,7 +44,8 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
     """Whether a run's requests are known well enough to decide its need: one whole model in one process, or
     DeepSpeed's partitions or FSDP's shards on the GPU, not compiled.
 
-    Offloading, device maps and generation are taken in pieces that are near enough for what nvidia-smi shows.
+    Offloading, device maps, divided layers and generation are taken in pieces that are near enough for what nvidia-smi
+    shows.
 
     Source: derived, as ``estimator.step.allocations``.
     """
@@ -55,6 +56,7 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
         and (gpu is None or bool(gpu.monitor))  # another vendor's torch has another allocator
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
+        and setup.mesh.tp_size == 1
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED
     )
 

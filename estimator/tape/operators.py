@@ -349,7 +349,8 @@ def embedding(tape: Tape, ids: Tensor, weight: Tensor, hidden_size: int, tokens:
     ``_embedding_dense_backward``.
     """
     tape.operation = "embedding"
-    elements, width = weight.elements, weight.width
+    width = weight.width
+    elements = weight.gradient_elements if isinstance(weight, Parameter) else weight.elements
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         t.scratch(embedding_backward, tokens, elements // hidden_size, hidden_size)

@@ -341,13 +341,15 @@ def leaf_node(leaf: Leaf) -> Node:
 class Parameter(Tensor):
     """A weight. Its own bytes are counted elsewhere; its gradient is allocated on the tape."""
 
-    __slots__ = ("key",)
+    __slots__ = ("gradient_elements", "key")
 
     def __init__(
         self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool = False
     ) -> None:
         super().__init__(elements, width, None)
         self.key = key
+        self.gradient_elements = elements
+        """Of what a lookup's backward makes: more where a rank has part of the rows, and gradients of all."""
         self.requires_grad = trainable
         if trainable:
             self.node = leaf_node(Leaf(GRADIENTS, has_grad=has_grad))

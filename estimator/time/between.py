@@ -131,6 +131,7 @@ def scored_words(model: Model, setup: TrainingSetup) -> float:
     words = model.vocab_size if model.num_labels is None else model.num_labels
     if loss_of(model, setup).tiles_logits:
         return words * scored_share(setup)
+    words *= setup.mesh.tp_size  # the model is a rank's part, and its logits are gathered
     return words * setup.task.objective.logit_reads
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.families.adapters import trainable_parameters
-from estimator.objectives.batch import passes_without_grad
+from estimator.objectives.batch import passed_rows, passes_without_grad
 from estimator.parallel.network import exchange_seconds, links, replicas, shards
 from estimator.parallel.zero import gathers_nothing, width
 from estimator.resident.model import Resident
+from estimator.time.flops import replayed
 from estimator.time.optimizer_time import OPTIMIZER_STEP
 from estimator.time.rates import BANDWIDTH_SHARE, Rates, compute_dtype
 from estimator.values.arithmetic import real, smaller
@@ -79,6 +80,38 @@ def communication(
         shard = 2 * resident.gradients / setup.mesh.shard_ranks
         behind = behind + exchange_seconds(shard, replicas(setup.mesh), by)
     return Exchange(behind, exchange_seconds(after, shards(setup.mesh), by))
+
+
+SUMS_FORWARD, SUMS_BACKWARD, SUMS_REPLAYED = 2, 5, 1
+"""All-reduces of a layer under tensor parallelism: behind attention and MLP; of the gradients of the inputs of queries,
+keys, values, gate and up; and in a replay, which stops before the last. parallel/tensor_parallel.py."""
+
+
+def between_layers(
+    gpu: Gpu,
+    model: Model,
+    setup: TrainingSetup,
+    tokens: int,
+    *,
+    link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
+) -> Exchange:
+    """Seconds of the collectives of ranks that divide every layer, per step: each is waited for at once.
+
+        bytes per token = p · (2 · h · (sums · layers + 2) + V)    2: embedding, and the gradient of the head's input
+
+    ``model``: a rank's part; ``tokens``: of a row.
+
+    Leaves out: latency.
+    Source: derived, from ``parallel.tensor_parallel``.
+    """
+    by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
+    sums = SUMS_FORWARD + SUMS_BACKWARD + SUMS_REPLAYED * replayed(model, setup)
+    hidden = 2 * model.hidden_size * (sums * model.num_hidden_layers + 2)
+    words = model.vocab_size * setup.mesh.tp_size
+    rows = setup.batch.gradient_accumulation_steps * passed_rows(setup)
+    size = float(rows * tokens * compute_dtype(setup.precision).bytes * (hidden + words))
+    return Exchange(Range.of(0.0), exchange_seconds(size, shards(setup.mesh), by))
 
 
 def with_exchange(

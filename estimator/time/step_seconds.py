@@ -109,7 +109,7 @@ def step_costs(
 
     Source: derived, as ``step_parts``.
     """
-    if isinstance(work.model, StandIn) or setup.task.objective.generates:
+    if isinstance(work.model, StandIn) or setup.task.objective.generates or setup.mesh.tp_size > 1:
         # is recorded, or has rows by the number of GPUs
         found = _micro_step(model, setup, rate, length, work)
     else:

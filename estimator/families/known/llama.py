@@ -75,6 +75,7 @@ FAMILIES = (
                 "max_position_embeddings": 2_048,
             },
         ),
+        has_tp_plan=True,
         tree=ModelTree("Llama", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),

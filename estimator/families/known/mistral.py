@@ -63,6 +63,7 @@ FAMILIES = (
                 "max_position_embeddings": 131_072,
             },
         ),
+        has_tp_plan=True,
         tree=ModelTree("Mistral", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),

@@ -28,6 +28,7 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.1), ("residual_dropout", 0.1)),
             dropout_modules=(True, False, False),
         ),
+        has_tp_plan=True,
         tree=ModelTree("SeedOss", llama_layer),
         architecture=LLAMA_STEP,
     ),

@@ -32,6 +32,7 @@ FAMILIES = (
             windows=WindowKeys(is_switched=True, unlisted=_unlisted),
             rotary_layers=_turned,
         ),
+        has_tp_plan=True,
         tree=ModelTree("SmolLM3", llama_layer),
         architecture=LLAMA_STEP,
         liger=Kernels(),

@@ -80,11 +80,10 @@ class Mesh(Checked):
     tp_size: int = key(
         1,
         WholeNumber(1024),
-        "ranks of tensor parallelism",
+        "ranks that every layer is divided over (tensor parallelism), with strategy none",
         default_from=DefaultSource.ACCELERATE,
         code="tp",
-        modelled=(1,),
-        widget=_UNMODELLED,
+        widget="the page takes it from a link or a file",
     )
     pp_size: int = key(
         1,
@@ -252,11 +251,16 @@ class Mesh(Checked):
         return self.num_gpus // self.dp_replicate_size
 
     @property
+    def way(self) -> str:
+        """How the GPUs share the work, as a sentence names it: the strategy, or that each layer is divided."""
+        return "tensor parallelism" if self.tp_size > 1 else self.strategy.value
+
+    @property
     def uses_fsdp1(self) -> bool:
         """Whether the run uses torch's older FSDP, ``FullyShardedDataParallel``."""
         return self.strategy.is_fsdp and self.fsdp_version == 1
 
     @property
     def replicas(self) -> int:
-        """Processes with a micro-batch of their own: one per GPU, or one in total under ``device_map``."""
-        return 1 if self.strategy.places_layers else self.num_gpus
+        """Micro-batches at a time: one per GPU, or one in total under ``device_map`` and for ranks of a tensor."""
+        return 1 if self.strategy.places_layers else self.num_gpus // self.tp_size

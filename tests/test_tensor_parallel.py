@@ -1,0 +1,128 @@
+"""Ranks that divide every layer: what one of them holds, by hand, and what it does not go with.
+
+The bytes of a step in two real processes are compared in tests/verify/test_tensor_parallel.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import estimate
+from estimator.answer.explain import explain
+from estimator.contract.setups import parse, read_setup
+from estimator.time.exchange_time import EXCHANGE
+from estimator.values.refusals import RefusedError
+from estimator.values.specs import Component, Phase
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+}
+WHOLE = {
+    "model": LLAMA,
+    "gpu": "H100-SXM5-80GB",
+    "dtype": "float32",
+    "mixed_precision": "no",
+    "max_length": 128,
+}
+HALF = {**WHOLE, "num_gpus": 2, "tp_size": 2}
+LINEARS = 2 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512)
+"""Elements of the divided linears of both layers, whole."""
+WORDS = 1024 * 256
+NORMS = 5 * 256
+
+
+def phases(keys: dict[str, Any]) -> Any:
+    return estimate(*parse(keys)).phases
+
+
+def test_a_rank_holds_half_of_every_matrix_and_all_norms() -> None:
+    found = estimate(*parse(HALF))
+    assert found.timeline.resident[Component.WEIGHTS] == 4 * ((LINEARS + 2 * WORDS) // 2 + NORMS)
+    assert found.total_parameters == LINEARS + 2 * WORDS + NORMS
+    assert found.setup.effective_batch_size == 1, "both ranks work on the same rows"
+
+
+def test_a_rank_has_the_whole_embeddings_gradient_and_its_part_once_more_in_the_step() -> None:
+    step = phases(HALF)[Phase.OPTIMIZER_STEP].resident
+    assert step[Component.GRADIENTS] == 4 * ((LINEARS + WORDS) // 2 + WORDS + NORMS)
+    assert step[Component.TEMPORARIES] == 4 * WORDS // 2
+
+
+def test_the_logits_are_whole_on_every_rank_beside_the_buffer_they_were_gathered_in() -> None:
+    forward = phases(HALF)[Phase.FORWARD]
+    assert forward.name == "logits joined"
+    # a rank's half, what is gathered, and what its parts are joined in
+    logits = 128 * 1024 * 4
+    assert forward.resident[Component.TEMPORARIES] == 2 * logits + logits // 2
+
+
+def test_an_explanation_adds_up_to_a_ranks_bytes() -> None:
+    found = estimate(*parse(HALF))
+    for component, size in found.peak.resident.items():
+        if size:
+            assert sum(it.bytes for it in explain(found, component).terms) == size, component
+
+
+def test_more_ranks_take_less_computation_and_more_exchange() -> None:
+    times = [
+        estimate(*parse({**WHOLE, "num_gpus": ranks, "tp_size": ranks})).time for ranks in (1, 2)
+    ]
+    parts = [{it.name: it.seconds.high for it in of.parts} for of in times if of is not None]
+    assert EXCHANGE not in parts[0]
+    # a row of 128 tokens: 4 bytes x (2 x 256 x (7 sums of 2 layers + 2) + 1024 words), at the slow end of NVLink
+    sent = 128 * 4 * (2 * 256 * (7 * 2 + 2) + 1024) / 2
+    assert parts[1][EXCHANGE] == pytest.approx(sent / (450e9 * 0.78), rel=0.01)
+    assert parts[1]["matrix products"] < parts[0]["matrix products"]
+
+
+REFUSED = {
+    "tp_size 2 needs as many GPUs": {"num_gpus": 1},
+    "beside data parallelism is not modelled yet": {"num_gpus": 4},
+    "and strategy none": {"strategy": "fsdp"},
+    "method lora with tp_size": {"method": "lora"},
+    "objective sft": {"objective": "dpo"},
+    "take loss standard": {"loss": "liger"},
+    "torch_compile or FP8": {"torch_compile": True},
+    "optim sgd with tp_size": {"optim": "sgd"},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_is_not_modelled_beside_it_is_refused_in_one_sentence(said: str) -> None:
+    keys = {**HALF, "mixed_precision": "bf16", **REFUSED[said]}
+    problems = " ".join(read_setup(keys).problems)
+    if not problems:
+        with pytest.raises(RefusedError) as caught:
+            estimate(*parse(keys))
+        problems = str(caught.value)
+    assert said in problems
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 1},
+            "does not divide num_attention_heads 3",
+        ),
+        ({"tie_word_embeddings": True}, "with a tied head"),
+    ],
+)
+def test_a_model_that_ranks_cannot_divide_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises((RefusedError, ValueError), match=said):
+        estimate(*parse({**HALF, "model": {**LLAMA, **changed}}))
+
+
+def test_a_family_with_another_plan_is_refused() -> None:
+    with pytest.raises(RefusedError, match="not modelled yet for gpt2"):
+        estimate(*parse({**HALF, "model": "openai-community/gpt2"}))

@@ -1,0 +1,135 @@
+"""What dividing every layer between two ranks changes in a step, in two real processes over gloo.
+
+Expected bytes come from the real torch 2.13 and transformers 5.23 (``DistributedConfig(tp_size=2)``, on torch's
+``DTensor``), run here; ours are of the same model in float32. Plans are read off the real classes' configs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator import estimate
+from estimator.contract.setups import parse
+from estimator.families.registry import FAMILIES
+from estimator.parallel.tensor_parallel import PLAN
+from estimator.values.arithmetic import allocated
+from estimator.values.specs import Component, Phase
+from tests.verify.processes import RANKS, in_two_processes
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LENGTH = 32
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+SETUP = {
+    "model": CONFIG,
+    "dtype": "float32",
+    "mixed_precision": "no",
+    "max_length": LENGTH,
+    "attn_implementation": "eager",
+}
+SMALL = 2048
+"""Bytes that are not counted: masks and offsets of the ids that lie in another rank's part of the vocabulary."""
+
+
+def measured(*, path: str, checkpoints: bool) -> tuple[int, ...]:
+    """Bytes of the weights, above them the peaks of the second step's forward and backward pass, and of the optimizer.
+
+    Trainer gives each mesh its own group of parameters: plain ones, and those of the ranks.
+    """
+    from torch.distributed.tensor import DTensor
+    from transformers.distributed import DistributedConfig
+
+    from tests.verify.storages import Storages
+
+    class Counted(Storages):
+        """For real tensors; one that only waits for a collective has no bytes of its own."""
+
+        def note(self, found: object) -> None:
+            if not hasattr(found, "__tensor_flatten__"):
+                super().note(found)
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> object:
+            if any(hasattr(of, "__tensor_flatten__") for of in types):
+                return NotImplemented
+            made = func(*args, **(kwargs or {}))
+            self.note(made)
+            return made
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        distributed_config=DistributedConfig(tp_size=RANKS),
+    ).train()
+    if checkpoints:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.zeros((1, LENGTH), dtype=torch.long)
+    with Counted() as counted:
+        parts = [it._local_tensor if isinstance(it, DTensor) else it for it in model.parameters()]
+        weights = sum(allocated(it.numel() * it.element_size()) for it in parts)
+        counted.note(parts)  # on the CPU a part by rows is a view of the whole matrix
+        loaded, optimizer = counted.alive, None
+        for _ in range(2):
+            model.zero_grad(set_to_none=True)
+            alive = counted.alive
+            counted.restart()
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            forward = counted.restart()
+            loss.backward()
+            backward = counted.restart()
+            if optimizer is None:
+                groups = [
+                    [it for it in model.parameters() if isinstance(it, DTensor) is of]
+                    for of in (False, True)
+                ]
+                optimizer = torch.optim.AdamW([{"params": it} for it in groups if it], fused=True)
+            optimizer.step()
+            step = counted.restart()
+        return weights, forward - alive, backward - alive, step - loaded
+
+
+def ours(keys: dict[str, Any]) -> tuple[int, ...]:
+    """The same of the estimate."""
+    found = estimate(*parse({**SETUP, **keys}))
+    begins = found.timeline.resident
+    weights, rest = begins[Component.WEIGHTS], sum(begins.values())
+    forward = max(found.phases[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
+    step = found.phases[Phase.OPTIMIZER_STEP].bytes - begins[Component.WORKSPACE]
+    return weights, forward - rest, found.phases[Phase.BACKWARD].bytes - rest, step - weights
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_rank_holds_and_makes_what_dtensor_does(tmp_path: Path, *, checkpoints: bool) -> None:
+    torch.manual_seed(0)
+    folder = str(tmp_path / "model")
+    config = transformers.AutoConfig.for_model(**CONFIG)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    keys = {"gradient_checkpointing": checkpoints, "use_reentrant": False}
+    told = ours({**keys, "num_gpus": RANKS, "tp_size": RANKS})
+    for rank in in_two_processes(tmp_path, measured, path=folder, checkpoints=checkpoints):
+        assert rank == pytest.approx(told, abs=SMALL), (rank, told)
+
+
+@pytest.mark.parametrize("name", [it.model_type for it in FAMILIES.values() if it.has_tp_plan])
+def test_the_plan_is_that_of_the_config_class(name: str) -> None:
+    theirs = transformers.AutoConfig.for_model(name).base_model_tp_plan
+    divided = {key.removeprefix("layers.*."): how for key, how in theirs.items()}
+    assert divided.items() >= PLAN.items()
+    beside = divided.keys() - PLAN.keys()  # each rank's heads have norms of their own, whole
+    assert {divided[key] for key in beside} <= {"replicated_with_grad_allreduce"}
