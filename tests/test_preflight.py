@@ -277,6 +277,9 @@ def test_another_trainer_of_trls_is_refused_even_one_made_of_sfts() -> None:
     assert keys(of_a_user(**parts))["objective"] == "sft"
     with pytest.raises(RefusedError, match="TRL's GKDTrainer is not modelled yet"):
         keys(distills(**parts))
+    valued = type("AutoModelForCausalLMWithValueHead", (Module,), {})
+    with pytest.raises(RefusedError, match="a model with a value head is not modelled yet"):
+        keys(trainer(valued({"w": Tensor(1)})))
 
 
 def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(

@@ -28,6 +28,10 @@ OTHER_BUCKET = Refusal(
     "set it to auto.",
     NOT_MODELLED,
 )
+VALUE_HEAD = Refusal(
+    "a model with a value head is not modelled yet in a live Trainer; a classifier of one label scores rows, too.",
+    NOT_MODELLED,
+)
 OTHER_TRAINER = Refusal("TRL's {name} is not modelled yet; {known} are.", NOT_MODELLED)
 OTHER_PEFT = Refusal("PEFT's {kind} is not modelled yet; LORA is.", NOT_MODELLED)
 PACKED_ALONE = Refusal(
@@ -188,6 +192,8 @@ def _task(trainer: Any) -> dict[str, object]:
         raise OTHER_TRAINER(name=of_trl[0], known=", ".join(sorted(_OBJECTIVES)))
     found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
     model = _base(trainer.model)
+    if type(model).__name__.endswith("WithValueHead"):  # TRL's, of LLaMA-Factory's reward models
+        raise VALUE_HEAD()
     keys: dict[str, object] = {}
     if type(model).__name__.endswith("ForSequenceClassification"):
         keys["num_labels"] = model.config.num_labels
