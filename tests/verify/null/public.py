@@ -276,7 +276,9 @@ def rehearse(play: Play, size: str, checkouts: Path) -> dict[str, object]:
             Path(log, f"{shown}.{size}.json").write_text(done.stdout, encoding="utf-8")
         if not done.stdout:
             return {**row, "sentence": done.stderr.strip().splitlines()[-1]}
-        return {**row, **_found(json.loads(done.stdout))}
+        found = _found(json.loads(done.stdout))
+        sentence = str(found["sentence"]).replace(f"{checkouts}/", "").replace(f"{folder}/", "")
+        return {**row, **found, "sentence": sentence}
 
 
 def _found(answer: Mapping[str, Any]) -> dict[str, object]:
