@@ -92,7 +92,7 @@ def differing(setup: TrainingSetup, count: int, seed: int) -> int:
     for place in range(count):
         cell: dict[str, Any] = {key: int(values[place]) for key, values in asked.items()}
         one = need(MODEL, GPU, replace(setup, **cell))
-        wrong += one != (many.low_bytes[place], many.high_bytes[place])
+        wrong += tuple(one) != (many.low_bytes[place], many.high_bytes[place])
     return wrong
 
 

@@ -52,7 +52,7 @@ def test_every_cell_of_the_map_shows_the_headroom_of_its_setup(around):
     for row, batch in enumerate(grid.batches):
         for column, length in enumerate(grid.lengths):
             there = replace(LORA, per_device_train_batch_size=batch, max_length=length)
-            high = need(answer.model, A100, there)[1]
+            high = need(answer.model, A100, there).high
             assert grid.headroom[row][column] == A100.memory_bytes - high
 
 

@@ -24,6 +24,7 @@ from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.exchange_time import crossing_bytes
 from estimator.values.methods import Method
+from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     Component,
@@ -190,7 +191,9 @@ class TestEstimate:
         result = estimate(MISTRAL, A100, self.SETUP)
         fullest = max(result.devices, key=lambda it: it.need_high_bytes)
         assert result.peak.bytes == fullest.peak.bytes
-        assert (result.need_low_bytes, result.need_high_bytes) == need(MISTRAL, A100, self.SETUP)
+        assert Range(result.need_low_bytes, result.need_high_bytes) == need(
+            MISTRAL, A100, self.SETUP
+        )
         assert result.need_high_bytes == fullest.need_high_bytes
         assert len(result.devices) == 4
         assert sorted(sum((it.layers for it in result.devices), ())) == list(range(32))
@@ -247,7 +250,11 @@ class TestEstimate:
         batch = largest_micro_batch(MISTRAL, A100, self.SETUP)
         fitting = replace(self.SETUP, per_device_train_batch_size=batch)
         beyond = replace(self.SETUP, per_device_train_batch_size=batch + 1)
-        assert need(MISTRAL, A100, fitting)[1] <= A100.memory_bytes < need(MISTRAL, A100, beyond)[1]
+        assert (
+            need(MISTRAL, A100, fitting).high
+            <= A100.memory_bytes
+            < need(MISTRAL, A100, beyond).high
+        )
 
     def test_the_contract_names_every_gpu(self):
         answer = contract.write_estimate(estimate(GPT2, None, replace(self.SETUP, num_gpus=2)))

@@ -186,7 +186,7 @@ def test_every_gpu_gathers_all_logits():
 def test_need_and_grid_include_metrics():
     model, card = catalog.model("HuggingFaceTB/SmolLM2-135M"), catalog.gpu("A100-SXM4-80GB")
     setup = replace(METRICS, eval_accumulation_steps=16)
-    high = need(model, card, setup)[1]
+    high = need(model, card, setup).high
     assert high >= 2 * 16 * A_BATCH
     assert int(needs(model, card, setup, max_length=[512]).high_bytes[0]) == high
 

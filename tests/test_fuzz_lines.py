@@ -174,8 +174,8 @@ def test_a_larger_value_never_needs_less(name: str) -> None:
         except ValueError:  # a refused setup
             continue
         tried += 1
-        assert after[0] >= before[0], given
-        assert after[1] >= before[1], given
+        assert after.low >= before.low, given
+        assert after.high >= before.high, given
     assert tried >= 10
 
 

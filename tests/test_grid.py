@@ -47,7 +47,9 @@ def one_by_one(model, setup, asked):
     said = []
     for cell in zip(*(values.tolist() for values in asked.values()), strict=True):
         try:
-            said.append(need(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True)))))
+            said.append(
+                (*need(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True)))),)
+            )
         except ValueError:
             said.append((0, 0))
     return said

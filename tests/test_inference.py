@@ -24,6 +24,7 @@ from estimator.search.remedies import _changes, remedies
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.tools.imported import read_files
+from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Phase, Verdict
@@ -179,7 +180,7 @@ def test_with_sleep_mode_the_peak_is_the_larger_of_step_and_generation() -> None
 def test_need_matches_estimate() -> None:
     for keys in ({}, {"vllm_enable_sleep_mode": True}, {"use_vllm": False}, {"method": "lora"}):
         whole = answer(**keys)
-        assert need(QWEN, H100, setup(**keys)) == (whole.need_low_bytes, whole.need_high_bytes)
+        assert need(QWEN, H100, setup(**keys)) == Range(whole.need_low_bytes, whole.need_high_bytes)
 
 
 def test_engine_memory_adds_no_slack() -> None:
@@ -447,7 +448,7 @@ def test_need_exceeds_the_gpu_if_vllm_does_not_start() -> None:
     starved = setup(vllm_gpu_memory_utilization=0.03)
     with pytest.raises(ValueError, match="vLLM does not start"):
         estimate(QWEN, H100, starved)
-    assert need(QWEN, H100, starved)[0] > H100.memory_bytes
+    assert need(QWEN, H100, starved).low > H100.memory_bytes
 
 
 def test_searches_skip_gpus_on_which_vllm_does_not_start() -> None:
@@ -582,7 +583,7 @@ def test_continuous_batching_plans_half_of_the_free_memory() -> None:
     taken = (
         generation.resident[Component.INFERENCE_ENGINE] + generation.resident[Component.TEMPORARIES]
     )
-    free = H100.memory_bytes - context_bytes(H100)[0] - (generation.bytes - taken)
+    free = H100.memory_bytes - context_bytes(H100).low - (generation.bytes - taken)
     assert 0.499 * free < taken <= 0.5 * free
 
 

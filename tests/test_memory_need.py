@@ -11,6 +11,7 @@ from estimator.answer.estimate import need
 from estimator.contract.setups import parse
 from estimator.grid.needs import needs
 from estimator.resident.overhead import (
+    NOTHING,
     THREADS_PER_MULTIPROCESSOR,
     context_bytes,
     exchange_bytes,
@@ -18,6 +19,7 @@ from estimator.resident.overhead import (
     shown_bytes,
     workspace_bytes,
 )
+from estimator.values.range import Range
 from estimator.values.specs import Gpu
 from estimator.values.strategies import Strategy
 
@@ -43,9 +45,9 @@ def test_need_is_the_peak_plus_context_and_at_most_3_percent_slack() -> None:
 
 
 def test_paged_states_and_nccl_buffers_raise_the_right_ends_of_the_need() -> None:
-    low, high = need_bytes(10**6, 0, (0, 0))
-    assert need_bytes(10**6, 7000, (0, 0)) == (low, high + 7000)
-    assert need_bytes(10**6, 0, (0, 0), (11, 13)) == (low + 11, high + 13)
+    low, high = need_bytes(10**6, 0, NOTHING)
+    assert need_bytes(10**6, 7000, NOTHING) == Range(low, high + 7000)
+    assert need_bytes(10**6, 0, NOTHING, Range(11, 13)) == Range(low + 11, high + 13)
 
 
 def test_a_context_grows_with_the_threads_that_a_card_can_hold() -> None:
@@ -56,15 +58,15 @@ def test_a_context_grows_with_the_threads_that_a_card_can_hold() -> None:
         "H100-SXM5-80GB": 264,
         "GeForce RTX 4090": 192,
     }.items():
-        low, high = 7 * stacks // 4 * MIB, (11 * stacks // 4 + 200) * MIB
-        assert context_bytes(catalog.gpu(name)) == (low, high)
-        assert context_bytes(catalog.gpu(name), 2) == (2 * low, 2 * high)
-    assert context_bytes(catalog.gpu("A100-SXM4-80GB")) == (378 * MIB, 794 * MIB)
+        expected = Range(7 * stacks // 4 * MIB, (11 * stacks // 4 + 200) * MIB)
+        assert context_bytes(catalog.gpu(name)) == expected
+        assert context_bytes(catalog.gpu(name), 2) == 2 * expected
+    assert context_bytes(catalog.gpu("A100-SXM4-80GB")) == Range(378 * MIB, 794 * MIB)
 
 
 @pytest.mark.parametrize("name", ["Instinct MI300X", "Apple M4 Max (64 GB)", "Gaudi 3"])
 def test_a_card_without_known_multiprocessors_may_have_any_context(name: str) -> None:
-    assert context_bytes(catalog.gpu(name)) == context_bytes(None) == (100 * MIB, 750 * MIB)
+    assert context_bytes(catalog.gpu(name)) == context_bytes(None) == Range(100 * MIB, 750 * MIB)
 
 
 def test_every_card_with_known_multiprocessors_has_a_known_number_of_threads() -> None:
@@ -81,12 +83,12 @@ def test_each_card_is_judged_by_its_own_context() -> None:
     for gpu in (h200, h20):
         of = estimate(MODEL, gpu, keys)
         ends[gpu.name] = of.need_low_bytes, of.need_high_bytes
-        assert (of.context_bytes.low, of.context_bytes.high) == context_bytes(gpu)
+        assert of.context_bytes == context_bytes(gpu)
         rough = need(MODEL, gpu, keys)
         in_arrays = needs(MODEL, gpu, keys, per_device_train_batch_size=[1])
-        assert (in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == rough
+        assert Range(in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == rough
         as_another = needs(MODEL, h200, keys, per_device_train_batch_size=[1]).on(gpu, h200)
-        assert (as_another.low_bytes.item(), as_another.high_bytes.item()) == rough
+        assert Range(as_another.low_bytes.item(), as_another.high_bytes.item()) == rough
     # (132 - 78) x 2 MiB of stacks; kernels that run on more multiprocessors take temporaries of a few MiB more
     stacks = 7 * 54 * 2 * MIB // 4
     assert ends[h200.name][0] - ends[h20.name][0] == pytest.approx(stacks, abs=8 * MIB)
@@ -110,15 +112,15 @@ def test_paged_optimizer_states_count_only_in_the_worst_case(optim: Optimizer, g
     trained, embedding = of.trainable_parameters, 1000 * 512
     size = trained + 3 * embedding if "8bit" in optim else 4 * trained
     assert of.paged_bytes == pytest.approx(states * size, rel=0.01)
-    buffers = exchange_bytes(setup)
+    buffers = exchange_bytes(setup.mesh)
     assert of.needs.replay is not None
     least = of.needs.replay.least
-    assert of.need_low_bytes == least + 100 * MIB + buffers[0]
-    assert of.need_high_bytes == least + 750 * MIB + buffers[1] + of.paged_bytes
+    assert of.need_low_bytes == least + 100 * MIB + buffers.low
+    assert of.need_high_bytes == least + 750 * MIB + buffers.high + of.paged_bytes
     peak = of.decisive.bytes
-    assert need(MODEL, None, setup) == (
-        peak + 100 * MIB + buffers[0],
-        peak + 750 * MIB + buffers[1] + 3 * peak // 100 + of.paged_bytes,
+    assert need(MODEL, None, setup) == Range(
+        peak + 100 * MIB + buffers.low,
+        peak + 750 * MIB + buffers.high + 3 * peak // 100 + of.paged_bytes,
     )
 
 
@@ -127,12 +129,12 @@ def test_paged_optimizer_states_count_only_in_the_worst_case(optim: Optimizer, g
 )
 def test_a_communicator_takes_more_for_more_gpus(gpus: int, high: int) -> None:
     setup = TrainingSetup(strategy=Strategy.DDP, num_gpus=gpus)
-    assert exchange_bytes(setup) == (256 * MIB, high * MIB)
+    assert exchange_bytes(setup.mesh) == Range(256 * MIB, high * MIB)
 
 
 def test_hsdp_has_one_communicator_for_shards_and_one_for_replicas() -> None:
     setup = TrainingSetup(strategy=Strategy.HSDP, num_gpus=8, dp_replicate_size=2)
-    assert exchange_bytes(setup) == (2 * 256 * MIB, (688 + 544) * MIB)
+    assert exchange_bytes(setup.mesh) == Range(2 * 256 * MIB, (688 + 544) * MIB)
 
 
 def test_each_of_two_handles_has_a_workspace_which_is_larger_on_hopper() -> None:

@@ -84,9 +84,9 @@ def test_each_candidate_matches_its_estimate() -> None:
     for place in range(0, len(FOUND), 7):
         run = FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place)
         one = estimate(*run)
-        exact = one.need_low_bytes, one.need_high_bytes
+        exact = Range(one.need_low_bytes, one.need_high_bytes)
         expected = exact if place in FOUND.settled else need(*run)
-        assert (FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
+        assert Range(FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
         if FOUND.may_fit[place] and one.time and one.cost:
             assert FOUND.hours.low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
             assert FOUND.hours.high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)

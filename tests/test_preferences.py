@@ -603,4 +603,4 @@ def test_limits_respect_the_rows_an_objective_needs(keys: dict[str, Any]):
         (length, {"max_length": length}),
     ):
         assert held > 0
-        assert need(MODEL, gpu, replace(setup, **changed))[1] <= gpu.memory_bytes
+        assert need(MODEL, gpu, replace(setup, **changed)).high <= gpu.memory_bytes

@@ -17,6 +17,7 @@ from estimator.contract.setups import parse
 from estimator.grid.needs import needs
 from estimator.tools.imported import read_files
 from estimator.values.losses import Loss
+from estimator.values.range import Range
 from estimator.values.specs import Verdict
 
 LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
@@ -144,7 +145,7 @@ def test_a_grid_matches_the_estimates(objective: str, loss: Loss):
     read = needs(SMALL, gpu, setup, per_device_train_batch_size=[2, 3, 8])
     for index, batch in enumerate((2, 3, 8)):
         alone = need(SMALL, gpu, replace(setup, per_device_train_batch_size=batch))
-        assert (int(read.low_bytes[index]), int(read.high_bytes[index])) == alone
+        assert Range(int(read.low_bytes[index]), int(read.high_bytes[index])) == alone
 
 
 @pytest.mark.parametrize(

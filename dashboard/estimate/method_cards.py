@@ -61,7 +61,7 @@ def smallest_place(of: Estimate) -> SmallestGpus | str:
 def _place(
     of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, object]
 ) -> SmallestGpus:
-    return SmallestGpus(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup)[1], keys)
+    return SmallestGpus(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup).high, keys)
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:

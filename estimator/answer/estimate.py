@@ -133,7 +133,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases=phases,
         peak=peak,
         decisive=decisive,
-        context_bytes=Range(*context),
+        context_bytes=context,
         needs=NeedInTheAllocator(
             model, gpu, setup, stated, decisive.bytes, outside(setup, context, paged)
         ),
@@ -159,8 +159,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
 
 def _need_of(
-    moments: Mapping[Phase, Moment], paged: int, context: tuple[int, int], mesh: Mesh
-) -> tuple[int, int]:
+    moments: Mapping[Phase, Moment], paged: int, context: Range[int], mesh: Mesh
+) -> Range[int]:
     """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
     exchange = exchange_bytes(mesh)
     ends = [
@@ -169,7 +169,7 @@ def _need_of(
         )
         for it in moments.values()
     ]
-    return max(low for low, _ in ends), max(high for _, high in ends)
+    return Range(max(it.low for it in ends), max(it.high for it in ends))
 
 
 def _alone(
@@ -311,7 +311,7 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     highest, paged = _sizes(model, workspace_bytes(gpu), setup)
-    beside = outside(setup, context_bytes(gpu), paged)[1]
+    beside = outside(setup, context_bytes(gpu), paged).high
     return goes_through(model, gpu, setup, gpu.memory_bytes - beside, highest)
 
 
@@ -322,16 +322,16 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     ``estimate`` does.
     """
     if not is_replayed(model, gpu, setup):
-        return need(model, gpu, setup)[1]
+        return need(model, gpu, setup).high
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     check_float8_card(gpu, setup)
     highest, paged = _sizes(model, workspace_bytes(gpu), setup)
-    return highest + outside(setup, context_bytes(gpu), paged)[1]
+    return highest + outside(setup, context_bytes(gpu), paged).high
 
 
-def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes needed per GPU, low and high, with the allocator's slack of published runs, without computing moments.
+def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
+    """Bytes needed per GPU, with the allocator's slack of published runs, without computing moments.
 
     Of a run that is replayed, ``estimate`` has the allocator's own least memory instead.
 
@@ -345,7 +345,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
         needs = [need_bytes(*it, context_bytes(gpu)) for it in found]
-        return max(needs, key=lambda low_and_high: low_and_high[1])
+        return max(needs, key=lambda ends: ends.high)
     workspace = workspace_bytes(gpu)
     if not setup.task.objective.generates:
         sizes = _sizes(model, workspace, setup)
@@ -419,8 +419,7 @@ def least_need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     step = resident_memory(model, structure(setup)).step_bytes
     if setup.mesh.strategy.places_layers:  # the fullest GPU holds at least an even share
         step //= setup.mesh.num_gpus
-    low, _ = need_bytes(step, 0, context_bytes(gpu), exchange_bytes(setup.mesh))
-    return low
+    return need_bytes(step, 0, context_bytes(gpu), exchange_bytes(setup.mesh)).low
 
 
 NO_FLASH = Refusal(

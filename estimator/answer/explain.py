@@ -339,7 +339,7 @@ def _workspace(of: Estimate) -> Explanation:
 
 def _outside(of: Estimate) -> Explanation:
     peak = of.decisive.bytes
-    exchange = exchange_bytes(of.setup.mesh)[1]
+    exchange = exchange_bytes(of.setup.mesh).high
     slack = of.need_high_bytes - peak - of.context_bytes.high - of.paged_bytes - exchange
     processes = of.setup.processes_per_gpu
     blocks = f"at most 3 % of the peak of {peak:,} bytes"

@@ -9,6 +9,7 @@ from estimator.resident.overhead import exchange_bytes
 from estimator.step.allocations import hardware_of
 from estimator.step.refused import refused
 from estimator.step.reserved import Replayed, goes_through, is_replayed, replayed
+from estimator.values.range import Range
 from estimator.values.results import Refused
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Verdict
@@ -26,9 +27,9 @@ class NeedInTheAllocator:
         model: Model,
         gpu: Gpu | None,
         setup: TrainingSetup,
-        stated: tuple[int, int],
+        stated: Range[int],
         highest: int,
-        outside: tuple[int, int],
+        outside: Range[int],
     ) -> None:
         self._run = model, gpu, setup
         self._stated = stated
@@ -36,7 +37,7 @@ class NeedInTheAllocator:
         self._highest = highest
         """The highest moment of the run."""
         self._outside = outside
-        """What is outside PyTorch's allocator: low and high."""
+        """What is outside PyTorch's allocator."""
 
     @cached_property
     def replay(self) -> Replayed | None:
@@ -67,29 +68,28 @@ class NeedInTheAllocator:
     @property
     def low(self) -> int:
         """The low end."""
-        return self._stated[0] if self.replay is None else self.replay.least + self._outside[0]
+        return self._stated.low if self.replay is None else self.replay.least + self._outside.low
 
     @property
     def high(self) -> int:
         """The high end."""
-        return self._stated[1] if self.replay is None else self.replay.least + self._outside[1]
+        return self._stated.high if self.replay is None else self.replay.least + self._outside.high
 
     @cached_property
     def verdict(self) -> Verdict | None:
         """Fits if the run goes through beside the largest context, tight if only beside the smallest."""
         model, gpu, setup = self._run
         if gpu is None or not is_replayed(model, gpu, setup):
-            return verdict(*self._stated, gpu)
+            return verdict(self._stated, gpu)
         for room, said in zip(self._rooms, (Verdict.FITS, Verdict.TIGHT), strict=True):
             if goes_through(model, gpu, setup, room, self._highest):
                 return said
         return Verdict.DOES_NOT_FIT
 
 
-def outside(setup: TrainingSetup, context: tuple[int, int], paged: int) -> tuple[int, int]:
-    """Bytes outside PyTorch's allocator, low and high; paged states may be evicted to the host.
+def outside(setup: TrainingSetup, context: Range[int], paged: int) -> Range[int]:
+    """Bytes outside PyTorch's allocator; paged states may be evicted to the host.
 
     Source: as ``estimator.resident.overhead.need_bytes``.
     """
-    low, high = exchange_bytes(setup.mesh)
-    return context[0] + low, context[1] + high + paged
+    return context + exchange_bytes(setup.mesh) + Range(0, paged)

@@ -10,13 +10,14 @@ from estimator.parallel.offload import node_bytes, offloads
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.zero import kept_gradients, width
 from estimator.resident.optimizer import States, optimizer_states, step_transient
-from estimator.resident.overhead import exchange_bytes, need_bytes
+from estimator.resident.overhead import NOTHING, exchange_bytes, need_bytes
 from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
 from estimator.run.saving import saves_when
 from estimator.step.host_copies import node_copies
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -83,7 +84,7 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     alike: dict[tuple[bool, int, int, int, int], list[int]] = {}
     heights = _heights(answer)
     _, low, high = _sizes(answer, heights, Less())
-    beside = answer.need_low_bytes - low, answer.need_high_bytes - high
+    beside = Range(answer.need_low_bytes - low, answer.need_high_bytes - high)
     for less, numbers in by_less.items():
         sizes = _sizes(answer, heights, less, beside)
         for rank in numbers:
@@ -156,7 +157,7 @@ def _sizes(
     answer: Estimate,
     heights: Sequence[PhaseHeight],
     less: Less,
-    beside: tuple[int, int] = (0, 0),
+    beside: Range[int] = NOTHING,
 ) -> tuple[int, int, int]:
     """The peak of the step and both ends of the need.
 
@@ -167,7 +168,7 @@ def _sizes(
         setup.mesh.strategy.keeps_parts and setup.batch.gradient_accumulation_steps > 1
     )
     exchange = exchange_bytes(setup.mesh)
-    context = answer.context_bytes.low, answer.context_bytes.high
+    context = answer.context_bytes
     paged = answer.paged_bytes - less.paged
     peak = low = high = 0
     for phase, whole, engine, has_states in heights:
@@ -177,10 +178,10 @@ def _sizes(
         elif keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
             size -= less.gradients
         ends = need_bytes(size, paged, context, exchange, engine)
-        low, high = max(low, ends[0]), max(high, ends[1])
+        low, high = max(low, ends.low), max(high, ends.high)
         if phase in PASSES:
             peak = max(peak, size)
-    return peak, low + beside[0], high + beside[1]
+    return peak, low + beside.low, high + beside.high
 
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from estimator.values.facets.run import TrainingRun
+from estimator.values.range import Range
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Phase, Verdict
 
 
-def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:
+def verdict(need: Range[int], gpu: Gpu | None) -> Verdict | None:
     """Fits if the high end of the need fits, tight if only the low end does; None without a GPU. In bytes per GPU.
 
-    >>> verdict(1, 2, None) is None
+    >>> verdict(Range(1, 2), None) is None
     True
     """
     if gpu is None:
         return None
-    if need_high <= gpu.memory_bytes:
+    if need.high <= gpu.memory_bytes:
         return Verdict.FITS
-    return Verdict.TIGHT if need_low <= gpu.memory_bytes else Verdict.DOES_NOT_FIT
+    return Verdict.TIGHT if need.low <= gpu.memory_bytes else Verdict.DOES_NOT_FIT
 
 
 def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:

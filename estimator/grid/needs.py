@@ -33,6 +33,7 @@ from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, risen, structure
 from estimator.values.facets.batch import Batch
+from estimator.values.range import Range, by_end
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Verdict
@@ -225,12 +226,8 @@ class _Reader:
             evaluated, _ = self._walked(plan, groups, cells, first.run.per_device_eval_batch_size)
             np.maximum(peak, np.array([it.rests for it in fixed])[number] + evaluated, out=peak)
         paged = np.array([it.paged for it in fixed])[number]
-        exchange = [
-            np.array(ends)[number] for ends in zip(*(it.exchange for it in fixed), strict=True)
-        ]
-        need_of: Callable[..., tuple[Any, Any]] = (
-            need_bytes  # one formula, for a number and for arrays
-        )
+        exchange = by_end(lambda *ends: np.array(ends)[number], *(it.exchange for it in fixed))
+        need_of: Callable[..., Range[Any]] = need_bytes  # one formula, for a number and for arrays
         self._low[cells], self._high[cells] = need_of(
             peak, paged, context_bytes(self._gpu), exchange
         )
@@ -326,7 +323,7 @@ class _Fixed:
     step: int
     beside: int
     paged: int
-    exchange: tuple[int, int]
+    exchange: Range[int]
 
     @classmethod
     def of(cls, group: _Group, workspace: int) -> _Fixed:

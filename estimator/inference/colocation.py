@@ -140,7 +140,7 @@ def paged_beside(
     model: Model, gpu: Gpu, setup: TrainingSetup, between: Mapping[Component, int]
 ) -> PagedCache:
     """The paged cache of a generation beside what the trainer holds (derived, from ``paged_cache``)."""
-    free = gpu.memory_bytes - context_bytes(gpu)[0] - sum(between.values())
+    free = gpu.memory_bytes - context_bytes(gpu).low - sum(between.values())
     return paged_cache(model, free, rows_at_once(setup), row_tokens(setup))
 
 

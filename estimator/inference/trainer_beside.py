@@ -84,5 +84,5 @@ def free_on_startup(gpu: Gpu, setup: TrainingSetup, start: Mapping[Component, in
     Source: vllm 0.33, v1/worker/gpu_worker.py:541 (``init_snapshot``, behind the device's and NCCL's own start);
     derived, from ``at_start``.
     """
-    contexts, _ = context_bytes(gpu, setup.processes_per_gpu)
+    contexts = context_bytes(gpu, setup.processes_per_gpu).low
     return gpu.memory_bytes - contexts - sum(start.values())

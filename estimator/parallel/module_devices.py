@@ -198,7 +198,7 @@ def _short(name: str) -> str:
 
 
 def _free(gpu: Gpu) -> int:
-    return gpu.memory_bytes - context_bytes(gpu)[0]
+    return gpu.memory_bytes - context_bytes(gpu).low
 
 
 def _packing(adapters: Adapters) -> Packing | None:

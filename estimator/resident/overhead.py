@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.facets.mesh import Mesh
+from estimator.values.range import Range
 from estimator.values.results import Shown
 from estimator.values.specs import Gpu
 
@@ -34,8 +35,8 @@ CONTEXT_MEDIAN = (5, 2)
 """The median of the same rows, of a context and its kernels together, as a fraction of the stacks."""
 KERNELS_HIGH_BYTES = 200 * MIB
 """Loaded kernels of torch, cuBLAS and the libraries beside them, at most, beyond the fraction above; the same rows."""
-CONTEXT_UNKNOWN = 100 * MIB, 750 * MIB
-"""A context, low and high, where the multiprocessors are unknown or the card is another vendor's: the messages' whole
+CONTEXT_UNKNOWN = Range(100 * MIB, 750 * MIB)
+"""A context where the multiprocessors are unknown or the card is another vendor's: the messages' whole
 range, rounded outwards."""
 COMMUNICATOR_LOW_BYTES = 256 * MIB
 """NCCL's buffers of one group of GPUs: 1.06 GB per process on 8 × H100, minus a context of 750 MiB (NVIDIA/nccl
@@ -43,6 +44,7 @@ COMMUNICATOR_LOW_BYTES = 256 * MIB
 COMMUNICATOR_HIGH_BYTES = ((2, 544 * MIB), (4, 688 * MIB), (65_536, 1600 * MIB))
 """The maximum by GPUs in the group: 544 MB for 2 and 688 for 3 and 4 on A100 with NVLink (NVIDIA/nccl 964), 1.6 GB for
 more (864). It grows with the number of channels, so with the link's speed, but not beyond two nodes (986)."""
+NOTHING = Range(0, 0)
 SLACK_HIGH = (3, 100)
 """Allocator slack at the high end, a fraction of the peak: memory reserved but unallocated, in those messages whose
 request was below 1 GiB. Larger requests may fail for other reasons than slack.
@@ -76,23 +78,23 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     return HANDLES * (WORKSPACE_HOPPER_BYTES if hopper else WORKSPACE_BYTES)
 
 
-def context_bytes(gpu: Gpu | None, processes: int = 1) -> tuple[int, int]:
-    """Bytes of the CUDA context and the loaded kernels of a card's processes, low and high, outside torch's counter.
+def context_bytes(gpu: Gpu | None, processes: int = 1) -> Range[int]:
+    """Bytes of the CUDA context and the loaded kernels of a card's processes, outside torch's counter.
 
     It grows with the card: the driver reserves the stack of every thread that the card can hold.
 
     Source: ``CONTEXT_OF_STACKS``, collected, not measured here.
 
     >>> context_bytes(Gpu(name="card", memory_bytes=2**34, compute_capability="7.5", multiprocessors=40))
-    (73400320, 325058560)
+    Range(low=73400320, high=325058560)
     >>> context_bytes(None, 2)
-    (209715200, 1572864000)
+    Range(low=209715200, high=1572864000)
     """
-    low, high = CONTEXT_UNKNOWN
-    if (stacks := _stack_bytes(gpu)) is not None:
-        low, high = (stacks * above // below for above, below in CONTEXT_OF_STACKS)
-        high += KERNELS_HIGH_BYTES
-    return processes * low, processes * high
+    stacks = _stack_bytes(gpu)
+    if stacks is None:
+        return processes * CONTEXT_UNKNOWN
+    low, high = (stacks * above // below for above, below in CONTEXT_OF_STACKS)
+    return processes * Range(low, high + KERNELS_HIGH_BYTES)
 
 
 def median_context_bytes(gpu: Gpu | None, processes: int = 1) -> int:
@@ -115,35 +117,35 @@ def _stack_bytes(gpu: Gpu | None) -> int | None:
     return gpu.multiprocessors * threads * STACK_BYTES
 
 
-def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
-    """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include; none in one process.
+def exchange_bytes(mesh: Mesh) -> Range[int]:
+    """Bytes of NCCL's buffers per GPU, which torch's counter does not include; none in one process.
 
     A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
 
     Source: NVIDIA/nccl issues 864, 964 and 1685, readings on A100 and H100, collected, not measured here.
 
     >>> exchange_bytes(Mesh())
-    (0, 0)
+    Range(low=0, high=0)
     """
     if mesh.replicas * mesh.tp_size == 1:
-        return 0, 0
+        return NOTHING
     groups = [mesh.shard_ranks]
     if mesh.strategy.has_groups:
         groups.append(mesh.dp_replicate_size)
     high = sum(
         next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups
     )
-    return len(groups) * COMMUNICATOR_LOW_BYTES, high
+    return Range(len(groups) * COMMUNICATOR_LOW_BYTES, high)
 
 
 def need_bytes(
     peak: int,
     paged: int,
-    context: tuple[int, int],
-    exchange: tuple[int, int] = (0, 0),
+    context: Range[int],
+    exchange: Range[int] = NOTHING,
     engine: int = 0,
-) -> tuple[int, int]:
-    """Bytes that the card must have, low and high: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
+) -> Range[int]:
+    """Bytes that the card must have: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
 
     ``context``: ``context_bytes`` of the card. ``engine``: of the peak, what an inference engine took at its start, of
     which no slack is counted. Paged optimizer states may be evicted to the host, so they count at the high end only.
@@ -151,10 +153,8 @@ def need_bytes(
     Source: context and slack as collected above; torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     numerator, denominator = SLACK_HIGH
-    return (
-        peak + context[0] + exchange[0],
-        peak + context[1] + exchange[1] + (peak - engine) * numerator // denominator + paged,
-    )
+    slack = (peak - engine) * numerator // denominator
+    return peak + context + exchange + Range(0, slack + paged)
 
 
 def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
