@@ -159,11 +159,11 @@ def test_every_applied_remedy_does_what_it_promised(model, gpu, setup):
 
 def no_fewer_gpus_do(model, gpu, before, after):
     """Half as many GPUs, shared the same way, do not hold it; skipped if the setup already had that many."""
-    number = after.num_gpus // 2
-    if number <= max(before.num_gpus, 1):
+    number = after.mesh.num_gpus // 2
+    if number <= max(before.mesh.num_gpus, 1):
         return
-    alike = replace(before, gradient_checkpointing=after.gradient_checkpointing)
-    keys = sharing_keys(alike, after.strategy, number)
+    alike = replace(before, gradient_checkpointing=after.computation.gradient_checkpointing)
+    keys = sharing_keys(alike, after.mesh.strategy, number)
     assert not holds(model, gpu, replace(alike, **keys))
 
 

@@ -111,7 +111,7 @@ def test_zero2_ranks_differ_by_the_tensors_their_bounds_cut() -> None:
     """The fullest holds ``gradients_in_partition``; the others at least their part, 2 bytes · N / 7."""
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=7, gradient_accumulation_steps=2)
     found = of(GPT2, Strategy.ZERO2, 7, gradient_accumulation_steps=2)
-    most = width(setup) * max(kept_gradients(GPT2, setup.adapters, setup.mesh.num_gpus))
+    most = width(setup.precision) * max(kept_gradients(GPT2, setup.adapters, setup.mesh.num_gpus))
     assert 0 < found[0].peak_bytes - found[-1].peak_bytes < most - 2 * 124_439_808 // 7 + 1024
 
 
