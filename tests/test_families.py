@@ -141,7 +141,7 @@ def test_the_first_layers_of_deepseek_v3_are_dense() -> None:
 def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3() -> None:
     # PEFT maps the name down_proj to the expert stack, so that shared experts and dense layers get no adapter
     named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
-    adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named)}
+    adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named.adapters)}
     assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
@@ -373,7 +373,7 @@ def test_llama_4_multiplies_every_token_by_every_expert() -> None:
     # four projections, router, shared expert, and 16 times three matrices of 5120 x 8192
     h, f, experts = 5120, 8192, 16
     layer = 2 * h * h + 2 * h * 1024 + h * experts + 3 * h * f * (1 + experts)
-    assert matrices(SCOUT, TrainingSetup()).layers == 48 * layer
+    assert matrices(SCOUT, TrainingSetup().adapters).layers == 48 * layer
 
 
 def test_a_chunk_attends_only_to_itself() -> None:
@@ -397,7 +397,7 @@ def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> 
 
 def test_mlp_target_names_match_the_shared_expert_but_not_the_stack() -> None:
     named = replace(LORA, lora_target_modules=("down_proj",))
-    adapted = {it.name for it, _ in modules_with_counts(MAVERICK) if is_adapted(it, named)}
+    adapted = {it.name for it, _ in modules_with_counts(MAVERICK) if is_adapted(it, named.adapters)}
     assert adapted == {"feed_forward.down_proj", "feed_forward.shared_expert.down_proj"}
 
 
@@ -533,7 +533,7 @@ def test_the_last_linear_of_an_olmo_with_a_tied_head_is_not_packed() -> None:
     whole = [
         (it.name, count)
         for it, count in modules_with_counts(olmo)
-        if isinstance(it, Linear) and not is_quantized(it, qlora)
+        if isinstance(it, Linear) and not is_quantized(it, qlora.adapters)
     ]
     assert whole == [("mlp.down_proj", 1)]
 
@@ -569,7 +569,7 @@ def test_all_linear_excludes_the_filters_of_lfm2() -> None:
     adapted = {
         it.name
         for it, _ in modules_with_counts(model_from_config(LFM2))
-        if isinstance(it, Linear | Bare) and is_adapted(it, LORA)
+        if isinstance(it, Linear | Bare) and is_adapted(it, LORA.adapters)
     }
     assert {"conv.in_proj", "conv.out_proj", "self_attn.out_proj", "feed_forward.w2"} <= adapted
     assert "conv.conv" not in adapted
@@ -703,7 +703,7 @@ def test_all_linear_includes_the_linears_of_per_layer_embeddings() -> None:
 
 def adapted_by_all_linear(model: Model) -> set[str]:
     adaptable = (it for it, _ in modules_with_counts(model) if isinstance(it, Linear | Bare))
-    return {it.name for it in adaptable if is_adapted(it, LORA)}
+    return {it.name for it in adaptable if is_adapted(it, LORA.adapters)}
 
 
 def test_wider_heads_add_more_attention_operations() -> None:
@@ -811,9 +811,9 @@ def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
 def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts() -> None:
     # liger-kernel 0.8.5, monkey_patch.py, apply_liger_kernel_to_gemma4_text
     setup = TrainingSetup(use_liger_kernel=True)
-    assert kernels(GEMMA_31B, setup, setup.adapters).mlp
-    assert not kernels(GEMMA_26B, setup, setup.adapters).mlp
-    assert "post_per_layer_input_norm" in kernels(E2B, setup, setup.adapters).left
+    assert kernels(GEMMA_31B, setup.computation, setup.adapters).mlp
+    assert not kernels(GEMMA_26B, setup.computation, setup.adapters).mlp
+    assert "post_per_layer_input_norm" in kernels(E2B, setup.computation, setup.adapters).left
     fused = estimate(GEMMA_31B, None, setup).phases[Phase.LOSS].bytes
     assert fused < estimate(GEMMA_31B, None, TrainingSetup()).phases[Phase.LOSS].bytes
 

@@ -66,7 +66,9 @@ def test_window_limits_the_keys_a_token_attends_to() -> None:
 
 def test_tied_head_counts_like_any_other() -> None:
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
-    assert matrices(tied, TrainingSetup()) == matrices(TINY_LLAMA, TrainingSetup())
+    assert matrices(tied, TrainingSetup().adapters) == matrices(
+        TINY_LLAMA, TrainingSetup().adapters
+    )
 
 
 def test_eight_billion_parameters_match_six_n_of_the_literature() -> None:

@@ -75,8 +75,8 @@ def test_loading_a_mixture_matches_the_real_height():
 
 
 def test_gate_and_up_weights_exist_twice_while_they_are_merged():
-    assert merging_bytes(MIXTRAL, TrainingSetup()) == 8 * 2 * F * H * 2
-    assert merging_bytes(MISTRAL, TrainingSetup()) == 0
+    assert merging_bytes(MIXTRAL, TrainingSetup().precision) == 8 * 2 * F * H * 2
+    assert merging_bytes(MISTRAL, TrainingSetup().precision) == 0
 
 
 def test_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():

@@ -112,12 +112,10 @@ def test_a_method_card_says_sharing_is_refused_not_that_64_gpus_are_too_few() ->
 def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit() -> None:
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
-    entries = [
-        ComparedEntry("a", fits),
-        ComparedEntry("b", too_large),
-        ComparedEntry("c", None, "no such model"),
-    ]
-    assert "1 of 2 fits: “a”." in findings.answers(entries)
+    one, other = ComparedEntry("a", fits), ComparedEntry("b", too_large)
+    refused = ComparedEntry("c", None, "no such model")
+    assert "Only “a” fits." in findings.answers([one, other, refused])
+    assert "Only “a” fits." not in findings.answers([one, refused])
 
 
 @pytest.mark.parametrize(

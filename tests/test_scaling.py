@@ -164,7 +164,7 @@ def test_a_points_keys_reproduce_its_setup(own: dict[str, object]) -> None:
     assert len(answers) > len(COUNTS)
     for there in answers:
         keys = sharing(
-            setup, there.mesh.strategy, there.mesh.num_gpus, there.mesh.dp_replicate_size
+            setup.mesh, there.mesh.strategy, there.mesh.num_gpus, there.mesh.dp_replicate_size
         )
         assert replace(setup, **keys) == there
 

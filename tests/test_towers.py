@@ -31,8 +31,10 @@ TEXT = {"model_class": ModelClass.TEXT}
 
 def tower_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all tower modules on the GPU."""
-    buffers = sum(it.copies * it.bytes for it in tower_buffers(model, setup))
-    return buffers + sum(n * module_bytes(it, setup) for it, n in tower_modules(model, setup))
+    buffers = sum(it.copies * it.bytes for it in tower_buffers(model, setup.adapters))
+    return buffers + sum(
+        n * module_bytes(it, setup) for it, n in tower_modules(model, setup.adapters)
+    )
 
 
 def ledger(model: Model, setup: TrainingSetup) -> dict[Component, int]:
@@ -43,7 +45,7 @@ def ledger(model: Model, setup: TrainingSetup) -> dict[Component, int]:
 def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
     """The Hub also counts stored buffers, and keys and values that transformers 5 does not create."""
     entry = catalog.models()[hub_id]
-    towers = tower_parameters(entry.model, TrainingSetup())
+    towers = tower_parameters(entry.model, TrainingSetup().adapters)
     made = estimate(entry.model, None, TrainingSetup()).total_parameters
     assert made == total_parameters(entry.model) + towers
     stored_beside = entry.published_extra - towers
@@ -63,7 +65,7 @@ def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
             classes = classes_of(model.model_type)
             made, alone = classes.made, classes.text
             assert f"loads {made}" in said
-            assert f"{tower_parameters(model, TrainingSetup()):,} parameters" in said
+            assert f"{tower_parameters(model, TrainingSetup().adapters):,} parameters" in said
             assert f"model_class text: {alone}" in text
         else:
             assert said == text
@@ -124,12 +126,14 @@ def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
     setup = TrainingSetup(method=Method.QLORA)
     whole = [
         it.name
-        for it, _ in tower_modules(E2B, setup)
-        if isinstance(it, Linear) and not is_quantized(it, setup)
+        for it, _ in tower_modules(E2B, setup.adapters)
+        if isinstance(it, Linear) and not is_quantized(it, setup.adapters)
     ]
     assert whole == ["embed_audio.embedding_projection"]  # get_keys_to_not_convert
     assert all(
-        is_quantized(it, setup) for it, _ in tower_modules(GEMMA_3, setup) if isinstance(it, Linear)
+        is_quantized(it, setup.adapters)
+        for it, _ in tower_modules(GEMMA_3, setup.adapters)
+        if isinstance(it, Linear)
     )
 
 

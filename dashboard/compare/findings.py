@@ -31,7 +31,7 @@ def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]
         if held:
             yield f"None of the {len(held)} scenarios is certain to fit its GPU."
         return
-    if len(fitting) == 1 < len(shown):
+    if len(fitting) == 1 < sum(it.estimate is not None for it in shown):
         yield f"Only {_list(fitting)} fits."
     if within is not None:
         late = [it for it in fitting if results_table.in_time(it, within).startswith("✕")]

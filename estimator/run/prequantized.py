@@ -72,6 +72,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     nn_modules/qlinear/__init__.py, ``train`` (inference kernels refuse it), and torch.py, ``_forward_eager`` (its
     product uses unpacked weights, which autograd keeps); trl 1.16, experimental/orpo/orpo_trainer.py:220-232.
 
+    >>> from dataclasses import replace
     >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.quantization import quantization_of
     >>> packed = quantization_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
