@@ -447,7 +447,7 @@ def test_comparison_is_predicted_over_measured_by_phase() -> None:
 def test_report_lists_the_worst_first_and_unpredicted_rows_last() -> None:
     right, wrong = case(max_length=128), case(max_length=256)
     out = replace(reading(case()), outcome=rows.OUT_OF_MEMORY, readings={"allocated": {}})
-    unknown = replace(reading(case(max_length=512)), setup=json.dumps(GPT2 | {"tp_size": 2}))
+    unknown = replace(reading(case(max_length=512)), setup=json.dumps(GPT2 | {"cp_size": 2}))
     lines = list(report([unknown, out, reading(right), reading(wrong, peak=1.05)]))
     ids = [
         next((each.id for each in (right, wrong) if f" {each.id} (" in line), "") for line in lines
@@ -456,7 +456,7 @@ def test_report_lists_the_worst_first_and_unpredicted_rows_last() -> None:
     assert "+5.00" in lines[2]
     assert any(line == "peak: 2 rows, median 2.50 %, largest 5.00 %" for line in lines)
     assert lines[-2].startswith("no prediction: ")
-    assert "tp_size 2 is not modelled yet" in lines[-2]
+    assert "cp_size 2 is not modelled yet" in lines[-2]
     assert lines[-1].endswith("our verdict: fits")
 
 

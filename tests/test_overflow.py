@@ -99,12 +99,12 @@ def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
             0,
             "while the model loads",
         ),
-        # DeepSpeed allocates its states at initialisation: 2 · 8.03e9 + 12/4 · 8.03e9 = 40 GB
+        # DeepSpeed makes its float32 part at initialisation: 2 · 8.03e9 + 4/4 · 8.03e9 = 24 GB
         (
             {"model": LLAMA, "gpu": RTX4090, "strategy": "zero2", "num_gpus": 4},
             "load",
             0,
-            "before the first step, when the optimizer states are created",
+            "before the first step, when the float32 weights are created",
         ),
         # 10,000 examples are 10,000 steps: the epoch's evaluation comes after the last
         (

@@ -459,7 +459,7 @@ REFUSED = [
         {"num_gpus": 2, "strategy": "zero3", "method": "qlora"},
         "zero3 shards 4-bit weights only in a float storage dtype",
     ),
-    ({"num_gpus": 8, "strategy": "ddp", "tp_size": 2}, "tp_size 2 is not modelled yet"),
+    ({"num_gpus": 8, "strategy": "ddp", "tp_size": 2}, "tp_size 2 beside data parallelism is not"),
 ]
 
 

@@ -382,6 +382,8 @@ def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
     ]
     text += f", {' and '.join(after)}." if after else "."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
+    if not overflow.starts_with_states(estimate.setup):
+        made -= estimate.timeline.states_from_start
     if made and overflow.starts_with_states(estimate.setup):
         text += f" The optimizer states ({units.gib(made)}) exist before the first."
     elif made:

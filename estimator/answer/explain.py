@@ -325,7 +325,7 @@ def _states(of: Estimate) -> Explanation:
         lead = f"What {of.setup.optimisation.optim} keeps on one GPU of {of.setup.mesh.num_gpus:,}, {when}."
         how = f"of {trained:,} trained parameters"
     if of.setup.mesh.strategy.is_zero:
-        lead += " This includes DeepSpeed's float32 weights."
+        lead += " This includes DeepSpeed's float32 weights, which exist from the start."
     line = Term("all trained tensors", how, size)
     return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optimisation.optim)))
 

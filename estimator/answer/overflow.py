@@ -151,12 +151,14 @@ def beside_bytes(of: Estimate) -> int:
 
 
 def starts_with_states(setup: TrainingSetup) -> bool:
-    """Whether optimizer states exist before the first step.
+    """Whether optimizer states exist before the first step: Adagrad's.
 
-    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, ``initialize_optimizer_states``; torch 2.13,
-    optim/adagrad.py, ``__init__``.
+    DeepSpeed's float32 weights exist then, and its optimizer's states do not.
+
+    Source: torch 2.13, optim/adagrad.py, ``__init__``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py,
+    ``initialize_optimizer_states``.
     """
-    return setup.mesh.strategy.is_zero or RULES[setup.optimisation.optim].starts_with_states
+    return RULES[setup.optimisation.optim].starts_with_states
 
 
 def _fullest(of: Estimate) -> DeviceRun:
@@ -166,26 +168,28 @@ def _fullest(of: Estimate) -> DeviceRun:
 def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
     device, timeline, beside = run
     yield Instant(0, 0, beside[Phase.LOAD], device)
-    if starts_with_states(of.setup):
-        yield Instant(0, 0, _optimizer_made(timeline.moments[-1]), device)
+    at_start = timeline.states_from_start
+    if at_start:
+        what = "optimizer states" if starts_with_states(of.setup) else "float32 weights"
+        yield Instant(0, 0, _optimizer_made(timeline.moments[-1], what, at_start), device)
     first = _first_micro_step(of, device)
     after = sorted(_after_steps(of.setup, beside))
     for step in range(1, STEPS + 1):
-        stateless = step == 1 and not starts_with_states(of.setup)
+        is_first = step == 1
         for phase in GENERATION_PHASES:  # before anything else of a step
             if phase in beside:
                 made = beside[phase]
                 yield Instant(
                     step,
                     0,
-                    _without(made, Component.OPTIMIZER_STATES) if stateless else made,
+                    _before_states(made, at_start) if is_first else made,
                     device,
                 )
         micro_steps = [first, timeline.moments] if first is not None else [timeline.moments]
         for number, moments in enumerate(micro_steps, start=0 if first is None else 1):
             for moment in moments:
                 if moment.phase is not Phase.OPTIMIZER_STEP:
-                    seen = _without(moment, Component.OPTIMIZER_STATES) if stateless else moment
+                    seen = _before_states(moment, at_start) if is_first else moment
                     yield Instant(step, number, seen, device)
         for moment in timeline.moments:
             if moment.phase is Phase.OPTIMIZER_STEP:
@@ -210,13 +214,20 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
     return next(run.timeline.moments for run in alone.device_runs if run.device == device)
 
 
-def _optimizer_made(step: Moment) -> Moment:
-    """Memory if states exist before the first step: as in the optimizer's step, without gradients.
+def _optimizer_made(step: Moment, what: str, size: int) -> Moment:
+    """Memory before the first step if the optimizer keeps anything then: as in its step, without gradients.
 
-    Leaves out: a zero float32 gradient, with which DeepSpeed runs its optimizer once.
+    Leaves out: a zero float32 gradient that DeepSpeed makes then.
     """
-    without = _without(step, Component.GRADIENTS, Component.TEMPORARIES)
-    return without._replace(phase=Phase.LOAD, name="optimizer states")
+    without = _without(_before_states(step, size), Component.GRADIENTS, Component.TEMPORARIES)
+    return without._replace(phase=Phase.LOAD, name=what)
+
+
+def _before_states(moment: Moment, size: int) -> Moment:
+    """The same in the first step, where ``size`` bytes of the states exist."""
+    states = {Component.OPTIMIZER_STATES: size} if size else {}
+    alive = _without(moment, Component.OPTIMIZER_STATES)
+    return alive._replace(resident={**alive.resident, **states})
 
 
 def _without(moment: Moment, *parts: Component) -> Moment:
@@ -290,7 +301,7 @@ def where(it: Instant, setup: TrainingSetup) -> str:
     moment, on = it.moment, "" if it.device is None else f", on GPU {it.device}"
     match moment.phase:
         case Phase.LOAD if Component.OPTIMIZER_STATES in moment.resident:
-            said = "before the first step, when the optimizer states are created"
+            said = f"before the first step, when the {moment.name} are created"
         case Phase.LOAD:
             said = f"while the model loads ({moment.name})"
         case Phase.OPTIMIZER_STEP if it.step == 1 and _makes_states(it, setup):

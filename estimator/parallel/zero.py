@@ -548,7 +548,9 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         gradients=gradients,
         accumulated=accumulated,
         transient=transient,
-        states=States(states.resident_bytes + master, states.paged_bytes),
+        states=States(
+            states.resident_bytes + master, states.paged_bytes, states.from_start + master
+        ),
         communication=size * hidden**2 if stage3 else 0,
     )
 

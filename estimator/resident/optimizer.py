@@ -39,6 +39,8 @@ class States(NamedTuple):
 
     resident_bytes: int
     paged_bytes: int
+    from_start: int = 0
+    """Of the resident ones, those that exist before the first step."""
 
 
 class StateTensors(NamedTuple):
@@ -289,7 +291,7 @@ def optimizer_states(
         states = of.states(tensor, width)
         resident += tensor.alike * states.resident_bytes
         paged += tensor.alike * states.paged_bytes
-    return States(resident, paged)
+    return States(resident, paged, resident if of.starts_with_states else 0)
 
 
 def state_tensors(

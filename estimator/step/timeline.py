@@ -701,6 +701,7 @@ class StepTimeline(Walk):
             if setup.task.objective.generates and not setup.mesh.strategy.has_gradient_buffer:
                 to_come = resident.accumulated
         super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks, to_come)
+        self._states_from_start = resident.states.from_start
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,
@@ -715,6 +716,11 @@ class StepTimeline(Walk):
     def left_over_bytes(self) -> int:
         """What TRL's activation offloading holds after backward, as ``Offloading.left_over``."""
         return self._sized.left_over
+
+    @property
+    def states_from_start(self) -> int:
+        """Bytes of optimizer states that exist before the first step."""
+        return self._states_from_start
 
     @property
     def peak_bytes(self) -> int:

@@ -62,6 +62,10 @@ class Timeline(Protocol):
     def resident(self) -> Mapping[Component, int]:
         """Bytes alive when a micro-step begins, by component."""
 
+    @property
+    def states_from_start(self) -> int:
+        """Bytes of optimizer states that exist before the first step."""
+
     def held(self, phase: Phase) -> Sequence[HeldTensors]:
         """Live tensors at the highest moment of forward, loss or backward, grouped by operator."""
 
