@@ -80,7 +80,7 @@ def part_of(model: Model, ranks: int) -> Model:
     """The model as the fullest of ``ranks`` ranks has it: part of the heads, of the MLP and of the vocabulary.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> half = part_of(TINY_LLAMA, 2)
+    >>> half = part_of(replace(TINY_LLAMA, num_key_value_heads=2), 2)
     >>> half.num_attention_heads, half.intermediate_size, half.vocab_size, half.hidden_size
     (1, 8, 5, 8)
     """
