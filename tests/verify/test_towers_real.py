@@ -150,10 +150,10 @@ def without_timm(model: Model, setup: TrainingSetup) -> int:
     """Parameters of the towers except timm's."""
     timm = sum(
         count * module_parameters(it)
-        for it, count in tower_modules(model, setup)
+        for it, count in tower_modules(model, setup.adapters)
         if it.name.startswith("vision_tower.timm_model")
     )
-    return tower_parameters(model, setup) - timm
+    return tower_parameters(model, setup.adapters) - timm
 
 
 @EACH
@@ -171,12 +171,12 @@ def test_towers_match_the_parameters_and_linears_of_the_real_class(
     )
     assert linears == sorted(
         ((it.in_features, it.out_features), it.bias)
-        for it, count in tower_modules(model, setup)
+        for it, count in tower_modules(model, setup.adapters)
         for _ in range(count)
         if isinstance(it, Linear)
     )
     scalars = [it for name, it in made.named_buffers() if name.endswith(("_min", "_max"))]
-    assert clamps(model, setup) == len(scalars)
+    assert clamps(model, setup.adapters) == len(scalars)
 
 
 @EACH
@@ -220,7 +220,7 @@ def adapted(wrapper: dict[str, Any]) -> Iterator[tuple[Any, TrainingSetup]]:
 def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
     model = ours(wrapper)
     for names, setup in adapted(wrapper):
-        if not tower_modules(model, setup) and not isinstance(names, str):
+        if not tower_modules(model, setup.adapters) and not isinstance(names, str):
             continue
         config = peft.LoraConfig(r=4, target_modules=names, task_type="CAUSAL_LM")
         trained, everything = peft.get_peft_model(
@@ -256,8 +256,8 @@ def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
     setup = TrainingSetup(method=Method.QLORA)
     whole = {
         it.name
-        for it, _ in tower_modules(model, setup)
-        if isinstance(it, Linear) and not is_quantized(it, setup)
+        for it, _ in tower_modules(model, setup.adapters)
+        if isinstance(it, Linear) and not is_quantized(it, setup.adapters)
     }
     kept = quantizers.get_keys_to_not_convert(made)
     beside = {name.removeprefix("model.") for name in kept if "language_model" not in name}
@@ -276,6 +276,6 @@ def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
 def test_a_kernel_replaces_no_linear() -> None:
     for wrapper in WRAPPERS.values():
         names = [name for name, it in real(wrapper).named_modules() if type(it) is torch.nn.Linear]
-        for module, _ in tower_modules(ours(wrapper), TrainingSetup()):
+        for module, _ in tower_modules(ours(wrapper), TrainingSetup().adapters):
             if isinstance(module, Kernel):
                 assert not any(name.endswith(module.name) for name in names)
