@@ -12,6 +12,7 @@ import pytest
 from estimator import estimate
 from estimator.answer.explain import explain
 from estimator.contract.setups import parse, read_setup
+from estimator.step.timeline import Sizes, plan, structure
 from estimator.time.exchange_time import EXCHANGE
 from estimator.values.refusals import RefusedError
 from estimator.values.specs import Component, Phase
@@ -126,3 +127,45 @@ def test_a_model_that_ranks_cannot_divide_is_refused(changed: dict[str, Any], sa
 def test_a_family_with_another_plan_is_refused() -> None:
     with pytest.raises(RefusedError, match="not modelled yet for gpt2"):
         estimate(*parse({**HALF, "model": "openai-community/gpt2"}))
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "measured"), [(False, (475_136, 507_392)), (True, (218_624, 388_608))]
+)
+def test_passes_take_what_two_real_processes_took(
+    *, checkpoints: bool, measured: tuple[int, int]
+) -> None:
+    # above what is there when the step begins; tests/verify/test_tensor_parallel.py measures them again
+    model = {
+        **LLAMA,
+        "vocab_size": 500,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+    }
+    given = {
+        **HALF,
+        "model": {**model, "head_dim": 16},
+        "max_length": 32,
+        "attn_implementation": "eager",
+    }
+    found = estimate(
+        *parse({**given, "gradient_checkpointing": checkpoints, "use_reentrant": False})
+    )
+    rest = sum(found.timeline.resident.values())
+    forward = max(found.phases[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
+    ours = forward - rest, found.phases[Phase.BACKWARD].bytes - rest
+    assert ours == pytest.approx(measured, abs=2048)
+
+
+def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor() -> None:
+    model, _, setup = parse(HALF)
+    sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
+    program = schedule.program
+    sums = [
+        sized.sizes[program.slots[at]]
+        for at, name in enumerate(program.operations)
+        if name == "all-reduce of its gradient" and program.signs[at] > 0
+    ]
+    layers = len({mark.place.layer for mark in program.marks} - {None})
+    assert sums == [128 * 256 * 4] * (5 * layers + 1), "q, k, v, gate, up; and the head"
