@@ -430,7 +430,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         ),
         (
             [MISTRAL, "--tensor-parallel-size", "4"],
-            "tensor_parallel_size 4 is not modelled yet: a run with tensor parallelism",
+            "tensor_parallel_size 4 is not modelled yet as such",
         ),
         ([MISTRAL, "--expert-parallel"], "expert_parallel true is not modelled yet: "),
         ([MISTRAL, "--strategy", "megatron"], "strategy 'megatron' is not modelled yet: "),

@@ -181,6 +181,7 @@ const walk = (Plotly, box, heard, pick) => {
 
 export default function ({ data: [data], parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
+  if (isOld(box, data.order)) return;
   box.styles ??= new Map();
   box.legend = data.legend;
   const draw = (Plotly) => {

@@ -289,5 +289,6 @@ const start = () => {
 export default function ({ data: [data], setTriggerValue }) {
   window.headroomInk ??= ink();
   window.headroomRows ??= start();
+  if (isOld(window.headroomRows, data.order)) return;
   window.headroomRows.take(data, ...["slider", "moved"].map((name) => (value) => setTriggerValue(name, value)));
 }

@@ -16,7 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.figures.rows import Document, row
 from dashboard.state import question, session
-from dashboard.widgets import rerun, several_gpus
+from dashboard.widgets import in_order, rerun, several_gpus
 from estimator import Estimate, contract
 
 Show = Callable[[Estimate | str], Document]
@@ -31,7 +31,8 @@ _component = component(
     "slider_rows",
     html="",
     css=".st-key-slider-rows, .st-key-row-yields { display: none !important; }",
-    js="".join(
+    js=in_order.SCRIPT
+    + "".join(
         (files(__package__) / it).read_text() for it in ("alone.js", "ink.js", "slider_rows.js")
     ),
     isolate_styles=False,
@@ -60,7 +61,7 @@ def draw(show: Show, look: object) -> None:
     elif (sent := state.get("row")) and sent["base"] != bases(look)[sent["slider"]]:
         state["row"] = None
     steps = {slider: state["steps"][key] for slider, key in SLIDERS.items()}
-    data = [{"row": state.get("row"), "steps": steps}]
+    data = in_order.numbered({"row": state.get("row"), "steps": steps})
     _component(key="slider-rows", data=data, on_slider_change=_take, on_moved_change=_move)
 
 

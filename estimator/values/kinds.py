@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from estimator.values.parallelisms import TENSOR
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
 
 SHOWN_CHARACTERS = 40
@@ -69,13 +70,22 @@ OTHER_PARALLELISM = Refusal(
 )
 
 
+BY_TP_SIZE = Refusal(
+    "{key}{value} is not modelled yet as such; for tensor parallelism alone, set tp_size and num_gpus to the number of "
+    "ranks, and strategy none.",
+    NOT_MODELLED,
+)
+
+
 def not_modelled(value: object, parallelism: str, key: str = "") -> RefusedError:
     """The refusal of a value that asks for a parallelism. Ignoring it would estimate a different run.
 
-    >>> str(not_modelled(2, "tensor parallelism"))
-    '2 is not modelled yet: a run with tensor parallelism cannot be estimated.'
+    >>> str(not_modelled(2, "pipeline parallelism"))
+    '2 is not modelled yet: a run with pipeline parallelism cannot be estimated.'
     """
     named = f"{key} " if key else ""
+    if parallelism == TENSOR:
+        return BY_TP_SIZE(key=named, value=show(value))
     return OTHER_PARALLELISM(key=named, value=show(value), parallelism=parallelism)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of parallelism that are not modelled yet, with the names that tools give them."""
+"""Kinds of parallelism by the names that tools give them; tensor parallelism alone is modelled (``tp_size``)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+TENSOR = "tensor parallelism"
+
 
 class Parallelism(NamedTuple):
-    """A kind of parallelism that is not modelled yet, and its names."""
+    """A kind of parallelism, and its names."""
 
     name: str
     words: tuple[str, ...]
@@ -21,7 +23,7 @@ class Parallelism(NamedTuple):
 PARALLELISMS = (
     # accelerate 1.15, parallelism_config.py; vLLM and ms-swift; Megatron-LM's arguments.py; torchtitan's
     Parallelism(
-        "tensor parallelism",
+        TENSOR,
         (
             "tp",
             "tensor_parallel",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from dashboard.widgets import drawing, in_order
 from tests.browser.test_in_chromium import WAIT, addressed, bars, becomes, changed, visitor
 
 pytestmark = pytest.mark.browser
@@ -48,11 +51,13 @@ def test_undoing_a_remedy_restores_the_setup(browser, address):
 
 
 def test_a_remedy_may_set_a_slider_to_a_value_between_its_steps(browser, address):
-    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=14"
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=256&per_device_train_batch_size=14"
     with visitor(browser, link) as page:
-        page.get_by_role("button", name="Apply Micro-batch").first.click()
+        page.get_by_role("button", name="Apply Micro-batch 7").first.click()
         page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
-        page.get_by_text("Effective batch 14 = ").wait_for(timeout=WAIT)
+        page.get_by_text("Effective batch 14 = 7 × 2").wait_for(timeout=WAIT)
+        thumb = page.locator(".st-key-per_device_train_batch_size input")
+        assert thumb.get_attribute("aria-valuetext") == "7"
 
 
 def test_a_card_opens_by_a_click_anywhere_and_by_keyboard(browser, address):
@@ -76,7 +81,9 @@ def test_what_is_open_is_part_of_the_link(browser, address):
         page.get_by_role("spinbutton", name="Disk write speed, GB/s").wait_for(timeout=WAIT)
         addressed(page, "section=Time", "saving_and_loading=true")
         with visitor(browser, page.url) as other:
-            other.get_by_role("spinbutton", name="Disk write speed, GB/s").wait_for(timeout=WAIT)
+            speed = other.get_by_role("spinbutton", name="Disk write speed, GB/s")
+            speed.wait_for(timeout=WAIT)
+            assert other.get_by_role("radio", name="Time and money").is_checked()
 
 
 def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, address):
@@ -86,3 +93,24 @@ def test_how_it_works_opens_from_the_top_and_back_keeps_the_setup(browser, addre
         page.get_by_text("A peak is a moment, not a sum").wait_for(timeout=WAIT)
         page.get_by_role("link", name="Estimate").click()
         becomes(page, before)
+
+
+def test_a_figure_never_goes_back_to_older_data(browser, address):
+    # Streamlit awaits the script's import for each data, and may call it with an older one last
+    with visitor(browser, address) as page:
+        shown = bars(page)
+        script = in_order.SCRIPT + DRAWING.read_text()
+        for earlier, expected in ((1, "older"), (-1, "newer")):
+            page.evaluate(CALL, [script, earlier])
+            page.wait_for_timeout(200)  # longer than a figure rests
+            assert (bars(page) == shown) == (expected == "older"), expected
+
+
+DRAWING = Path(drawing.__file__).with_suffix(".js")
+CALL = """async ([script, earlier]) => {
+  const { default: call } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  const box = document.querySelector(".st-key-hero .hr-plot"), [session, number] = box.wanted.order;
+  const data = structuredClone({ ...box.wanted, order: [session, number - earlier], follows: null });
+  data.figure.data[0].x = data.figure.data[0].x.map((it) => it / 2);
+  call({ data: [data], parentElement: box.parentElement, setTriggerValue: () => {} });
+}"""
