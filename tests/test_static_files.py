@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from importlib.resources import files
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -85,3 +86,12 @@ def test_plotly_is_served_before_the_first_run_declares_it() -> None:
     )
     assert answer.headers["cache-control"] == static_files.A_DAY
     assert asked == []
+
+
+def test_the_page_preloads_the_scripts_of_its_first_widgets_that_exist() -> None:
+    # a browser asks for a script that it cannot find at each visit, and nobody sees it
+    asked = re.findall(r'rel="modulepreload"[^>]* href="\./([^"]+)"', static_files.EARLY)
+    assert {Path(it).name.partition(".")[0] for it in asked} > set(static_files.FIRST_DRAWN)
+    assert all((static_files.STREAMLIT / it).is_file() for it in asked)
+    own = (static_files.STREAMLIT / "index.html").read_text()
+    assert not [it for it in asked if it in own]

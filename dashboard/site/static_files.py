@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
+import streamlit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +28,29 @@ KINDS = (".js", ".css", ".html", ".svg", ".json")
 PLOTLY_FILE = files("dashboard.widgets") / "plotly" / "plotly-cartesian.min.js"
 PLOTLY = f"/component/dashboard.widgets.drawing.plotly/{PLOTLY_FILE.name}"
 """URL path of Plotly's script. It is served before a visitor's first run declares it."""
-EARLY = f"""<link rel="preload" as="script" fetchpriority="low" href=".{PLOTLY}">
+STREAMLIT = Path(streamlit.__file__).parent / "static"
+FIRST_DRAWN = ("Html", "BidiComponent", "Selectbox", "Slider", "ButtonGroup", "Button")
+"""Streamlit's scripts of what the page draws first, which it asks for one by one when the server has answered."""
+
+
+def _modules() -> list[str]:
+    """The files of ``FIRST_DRAWN`` and what they import, but for those that Streamlit's own page preloads."""
+    scripts, page = STREAMLIT / "static" / "js", (STREAMLIT / "index.html").read_text()
+    todo = [file.name for name in FIRST_DRAWN for file in scripts.glob(f"{name}.*.js")]
+    found: list[str] = []
+    while todo:
+        name = todo.pop()
+        if name not in found and name not in page:
+            found.append(name)
+            todo += re.findall(r'(?:from|import)"\./([^"]+)"', (scripts / name).read_text())
+    return found
+
+
+PRELOADS = "".join(
+    f'<link rel="modulepreload" fetchpriority="low" crossorigin href="./static/js/{name}">'
+    for name in _modules()
+)
+EARLY = f"""<link rel="preload" as="script" fetchpriority="low" href=".{PLOTLY}">{PRELOADS}
 <script>
 new MutationObserver((_, observer) => {{
   if (!document.querySelector('[data-test-connection-state="CONNECTED"]')) return;
@@ -34,7 +59,7 @@ new MutationObserver((_, observer) => {{
     document.createElement("script"), {{ src: ".{PLOTLY}", onerror() {{ this.remove(); }} }}));
 }}).observe(document, {{ subtree: true, childList: true, attributeFilter: ["data-test-connection-state"] }});
 </script>"""
-"""Lets the browser fetch Plotly's script beside Streamlit's, and run it while the server computes the page."""
+"""Lets the browser fetch these beside Streamlit's scripts, and run Plotly's while the server computes the page."""
 A_DAY = "public, max-age=86400"
 
 

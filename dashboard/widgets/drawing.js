@@ -1,5 +1,6 @@
 // Plotly draws a figure and updates it in place.
 const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
+  if (window.Plotly) { done(window.Plotly); return; }
   const early = document.querySelector(`script[src$="${url}"]`);  // of the page that serve.py sends
   const script = early ?? document.createElement("script");
   script.addEventListener("load", () => done(window.Plotly));
@@ -11,7 +12,8 @@ const camera = (Plotly, format, name) => ({
   icon: format === "png" ? Plotly.Icons.camera : Plotly.Icons.disk,
   click: (plot) => Plotly.downloadImage(plot, { format, scale: 2, filename: `headroom-${name}` }),
 });
-const REST = 120;  // ms; our choice: longer than the interval between repeated key presses
+const REST = 40;  // ms; our choice: longer than the interval between repeated key presses
+const LATEST = 500;  // ms after which a figure is drawn that waited for the one that follows sliders; our choice
 
 // Figures with the same frame differ only in their bars, the bars' texts, and which bar is highlighted.
 const frameOf = ({ data: [bars, totals], layout: { yaxis, ...layout } }) => {
@@ -214,13 +216,14 @@ export default function ({ data: [data], parentElement, setTriggerValue }) {
       walk(Plotly, box, parentElement.querySelector(".hr-heard"), pick);
     }
   };
+  const begin = (Plotly) => data.follows ? draw(Plotly) : requestIdleCallback(() => draw(Plotly), { timeout: LATEST });
   box.show = (figure, alt, of) => {
     box.wanted = { ...data, figure, alt };
     box.style.minHeight = `${figure.layout.height}px`;
     box.setAttribute("aria-label", alt);
     if (of) box.dataset.setup = of;
-    if (window.Plotly) draw(window.Plotly);
-    else loaded(data.script).then(draw, () => { box.textContent = box.wanted.alt; });
+    if (window.Plotly && (box.drawn || data.follows)) draw(window.Plotly);
+    else loaded(data.script).then(begin, () => { box.textContent = box.wanted.alt; });
   };
   box.resized ??= new ResizeObserver(() => {
     if (window.Plotly && box.drawn && box.clientWidth && box.clientWidth !== box.width) {

@@ -93,7 +93,15 @@ const start = () => {
       const said = value.toLocaleString("en-US"), { firstElementChild: name } = flag;
       flag.style.left = `${100 * Math.min(share, 1)}%`;
       if (name.textContent !== said) name.textContent = said;
-      const track = flag.parentElement, drawn = `${text} ${track.clientWidth}`;
+    }
+    naming ||= requestAnimationFrame(() => setTimeout(nameAll)); // when the figure is painted: to measure lays out the page
+  };
+
+  let naming = 0;
+  const nameAll = () => {
+    naming = 0;
+    for (const track of document.querySelectorAll(".hr-track")) {
+      const drawn = `${track.querySelector(".hr-flag").style.left} ${track.clientWidth}`;
       if (track.dataset.drawn === drawn) continue;
       track.dataset.drawn = drawn;
       nameBands(track);
