@@ -137,7 +137,7 @@ class Trace:
     """What a run's requests belong to."""
 
     def __init__(self) -> None:
-        self.events: dict[int, list[int]] = {}
+        self.events: dict[int, Sequence[int]] = {}
         """The event of the tape of each request, of the stretches of passes."""
         self.passes: list[WrittenPass] = []
         self.ran: list[tuple[int, PassPiece]] = []
@@ -162,7 +162,7 @@ class Writer:
     def traced(self, requests: Iterable[tuple[Request, int]]) -> int:
         """The same of requests with their events."""
         found = list(requests)
-        self.trace.events[len(self._stretches)] = [at for _, at in found]
+        self.trace.events[len(self._stretches)] = array("q", (at for _, at in found))
         return self.stretch(it for it, _ in found)
 
     def run(self, step: int, piece: PassPiece) -> None:
@@ -294,6 +294,7 @@ class _Template(NamedTuple):
     """The log of all runs that differ in the bytes of their tensors alone."""
 
     log: Log
+    """Without bytes."""
     trace: Trace
     places: Sequence[int]
     """Where the bytes of each request are found: among a run's values, or after them in ``others``."""
@@ -302,13 +303,15 @@ class _Template(NamedTuple):
     @classmethod
     def of(cls, written: Writer, values: Sequence[int]) -> _Template:
         """That of one of these runs, whose values are named."""
-        others: list[int] = []
-        places = []
+        others, places = array("q"), array("q")
         for size in written.sizes:
             places.append(size.place if isinstance(size, _Named) else len(values) + len(others))
             if not isinstance(size, _Named):
                 others.append(size)
-        return cls(written.log(), written.trace, places, others)
+        log = written.log()
+        whats, keys, _, streams = log.requests
+        unsized = log._replace(requests=[whats, keys, array("q"), streams])
+        return cls(unsized, written.trace, places, others)
 
     def at(self, values: Sequence[int]) -> Log:
         """The log of the run with these values."""
@@ -321,7 +324,7 @@ MOST_PATTERNS = 4
 """Patterns of one structure that are remembered: ours."""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=24)
 def _templates(
     model: Model,
     workspace: int,
@@ -472,7 +475,7 @@ class _Fixed(NamedTuple):
     """Requests before the second step."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _fixed(
     model: Model,
     card: Card,

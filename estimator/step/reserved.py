@@ -133,7 +133,7 @@ class RankRun:
         return self._slim if self.is_narrow(room) else self._wide
 
 
-@lru_cache(maxsize=6)
+@lru_cache(maxsize=3)
 def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[RankRun]:
     """A run, once for each way in which it may be loaded and each rank that may need most.
 
