@@ -333,7 +333,7 @@ def _serve(arguments: Sequence[str]) -> str:
     """Replaces this process by Streamlit, which takes its own flags (``--server.port 8600``); or says why it cannot."""
     root = Path(__file__).resolve().parent.parent
     places = (root / "headroom" / "serve.py", root / "serve.py")
-    app = next((it for it in places if it.is_file()), None)
+    app = next(filter(Path.is_file, places), None)
     if app is None or find_spec("streamlit") is None:
         return "the page needs Streamlit and the whole package; pip install headroom."
     command = [sys.executable, "-m", "streamlit", "run", str(app), *arguments]
@@ -427,7 +427,7 @@ def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:
     name, *others = [_flag(name) for name in (key.name, *key.aliases)]
     if isinstance(key.kind, Flag):
         offs = [_flag(f"no_{name}") for name in (key.name, *key.aliases)]
-        for flag, value in [*((it, "true") for it in others), *((it, "false") for it in offs)]:
+        for flag, value in (dict.fromkeys(others, "true") | dict.fromkeys(offs, "false")).items():
             group.add_argument(
                 flag, dest=key.name, action="append_const", const=value, help=argparse.SUPPRESS
             )
@@ -454,9 +454,10 @@ def _help(key: Key) -> str:
 @lru_cache(maxsize=1)
 def _usual_defaults() -> Mapping[str, str]:
     """Where the defaults of a setup of flags differ from the contract's."""
-    found = defaults_of(USUAL_TOOL)
     return {
-        it.key: json.dumps(it.value).strip('"') for it in found if it.differs and it.value != {}
+        default.key: json.dumps(default.value).strip('"')
+        for default in defaults_of(USUAL_TOOL)
+        if default.differs and default.value != {}
     }
 
 
@@ -469,7 +470,7 @@ def _read_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
     parser = _parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
-        wrong = next((it for it in unknown if it.startswith("-")), unknown[0])
+        wrong = next((word for word in unknown if word.startswith("-")), unknown[0])
         parser.error(_unknown_argument(wrong.split("=")[0]))
     return {name: _texts(value) for name, value in vars(known).items()}
 

@@ -75,9 +75,9 @@ def run(
         )
     if len(asked) > 1 and changed.get("gpu") is not None:
         parse({"model": next(iter(models())), "gpu": changed["gpu"]})  # once, not in every row
-    judged = [_judge(it, changed, known) for it in asked]
+    judged = [_judge(run, changed, known) for run in asked]
     if as_json:
-        output.writelines(f"{json.dumps(report.as_json(it), allow_nan=False)}\n" for it in judged)
+        output.writelines(f"{json.dumps(report.as_json(run), allow_nan=False)}\n" for run in judged)
     else:
         alone = len(judged) == 1
         said = (
@@ -87,7 +87,7 @@ def run(
         )
         rest = f"No runs, and left out: {', '.join(left_out)}.\n" if left_out else ""
         output.write(f"{said}\n{rest}")
-    return max(it.status for it in judged)
+    return max(run.status for run in judged)
 
 
 def _or_local(known: reading.Known) -> reading.Known:
@@ -109,7 +109,7 @@ def _diff(judged: Judged, changed: Mapping[str, object], known: reading.Known) -
         own = known(judged.asked.keys.get("model"))
         after = changed_files(texts, plain_keys(change.keys), own)
         mended = {**texts, **{name: text.encode() for name, text in after.files.items()}}
-        again = [files.FoundFile(name=it, content=text) for it, text in mended.items()]
+        again = [files.FoundFile(name=name, content=text) for name, text in mended.items()]
         (asked,), _ = reading.read(again, known, together=True)
     except ValueError:
         return ""

@@ -46,7 +46,9 @@ class Asked:
     def is_run(self) -> bool:
         """Whether the files describe a run or are broken; in a folder, all other files are skipped."""
         said = " ".join(self.problems)
-        return "model" in self.keys or bool(said and not any(it in said for it in OF_NO_RUN))
+        return "model" in self.keys or bool(
+            said and not any(problem in said for problem in OF_NO_RUN)
+        )
 
     @property
     def name(self) -> str:
@@ -85,9 +87,11 @@ def judge(
         return Judged(asked=asked, problem=" ".join(asked.problems))
     gpu = changed.get("gpu", asked.keys.get("gpu"))
     answered = {*changed, *(gpu_keys(gpu) if isinstance(gpu, str) else ())}
-    open_still = tuple(it for it in asked.guesses if asked.settled_by.get(it) not in answered)
+    open_still = tuple(
+        guess for guess in asked.guesses if asked.settled_by.get(guess) not in answered
+    )
     asked = replace(asked, guesses=open_still)
-    if said := {key: it for key, it in asked.asked.items() if key not in answered}:
+    if said := {key: sentence for key, sentence in asked.asked.items() if key not in answered}:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in said)
         return Judged(
             asked=asked, problem=f"{' '.join(dict.fromkeys(said.values()))} Or here: {flags}."

@@ -38,16 +38,16 @@ def read(
     if together:
         return [_run(files, known)], []
     runs, left_out = [], []
-    companions = [it for it in files if _is_companion(it)]
-    scripts = [it for it in files if it.name.endswith((".sh", ".slurm", ".sbatch"))]
-    named = {it.name for script in scripts for it in files if _names(script, it)}
+    companions = [file for file in files if _is_companion(file)]
+    scripts = [file for file in files if file.name.endswith((".sh", ".slurm", ".sbatch"))]
+    named = {file.name for script in scripts for file in files if _names(script, file)}
     for file in files:
         if file in companions or (file.name in named and file not in scripts):
             continue
-        beside = [it for it in companions if not it.from_folder or _names(file, it)]
+        beside = [other for other in companions if not other.from_folder or _names(file, other)]
         if file in scripts:
-            beside = [it for it in files if _names(file, it)]
-        asked = _run([file, *(it for it in beside if it is not file)], known)
+            beside = [other for other in files if _names(file, other)]
+        asked = _run([file, *(other for other in beside if other is not file)], known)
         if file.from_folder and not asked.is_run:
             left_out.append(file.name)
         else:
@@ -83,17 +83,17 @@ def _contract_keys(file: FoundFile) -> Mapping[str, object] | None:
 
 
 def _run(files: Sequence[FoundFile], known: Known) -> Asked:
-    names = tuple(it.name for it in files)
+    names = tuple(file.name for file in files)
     if len(files) == 1 and (keys := _contract_keys(files[0])) is not None:
         return Asked(files=names, keys=keys)
-    texts = {it.name: it.content for it in files}
+    texts = {file.name: file.content for file in files}
     try:
         found = read_files(texts)
         if models := known(found.setup.get("model")):
             found = read_files(texts, models)
     except ValueError as problem:
         return Asked(files=names, keys={}, problems=(str(problem),))
-    said_by_tool = {it.key for it in found.set_by_tool}
+    said_by_tool = {default.key for default in found.set_by_tool}
     keys = {
         key: value
         for key, value in found.rows.items()
@@ -127,7 +127,7 @@ def _other_runs(found: Imported) -> Iterable[str]:
 
 def _notes(found: Imported) -> Iterable[str]:
     """What qualifies the verdict, one sentence each."""
-    by_tool = {it.key for it in found.set_by_tool}
+    by_tool = {default.key for default in found.set_by_tool}
     used = sayable(found.rows)
     own = [
         f"{key} {_word(value)}"

@@ -27,7 +27,7 @@ def one(of: Judged, diff: str = "") -> str:
     if of.change is not None:
         lines.append(f"What mends it: {of.change.text} Needs {gib(of.change.need_high_bytes)} GiB.")
         keys = plain_keys(of.change.keys)
-        lines += diff.splitlines() or [f"    {key}: {_word(it)}" for key, it in keys.items()]
+        lines += diff.splitlines() or [f"    {key}: {_word(value)}" for key, value in keys.items()]
     elif of.status:
         lines.append("No change on this GPU mends it; a larger GPU or more of them may.")
     if of.estimate.verdict is Verdict.TIGHT:
@@ -48,7 +48,9 @@ def table(runs: Sequence[Judged]) -> str:
         for row in rows
     ]
     title, *body = (line.rstrip() for line in lines)
-    guesses = [f"{it.asked.name}: {' '.join(it.asked.guesses)}" for it in runs if it.asked.guesses]
+    guesses = [
+        f"{run.asked.name}: {' '.join(run.asked.guesses)}" for run in runs if run.asked.guesses
+    ]
     return "\n".join([title, "-" * len(title), *body, "", summary(runs), *guesses])
 
 
@@ -72,11 +74,11 @@ def _said(answer: Estimate) -> str:
 
 def summary(runs: Sequence[Judged]) -> str:
     """How many runs fit, and on which GPU."""
-    counts = Counter("no estimate" if it.estimate is None else _said(it.estimate) for it in runs)
+    counts = Counter("no estimate" if run.estimate is None else _said(run.estimate) for run in runs)
     order = ("fits", "tight", "does not fit", "no estimate")
     words = {"fits": "fit", "does not fit": "do not fit", "no estimate": "without an estimate"}
-    parts = [f"{counts[it]} {words.get(it, it)}" for it in order if counts[it]]
-    cards = {it.estimate.gpu.name for it in runs if it.estimate and it.estimate.gpu}
+    parts = [f"{counts[word]} {words.get(word, word)}" for word in order if counts[word]]
+    cards = {run.estimate.gpu.name for run in runs if run.estimate and run.estimate.gpu}
     where = f" on {cards.pop()}" if len(cards) == 1 else ""
     tight = f"\n{TIGHT}" if counts["tight"] else ""
     return f"Of {len(runs)} runs{where}: {', '.join(parts)}.{tight}"

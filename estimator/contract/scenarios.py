@@ -192,7 +192,9 @@ def write_file(scenarios: Sequence[Scenario], setup: Mapping[str, object] | None
     written: dict[str, object] = {"v": VERSION}
     if setup:
         written["setup"] = dict(setup)
-    written["scenarios"] = [{"name": it.name, "setup": dict(it.setup)} for it in scenarios]
+    written["scenarios"] = [
+        {"name": scenario.name, "setup": dict(scenario.setup)} for scenario in scenarios
+    ]
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -206,7 +208,9 @@ def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Rea
     if "scenarios" not in given:
         given = {"scenarios": [{"name": _name_of(given), "setup": given}]}
     version = given.pop("v", VERSION)
-    problems += [it for it in read_setup({"v": version}).problems if it != MODEL_MISSING]
+    problems += [
+        problem for problem in read_setup({"v": version}).problems if problem != MODEL_MISSING
+    ]
     listed, beside = given.pop("scenarios"), given.pop("setup", None)
     problems += [f"The file's {show(key)} was dropped: it is not a known key." for key in given][
         :MOST_SCENARIOS
@@ -253,9 +257,9 @@ def _each(
 ) -> tuple[Scenario, ...]:
     """The valid scenarios among the first ``MOST_SCENARIOS``."""
     scenarios = []
-    for number, it in enumerate(given[:MOST_SCENARIOS], start=1):
+    for number, entry in enumerate(given[:MOST_SCENARIOS], start=1):
         try:
-            scenarios.append(one(number, it))
+            scenarios.append(one(number, entry))
         except ValueError as problem:
             problems.append(f"Scenario {number} was dropped: {problem}")
     if len(given) > MOST_SCENARIOS:
@@ -305,5 +309,5 @@ def _hub_id(model: object, known: Mapping[str, Model]) -> str:
         model = model[0]
     if not isinstance(model, str) or not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", model):
         return ""
-    spelled = {it.casefold() for it in (*catalog.models(), *known)}
+    spelled = {*map(str.casefold, (*catalog.models(), *known))}
     return "" if model.casefold() in spelled else model

@@ -616,7 +616,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         "trainable_parameters": estimate.trainable_parameters,
         **_run(estimate),
         "assumptions": list(estimate.assumptions),
-        "remedies": [_remedy(it) for it in remedies],
+        "remedies": [*map(_remedy, remedies)],
     }
 
 
@@ -633,40 +633,40 @@ def write_shares(shares: UtilisationSearch) -> dict[str, object]:
         "rows": shares.rows,
         "shares": [
             {
-                "vllm_gpu_memory_utilization": it.utilisation,
-                "verdict": it.verdict.value if it.verdict else None,
-                "need_low_bytes": it.need_low_bytes,
-                "need_high_bytes": it.need_high_bytes,
-                "rows_at_once_low": it.rows_low,
-                "rows_at_once_high": it.rows_high,
-                **_two("step_seconds", it.step_seconds),
-                "refusal": it.refusal or None,
+                "vllm_gpu_memory_utilization": share.utilisation,
+                "verdict": share.verdict.value if share.verdict else None,
+                "need_low_bytes": share.need_low_bytes,
+                "need_high_bytes": share.need_high_bytes,
+                "rows_at_once_low": share.rows_low,
+                "rows_at_once_high": share.rows_high,
+                **_two("step_seconds", share.step_seconds),
+                "refusal": share.refusal or None,
             }
-            for it in shares.shares
+            for share in shares.shares
         ],
     }
 
 
-def _remedy(it: Remedy) -> dict[str, object]:
+def _remedy(remedy: Remedy) -> dict[str, object]:
     """One remedy: the keys to set, the bytes saved per GPU, and the text."""
     return {
-        "keys": plain_keys(it.keys),
-        "saved_bytes": it.saved_bytes,
-        "text": it.text,
+        "keys": plain_keys(remedy.keys),
+        "saved_bytes": remedy.saved_bytes,
+        "text": remedy.text,
     }
 
 
-def _on_device(it: OnDevice) -> dict[str, object]:
+def _on_device(device: OnDevice) -> dict[str, object]:
     """One GPU of a device map."""
     return {
-        "device": it.device,
+        "device": device.device,
         "gpus": 1,
-        "peak_bytes": it.peak.bytes,
-        "components": {part.value: it.peak.resident.get(part, 0) for part in OF_EVERY_STEP},
-        "need_low_bytes": it.need_low_bytes,
-        "need_high_bytes": it.need_high_bytes,
-        "layers": list(it.layers),
-        "modules": list(it.outside),
+        "peak_bytes": device.peak.bytes,
+        "components": {part.value: device.peak.resident.get(part, 0) for part in OF_EVERY_STEP},
+        "need_low_bytes": device.need_low_bytes,
+        "need_high_bytes": device.need_high_bytes,
+        "layers": list(device.layers),
+        "modules": list(device.outside),
     }
 
 

@@ -64,10 +64,10 @@ def describe(estimate: Estimate, remedies: Sequence[Remedy] = (), defaults: str 
     said = [verdict(estimate), runs_out(estimate, amount), beyond]
     parts += [*filter(None, [" ".join(filter(None, said)), shown(estimate)]), *_run(estimate)]
     if remedies:
-        lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
+        lines = [f"- {remedy.text} Needs {gib(remedy.need_high_bytes)} GiB." for remedy in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))
     parts.append(_checkpoints(estimate))
-    parts += ["Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
+    parts += ["Assumed:\n" + "\n".join(f"- {sentence}" for sentence in estimate.assumptions)]
     return "\n\n".join(parts)
 
 
@@ -78,7 +78,7 @@ SHOWN_STEPS = 5
 def describe_shares(shares: UtilisationSearch) -> str:
     """The number to type for ``vllm_gpu_memory_utilization``, and what others do."""
     if shares.advised is None:
-        why = next((it.refusal for it in shares.shares if it.refusal), "")
+        why = next((tried.refusal for tried in shares.shares if tried.refusal), "")
         found = f"No vllm_gpu_memory_utilization fits. At 0.01: {why}".removesuffix(" At 0.01: ")
     else:
         held = shares.holding()
@@ -93,17 +93,17 @@ def describe_shares(shares: UtilisationSearch) -> str:
         )
     rows = [
         (
-            f"{it.utilisation:.2f}",
-            it.verdict.value.replace("_", " ") if it.verdict else "vLLM does not start",
-            gib(it.need_high_bytes) if it.verdict else "-",
-            f"{it.rows_low:,} to {it.rows_high:,}" if it.verdict else "-",
-            f"{it.step_seconds.low:.1f} to {it.step_seconds.high:.1f}"
-            if it.step_seconds is not None
+            f"{tried.utilisation:.2f}",
+            tried.verdict.value.replace("_", " ") if tried.verdict else "vLLM does not start",
+            gib(tried.need_high_bytes) if tried.verdict else "-",
+            f"{tried.rows_low:,} to {tried.rows_high:,}" if tried.verdict else "-",
+            f"{tried.step_seconds.low:.1f} to {tried.step_seconds.high:.1f}"
+            if tried.step_seconds is not None
             else "-",
         )
-        for it in shares.shares
-        if round(100 * it.utilisation) % SHOWN_STEPS == 0
-        or it.utilisation in {shares.starts, shares.holding(), shares.largest}
+        for tried in shares.shares
+        if round(100 * tried.utilisation) % SHOWN_STEPS == 0
+        or tried.utilisation in {shares.starts, shares.holding(), shares.largest}
     ]
     head = ("share", "verdict", "needs at most, GiB", "rows at once", "seconds per step")
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]

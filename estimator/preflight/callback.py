@@ -163,7 +163,7 @@ def _id(keys: Any) -> str:
 
 def _counted(model: Any) -> dict[str, int]:
     """Elements of the model that ran; packed weights know how many they hold only by their base's shape."""
-    trained = sum(it.numel() for it in model.parameters() if it.requires_grad)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     count = getattr(model, "num_parameters", None)
     return {"trainable_parameters": trained} | ({"total_parameters": count()} if count else {})
 

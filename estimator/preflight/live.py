@@ -66,7 +66,9 @@ _PACKED = frozenset({"Params4bit", "Int8Params"})
 _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
 """Config keys to skip: labels, versions, and quantisation, which is read from the weights."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
-_OBJECTIVES = {f"{it.trl}Trainer": it.value for it in Objective if it.trl}
+_OBJECTIVES = {
+    f"{objective.trl}Trainer": objective.value for objective in Objective if objective.trl
+}
 """TRL's trainers and their objectives in the contract."""
 _SEQUENCES = (
     ("input_ids",),
@@ -96,7 +98,7 @@ def keys_of(trainer: Any, max_length: int | None = None) -> dict[str, object]:
     keys |= _sharing(trainer)
     return {
         "model": _model(_base(model)),
-        **{it: value for it, value in keys.items() if value is not None},
+        **{key: value for key, value in keys.items() if value is not None},
     }
 
 
@@ -186,8 +188,9 @@ def _plain(value: object) -> object:
 
 
 def _task(trainer: Any) -> dict[str, object]:
-    names = {it.__name__ for it in type(trainer).__mro__}
-    of_trl = [it.__name__ for it in type(trainer).__mro__ if it.__module__.split(".")[0] == "trl"]
+    classes = [(base.__name__, base.__module__.split(".")[0]) for base in type(trainer).__mro__]
+    names = {name for name, _ in classes}
+    of_trl = [name for name, package in classes if package == "trl"]
     if of_trl and of_trl[0].endswith("Trainer") and of_trl[0] not in _OBJECTIVES:
         raise OTHER_TRAINER(name=of_trl[0], known=", ".join(sorted(_OBJECTIVES)))
     found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
@@ -202,7 +205,7 @@ def _task(trainer: Any) -> dict[str, object]:
     if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
         keys["loss"] = "chunked_trl"
     if found in {"dpo", "kto"}:
-        if any(it.__module__.split(".")[0] == "llamafactory" for it in type(trainer).__mro__):
+        if any(package == "llamafactory" for _, package in classes):
             keys["loss"] = "standard"
         elif of_trl and _trl() < FUSED_LOSS_SINCE:
             keys["loss"] = "selective_trl"
@@ -267,18 +270,18 @@ def _ends(rows: Any) -> tuple[int | None, int | None]:
     """Tokens of the shortest and the longest row of a tokenised dataset; None where they cannot be looked at."""
     if not 0 < (_count(rows) or 0) <= MOST_ROWS:
         return None, None
-    columns = getattr(rows, "column_names", None) or ()
-    parts = next((it for it in _SEQUENCES if {*it} <= {*columns}), ())
+    columns = {*(getattr(rows, "column_names", None) or ())}
+    parts = next(filter(columns.issuperset, _SEQUENCES), ())
     if parts:
-        *before, last = ([len(it) for it in rows[name]] for name in parts)
+        *before, last = ([len(tokens) for tokens in rows[name]] for name in parts)
         if parts[-1].startswith("rejected"):
             rejected, last = last, before.pop()
             last = [*map(max, last, rejected)]
-        lengths = {sum(it) for it in zip(*before, last, strict=True)}
+        lengths = {*map(sum, zip(*before, last, strict=True))}
     elif isinstance(rows, list) and all(
-        isinstance(it, Mapping) and "input_ids" in it for it in rows
+        isinstance(row, Mapping) and "input_ids" in row for row in rows
     ):
-        lengths = {len(it["input_ids"]) for it in rows}
+        lengths = {len(row["input_ids"]) for row in rows}
     else:
         return None, None
     return min(lengths), max(lengths)
@@ -320,20 +323,26 @@ def _weights(model: Any) -> dict[str, object]:
     adapters = getattr(model, "peft_config", None) or {}
     packed = _quantisation(base)
     floats = [
-        (name, it)
-        for name, it in model.named_parameters()
-        if it.is_floating_point() and type(it).__name__ not in _PACKED
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and type(parameter).__name__ not in _PACKED
     ]
-    frozen = [it for name, it in floats if ".lora_" not in name and "modules_to_save" not in name]
+    frozen = [
+        parameter
+        for name, parameter in floats
+        if ".lora_" not in name and "modules_to_save" not in name
+    ]
     keys["dtype"] = _commonest(frozen)
     if not adapters:
         if packed:
             raise PACKED_ALONE()
         return {**keys, "method": "full"}
-    of_adapters = _commonest(it for name, it in floats if ".lora_" in name)
+    of_adapters = _commonest(parameter for name, parameter in floats if ".lora_" in name)
     as_the_base = keys["dtype"] == "float32" and not packed
     keys["autocast_adapter_dtype"] = of_adapters == "float32" or as_the_base
-    if packed and any(it.dim() == 1 and _dtype(it) == "float32" for it in frozen):
+    if packed and any(
+        parameter.dim() == 1 and _dtype(parameter) == "float32" for parameter in frozen
+    ):
         loaded = _name(getattr(base.config, "dtype", None))
         keys["prepare_model_for_kbit_training"] = loaded != "float32"
         keys["dtype"] = loaded or keys["dtype"]
@@ -350,7 +359,9 @@ def _saved(model: Any, named: Any) -> list[str] | None:
     Source: peft 0.21, peft_model.py, PeftModelForSequenceClassification.
     """
     names = [name for name, _ in model.named_parameters()]
-    return [it for it in named if any(f"{it}.modules_to_save." in name for name in names)] or None
+    return [
+        module for module in named if any(f"{module}.modules_to_save." in name for name in names)
+    ] or None
 
 
 def _targets(model: Any, named: object) -> object:
@@ -358,21 +369,23 @@ def _targets(model: Any, named: object) -> object:
 
     Source: peft 0.21, tuners/tuners_utils.py, ``_maybe_include_all_linear_layers``: full names, of fewer than 20.
     """
-    if not isinstance(named, list) or not any("." in it for it in named):
+    if not isinstance(named, list) or not any("." in name for name in named):
         return named
     names = [name for name, _ in model.named_parameters()]
-    adapted = {it.split(".lora_")[0] for it in names if ".lora_" in it}
-    others = {it.rpartition(".")[0].removesuffix(".base_layer") for it in names} - adapted
-    ends = {it.rpartition(".")[2] for it in adapted}
-    whole = not any(it.rpartition(".")[2] in ends for it in others if ".lora_" not in it)
+    adapted = {name.split(".lora_")[0] for name in names if ".lora_" in name}
+    others = {name.rpartition(".")[0].removesuffix(".base_layer") for name in names} - adapted
+    ends = {module.rpartition(".")[2] for module in adapted}
+    whole = not any(
+        module.rpartition(".")[2] in ends for module in others if ".lora_" not in module
+    )
     return sorted(ends) if whole else named
 
 
 def _commonest(parameters: Iterable[Any]) -> str | None:
     """The dtype of most elements; None of none."""
     elements: Counter[str] = Counter()
-    for it in parameters:
-        elements[_dtype(it)] += it.numel()
+    for parameter in parameters:
+        elements[_dtype(parameter)] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else None
 
 
@@ -418,7 +431,7 @@ def _adapters(configs: Mapping[str, Any]) -> dict[str, object]:
 def _sharing(trainer: Any) -> dict[str, object]:
     """How many processes there are, and who keeps what."""
     args, number = trainer.args, int(trainer.args.world_size)
-    devices = {it for it in (getattr(_base(trainer.model), "hf_device_map", None) or {}).values()}
+    devices = {*(getattr(_base(trainer.model), "hf_device_map", None) or {}).values()}
     if number == 1 and len(devices) > 1:
         return {"num_gpus": len(devices), "strategy": "device_map"}
     if number == 1 and getattr(args, "n_gpu", 1) > 1:

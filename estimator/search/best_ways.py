@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from estimator.answer.estimate import bound, estimate, is_refused
@@ -67,10 +68,10 @@ def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[
     return tuple(sorted(ways, key=_order))
 
 
-def _order(it: BestWay) -> tuple[bool, bool, float, float, int]:
-    cost = None if it.answer is None or it.answer.cost is None else middle_dollars(it.answer)
-    size = -it.gpu.memory_bytes
-    return it.answer is None, cost is None, cost or 0.0, size, it.num_gpus
+def _order(way: BestWay) -> tuple[bool, bool, float, float, int]:
+    cost = None if way.answer is None or way.answer.cost is None else middle_dollars(way.answer)
+    size = -way.gpu.memory_bytes
+    return way.answer is None, cost is None, cost or 0.0, size, way.num_gpus
 
 
 @lru_cache(maxsize=4096)
@@ -107,14 +108,14 @@ def _fitting(
     changed = _changed(setup, keys)
     if changed is None or not may_hold(model, gpu, changed):  # no lossless change lowers this bound
         return None
-    parts = [it for it in splits(changed) if not is_refused(model, replace(changed, **it))]
+    parts = [part for part in splits(changed) if not is_refused(model, replace(changed, **part))]
     if not parts:
         return None
     for more, names in _steps(model, gpu, replace(changed, **parts[0])):
         further = [replace(changed, **part, **more) for part in parts]
         if not holds(model, gpu, further[0]):
             continue
-        largest = bisect_left(further, True, 1, key=lambda it: not holds(model, gpu, it)) - 1
+        largest = bisect_left(further, True, 1, key=lambda trial: not holds(model, gpu, trial)) - 1
         every = {**keys, **parts[largest], **more}
         return BestWay(
             gpu,
@@ -180,7 +181,7 @@ def reach(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> Reac
             if shared is not None and _high(model, gpu, shared) is not None:
                 found.append(_reach(model, gpu, shared, keys, (way.label,), within))
                 break
-    return max(found, key=lambda it: it.longest_context)
+    return max(found, key=attrgetter("longest_context"))
 
 
 def _reach(

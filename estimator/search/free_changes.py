@@ -6,6 +6,7 @@ They keep the method, the GPUs and the tokens of an optimizer step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from estimator.families.liger import fuses_head, loss_of
@@ -60,7 +61,7 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
             "The same metrics; evaluation waits for the copies.",
             ({"eval_accumulation_steps": 1},),
         )
-    yield from (Change(*it) for it in tower_checkpoints(model, setup))
+    yield from starmap(Change, tower_checkpoints(model, setup))
     yield from _kernels(model, gpu, setup)
     half = AUTOCAST.get(setup.precision.mixed_precision)
     if (

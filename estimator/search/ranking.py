@@ -35,7 +35,7 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
     """
     same = setup.replace(usd_per_gpu_hour=None, mfu=None, pace=None)
     everywhere = catalog.gpus().values() if gpus is None else gpus
-    answers = [it for gpu in everywhere if (it := _on(model, gpu, same)) is not None]
+    answers = [answer for gpu in everywhere if (answer := _on(model, gpu, same)) is not None]
     fitting = [answer for answer in answers if answer.verdict is Verdict.FITS]
     priced = [answer for answer in fitting if answer.cost is not None]
     timed = [answer for answer in fitting if answer.time is not None]

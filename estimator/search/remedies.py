@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, product
+from itertools import combinations, islice, product, starmap
 from typing import Any, NamedTuple
 
 from estimator.answer.estimate import estimate, is_refused
@@ -130,7 +130,7 @@ def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
 
 def _possible(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Those with an option: a completion that is short already, or a group of five in rows of two, has none."""
-    return tuple(it for it in changes if it.options)
+    return tuple(change for change in changes if change.options)
 
 
 class _Search(NamedTuple):
@@ -164,14 +164,14 @@ class _Search(NamedTuple):
     def pruned(self, every: Picked, affecting: int) -> Remedy:
         """Without the free changes that it can do without, the costliest first, and the rest no larger than needed."""
         kept = [*every]
-        for it in reversed(every):
-            at = kept.index(it)
-            change = it[0]
+        for pick in reversed(every):
+            at = kept.index(pick)
+            change, chosen = pick
             fewer = (*kept[:at], *kept[at + 1 :])
-            if it not in every[:affecting] and self.fits(fewer):
+            if pick not in every[:affecting] and self.fits(fewer):
                 kept = [*fewer]
                 continue
-            for option in change.options[: change.options.index(it[1])]:
+            for option in change.options[: change.options.index(chosen)]:
                 smaller = (*kept[:at], (change, option), *kept[at + 1 :])
                 if self.fits(smaller):
                     kept = [*smaller]
@@ -188,7 +188,7 @@ class _Search(NamedTuple):
                 if self._setup((*group, (change, option), *added)) is not None:
                     added = ((change, option), *added)
                     break
-        sure = tuple(it for it in added if it[0].always_saves)
+        sure = tuple(pick for pick in added if pick[0].always_saves)
         for those in (added, sure) if len(sure) < len(added) else (added,):
             if self.fits((*group, *those)):
                 return (*group, *those)
@@ -250,7 +250,7 @@ def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
     for first in ways:
         setup = replace(of.setup, **first)
         found = [fewest_gpus(of.model, gpu, setup, way) for way in WAYS]
-        remedies = [_together(of, first, it) for it in found if it is not None]
+        remedies = [_together(of, first, gpus) for gpus in found if gpus is not None]
         if remedies or of.setup.computation.gradient_checkpointing:
             return remedies
     return []
@@ -292,7 +292,7 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     forgets less (Biderman et al. 2024, arXiv:2405.09673); QLoRA reaches 16-bit LoRA's results and unpacks each weight
     before its product (Dettmers et al. 2023, arXiv:2305.14314).
     """
-    yield from (Change(*it) for it in image_changes(model, setup))
+    yield from starmap(Change, image_changes(model, setup))
     half = Dtype.BFLOAT16 if gpu.supports_bf16 else Dtype.FLOAT16
     is_lora = setup.adapters.uses_adapters and not setup.adapters.has_4bit_base
     if (

@@ -80,7 +80,7 @@ def _ascending(now: Rung, others: Iterable[Rung]) -> Iterator[Rung]:
 def _to_longer_contexts(
     model: Model, gpu: Gpu, setup: TrainingSetup, within: int
 ) -> Iterator[Rung]:
-    split: Keys = next((it for it in splits(setup) if not _is_refused(model, setup, it)), {})
+    split: Keys = next((keys for keys in splits(setup) if not _is_refused(model, setup, keys)), {})
     size = split.get("per_device_train_batch_size", setup.batch.per_device_train_batch_size)
     if size < setup.batch.per_device_train_batch_size:
         smaller = replace(setup, **split)
@@ -112,9 +112,8 @@ def _costly(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[tuple[str,
     for number in COUNTS:
         if number > setup.mesh.num_gpus:
             shared = (sharing_keys(setup, way, number) for way in WAYS)
-            if (
-                keys := next((it for it in shared if not _is_refused(model, setup, it)), None)
-            ) is not None:
+            able = (keys for keys in shared if not _is_refused(model, setup, keys))
+            if (keys := next(able, None)) is not None:
                 yield f"{number} GPUs", keys
 
 

@@ -107,7 +107,7 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
                 f"hsdp needs two or more groups of {shards} GPUs here; {num_gpus} GPUs do not form such groups."
             )
     keys = sharing(setup.mesh, strategy, num_gpus, copies)
-    return replace(setup, **{key: it for key, it in keys.items() if key not in OFFLOADS})
+    return replace(setup, **{key: value for key, value in keys.items() if key not in OFFLOADS})
 
 
 def _point(
@@ -151,4 +151,4 @@ def most_rented(gpu: Gpu) -> int | None:
     (1, None)
     """
     most = [price.max_gpus for price in gpu.prices]
-    return None if None in most else max((it for it in most if it is not None), default=None)
+    return None if None in most else max(filter(None, most), default=None)

@@ -50,17 +50,17 @@ class UtilisationSearch:
     @property
     def starts(self) -> float | None:
         """The smallest with which vLLM starts and all fits."""
-        return next((it.utilisation for it in self._fitting), None)
+        return next((share.utilisation for share in self._fitting), None)
 
     @property
     def largest(self) -> float | None:
         """The largest with which both fit."""
-        return next((it.utilisation for it in reversed(self._fitting)), None)
+        return next((share.utilisation for share in reversed(self._fitting)), None)
 
     def holding(self, rows: int | None = None) -> float | None:
         """The smallest that fits with which so many rows (all, if None) are held at once, so that none is preempted."""
         asked = self.rows if rows is None else rows
-        return next((it.utilisation for it in self._fitting if it.rows_low >= asked), None)
+        return next((share.utilisation for share in self._fitting if share.rows_low >= asked), None)
 
     @property
     def advised(self) -> float | None:
@@ -70,7 +70,7 @@ class UtilisationSearch:
 
     @property
     def _fitting(self) -> list[Utilisation]:
-        return [it for it in self.shares if it.verdict is Verdict.FITS and it.rows_low]
+        return [share for share in self.shares if share.verdict is Verdict.FITS and share.rows_low]
 
 
 def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> UtilisationSearch:
