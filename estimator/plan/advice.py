@@ -119,7 +119,7 @@ def pick(found: Candidates, question: Question | None = None, where: Some | None
         same = among[found.middle_dollars[among] <= SAME_DOLLARS * found.middle_dollars[least]]
         columns = -found.headroom[same], found.middle_dollars[same], found.middle_hours[same]
         place = int(same[np.lexsort(columns)[0]])
-        rough = {int(found.recipe[it]) for it in (least, place)} & found.bounded
+        rough = {*found.recipe[[least, place]].tolist()} & found.bounded
         for recipe in rough:
             found.play(recipe)
         if rough:
@@ -297,8 +297,8 @@ def _misses(found: Candidates, asked: Question, kept: Some, meets: Some) -> tupl
         late = _beyond(found.hours.high, asked.deadline_hours)
         dear = _beyond(found.dollars.high, asked.budget_usd)
         shares = [
-            it / limit if limit else np.zeros_like(it)
-            for it, limit in ((late, asked.deadline_hours), (dear, asked.budget_usd))
+            beyond / limit if limit else np.zeros_like(beyond)
+            for beyond, limit in ((late, asked.deadline_hours), (dear, asked.budget_usd))
         ]
     score = np.where(
         over > 0, over / found.capacity_bytes, np.nan_to_num(np.maximum(*shares), nan=np.inf)

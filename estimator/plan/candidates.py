@@ -129,7 +129,7 @@ class Candidates:
     @property
     def offers(self) -> Numbers:
         """The place of each one's offer among the question's."""
-        return np.array([it.offer for it in self.recipes], np.int64)[self.recipe]
+        return np.array([recipe.offer for recipe in self.recipes], np.int64)[self.recipe]
 
     def of(self, place: int) -> Recipe:
         """The recipe of one."""
@@ -196,7 +196,7 @@ def candidates(
     with _uncollected():
         for done, (model, setup, places) in enumerate(asked):
             for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
-                cells = _cells(question, [question.offers[it] for it in group], setup)
+                cells = _cells(question, [question.offers[place] for place in group], setup)
                 if len(cells[0]):
                     of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
                     needed = (least_needs if are_bounded else needs)(
@@ -242,10 +242,12 @@ def _structures(
     tried = dict(question.tried)
     sharing = tried.pop("strategy", ())
     for has_bf16 in (True, False):
-        places = [at for at, it in enumerate(question.offers) if it.gpu.supports_bf16 is has_bf16]
-        those = [question.offers[it] for it in places]
-        alone = any(1 in it.counts for it in those)
-        strategies = [*["none"] * alone, *list(sharing) * any(it.most > 1 for it in those)]
+        places = [
+            at for at, offer in enumerate(question.offers) if offer.gpu.supports_bf16 is has_bf16
+        ]
+        those = [question.offers[place] for place in places]
+        alone = any(1 in offer.counts for offer in those)
+        strategies = [*["none"] * alone, *list(sharing) * any(offer.most > 1 for offer in those)]
         for strategy, name, method in product(strategies, question.models, question.methods):
             for values in product(*tried.values()):
                 keys = {
@@ -259,8 +261,8 @@ def _structures(
                     "num_gpus": 1 if strategy == "none" else 2,
                 }
                 if strategy == "none" and any(
-                    keys.get(it) not in (None, "none")
-                    for it in ("offload_optimizer", "offload_param")
+                    keys.get(key) not in (None, "none")
+                    for key in ("offload_optimizer", "offload_param")
                 ):
                     continue
                 for reading in _readings(keys, known, refused, has_bf16=has_bf16):
@@ -361,7 +363,7 @@ def _alike(
 def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) -> list[Numbers]:
     """GPUs, micro-batch, accumulation and rank of each setup, whose product is exactly the effective batch."""
     alone = setup.mesh.num_gpus == 1
-    counts = sorted({count for it in offers for count in it.counts if (count == 1) == alone})
+    counts = sorted({count for offer in offers for count in offer.counts if (count == 1) == alone})
     ranks = question.ranks if setup.adapters.uses_adapters else question.ranks[:1]
     rows = question.micro_batches or range(1, MOST_ROWS + 1)
     found = [
@@ -410,11 +412,11 @@ def _read(
             continue
         recipe = Recipe(model=model, offer=place, setup=setup)
         begins = needed.low_bytes[had] <= offer.gpu.memory_bytes
-        those = {key: it[had] for key, it in asked.items()}
+        those = {key: column[had] for key, column in asked.items()}
         ends = _timed(model, offer, cards[place], setup, those, begins)
         if (why := missing_rate(offer.gpu, setup)) is not None:
             untimed.setdefault(offer.gpu.name, why)
-        numbers = [it[had] for it in (*cells, needed.low_bytes, needed.high_bytes)]
+        numbers = [column[had] for column in (*cells, needed.low_bytes, needed.high_bytes)]
         table.add(recipe, offer.gpu.memory_bytes, numbers, ends)
 
 
@@ -429,7 +431,7 @@ def _timed(
     """[4, cells]: hours and dollars, low and high, of the setups that may fit, which begin; NaN for the others."""
     ends = np.full((4, len(begins)), np.nan)
     if begins.any():
-        found = runs(model, card, setup, **{key: it[begins] for key, it in asked.items()})
+        found = runs(model, card, setup, **{key: column[begins] for key, column in asked.items()})
         ends[:, begins] = (*found.hours, *found.dollars)
     if offer.interruptions_per_hour:
         counts = asked["num_gpus"].tolist()
@@ -457,7 +459,7 @@ class _Table:
     def all(
         self, question: Question, refused: Mapping[str, int], untimed: Mapping[str, str]
     ) -> Candidates:
-        sizes = [it.shape[1] for it in self._ends]
+        sizes = [ends.shape[1] for ends in self._ends]
         recipe = np.repeat(np.arange(len(sizes)), sizes)
         numbers = np.concatenate([np.empty((6, 0), np.int64), *self._numbers], axis=1)
         ends = np.concatenate([np.empty((4, 0)), *self._ends], axis=1)

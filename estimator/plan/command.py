@@ -91,10 +91,7 @@ def run(
     if "jobs" in asked:
         return _schedule(asked, given, output, known)
     question, notes = _question(asked, given.question)
-    if given.prices:
-        question = priced_by(question, files.price_list(regular_file(given.prices), given.prices))
-    models = {name: it for asked in question.models for name, it in known(asked).items()}
-    answer = advise(candidates(question, models))
+    answer = _answered(question, _prices(given), known)
     answer = replace(answer, notes=(*notes, *answer.notes))
     if given.json:
         output.write(f"{json.dumps(report.as_json(answer), allow_nan=False)}\n")
@@ -113,8 +110,26 @@ def run(
 
 def priced_by(question: Question, prices: Mapping[str, tuple[Price, ...]]) -> Question:
     """The question with a price list of one's own, which alone counts; a card that it lacks has no price."""
-    offers = tuple(replace(it, listings=prices.get(it.gpu.name, ())) for it in question.offers)
+    offers = tuple(
+        replace(offer, listings=prices.get(offer.gpu.name, ())) for offer in question.offers
+    )
     return replace(question, offers=offers)
+
+
+def _prices(given: argparse.Namespace) -> Mapping[str, tuple[Price, ...]] | None:
+    """The price list that is given, if one is."""
+    return files.price_list(regular_file(given.prices), given.prices) if given.prices else None
+
+
+def _answered(
+    question: Question,
+    prices: Mapping[str, tuple[Price, ...]] | None,
+    known: Callable[[object], Mapping[str, Model]],
+) -> Advice:
+    """The answer with the models that a question names, at the prices of a list of one's own."""
+    question = question if prices is None else priced_by(question, prices)
+    models = {name: model for asked in question.models for name, model in known(asked).items()}
+    return advise(candidates(question, models))
 
 
 def _schedule(
@@ -127,14 +142,8 @@ def _schedule(
     if given.take_away:
         raise InputError("--take-away is for one question; a team's jobs take --json or --csv.")
     team = team_of(asked)
-    prices = None
-    if given.prices:
-        prices = files.price_list(regular_file(given.prices), given.prices)
-    answers = {}
-    for name, own in team.jobs.items():
-        question = own if prices is None else priced_by(own, prices)
-        models = {key: it for one in question.models for key, it in known(one).items()}
-        answers[name] = advise(candidates(question, models))
+    prices = _prices(given)
+    answers = {name: _answered(own, prices, known) for name, own in team.jobs.items()}
     jobs = team_jobs(team, {name: options_of(answer) for name, answer in answers.items()})
     found = schedule(jobs, team.pools, team.horizon_hours, team.slots)
     if given.json:
@@ -151,7 +160,7 @@ def _question(given: Mapping[str, object], path: str) -> tuple[Question, list[st
     lengths = given.get("lengths")
     if not (isinstance(lengths, Mapping) and "file" in lengths):
         return question_of(given), []
-    if unknown := [it for it in lengths if it not in LENGTHS_OF_FILE]:
+    if unknown := [key for key in lengths if key not in LENGTHS_OF_FILE]:
         raise InputError(f"lengths of a file have {one_of(LENGTHS_OF_FILE)}, not {unknown[0]}.")
     name, tokenizer = str(lengths["file"]), lengths.get("tokenizer")
     counted = files.count_texts(
@@ -168,7 +177,7 @@ def _question(given: Mapping[str, object], path: str) -> tuple[Question, list[st
 def _range(counted: files.CountedTexts) -> list[str]:
     if counted.is_exact:
         return []
-    few, many = (_said(it) for it in (counted.low, counted.high))
+    few, many = (_said(lengths) for lengths in (counted.low, counted.high))
     return [f"The examples have {few}, or {many}; the plan takes the latter."]
 
 

@@ -140,7 +140,7 @@ def _rows(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
         whole = _json(text, name, 1)
         if not isinstance(whole, list):
             raise InputError(f"{name} must be a list of examples, or JSONL with one a line.")
-        yield from (_row(it, name, number + 1) for number, it in enumerate(whole))
+        yield from (_row(row, name, number + 1) for number, row in enumerate(whole))
         return
     if ending != "jsonl":
         raise InputError(f"{name} is no file of examples; give .jsonl, .json, .csv or .parquet.")
@@ -193,7 +193,9 @@ def _parquet(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
         ) from None
     try:
         file = parquet.ParquetFile(io.BytesIO(content))
-        sizes = [_unpacked(file.metadata.row_group(it)) for it in range(file.num_row_groups)]
+        sizes = [
+            _unpacked(file.metadata.row_group(number)) for number in range(file.num_row_groups)
+        ]
         if sum(sizes) > MOST_UNPACKED:
             raise InputError(_too_large(name))
         # one value may be as long as its whole group, and be repeated in each row
@@ -212,8 +214,8 @@ def _parquet(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
 
 def _unpacked(group: Any) -> int:
     """Bytes of a row group as its columns are stored uncompressed, and at 8 bytes a value."""
-    columns = [group.column(it) for it in range(group.num_columns)]
-    return sum(max(it.total_uncompressed_size, 8 * it.num_values) for it in columns)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in columns)
 
 
 def _too_large(name: str) -> str:
@@ -238,7 +240,7 @@ def _chosen(row: Mapping[str, Any], column: str, name: str) -> tuple[Sequence[st
         if isinstance(row.get(known), list):
             return (known,), "text"
     for together in TEXTS:
-        found = [it for it in together if isinstance(row.get(it), str | list)]
+        found = [column for column in together if isinstance(row.get(column), str | list)]
         if together[0] in found:
             return found, "text"
     raise InputError(
@@ -248,7 +250,7 @@ def _chosen(row: Mapping[str, Any], column: str, name: str) -> tuple[Sequence[st
 
 def _is_count(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(type(it) is int for it in value)
+        return {*map(type, value)} == {int}
     if isinstance(value, str):
         return len(value) <= MOST_DIGITS and value.isdecimal()
     return type(value) is int
@@ -270,13 +272,13 @@ def _said(value: Any) -> str:
     """The text of a cell, or of all messages of a chat, however deep they are nested."""
     texts, left = [], [value]
     while left:
-        it = left.pop()
-        if isinstance(it, Mapping):
-            left.append(next((it[key] for key in CONTENTS if key in it), ""))
-        elif isinstance(it, list) and it:
-            left += reversed(it)
+        part = left.pop()
+        if isinstance(part, Mapping):
+            left.append(next((part[key] for key in CONTENTS if key in part), ""))
+        elif isinstance(part, list) and part:
+            left += reversed(part)
         else:
-            texts.append(it if isinstance(it, str) else "")
+            texts.append(part if isinstance(part, str) else "")
     return "\n".join(texts)
 
 
@@ -304,7 +306,7 @@ def price_list(content: bytes, name: str) -> Mapping[str, tuple[Price, ...]]:
     """
     rows: list[dict[str, str]] = []
     for number, row in enumerate(_rows(content, name), 2):
-        missing = [it for it in PRICE_COLUMNS if not row.get(it)]
+        missing = [column for column in PRICE_COLUMNS if not row.get(column)]
         if missing:
             raise InputError(f"{name}, line {number}: {missing[0]} is missing.")
         try:

@@ -30,7 +30,7 @@ def front_of(dollars: Reals, hours: Reals, headroom: Reals) -> Numbers:
     while begin < len(places):
         block = places[begin : begin + size]
         _, *others = cost
-        beaten = _beaten([it[block] for it in others], [it[kept] for it in others])
+        beaten = _beaten([column[block] for column in others], [column[kept] for column in others])
         kept = np.concatenate([kept, _unbeaten(cost, block[~beaten])])
         begin, size = begin + size, 2 * size
     return _unbeaten(cost, kept)
@@ -59,7 +59,7 @@ def _unbeaten(costs: Sequence[Reals], places: Numbers) -> Numbers:
 
     In this order the first of those that remain is always one of them, and takes with it what it beats.
     """
-    cost = np.stack([it[places] for it in costs])
+    cost = np.stack([column[places] for column in costs])
     order = np.lexsort(cost[::-1])
     left, cost = places[order], cost[:, order]
     found: list[Numbers] = []

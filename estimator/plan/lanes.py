@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 
 from estimator.plan.teams import SLACK, Timetable
 
@@ -19,13 +20,13 @@ def lanes(
     """
     free_from = {pool: [0.0] * count for pool, count in pools.items()}
     held: dict[str, tuple[int, ...]] = {}
-    for it in sorted(found.assignments, key=lambda it: it.start_hours):
-        lane, count = free_from[it.option.pool], it.option.num_gpus
-        free = [number for number, end in enumerate(lane) if end <= it.start_hours + SLACK]
+    for run in sorted(found.assignments, key=attrgetter("start_hours")):
+        lane, count = free_from[run.option.pool], run.option.num_gpus
+        free = [number for number, end in enumerate(lane) if end <= run.start_hours + SLACK]
         blocks = (free[at : at + count] for at in range(len(free) - count + 1))
         gpus = next((them for them in blocks if them[-1] - them[0] == count - 1), free[:count])
-        until = math.ceil(it.end_hours / slot_hours - SLACK) * slot_hours
+        until = math.ceil(run.end_hours / slot_hours - SLACK) * slot_hours
         for number in gpus:
             lane[number] = until
-        held[it.job.name] = tuple(gpus)
+        held[run.job.name] = tuple(gpus)
     return held

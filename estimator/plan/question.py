@@ -275,11 +275,11 @@ class Offer:
         if self.spot_share is not None:
             meant = tuple(
                 replace(
-                    it,
-                    usd_per_gpu_hour=it.usd_per_gpu_hour * self.spot_share,
-                    commitment=f"spot at {self.spot_share:g} of {it.commitment}",
+                    price,
+                    usd_per_gpu_hour=price.usd_per_gpu_hour * self.spot_share,
+                    commitment=f"spot at {self.spot_share:g} of {price.commitment}",
                 )
-                for it in meant
+                for price in meant
             )
         return replace(self.gpu, prices=meant)
 

@@ -105,7 +105,7 @@ def object_of_text(text: str | bytes, name: str) -> dict[str, object]:
     plain = decoded(text, name)
     if plain.lstrip().startswith("{"):
         return read_object(plain, name)
-    return _nested((it.path, it.value) for it in read_yaml(plain, name).keys)
+    return _nested((key.path, key.value) for key in read_yaml(plain, name).keys)
 
 
 def _nested(pairs: Any) -> dict[str, object]:
@@ -124,7 +124,7 @@ def _nested(pairs: Any) -> dict[str, object]:
 def _with_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    inner = {key: _with_lists(it) for key, it in value.items()}
+    inner = {key: _with_lists(part) for key, part in value.items()}
     numbers = [str(place) for place in range(len(inner))]
     return list(inner.values()) if inner and list(inner) == numbers else inner
 
@@ -149,9 +149,7 @@ def question_of(given: Mapping[str, object]) -> Question:
     listed = models if isinstance(models, list) else [models] if models is not None else []
     said: dict[str, Any] = {
         "models": tuple(listed),
-        "offers": tuple(
-            _offer(it) for it in (as_list(given["cards"], "cards") if "cards" in given else [])
-        ),
+        "offers": tuple(map(_offer, as_list(given["cards"], "cards") if "cards" in given else [])),
     }
     plain: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
         "examples": ("num_train_examples", as_whole),
@@ -184,15 +182,24 @@ def question_object(question: Question) -> dict[str, object]:
     >>> question_object(asked)
     {'model': ['Qwen/Qwen3-8B'], 'cards': [{'gpu': 'L4', 'owned': True}]}
     """
-    usual = Question(models=question.models, offers=question.offers)
-    plain: Mapping[str, object] = {
+    usual = _plain(Question(models=question.models, offers=question.offers))
+    changed = {key: value for key, value in _plain(question).items() if value != usual[key]}
+    return {
+        "model": list(question.models),
+        "cards": [*map(_write_offer, question.offers)],
+        **changed,
+    }
+
+
+def _plain(question: Question) -> dict[str, object]:
+    return {
         "examples": question.num_train_examples,
         "epochs": question.num_train_epochs,
         "lengths": _write_lengths(question.lengths),
         "context": question.context,
         "rows": question.rows,
         "effective_batch": question.effective_batch,
-        "methods": [it.value for it in question.methods],
+        "methods": [method.value for method in question.methods],
         "lora_r": list(question.ranks),
         "deadline_hours": question.deadline_hours,
         "budget_usd": question.budget_usd,
@@ -202,28 +209,6 @@ def question_object(question: Question) -> dict[str, object]:
             key: list(values) for key, values in question.tried.items() if values != TRIED.get(key)
         },
         "micro_batches": list(question.micro_batches),
-    }
-    default: Mapping[str, object] = {
-        "examples": usual.num_train_examples,
-        "epochs": usual.num_train_epochs,
-        "lengths": _write_lengths(usual.lengths),
-        "context": None,
-        "rows": usual.rows,
-        "effective_batch": usual.effective_batch,
-        "methods": [it.value for it in usual.methods],
-        "lora_r": list(usual.ranks),
-        "deadline_hours": None,
-        "budget_usd": None,
-        "tool": usual.tool,
-        "keys": {},
-        "try": {},
-        "micro_batches": [],
-    }
-    changed = {key: value for key, value in plain.items() if value != default[key]}
-    return {
-        "model": list(question.models),
-        "cards": [_write_offer(it) for it in question.offers],
-        **changed,
     }
 
 
@@ -300,7 +285,7 @@ def _offer(given: object) -> Offer:
 
 def _lengths(given: object) -> TokenLengths:
     if isinstance(given, list):
-        return TokenLengths.counted([as_whole(it, "lengths") for it in given])
+        return TokenLengths.counted([as_whole(count, "lengths") for count in given])
     if not isinstance(given, Mapping):
         raise InputError("lengths are percentiles, mean and max, or a list of token counts.")
     longest = given.get("max", given.get("p100"))
@@ -365,7 +350,7 @@ def _tried(given: object) -> dict[str, tuple[object, ...]]:
 
 
 def _method(given: object) -> Method:
-    words = [it.value for it in Method]
+    words = [method.value for method in Method]
     if given not in words:
         raise InputError(f"methods has {show(given)}; take {one_of(words)}.")
     return Method(given)
@@ -386,7 +371,7 @@ def as_list(given: object, name: str) -> list[object]:
 
 
 def _wholes(given: object, name: str) -> tuple[int, ...]:
-    return tuple(as_whole(it, name) for it in as_list(given, name))
+    return tuple(as_whole(number, name) for number in as_list(given, name))
 
 
 def as_whole(given: object, name: str) -> int:

@@ -57,7 +57,9 @@ def listed(answer: Advice) -> list[int]:
     if answer.recommended is not None:
         places.add(answer.recommended)
     found = answer.candidates
-    return sorted(places, key=lambda it: (found.middle_dollars[it], found.middle_hours[it]))
+    return sorted(
+        places, key=lambda place: (found.middle_dollars[place], found.middle_hours[place])
+    )
 
 
 def text(answer: Advice) -> str:
@@ -71,12 +73,9 @@ def text(answer: Advice) -> str:
         title = f"The front, {len(answer.front):,} points of {len(found):,} setups, in steps that can be told apart:"
         parts.append("\n".join([title, *_aligned(rows)]))
     steps = [stair.text for stair in answer.stairs[1:]]
-    if steps:
-        parts.append("What the next dollar buys:\n" + "\n".join(f"- {it}" for it in steps))
-    if answer.misses:
-        parts.append("Near misses:\n" + "\n".join(f"- {it.text}" for it in answer.misses))
-    if answer.notes:
-        parts.append("Notes:\n" + "\n".join(f"- {it}" for it in answer.notes))
+    misses = [miss.text for miss in answer.misses]
+    lists = {"What the next dollar buys": steps, "Near misses": misses, "Notes": answer.notes}
+    parts += ["\n- ".join([f"{title}:", *lines]) for title, lines in lists.items() if lines]
     return "\n\n".join(parts)
 
 
@@ -117,25 +116,25 @@ def as_json(answer: Advice) -> dict[str, object]:
         "front": [point(found, place) for place in answer.front[:MOST_WRITTEN].tolist()],
         "stairs": [
             {
-                "point": point(found, it.place),
-                "dollars_more": it.dollars_more,
-                "hours_less": it.hours_less,
-                "is_surely_faster": it.is_surely_faster,
-                "is_surely_dearer": it.is_surely_dearer,
-                "text": it.text,
+                "point": point(found, stair.place),
+                "dollars_more": stair.dollars_more,
+                "hours_less": stair.hours_less,
+                "is_surely_faster": stair.is_surely_faster,
+                "is_surely_dearer": stair.is_surely_dearer,
+                "text": stair.text,
             }
-            for it in answer.stairs
+            for stair in answer.stairs
         ],
         "misses": [
             {
-                "point": point(found, it.place),
-                "bytes_over": it.bytes_over,
-                "hours_over": _number(it.hours_over),
-                "dollars_over": _number(it.dollars_over),
-                "may_do": it.may_do,
-                "text": it.text,
+                "point": point(found, miss.place),
+                "bytes_over": miss.bytes_over,
+                "hours_over": _number(miss.hours_over),
+                "dollars_over": _number(miss.dollars_over),
+                "may_do": miss.may_do,
+                "text": miss.text,
             }
-            for it in answer.misses
+            for miss in answer.misses
         ],
         "notes": list(answer.notes),
     }
@@ -163,7 +162,7 @@ def _number(value: float) -> float | None:
 
 def plan_csv(found: Candidates, places: Iterable[int]) -> str:
     """Some candidates as CSV, one a line, with ``COLUMNS``."""
-    return csv_text([COLUMNS, *(_cells(found, it) for it in places)])
+    return csv_text([COLUMNS, *(_cells(found, place) for place in places)])
 
 
 def _cells(found: Candidates, place: int) -> tuple[object, ...]:
@@ -183,8 +182,8 @@ def _cells(found: Candidates, place: int) -> tuple[object, ...]:
         found.capacity_bytes[place],
         f"{words.share_free(found, place):.4f}",
         *(
-            "" if np.isnan(it[place]) else f"{it[place]:.4g}"
-            for it in (*found.hours, *found.dollars)
+            "" if np.isnan(ends[place]) else f"{ends[place]:.4g}"
+            for ends in (*found.hours, *found.dollars)
         ),
         words.title(found, place),
     )
@@ -194,11 +193,11 @@ def timetable_text(found: Timetable, answers: Mapping[str, Advice]) -> str:
     """Which job runs when and where, what it costs, and what is late or left out."""
     rows: list[tuple[str, ...]] = [("job", "from", "to", "late", "dollars", "setup")]
     titles = timetable_titles(found, answers)
-    for it in found.assignments:
-        late = f"{it.late_hours:.1f} h" if it.late_hours else "-"
-        begin, end = f"{it.start_hours:.1f} h", f"{it.end_hours:.1f} h"
-        price = words.usd(it.option.dollars)
-        rows.append((it.job.name, begin, end, late, price, titles[it.job.name]))
+    for run in found.assignments:
+        late = f"{run.late_hours:.1f} h" if run.late_hours else "-"
+        begin, end = f"{run.start_hours:.1f} h", f"{run.end_hours:.1f} h"
+        price = words.usd(run.option.dollars)
+        rows.append((run.job.name, begin, end, late, price, titles[run.job.name]))
     parts = ["\n".join(_aligned(rows))] if found.assignments else []
     return "\n".join([*parts, *timetable_summary(found)])
 
@@ -206,8 +205,8 @@ def timetable_text(found: Timetable, answers: Mapping[str, Advice]) -> str:
 def timetable_titles(found: Timetable, answers: Mapping[str, Advice]) -> dict[str, str]:
     """The setup of each job that runs, in a line."""
     return {
-        it.job.name: words.title(answers[it.job.name].candidates, it.option.place)
-        for it in found.assignments
+        run.job.name: words.title(answers[run.job.name].candidates, run.option.place)
+        for run in found.assignments
     }
 
 
@@ -221,8 +220,8 @@ def timetable_summary(found: Timetable) -> list[str]:
         count = f"All {jobs} jobs run" if jobs > 1 else "The job runs"
     else:
         count = f"{runs} of {jobs} jobs run{'s' * (runs == 1)}"
-    late = [it for it in found.assignments if it.late_hours > LATE]
-    due = [it for it in found.assignments if it.job.deadline_hours is not None]
+    late = [run for run in found.assignments if run.late_hours > LATE]
+    due = [run for run in found.assignments if run.job.deadline_hours is not None]
     if late:
         total = words.duration(found.late_hours)
         times = f", {f'{len(late)} ' * (runs > 1)}late by {total}{' in all' * (len(late) > 1)}"
@@ -230,7 +229,7 @@ def timetable_summary(found: Timetable) -> list[str]:
         times = f",{' each' * (runs > 1)} in time" if due else ""
     price = f"for {words.usd(found.dollars)} at most" if found.dollars else "without rent"
     said = [f"{count}{times}, {price}."]
-    said += [f"{it.job.name} ends {words.duration(it.late_hours)} late." for it in late]
+    said += [f"{run.job.name} ends {words.duration(run.late_hours)} late." for run in late]
     said += [f"{name} does not run: {why}" for name, why in found.left_out.items()]
     if not found.is_best:
         said.append("The solver ran out of time; a better schedule may exist.")
@@ -243,15 +242,15 @@ def timetable_csv(found: Timetable, titles: Mapping[str, str]) -> str:
     ``titles``: the setup of each job that runs.
     """
     lines: list[tuple[object, ...]] = [TIMETABLE_COLUMNS]
-    for it in found.assignments:
-        hours = (it.start_hours, it.end_hours, it.late_hours, it.option.dollars)
+    for run in found.assignments:
+        hours = (run.start_hours, run.end_hours, run.late_hours, run.option.dollars)
         lines.append(
             (
-                it.job.name,
-                it.option.pool,
-                it.option.num_gpus,
+                run.job.name,
+                run.option.pool,
+                run.option.num_gpus,
                 *(f"{value:.4g}" for value in hours),
-                titles[it.job.name],
+                titles[run.job.name],
             )
         )
     lines += [(name, "", "", "", "", "", "", why) for name, why in found.left_out.items()]
@@ -263,16 +262,16 @@ def timetable_json(found: Timetable, answers: Mapping[str, Advice]) -> dict[str,
     return {
         "runs": [
             {
-                "job": it.job.name,
-                "pool": it.option.pool,
-                "num_gpus": it.option.num_gpus,
-                "start_hours": it.start_hours,
-                "end_hours": it.end_hours,
-                "late_hours": it.late_hours,
-                "dollars": it.option.dollars,
-                "point": point(answers[it.job.name].candidates, it.option.place),
+                "job": run.job.name,
+                "pool": run.option.pool,
+                "num_gpus": run.option.num_gpus,
+                "start_hours": run.start_hours,
+                "end_hours": run.end_hours,
+                "late_hours": run.late_hours,
+                "dollars": run.option.dollars,
+                "point": point(answers[run.job.name].candidates, run.option.place),
             }
-            for it in found.assignments
+            for run in found.assignments
         ],
         "left_out": dict(found.left_out),
         "dollars": found.dollars,

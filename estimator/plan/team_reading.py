@@ -67,7 +67,7 @@ def team_of(given: Mapping[str, object]) -> TeamQuestion:
             raise InputError(f"{name}: {problem}") from None
         ready[name] = as_number(job.get("ready_hours", 0), "ready_hours")
     offers = next(iter(questions.values())).offers
-    pools = {it.gpu.name: it.most for it in offers}
+    pools = {offer.gpu.name: offer.most for offer in offers}
     if len(pools) < len(offers):
         raise InputError("cards names a card twice; give each once, with how many there are.")
     horizon = as_number(given.get("horizon_hours", WEEK), "horizon_hours")
@@ -95,7 +95,7 @@ def team_object(team: TeamQuestion) -> dict[str, object]:
     shared = {
         key: value
         for key, value in first.items()
-        if all(key in it and it[key] == value for it in objects.values())
+        if all(key in own and own[key] == value for own in objects.values())
     }
     jobs = [
         {
@@ -132,7 +132,7 @@ def question_of_setup(keys: Mapping[str, object], setup: TrainingSetup) -> dict[
         "tool": DEFAULT_TOOL,
     }
     said |= {"lora_r": setup.adapters.lora_r} if setup.adapters.uses_adapters else {}
-    rest = {key: it for key, it in keys.items() if key not in OWN and key not in CHOSEN}
+    rest = {key: value for key, value in keys.items() if key not in OWN and key not in CHOSEN}
     return {**said, "keys": rest} if rest else said
 
 

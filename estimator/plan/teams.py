@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -89,12 +90,12 @@ class Timetable:
     @property
     def dollars(self) -> float:
         """Of all jobs."""
-        return sum(it.option.dollars for it in self.assignments)
+        return sum(run.option.dollars for run in self.assignments)
 
     @property
     def late_hours(self) -> float:
         """Of all jobs."""
-        return sum(it.late_hours for it in self.assignments)
+        return sum(run.late_hours for run in self.assignments)
 
 
 def options_of(answer: Advice) -> tuple[JobOption, ...]:
@@ -153,7 +154,7 @@ def schedule(
     Source: time-indexed formulation, J. P. Sousa, L. A. Wolsey, A time indexed formulation of non-preemptive single
     machine scheduling problems, Mathematical Programming 54 (1992).
     """
-    if len({it.name for it in jobs}) < len(jobs):
+    if len({job.name for job in jobs}) < len(jobs):
         raise InputError("two jobs have the same name; give each its own.")
     if not 0 < horizon_hours <= 100 * WEEK:
         raise InputError(f"horizon_hours must be above 0 and at most {100 * WEEK:g}.")
@@ -172,12 +173,13 @@ def schedule(
         )
     chosen, is_best = _solved(starts, len(jobs), pools, slots) if starts else ([], True)
     assignments = [
-        Assignment(job=it.job, option=it.option, start_hours=it.begin * slot) for it in chosen
+        Assignment(job=start.job, option=start.option, start_hours=start.begin * slot)
+        for start in chosen
     ]
-    placed = {it.job.name for it in assignments}
-    possible = {it.job.name for it in starts}
+    placed = {run.job.name for run in assignments}
+    possible = {start.job.name for start in starts}
     return Timetable(
-        assignments=tuple(sorted(assignments, key=lambda it: (it.start_hours, it.job.name))),
+        assignments=tuple(sorted(assignments, key=attrgetter("start_hours", "job.name"))),
         left_out={
             job.name: _why(job, pools, horizon_hours, job.name in possible)
             for job in jobs
@@ -192,11 +194,11 @@ def _why(job: Job, pools: Mapping[str, int], horizon_hours: float, possible: boo
         return "no setup of it fits any of the cards."
     if possible:
         return "the GPUs are taken by other jobs until the end."
-    having = [it for it in job.options if it.num_gpus <= pools.get(it.pool, 0)]
+    having = [option for option in job.options if option.num_gpus <= pools.get(option.pool, 0)]
     if not having:
-        least = min(it.num_gpus for it in job.options)
+        least = min(option.num_gpus for option in job.options)
         return f"it needs at least {least} GPUs of one kind, more than there are."
-    fastest = min(it.hours for it in having)
+    fastest = min(option.hours for option in having)
     over = job.ready_hours + fastest - horizon_hours
     if over <= 0:
         return "it becomes ready too late for a slot."
@@ -222,16 +224,16 @@ def _solved(
     """The chosen starts, goal after goal: each later one among what is best by the earlier ones."""
     goals = [
         -np.ones(len(starts)),
-        np.array([_late(it.job, it.end) for it in starts]),
-        np.array([it.option.dollars for it in starts]),
-        np.array([it.end for it in starts]),
+        np.array([_late(start.job, start.end) for start in starts]),
+        np.array([start.option.dollars for start in starts]),
+        np.array([start.end for start in starts]),
     ]
     names = list(pools)
     entries: list[list[tuple[int, float]]] = []
-    for it in starts:
-        pool = jobs + names.index(it.option.pool) * slots
-        taken = [(pool + at, float(it.option.num_gpus)) for at in it.slots if at < slots]
-        entries.append([(it.number, 1.0), *taken])
+    for start in starts:
+        pool = jobs + names.index(start.option.pool) * slots
+        taken = [(pool + at, float(start.option.num_gpus)) for at in start.slots if at < slots]
+        entries.append([(start.number, 1.0), *taken])
     upper = [1.0] * jobs + [float(pools[name]) for name in names for _ in range(slots)]
     is_best = True
     chosen: list[int] = []
@@ -241,7 +243,9 @@ def _solved(
         is_last = number == len(goals) - 1
         values, best = _minimum(goal, entries, upper, GAP_OF_ENDS if is_last else 0.0)
         if is_last:
-            return [starts[it] for it in (chosen if values is None else _ones(values))], is_best
+            return [
+                starts[column] for column in (chosen if values is None else _ones(values))
+            ], is_best
         if values is None:
             is_best = False
             break
@@ -252,7 +256,7 @@ def _solved(
             if weight:
                 entries[column].append((len(upper), weight))
         upper.append(reached + SLACK * max(1.0, abs(reached)))
-    return [starts[it] for it in chosen], is_best
+    return [starts[column] for column in chosen], is_best
 
 
 def _ones(values: Reals) -> list[int]:

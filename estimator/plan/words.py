@@ -176,7 +176,7 @@ def recommendation(
         if not (found.fits & kept).any():
             places = np.unique(found.recipe[kept]).tolist()
             held = " and ".join(
-                dict.fromkeys(str(found.recipes[it].setup.precision.dtype) for it in places)
+                dict.fromkeys(str(found.recipes[number].setup.precision.dtype) for number in places)
             )
             return (
                 f"No setup fits these cards with {rows_in_words(asked)} and weights in {held}; the nearest misses say "
@@ -261,9 +261,9 @@ def cheapest_of(found: Candidates, asked: Question, among: int, fitting: int) ->
 
 def equals(found: Candidates, place: int, others: Sequence[int]) -> str:
     """Which others cannot be told from the recommended one."""
-    names: dict[str, None] = dict.fromkeys(cards(found, it) for it in others)
+    names: dict[str, None] = dict.fromkeys(cards(found, other) for other in others)
     own = cards(found, place)
-    elsewhere = [it for it in names if it != own]
+    elsewhere = [card for card in names if card != own]
     count = "1 other may" if len(others) == 1 else f"{len(others):,} others may"
     said = f"{count} be as good, since the ranges of hours and dollars overlap"
     if not elsewhere:
@@ -346,7 +346,7 @@ def _padding(found: Candidates, asked: Question, kept: Some) -> str:
     """How long the rows of the smallest and of the largest micro-batch become."""
     sizes = np.unique(found.micro_batch[kept & found.may_fit])
     said = []
-    for rows in sorted({int(it) for it in (*sizes[:1], *sizes[-1:]) if it > 1}):
+    for rows in sorted({int(size) for size in (*sizes[:1], *sizes[-1:]) if size > 1}):
         longest = expected_longest(rows, asked.mean_tokens, asked.row_tokens)
         more = f"that of {rows} is taken at {longest:,} tokens"
         counted = asked.lengths.expected_longest(rows, asked.row_tokens)
@@ -374,8 +374,8 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
     if asked.rows == "padded" and asked.mean_tokens < row:
         said += filter(None, [_padding(found, asked, kept)])
     if any(
-        not it.setup.adapters.uses_adapters and it.setup.precision.dtype is Dtype.BFLOAT16
-        for it in found.recipes
+        not recipe.setup.adapters.uses_adapters and recipe.setup.precision.dtype is Dtype.BFLOAT16
+        for recipe in found.recipes
     ):
         said.append(
             "Trained weights in bfloat16 round every update to 8 bits; keys: {dtype: float32} holds all to float32."
@@ -383,7 +383,7 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
     offers = found.offers
     for place, offer in enumerate(asked.offers):
         of_it = (offers == place) & kept
-        unsplit = [it for it in offer.counts if asked.effective_batch % it]
+        unsplit = [count for count in offer.counts if asked.effective_batch % count]
         if unsplit:
             named = ", ".join(map(str, unsplit))
             said.append(
@@ -399,7 +399,7 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
             )
     refused = sum(found.refused.values())
     if refused:
-        most = max(found.refused, key=lambda it: found.refused[it])
+        most = max(found.refused, key=found.refused.__getitem__)
         said.append(f"{refused:,} combinations cannot be trained; the most often: {most}")
     return tuple(dict.fromkeys(said))
 
