@@ -162,14 +162,12 @@ def _need_of(
     moments: Mapping[Phase, Moment], paged: int, context: Range[int], mesh: Mesh
 ) -> Range[int]:
     """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
-    exchange = exchange_bytes(mesh)
+    exchange, engine = exchange_bytes(mesh), Component.INFERENCE_ENGINE
     ends = [
-        need_bytes(
-            it.bytes, paged, context, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0)
-        )
-        for it in moments.values()
+        need_bytes(moment.bytes, paged, context, exchange, moment.resident.get(engine, 0))
+        for moment in moments.values()
     ]
-    return Range(max(it.low for it in ends), max(it.high for it in ends))
+    return Range(max(end.low for end in ends), max(end.high for end in ends))
 
 
 def _alone(
@@ -220,7 +218,7 @@ def _over_devices(
                 *need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
             )
         )
-    fullest = max(devices, key=lambda it: it.need_high_bytes).device
+    fullest = max(devices, key=lambda device: device.need_high_bytes).device
     runs = (
         DeviceRun(number, share.timeline, {**share.beside, Phase.SAVE: share.save})
         for number, share in found.items()
@@ -344,7 +342,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
         found = _over_devices_sizes(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
-        needs = [need_bytes(*it, context_bytes(gpu)) for it in found]
+        needs = [need_bytes(*sizes, context_bytes(gpu)) for sizes in found]
         return max(needs, key=lambda ends: ends.high)
     workspace = workspace_bytes(gpu)
     if not setup.task.objective.generates:

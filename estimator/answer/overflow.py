@@ -93,22 +93,28 @@ def _refused(of: Estimate, stop: Refused) -> Overflow:
     An evaluation is played after the second step, and comes where Trainer's first one does.
     """
     found = [*instants(of)]
-    evaluation = next((it for it in found if it.moment.phase is Phase.EVALUATION), None)
+    evaluation = next(
+        (instant for instant in found if instant.moment.phase is Phase.EVALUATION), None
+    )
     step, micro_step = stop.step, 0
     if stop.phase in (Phase.LOAD, Phase.EVALUATION):
-        alike = [it for it in found if it.moment.phase is stop.phase]
+        alike = [instant for instant in found if instant.moment.phase is stop.phase]
         among = alike[1 if stop.makes_states else 0]
         step = among.step
     elif stop.phase is Phase.OPTIMIZER_STEP:
         shown = min(step, STEPS)
-        among = next(it for it in found if it.step == shown and it.moment.phase is stop.phase)
+        among = next(
+            instant
+            for instant in found
+            if instant.step == shown and instant.moment.phase is stop.phase
+        )
     else:
         micro_step = _micro_step(of, stop)
         alike = [
-            it
-            for it in found
-            if it.moment.phase in (*STEP_PHASES[:-1], *MORE_PASSES)
-            and (it.step, it.micro_step) == (min(step, STEPS), micro_step)
+            instant
+            for instant in found
+            if instant.moment.phase in (*STEP_PHASES[:-1], *MORE_PASSES)
+            and (instant.step, instant.micro_step) == (min(step, STEPS), micro_step)
         ]
         among = alike[min(stop.moment, len(alike) - 1)]
     if stop.step > STEPS and evaluation is not None:
@@ -126,10 +132,10 @@ def _exceeding(of: Estimate) -> Instant | None:
     assert of.gpu is not None
     room = room_bytes(of)
     found = (
-        next((it for it in _instants(of, run) if it.moment.bytes > room), None)
+        next((instant for instant in _instants(of, run) if instant.moment.bytes > room), None)
         for run in of.device_runs or [_fullest(of)]
     )
-    return min((it for it in found if it is not None), key=_when)
+    return min((instant for instant in found if instant is not None), key=_when)
 
 
 def room_bytes(of: Estimate) -> int:
@@ -210,7 +216,7 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
     alone = estimate(of.model, of.gpu, setup)
     if device is None:
         asked = Phase.SCORING in of.phases
-        return [it for it in alone.moments if asked or it.phase is not Phase.SCORING]
+        return [moment for moment in alone.moments if asked or moment.phase is not Phase.SCORING]
     return next(run.timeline.moments for run in alone.device_runs if run.device == device)
 
 
@@ -257,14 +263,14 @@ def _after_steps(
 _ORDER = (Phase.LOAD, *GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES, Phase.EVALUATION, Phase.SAVE)
 
 
-def _when(it: Instant) -> tuple[int, bool, int, int, int]:
+def _when(instant: Instant) -> tuple[int, bool, int, int, int]:
     """Sort key over the GPUs of a device map: forward runs from the first to the last, backward in reverse."""
-    phase, device = it.moment.phase, it.device or 0
+    phase, device = instant.moment.phase, instant.device or 0
     outside = phase not in (*GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES)
     optimizer = phase is Phase.OPTIMIZER_STEP
-    micro_step = STEPS + 1 if optimizer or outside else it.micro_step
+    micro_step = STEPS + 1 if optimizer or outside else instant.micro_step
     turn = -device if phase is Phase.BACKWARD else device
-    return it.step, outside, micro_step, _ORDER.index(phase), turn
+    return instant.step, outside, micro_step, _ORDER.index(phase), turn
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -290,7 +296,7 @@ def _the(step: int, word: str = "step") -> str:
     return f"the {_ORDINALS[step]} {word}" if step < len(_ORDINALS) else f"{word} {step:,}"
 
 
-def where(it: Instant, setup: TrainingSetup) -> str:
+def where(instant: Instant, setup: TrainingSetup) -> str:
     """The time of an instant, as the end of a sentence.
 
     >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), TrainingSetup())
@@ -298,32 +304,32 @@ def where(it: Instant, setup: TrainingSetup) -> str:
     >>> where(Instant(1, 2, Moment(Phase.LOSS, "log-softmax", {}), 3), TrainingSetup())
     'in the second micro-step of the first step, loss (log-softmax), on GPU 3'
     """
-    moment, on = it.moment, "" if it.device is None else f", on GPU {it.device}"
+    moment, on = instant.moment, "" if instant.device is None else f", on GPU {instant.device}"
     match moment.phase:
         case Phase.LOAD if Component.OPTIMIZER_STATES in moment.resident:
             said = f"before the first step, when the {moment.name} are created"
         case Phase.LOAD:
             said = f"while the model loads ({moment.name})"
-        case Phase.OPTIMIZER_STEP if it.step == 1 and _makes_states(it, setup):
+        case Phase.OPTIMIZER_STEP if instant.step == 1 and _makes_states(instant, setup):
             said = "at the first optimizer step, which creates the optimizer states"
         case Phase.OPTIMIZER_STEP:
-            said = f"at {_the(it.step, 'optimizer step')}"
+            said = f"at {_the(instant.step, 'optimizer step')}"
         case Phase.EVALUATION:
-            said = f"in the evaluation after step {it.step:,} ({moment.name})"
+            said = f"in the evaluation after step {instant.step:,} ({moment.name})"
         case Phase.SAVE:
-            said = f"while the checkpoint after step {it.step:,} is saved ({moment.name})"
-        case phase if it.micro_step:
+            said = f"while the checkpoint after step {instant.step:,} is saved ({moment.name})"
+        case phase if instant.micro_step:
             said = (
-                f"in the {_ORDINALS[it.micro_step]} micro-step of {_the(it.step)}, "
+                f"in the {_ORDINALS[instant.micro_step]} micro-step of {_the(instant.step)}, "
                 f"{_PHASES[phase]} ({moment.name})"
             )
         case phase:
-            said = f"in {_the(it.step)}'s {_PHASES[phase]} ({moment.name})"
+            said = f"in {_the(instant.step)}'s {_PHASES[phase]} ({moment.name})"
     return said + on
 
 
-def _makes_states(it: Instant, setup: TrainingSetup) -> bool:
-    made = it.moment.resident.get(Component.OPTIMIZER_STATES, 0)
+def _makes_states(instant: Instant, setup: TrainingSetup) -> bool:
+    made = instant.moment.resident.get(Component.OPTIMIZER_STATES, 0)
     return bool(made) and not starts_with_states(setup)
 
 

@@ -94,7 +94,7 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     if len(alike) == 1:
         return ()
     found = [Rank(_spans(sorted(numbers)), len(numbers), *kind) for kind, numbers in alike.items()]
-    return tuple(sorted(found, key=lambda it: -it.peak_bytes))
+    return tuple(sorted(found, key=lambda rank: -rank.peak_bytes))
 
 
 def rank_0_writes(setup: TrainingSetup) -> bool:

@@ -171,7 +171,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
 def _is_parameter(module: Bare, adapters: Adapters) -> bool:
     """Whether ``target_parameters`` names a bare weight."""
     names = (module.name, f"{module.name}.weight")
-    return any(ends(name, it) for it in adapters.target_parameters or () for name in names)
+    return any(ends(name, target) for target in adapters.target_parameters or () for name in names)
 
 
 def _is_target(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
@@ -378,7 +378,10 @@ def _names(target: str, module: Linear | Bare | Embedding) -> bool:
 
 def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
     """The modules that can get adapters, and their multiplicity."""
-    for module, count in (*made_modules(model, adapters), *((it, 1) for it in tied_head(model))):
+    for module, count in (
+        *made_modules(model, adapters),
+        *((head, 1) for head in tied_head(model)),
+    ):
         match module:
             case Linear(shadowed=False):
                 yield module, count
@@ -430,8 +433,10 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
         for module, _ in _adaptable(model, TEXT_ALONE.adapters)
         if isinstance(module, Linear) and module.name not in HEADS
     ]
-    stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
-    return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))
+    stopping = {_last(linear) for linear in linears if linear.routes or linear.unadaptable}
+    return tuple(
+        dict.fromkeys(_last(linear) for linear in linears if _last(linear) not in stopping)
+    )
 
 
 def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
@@ -457,9 +462,9 @@ def _default_targets(model: Model, adapters: Adapters) -> str | tuple[str, ...]:
 def _accepted(model: Model) -> tuple[str, ...]:
     of_experts = {
         name
-        for it, _ in _adaptable(model, TEXT_ALONE.adapters)
-        if isinstance(it, Bare)
-        for name in it.former_names
+        for module, _ in _adaptable(model, TEXT_ALONE.adapters)
+        if isinstance(module, Bare)
+        for name in module.former_names
     }
     plain = tuple(name for name in linears_peft_takes(model) if name not in of_experts)
     return family_of(model).peft_targets or plain
@@ -516,7 +521,7 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
             raise WRAPPED_LINEAR(name=target, model_type=model.model_type)
         if not any(_names(target, module) for module in adaptable):
             _check_no_layer(model, target)
-            if any(_is_convolution(it, target) for it, _ in tower_modules(model, adapters)):
+            if any(_is_convolution(module, target) for module, _ in tower_modules(model, adapters)):
                 raise OTHER_LAYERS(name=target)
     unmatched = unmatched_targets(model, adapters)
     if len(unmatched) == len(adapters.lora_target_modules):
@@ -540,11 +545,11 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
 
 
 def _check_parameters(model: Model, adapters: Adapters) -> None:
-    bare = [it for it, _ in made_modules(model, adapters) if isinstance(it, Bare)]
+    bare = [module for module, _ in made_modules(model, adapters) if isinstance(module, Bare)]
     for name in adapters.target_parameters or ():
         one = replace(adapters, target_parameters=(name,))
         if not any(_is_parameter(module, one) for module in bare):
-            known = [it.name if it.stack else f"{it.name}.weight" for it in bare]
+            known = [module.name if module.stack else f"{module.name}.weight" for module in bare]
             instead = f"name some of {', '.join(dict.fromkeys(known))}" if known else "leave it out"
             raise OTHER_PARAMETERS(name=name, model_type=model.model_type, instead=instead)
 
@@ -585,13 +590,14 @@ def _check_no_layer(model: Model, target: str) -> None:
     if not _is_in_the_tree(model, target):
         return
     modules = [module for module, _ in made_modules(model, TEXT_ALONE.adapters)]
-    named = [it for it in modules if ends(it.name, target) or ends(target, it.name)]
-    kernels = any(isinstance(it, Linear) and it.unadaptable for it in modules)
+    named = [module for module in modules if ends(module.name, target) or ends(target, module.name)]
+    kernels = any(isinstance(module, Linear) and module.unadaptable for module in modules)
     if kernels and target.rpartition(".")[2] == "conv1d":
         accepted = ", ".join(_accepted(model))
         raise READ_BY_KERNELS(module=target, model_type=model.model_type, others=accepted)
     if any(
-        isinstance(it, Linear | Embedding) or (isinstance(it, Norm) and it.taps) for it in named
+        isinstance(module, Linear | Embedding) or (isinstance(module, Norm) and module.taps)
+        for module in named
     ):
         raise OTHER_LAYERS(name=target)
     raise NO_LAYER(name=target, model_type=model.model_type)
@@ -642,7 +648,9 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
 def _adapter_parameters(model: Model, adapters: Adapters) -> int:
     _check_targets(model, adapters)
     _check_copies(model, adapters)
-    copies = sum(count * module_parameters(it) for it, count in copied_modules(model, adapters))
+    copies = sum(
+        count * module_parameters(module) for module, count in copied_modules(model, adapters)
+    )
     return copies + sum(
         count * _adapter_elements(module, adapters)
         for module, count in _adaptable(model, adapters)

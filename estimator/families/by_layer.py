@@ -88,7 +88,9 @@ def modules_of_layer(model: Model, adapters: Adapters, index: int) -> tuple[Modu
     if not adapters.by_layer:
         return modules
     layer = f"{layers_name(model)}.{index}."
-    return tuple(replace(it, layer=layer) if isinstance(it, Linear) else it for it in modules)
+    return tuple(
+        replace(module, layer=layer) if isinstance(module, Linear) else module for module in modules
+    )
 
 
 def adapted_kinds(model: Model, adapters: Adapters) -> tuple[str, ...]:
@@ -122,9 +124,9 @@ def _adapted_kinds(model: Model, adapters: Adapters, kinds: tuple[str, ...]) -> 
             [
                 kind,
                 *(
-                    said(it)
-                    for it in modules_of_layer(model, adapters, index)
-                    if isinstance(it, Linear)
+                    said(module)
+                    for module in modules_of_layer(model, adapters, index)
+                    if isinstance(module, Linear)
                 ),
             ]
         )

@@ -158,7 +158,8 @@ def root_tree(model: Model) -> Tree:
     root = family_of(model).tree.root(model)
     if model.num_labels is None:
         return root
-    body = replace(root, children=tuple(it for it in root.children if it[0] != "lm_head"))
+    children = tuple((name, child) for name, child in root.children if name != "lm_head")
+    body = replace(root, children=children)
     if not model.num_labels:
         return body
     return extended(body, score=Linear("", output_width(tuple(root.modules)), model.num_labels))
@@ -190,7 +191,9 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
     >>> [module.name for module in outer_modules(TINY_LLAMA)]
     ['embed_tokens', 'norm', 'lm_head']
     """
-    return tuple(replace(it, name=_outer_name(it.name, model)) for it in root_tree(model).modules)
+    return tuple(
+        replace(module, name=_outer_name(module.name, model)) for module in root_tree(model).modules
+    )
 
 
 def _outer_name(name: str, model: Model) -> str:
@@ -271,10 +274,11 @@ def active_parameters(model: Model) -> int:
     >>> active_parameters(TINY_LLAMA) == total_parameters(TINY_LLAMA)
     True
     """
+    chosen = model.num_experts_per_tok
     idle = sum(
-        count * module_parameters(it) * (it.stack - model.num_experts_per_tok) // it.stack
-        for it, count in modules_with_counts(model)
-        if isinstance(it, Bare) and it.stack
+        count * module_parameters(module) * (module.stack - chosen) // module.stack
+        for module, count in modules_with_counts(model)
+        if isinstance(module, Bare) and module.stack
     )
     return total_parameters(model) - idle
 

@@ -118,8 +118,8 @@ def _projected_at_once(b: Block, x: Tensor) -> tuple[Tensor, ...]:
     q, k, v, z = op.split(tape, whole, [keys, keys, values, values])
     rate, decay = op.split(tape, both, [heads, heads])
     if sizes.value_heads > sizes.key_heads:
-        v, z, rate, decay = [op.clone(tape, it) for it in (v, z, rate, decay)]
-    q, k = [op.clone(tape, it) for it in (q, k)]
+        v, z, rate, decay = [op.clone(tape, tensor) for tensor in (v, z, rate, decay)]
+    q, k = [op.clone(tape, tensor) for tensor in (q, k)]
     mixed = op.concatenate(tape, [q, k, v])
     return mixed, z, rate, decay, whole, both, q, k, v
 

@@ -164,7 +164,7 @@ def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, objec
         check_modelled(wrapper)
     named = FAMILIES.get(str(part if inner["model_type"] == own else inner["model_type"]))
     filled = named.config.nested_sizes if named else {}
-    return {**inner, **{name: it for name, it in filled.items() if inner.get(name) is None}}
+    return {**inner, **{name: size for name, size in filled.items() if inner.get(name) is None}}
 
 
 def _sizes(read: Config, family: ConfigClass) -> dict[str, Any]:

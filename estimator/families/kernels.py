@@ -14,7 +14,9 @@ from estimator.values.specs import AttnImplementation, Model
 @lru_cache(maxsize=256)
 def fallback_of(model: Model) -> tuple[str, str] | None:
     """The family's ``fallback``, if the model has such layers, which all begin with a convolution."""
-    has_filters = any(isinstance(it, Norm) and it.taps for it, _ in modules_with_counts(model))
+    has_filters = any(
+        isinstance(module, Norm) and module.taps for module, _ in modules_with_counts(model)
+    )
     return architecture(model).fallback if has_filters else None
 
 

@@ -24,7 +24,7 @@ def separate_attention(
     k = _head_norm(b, b.linear(f"{block}.k_proj", x), "k_norm", b.model.num_key_value_heads)
     v = b.values_by_heads(b.linear(f"{block}.v_proj", x))
     if b.model.clip_qkv:  # modeling_olmo.py and modeling_olmoe.py: `clamp_`
-        q, k, v = (op.clamp_in_place(b.tape, it) for it in (q, k, v))
+        q, k, v = (op.clamp_in_place(b.tape, tensor) for tensor in (q, k, v))
     q, k = b.rotate(q, k)
     if family_of(b.model).scales_queries:
         q = _scaled_by_position(b, q)

@@ -93,18 +93,18 @@ Named = tuple[str, int | None, Module]
 
 def named_modules(model: Model) -> Iterator[Named]:
     """Modules with weights and parameters held directly, in the order of definition (derived)."""
-    return (it for it in _all_modules(model) if weight_shapes(it[-1]))
+    return (named for named in _all_modules(model) if weight_shapes(named[-1]))
 
 
 def _all_modules(model: Model) -> Iterator[Named]:
     layers = layers_name(model)
     for name, node in root_tree(model).walk():
         if name != layers:
-            yield from ((full, None, it) for full, it in node.own(name))
+            yield from ((full, None, module) for full, module in node.own(name))
             continue
         for index in range(model.num_hidden_layers):
             for below, inside in layer_tree(model, index).walk(f"{layers}.{index}"):
-                yield from ((full, index, it) for full, it in inside.own(below))
+                yield from ((full, index, module) for full, module in inside.own(below))
 
 
 def splits_packed_experts(model: Model) -> bool:

@@ -233,10 +233,10 @@ def shadowed(mlp: Tree) -> Tree:
     return replace(
         mlp,
         children=tuple(
-            (name, replace(it, weights=replace(it.weights, shadowed=True)))
-            if isinstance(it.weights, Linear)
-            else (name, it)
-            for name, it in mlp.children
+            (name, replace(child, weights=replace(child.weights, shadowed=True)))
+            if isinstance(child.weights, Linear)
+            else (name, child)
+            for name, child in mlp.children
         ),
     )
 

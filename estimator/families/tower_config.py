@@ -157,5 +157,5 @@ def _channels(part: Mapping[str, object], name: str) -> tuple[int, int]:
     given = part.get(name, [128, 32])
     if not isinstance(given, list | tuple) or len(given) != 2:
         raise InputError(f"{name} must list two whole numbers; correct it in the config.")
-    first, second = (_size({name: it}, name, 0) for it in given)
+    first, second = (_size({name: channels}, name, 0) for channels in given)
     return first, second

@@ -116,7 +116,9 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
         return vision_modules(model) if setup.images.shows_any else ()
     classes = family_of(model).with_towers
     return tuple(
-        (it, count) for it, count in modules if classes and it.name.startswith(classes.runs_on_text)
+        (module, count)
+        for module, count in modules
+        if classes and module.name.startswith(classes.runs_on_text)
     )
 
 
@@ -130,7 +132,7 @@ def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
     ()
     """
     run = run_on_text(model, setup)
-    return tuple(it for it in tower_modules(model, setup.adapters) if it not in run)
+    return tuple(counted for counted in tower_modules(model, setup.adapters) if counted not in run)
 
 
 def layers_before_the_text(model: Model, adapters: Adapters) -> int:
@@ -188,14 +190,17 @@ def _siglip(tower: VisionTower) -> Iterator[tuple[Module, int]]:
     yield Embedding(f"{name}.embeddings.position_embedding", tower.positions, hidden), 1
     layer = f"{name}.encoder.layers"
     linears = (
-        *((f"self_attn.{it}", hidden, hidden) for it in ("k_proj", "v_proj", "q_proj", "out_proj")),
+        *(
+            (f"self_attn.{projection}", hidden, hidden)
+            for projection in ("k_proj", "v_proj", "q_proj", "out_proj")
+        ),
         ("mlp.fc1", hidden, width),
         ("mlp.fc2", width, hidden),
     )
     for norm in ("layer_norm1", "layer_norm2"):
         yield Norm(f"{layer}.{norm}", hidden, bias=True), tower.num_hidden_layers
-    for it, rows, columns in linears:
-        yield Linear(f"{layer}.{it}", rows, columns, bias=True), tower.num_hidden_layers
+    for linear, rows, columns in linears:
+        yield Linear(f"{layer}.{linear}", rows, columns, bias=True), tower.num_hidden_layers
     yield Norm(f"{name}.post_layernorm", hidden, bias=True), 1
     if not tower.vision_use_head:
         return
@@ -255,8 +260,8 @@ def _gemma4_vision(tower: VisionTower) -> Iterator[tuple[Module, int]]:
         ("mlp.up_proj", hidden, width),
         ("mlp.down_proj", width, hidden),
     )
-    for it, rows, columns in linears:
-        yield Linear(f"{layer}.{it}.linear", rows, columns), alike
+    for linear, rows, columns in linears:
+        yield Linear(f"{layer}.{linear}.linear", rows, columns), alike
     for norm in ("q_norm", "k_norm"):
         yield Norm(f"{layer}.self_attn.{norm}", tower.head_dim), alike
     for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
@@ -273,8 +278,14 @@ def _gemma4_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
         for norm in ("pre_layer_norm", "post_layer_norm"):
             yield Norm(f"{layer}.{ffw}.{norm}", hidden), alike
     yield Kernel(f"{layer}.self_attn", ((hidden // tower.num_attention_heads,),)), alike
-    for it in ("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", "relative_k_proj"):
-        yield Linear(f"{layer}.self_attn.{it}", hidden, hidden), alike
+    for linear in (
+        "q_proj.linear",
+        "k_proj.linear",
+        "v_proj.linear",
+        "post.linear",
+        "relative_k_proj",
+    ):
+        yield Linear(f"{layer}.self_attn.{linear}", hidden, hidden), alike
     yield Linear(f"{layer}.lconv1d.linear_start.linear", hidden, 2 * hidden), alike
     yield Linear(f"{layer}.lconv1d.linear_end.linear", hidden, hidden), alike
     yield Norm(f"{layer}.lconv1d.depthwise_conv1d", hidden, taps=tower.conv_kernel_size), alike
@@ -328,8 +339,8 @@ def _gemma3n_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
             yield Norm(f"{layer}.{ffw}.{norm}", hidden), alike
     own = f"{layer}.attention.attn"
     yield Kernel(own, ((hidden // tower.num_attention_heads,),)), alike
-    for it in ("relative_position_embedding.pos_proj", "q_proj", "k_proj", "v_proj"):
-        yield Linear(f"{own}.{it}", hidden, hidden), alike
+    for linear in ("relative_position_embedding.pos_proj", "q_proj", "k_proj", "v_proj"):
+        yield Linear(f"{own}.{linear}", hidden, hidden), alike
     yield Linear(f"{layer}.attention.post", hidden, hidden), alike
     yield Linear(f"{layer}.lconv1d.linear_start", hidden, 2 * hidden), alike
     yield Linear(f"{layer}.lconv1d.linear_end", hidden, hidden), alike

@@ -66,7 +66,7 @@ class Tree:
         """The modules that this one is or holds, by full name, given its own; a norm may have no weight."""
         if self.weights:
             yield name, self.weights
-        yield from ((f"{name}.{it.name.rpartition('.')[2]}", it) for it in self.held)
+        yield from ((f"{name}.{module.name.rpartition('.')[2]}", module) for module in self.held)
 
     @property
     def modules(self) -> Iterator[Module]:

@@ -205,13 +205,16 @@ def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
     if vision is None:
         return ()
     family = vision_family(vision)
-    made = [(replace(it, name=f"{family.prefix}.{it.name}"), 1) for it in tower_outer(vision)]
+    made = [
+        (replace(module, name=f"{family.prefix}.{module.name}"), 1)
+        for module in tower_outer(vision)
+    ]
     for lowest, count in layer_groups(vision.tower):
         made += [
-            (replace(it, name=f"{tower_layers(vision)}.{it.name}"), count)
-            for it in tower_layer(vision, lowest)
+            (replace(module, name=f"{tower_layers(vision)}.{module.name}"), count)
+            for module in tower_layer(vision, lowest)
         ]
-    made += [(it, 1) for it in projector_modules(vision, model)]
+    made += [(module, 1) for module in projector_modules(vision, model)]
     return tuple(made)
 
 
@@ -233,21 +236,21 @@ def joined(vision: Vision, model: Model) -> dict[str, Tree]:
 
 def tower_outer(vision: Vision) -> tuple[Module, ...]:
     """Modules with weights of the tower outside its layers; whole model (derived, from the family's table)."""
-    return tuple(replace(it, part=Part.VISION) for it in outer_modules(vision.tower))
+    return tuple(replace(module, part=Part.VISION) for module in outer_modules(vision.tower))
 
 
 def tower_layer(vision: Vision, index: int) -> tuple[Module, ...]:
     """Modules with weights of one layer of the tower; whole model (derived, likewise)."""
-    return tuple(replace(it, part=Part.VISION) for it in layer_modules(vision.tower, index))
+    return tuple(replace(module, part=Part.VISION) for module in layer_modules(vision.tower, index))
 
 
 def projector_modules(vision: Vision, model: Model) -> tuple[Module, ...]:
     """Modules with weights of the projector; whole model (derived, likewise)."""
     made = vision_family(vision).projector(vision, model)
     return tuple(
-        replace(it, part=Part.PROJECTOR, name=f"{name}.{it.name}".removesuffix("."))
-        for name, module in made.items()
-        for it in module.modules
+        replace(module, part=Part.PROJECTOR, name=f"{name}.{module.name}".removesuffix("."))
+        for name, projector in made.items()
+        for module in projector.modules
     )
 
 

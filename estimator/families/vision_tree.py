@@ -106,6 +106,7 @@ class _Builder:
             name=name,
             class_name=class_name or self.text_class(node.class_name),
             children=tuple(
-                self._renamed(it, f"{name}.{it.name.rpartition('.')[2]}") for it in node.children
+                self._renamed(child, f"{name}.{child.name.rpartition('.')[2]}")
+                for child in node.children
             ),
         )

@@ -175,7 +175,9 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
     """
     made = family_of(model).large_buffers
     given = made(model) if made else ()
-    return tuple(Buffer(it.name, it.copies, allocated(it.content_bytes)) for it in given)
+    return tuple(
+        Buffer(buffer.name, buffer.copies, allocated(buffer.content_bytes)) for buffer in given
+    )
 
 
 def buffer_bytes(model: Model) -> int:

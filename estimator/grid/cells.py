@@ -43,7 +43,7 @@ def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tup
         if numbers.size and numbers.min() < 1:
             raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")
     together = np.broadcast_arrays(*given)
-    return dict(zip(KEYS, (it.ravel() for it in together), strict=True)), together[0].shape
+    return dict(zip(KEYS, map(np.ravel, together), strict=True)), together[0].shape
 
 
 def sized(

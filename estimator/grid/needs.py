@@ -217,19 +217,22 @@ class _Reader:
         number = np.repeat(np.arange(len(groups)), [len(group.cells) for group in groups])
         fixed = [_Fixed.of(group, self._workspace) for group in groups]
         highest, left_over = self._walked(groups[0].fixed.plan, groups, cells, None)
-        begins = np.array([it.begins for it in fixed])[number]
-        peak = np.maximum(begins + highest, np.array([it.step for it in fixed])[number] + left_over)
-        np.maximum(peak, np.array([it.beside for it in fixed])[number], out=peak)
+
+        def per_cell(name: str) -> Numbers:
+            return np.array([getattr(numbers, name) for numbers in fixed])[number]
+
+        peak = np.maximum(per_cell("begins") + highest, per_cell("step") + left_over)
+        np.maximum(peak, per_cell("beside"), out=peak)
         first = groups[0].setup
         if first.run.eval_strategy != "no":
             plan = evaluation_plan(self._model, structure(first))
             evaluated, _ = self._walked(plan, groups, cells, first.run.per_device_eval_batch_size)
-            np.maximum(peak, np.array([it.rests for it in fixed])[number] + evaluated, out=peak)
-        paged = np.array([it.paged for it in fixed])[number]
-        exchange = by_end(lambda *ends: np.array(ends)[number], *(it.exchange for it in fixed))
+            np.maximum(peak, per_cell("rests") + evaluated, out=peak)
+        exchanges = (numbers.exchange for numbers in fixed)
+        exchange = by_end(lambda *ends: np.array(ends)[number], *exchanges)
         need_of: Callable[..., Range[Any]] = need_bytes  # one formula, for a number and for arrays
         self._low[cells], self._high[cells] = need_of(
-            peak, paged, context_bytes(self._gpu), exchange
+            peak, per_cell("paged"), context_bytes(self._gpu), exchange
         )
 
     def _walked(
@@ -256,12 +259,12 @@ class _Reader:
         batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
         (found,), number = distinct([lengths])
         first = Sizes.of(_sized(group.setup, 1, int(found[0])))
-        scored = np.array([self._scored_at(group.setup, it) for it in found.tolist()])[number]
+        scores = [self._scored_at(group.setup, length) for length in found.tolist()]
         at_once = batches
         if (mini := group.setup.task.mini_batch_size) is not None:
             at_once = np.minimum(batches, mini)
         rank, gpus = np.full_like(lengths, first.rank), np.full_like(lengths, first.gpus)
-        return np.stack([batches, lengths, rank, gpus, scored, at_once])
+        return np.stack([batches, lengths, rank, gpus, np.array(scores)[number], at_once])
 
     def _scored_at(self, setup: TrainingSetup, length: int) -> int:
         if length not in self._scored:

@@ -134,7 +134,7 @@ class _Group:
             if not open_.any():
                 return
             first = np.unravel_index(int(open_.argmax()), open_.shape)
-            sample = [int(it[place]) for it, place in zip(values, first, strict=True)]
+            sample = [int(column[place]) for column, place in zip(values, first, strict=True)]
             try:
                 recording, outcome = self._recorded(sample)
             except TypeError:  # a formula does what a record does not know
@@ -143,7 +143,8 @@ class _Group:
                 part = slice(start, start + along)
                 box = _box_around(open_[part])
                 block = [
-                    it[span] for it, span in zip((values[0][part], *values[1:]), box, strict=True)
+                    column[span]
+                    for column, span in zip((values[0][part], *values[1:]), box, strict=True)
                 ]
                 if all(map(len, block)):
                     _evaluated_block(
@@ -152,7 +153,7 @@ class _Group:
             if open_[first]:
                 break
         for place in zip(*np.nonzero(open_), strict=True):
-            numbers = [int(it[at]) for it, at in zip(values, place, strict=True)]
+            numbers = [int(column[at]) for column, at in zip(values, place, strict=True)]
             found[:, *place] = self._known(numbers)
 
     def _read_some(
@@ -228,7 +229,7 @@ def _box_around(chosen: Some) -> tuple[slice, ...]:
     """The smallest block that holds all chosen cells; empty if none is chosen."""
     spans = []
     for axis in range(chosen.ndim):
-        others = tuple(it for it in range(chosen.ndim) if it != axis)
+        others = tuple(other for other in range(chosen.ndim) if other != axis)
         places = np.flatnonzero(chosen.any(axis=others))
         spans.append(slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0))
     return tuple(spans)
@@ -242,7 +243,7 @@ def _evaluated_block(
     into: Reals,
 ) -> None:
     """Write the ends of a block's open cells that take the record's course, and close these."""
-    inputs = np.ix_(*(it.astype(np.float64) for it in block))
+    inputs = np.ix_(*(column.astype(np.float64) for column in block))
     held = open_.copy()
     compared = {place for _, *both in recording.guards for place in both}
     with np.errstate(all="ignore"):  # in cells that it does not hold for
@@ -252,8 +253,10 @@ def _evaluated_block(
             if not same.all():
                 held &= same
         box = _box_around(held)
-        inputs = np.ix_(*(it[part].astype(np.float64) for it, part in zip(block, box, strict=True)))
-        places = [it.place for it in outcome if isinstance(it, Recorded)]
+        inputs = np.ix_(
+            *(column[part].astype(np.float64) for column, part in zip(block, box, strict=True))
+        )
+        places = [number.place for number in outcome if isinstance(number, Recorded)]
         table = evaluate(recording, inputs, places)
     chosen = held[box]
     where = True if chosen.all() else chosen

@@ -69,7 +69,7 @@ def generate_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> in
     """
     rows = rows_at_once(setup)
     logits = rows * model.vocab_size * (compute_width(setup) + SAMPLED_BYTES)
-    layer = max((it.token_bytes for it, _ in layer_caches(model)), default=0)
+    layer = max((cache.token_bytes for cache, _ in layer_caches(model)), default=0)
     grown = rows * row_tokens(setup) * layer * compute_width(setup) // 2 // 2
     return gathered_bytes(model, setup, resident) + cast_bytes(model, setup) + max(logits, grown)
 

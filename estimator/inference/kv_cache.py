@@ -119,8 +119,8 @@ def sequence_bytes(model: Model, tokens: int) -> int:
     320
     """
     return sum(
-        layers * (it.state_bytes + it.token_bytes * _kept(it, tokens))
-        for it, layers in layer_caches(model)
+        layers * (cache.state_bytes + cache.token_bytes * _kept(cache, tokens))
+        for cache, layers in layer_caches(model)
     )
 
 
@@ -149,7 +149,7 @@ class Pages(NamedTuple):
         Source: vllm 0.33, v1/kv_cache_interface.py:648 (full), :925-944 (windows: tokens in flight, and one more
         block), :1143 (states); v1/core/kv_cache_utils.py:1061 (the sum over groups).
         """
-        return sum(it.groups * _blocks(it, tokens, batched_tokens) for it in self.groups)
+        return sum(group.groups * _blocks(group, tokens, batched_tokens) for group in self.groups)
 
 
 def _blocks(group: Group, tokens: int, batched_tokens: int) -> int:
@@ -176,18 +176,18 @@ def pages(model: Model, ranks: int = 1) -> Pages:
     (True, 7)
     """
     cached = layer_caches(model, ranks)
-    state = max(it.state_bytes for it, _ in cached)
+    state = max(cache.state_bytes for cache, _ in cached)
     tokens = BLOCK_TOKENS
-    if state and (largest := max(it.token_bytes for it, _ in cached)):
+    if state and (largest := max(cache.token_bytes for cache, _ in cached)):
         tokens *= ceil_div(state, BLOCK_TOKENS * largest)
-    page = max(state, *(tokens * it.token_bytes for it, _ in cached))
+    page = max(state, *(tokens * cache.token_bytes for cache, _ in cached))
     fewest = min(layers for _, layers in cached)
     most = max(layers for _, layers in cached)
     numerator, denominator = FEW_PADDING_LAYERS
     length = most if denominator * most < numerator * fewest else fewest
     groups = tuple(
-        Group(it, ceil_div(layers, length), _block_tokens(it, tokens, page))
-        for it, layers in cached
+        Group(cache, ceil_div(layers, length), _block_tokens(cache, tokens, page))
+        for cache, layers in cached
     )
     return Pages(length * page, groups)
 

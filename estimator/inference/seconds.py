@@ -98,7 +98,7 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
             max_prompt_length=None,
             mean_tokens_per_example=None,
         )
-        least = {it.name: it.seconds.low for it in run_time(model, gpu, shorter, whole).parts}
+        least = {part.name: part.seconds.low for part in run_time(model, gpu, shorter, whole).parts}
         parts = tuple(
             TimePart(name, Range(min(low, least.get(name, 0.0)), high))
             for name, (low, high) in parts
@@ -166,7 +166,7 @@ def _rounds(
     setup: TrainingSetup, rows: int, at_once: tuple[int, int], *, shares: bool
 ) -> Range[Rounds]:
     prompt, mean = prompt_tokens(setup), mean_completion(setup)
-    few, many = (max(1, it) for it in at_once)
+    few, many = (max(1, rows) for rows in at_once)
     group = setup.task.num_generations if shares else 1
     longest = setup.task.max_completion_length * ceil_div(rows, few)
     return Range(
@@ -193,7 +193,7 @@ def _of_engine(
 
 
 def _tokens(rounds: Range[Rounds]) -> Range[float]:
-    return by_end(lambda it: it.tokens, rounds)
+    return by_end(lambda end: end.tokens, rounds)
 
 
 def _reduced(model: Model, gpu: Gpu, setup: TrainingSetup, rounds: Range[Rounds]) -> Range[float]:

@@ -115,9 +115,8 @@ class LabelledCall:
             converted = tape.new(logits.elements, 4, LOGITS)
         self.forward.image_outputs_in_float32()
         scores = dict(self.router_logits)
-        for index, size in {
-            index: it.elements for index, it in scores.items() if it.width != 4
-        }.items():
+        narrow = {index: score.elements for index, score in scores.items() if score.width != 4}
+        for index, size in narrow.items():
             tape.enter(self.phase, "outputs", index)
             self.router_logits[index] = tape.new(size, 4)
         if scores:

@@ -130,7 +130,7 @@ def check_float8(model: Model, setup: TrainingSetup) -> None:
 def _later(model: Model, setup: TrainingSetup) -> tuple[tuple[bool, str, str], ...]:
     """Each case that is not modelled: whether it is here, what it is, and what else to take."""
     strategy, adapters = setup.mesh.strategy, setup.adapters
-    heads = [*tied_head(model), *(it.module for it in modules_in_order(model))]
+    heads = [*tied_head(model), *(located.module for located in modules_in_order(model))]
     return (
         (
             setup.precision.fp8_backend is Fp8Backend.TE,

@@ -227,7 +227,10 @@ class Forward:
         """Convert what the model returned of its images, all before the first is freed."""
         if self.loaded.tower is not None:
             outputs = self.loaded.tower.outer.outputs
-            wide = [it if it.width == 4 else self.tape.new(it.elements, 4) for it in outputs]
+            wide = [
+                output if output.width == 4 else self.tape.new(output.elements, 4)
+                for output in outputs
+            ]
             outputs[:] = wide
 
     def drop_cache(self) -> None:

@@ -119,7 +119,8 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
         flat = 0 if rests else flat_bytes(model, setup, adapters=False)
         return flat + buffer_bytes(model) + gathered
     if setup.mesh.strategy.is_fsdp:
-        gathered = sum(it.whole_bytes for it in _members(model, setup, setup.mesh.shard_ranks))
+        members = _members(model, setup, setup.mesh.shard_ranks)
+        gathered = sum(member.whole_bytes for member in members)
         rests = setup.mesh.offload_param is not Offload.NONE
         shards = (
             unmoved_weight_bytes(model, setup.adapters)

@@ -482,7 +482,7 @@ class FlatUnit:
         def hold(gradient: Tensor | None) -> None:
             self.reduce()
             kept = (storage, gradient.storage if gradient is not None else None)
-            self.traffic.held += [(place, it) for it in kept if it is not None]
+            self.traffic.held += [(place, storage) for storage in kept if storage is not None]
 
         return _call_back(self.traffic.tape, x, hold)
 

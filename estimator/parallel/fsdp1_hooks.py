@@ -80,8 +80,8 @@ class Fsdp1Hooks(Hooks):
         return unit
 
     def _unit(self, key: str, block: Block, sizes: Iterable[int], *, stays: bool) -> FlatUnit:
-        owned = [it for it in block.owned if not it.is_adapter]
-        return self._called(key, owned, sizes, stays=stays, is_adapter=False)
+        weights = [owned for owned in block.owned if not owned.is_adapter]
+        return self._called(key, weights, sizes, stays=stays, is_adapter=False)
 
     def _adapters(self, block: Block) -> None:
         stays = self.setup.mesh.strategy.keeps_gathered
@@ -113,7 +113,7 @@ class Fsdp1Hooks(Hooks):
                 and self.setup.computation.use_reentrant
             ):
                 raise SECOND_REENTRANT_PASS()
-            renewed = [it.parameter for it in owned if _leaf(it) is not None]
+            renewed = [member.parameter for member in owned if _leaf(member) is not None]
             leaves = [Leaf(GRADIENTS) for _ in renewed]
             for parameter, leaf in zip(renewed, leaves, strict=True):
                 parameter.node = leaf_node(leaf)
@@ -134,7 +134,7 @@ class Fsdp1Hooks(Hooks):
             self.traffic,
             shard_elements(sizes, widths[1], self.traffic.ranks),
             widths,
-            [leaf for it in owned if (leaf := _leaf(it)) is not None],
+            [leaf for member in owned if (leaf := _leaf(member)) is not None],
             stays=stays,
             accumulates=setup.batch.gradient_accumulation_steps > 1,
             reduces=setup.reduces_every_micro_step,
@@ -156,7 +156,7 @@ class Fsdp1Hooks(Hooks):
             return
         for place in sorted({place for place, _ in traffic.held}, reverse=True):
             self.tape.go_to(Phase.BACKWARD, "held", place)
-            traffic.held = [it for it in traffic.held if it[0] != place]
+            traffic.held = [(at, held) for at, held in traffic.held if at != place]
         self.tape.go_to(Phase.BACKWARD, "end of backward", Place())
 
 

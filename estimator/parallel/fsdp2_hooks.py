@@ -139,7 +139,7 @@ class Fsdp2Hooks(Hooks):
 
     def see(self, outer: Block, projector: Block) -> None:
         """The root has what of a tower is in no layer."""
-        beside = [it for block in (outer, projector) for it in self._members_of(block)]
+        beside = [member for block in (outer, projector) for member in self._members_of(block)]
         self._root.members = [*self._root.members, *beside]
 
     def hold_input(self, x: Tensor) -> None:
@@ -167,9 +167,9 @@ class Fsdp2Hooks(Hooks):
         self, block: Block, names: Sequence[str] | None = None
     ) -> list[ShardedParameter]:
         """The parameters of these modules in their order, or of all in the order of the model's class."""
-        own = [it for it in block.owned if names is None or it.module.name in names]
+        own = [owned for owned in block.owned if names is None or owned.module.name in names]
         places = self._order if names is None else {name: at for at, name in enumerate(names)}
-        own.sort(key=lambda it: places.get(it.module.name, len(places)))
+        own.sort(key=lambda owned: places.get(owned.module.name, len(places)))
         return [member for owned in own for member in self._members(owned)]
 
     def _members(self, owned: Owned) -> list[ShardedParameter]:
@@ -286,7 +286,7 @@ class Fsdp2Layer(NamedTuple):
         x = cast(x)
         block.alibi = None if block.alibi is None else cast(block.alibi)
         if block.rotary_tables is not None and block.rotary is not Rotary.COMPLEX:
-            block.rotary_tables = Tables(*(cast(it) for it in block.rotary_tables))
+            block.rotary_tables = Tables(*(cast(table) for table in block.rotary_tables))
         return x if self.group is None else self.group.enter(x)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -299,8 +299,8 @@ class Fsdp2Layer(NamedTuple):
 def _order(model: Model) -> Mapping[str, int]:
     """Where a layer's class defines each module."""
     found: dict[str, int] = {}
-    for it in modules_in_order(model):
-        found.setdefault(it.module.name, len(found))
+    for located in modules_in_order(model):
+        found.setdefault(located.module.name, len(found))
     return found
 
 

@@ -13,7 +13,7 @@ from estimator.values.specs import Gpu
 LANE: Mapping[int, float] = MappingProxyType(
     {
         **{1: 2.5 * 8 / 10 / 8, 2: 5 * 8 / 10 / 8},
-        **{it: rate * 128 / 130 / 8 for it, rate in ((3, 8), (4, 16), (5, 32), (6, 64))},
+        **{number: rate * 128 / 130 / 8 for number, rate in ((3, 8), (4, 16), (5, 32), (6, 64))},
     }
 )
 """GB/s of a lane of PCIe in one direction, by generation: PCI-SIG, 2.5 to 64 GT/s, 8/10 and since the third 128/130
@@ -98,7 +98,7 @@ def slot(gpu: Gpu, mesh: Mesh) -> Range[float]:
     Range(low=7.876923076923077, high=7.876923076923077)
     """
     lanes = min(gpu.pcie_lanes or LANES, mesh.pcie_lanes or LANES)
-    found = [it for it in (gpu.pcie_generation, mesh.pcie_generation) if it is not None]
+    found = [*filter(None, (gpu.pcie_generation, mesh.pcie_generation))]
     if found:
         return Range.of(pcie(min(found), lanes))
     known = MACHINES.get(gpu.architecture)

@@ -85,8 +85,8 @@ def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
     Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
     """
     prefix = vision_family(vision).prefix
-    known = {f"{prefix}.{it.name}": it for it in tower_outer(vision)}
-    known |= {it.name: it for it in projector_modules(vision, model)}
+    known = {f"{prefix}.{module.name}": module for module in tower_outer(vision)}
+    known |= {module.name: module for module in projector_modules(vision, model)}
     for part, tree in joined(vision, model).items():
         for name, node in tree.walk(part):
             if node is LAYERS:
@@ -119,11 +119,11 @@ def modules_as_loaded(model: Model) -> tuple[Located, ...]:
     Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> [it.module.name for it in modules_as_loaded(TINY_LLAMA)][:4]
+    >>> [located.module.name for located in modules_as_loaded(TINY_LLAMA)][:4]
     ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
     """
     tied = tied_head(model)
-    named = sorted(_named(model), key=lambda it: [_natural(word) for word in it[0].split(".")])
+    named = sorted(_named(model), key=lambda named: [*map(_natural, named[0].split("."))])
     return tuple(located for _, located in named if located.module not in tied)
 
 
@@ -171,7 +171,10 @@ def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable
     >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
     ([(8, 16), (10, 8)], {(8,)})
     """
-    modules = {(it.at, it.module.name): it.module for it in _trainable_modules(model, setup)}
+    modules = {
+        (located.at, located.module.name): located.module
+        for located in _trainable_modules(model, setup)
+    }
     projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
     for trained in trained_in_order(model, setup):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.block import Block
@@ -93,7 +94,7 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
         and structure.optimisation.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
         and structure.mesh.strategy.keeps_whole
     ):
-        tensors = [it for group in stepped_in_order(model, structure) for it in group]
+        tensors = [*chain(*stepped_in_order(model, structure))]
         resident = replace(
             resident, transient=step_transient(tensors, structure.optimisation.optim, None)
         )

@@ -107,7 +107,7 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
     part = part_of(model, structure.mesh.tp_size)
     rank = unsharded(part, structure)
     width = structure.precision.dtype.bytes
-    own, rows = (allocated(it.vocab_size * model.hidden_size * width) for it in (part, model))
+    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
     return replace(
         rank,
         gradients=rank.gradients + rows - own,

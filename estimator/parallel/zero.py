@@ -153,7 +153,7 @@ def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
 
     Source: as ``trained_in_order``.
     """
-    return [elements(it.shape) for it in trained_in_order(model, setup)]
+    return [elements(tensor.shape) for tensor in trained_in_order(model, setup)]
 
 
 def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
@@ -167,8 +167,8 @@ def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], .
 @lru_cache(maxsize=32)
 def _groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
     groups: tuple[list[int], list[int]] = ([], [])
-    for it in trained_in_order(model, TrainingSetup(adapters=adapters)):
-        groups[not it.decays].append(elements(it.shape))
+    for tensor in trained_in_order(model, TrainingSetup(adapters=adapters)):
+        groups[not tensor.decays].append(elements(tensor.shape))
     return tuple(tuple(group) for group in groups if group)
 
 
@@ -279,16 +279,15 @@ class Parts:
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
         self._model = model
         self._by_layer: dict[At | None, Places] = {}
-        tensors = [
-            (int(not it.decays), elements(it.shape), it) for it in trained_in_order(model, setup)
-        ]
+        trained = trained_in_order(model, setup)
+        tensors = [(int(not tensor.decays), elements(tensor.shape), tensor) for tensor in trained]
         ends, totals = [0, 0], [0, 0]
         for group, count, _ in tensors:
             totals[group] += count
         parts = [_part(total, setup.mesh.num_gpus) for total in totals]
         within: dict[int, PartitionPlace] = {}
         """The place of a tensor that lies in one rank's partition."""
-        for group, count, it in tensors:
+        for group, count, tensor in tensors:
             start, end, part = ends[group], ends[group] + count, parts[group]
             ends[group] = end
             rank = start // part
@@ -298,7 +297,7 @@ class Parts:
                     where = within[rank] = PartitionPlace(range(rank, rank + 1), copied=False)
             else:
                 where = place(start, end, part, model.hidden_size**2)
-            self._by_layer.setdefault(it.at, {})[it.key] = where
+            self._by_layer.setdefault(tensor.at, {})[tensor.key] = where
         self._kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
         self.alone = self._alone(accumulates=setup.batch.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
@@ -323,10 +322,10 @@ class Parts:
         return {
             key: PartitionPlace(
                 range(
-                    min(it[key].ranks.start for it in alike),
-                    max(it[key].ranks.stop for it in alike),
+                    min(places[key].ranks.start for places in alike),
+                    max(places[key].ranks.stop for places in alike),
                 ),
-                any(it[key].copied for it in alike),
+                any(places[key].copied for places in alike),
             )
             for key in alike[0]
         }
@@ -355,7 +354,7 @@ class Parts:
         for at in (None, *backward):
             of_layer = self._by_layer.get(at, {})
             places = of_layer if at is not None else {k: outer[k] for k in after & outer.keys()}
-            for ranks in {it.ranks for it in places.values()}:
+            for ranks in {where.ranks for where in places.values()}:
                 kept = max(kept, *self._kept[ranks.start : ranks.stop])
             if kept > most:
                 most = kept

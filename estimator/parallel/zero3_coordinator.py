@@ -131,51 +131,12 @@ class CallTrace:
         """Elements and bytes per element of each."""
         self.trained: list[bool] = []
         self._known: dict[tuple[int, str], int] = {}
-        self.stretches: list[list[list[ModuleCall]]] = []
-        around: tuple[str, ...] = ()
-        part: tuple[bool, int] | None = None
-        owners: dict[Owner, tuple[Owner, tuple[str, ...]]] = {}
+        self._elements, self._rules = sizes, rules
+        self._around: tuple[str, ...] = ()
+        self._part: tuple[bool, int] | None = None
+        self._owners: dict[Owner, tuple[Owner, tuple[str, ...]]] = {}
         """Each module of a layer, with those around it."""
-        for run in step:
-            stretches = []
-            gathered: Sequence[Sequence[WholeWeight]] = ()
-            """At each call of the run's layers, the weights that are sharded."""
-            of: Sequence[CallMark] | None = None
-            for layer, is_backward, calls, number in run:
-                if of is not calls:
-                    of = calls
-                    gathered = [
-                        [whole for whole in call.weights if sizes[whole.key] > rules.persistent]
-                        for call in calls
-                    ]
-                module_calls = []
-                for call, wholes in zip(calls, gathered, strict=True):
-                    restarts = False
-                    if part != (is_backward, number):
-                        around, part, restarts = (), (is_backward, number), not is_backward
-                    key = layer, call.module
-                    if key not in owners:
-                        inside = containers(layer, call.module, is_wrapped=rules.is_wrapped)
-                        owners[key] = key, inside
-                    owner, inside = owners[key]
-                    entered: tuple[Owner, ...] = ()
-                    if call.begins and inside != around:
-                        entered = tuple((OUTSIDE, name) for name in inside if name not in around)
-                        around = inside
-                    module_calls.append(
-                        ModuleCall(
-                            owner,
-                            tuple([self._index(layer, one, sizes[one.key]) for one in wholes]),
-                            call.begins,
-                            call.is_forward,
-                            is_backward and call.is_forward,
-                            entered,
-                            restarts,
-                            number,
-                        )
-                    )
-                stretches.append(module_calls)
-            self.stretches.append(stretches)
+        self.stretches = [list(self._called(run)) for run in step]
         called = [call for run in self.stretches for module_calls in run for call in module_calls]
         self.forwards = sum(call.restarts for call in called)
         self.goes_back = {call.number for call in called if not call.is_forward and call.begins}
@@ -183,13 +144,57 @@ class CallTrace:
         self.trace: list[Traced] = []
         """What DeepSpeed records of a micro-step with one forward pass: each module and its weights, in order."""
         if self.forwards <= 1:
-            for it in called:
-                if it.begins:
-                    self.trace += ((container, ()) for container in it.entered)
-                    self.trace.append((it.owner, it.weights))
+            for module_call in called:
+                if module_call.begins:
+                    self.trace += ((container, ()) for container in module_call.entered)
+                    self.trace.append((module_call.owner, module_call.weights))
             if not rules.is_frozen and all(call.is_forward for call in called):
                 # an evaluation, between training steps
                 self.trace += self.trace[::-1]
+
+    def _called(self, run: Sequence[Stretch]) -> Iterator[list[ModuleCall]]:
+        """The calls of each repetition of a run."""
+        gathered: Sequence[Sequence[WholeWeight]] = ()
+        """At each call of the run's layers, the weights that are sharded."""
+        known: Sequence[CallMark] | None = None
+        for stretch in run:
+            if known is not stretch.calls:
+                known, least = stretch.calls, self._rules.persistent
+                gathered = [
+                    [whole for whole in call.weights if self._elements[whole.key] > least]
+                    for call in known
+                ]
+            yield [
+                self._module_call(stretch, call, wholes)
+                for call, wholes in zip(stretch.calls, gathered, strict=True)
+            ]
+
+    def _module_call(
+        self, stretch: Stretch, call: CallMark, wholes: Sequence[WholeWeight]
+    ) -> ModuleCall:
+        layer, is_backward, _, number = stretch
+        restarts = False
+        if self._part != (is_backward, number):
+            self._around, self._part, restarts = (), (is_backward, number), not is_backward
+        key = layer, call.module
+        if key not in self._owners:
+            inside = containers(layer, call.module, is_wrapped=self._rules.is_wrapped)
+            self._owners[key] = key, inside
+        owner, inside = self._owners[key]
+        entered: tuple[Owner, ...] = ()
+        if call.begins and inside != self._around:
+            entered = tuple((OUTSIDE, name) for name in inside if name not in self._around)
+            self._around = inside
+        return ModuleCall(
+            owner,
+            tuple([self._index(layer, whole, self._elements[whole.key]) for whole in wholes]),
+            call.begins,
+            call.is_forward,
+            is_backward and call.is_forward,
+            entered,
+            restarts,
+            number,
+        )
 
     def _index(self, layer: int, whole: WholeWeight, elements: int) -> int:
         known = self._known.setdefault((layer, whole.key), len(self.elements))
@@ -238,7 +243,8 @@ class Amount(NamedTuple):
         for count, width in self.weights:
             alike[width] += width * (ceil_div(count, ranks) * ranks if self.padded else count)
         # in the order of the dtypes' names, bfloat16 before float32 before uint8: ``sort_dtypes``
-        return [allocated(alike[it]) for it in sorted(alike, key=lambda it: (it == 1, it))]
+        widths = sorted(alike, key=lambda width: (width == 1, width))
+        return [allocated(alike[width]) for width in widths]
 
 
 Pattern = tuple[tuple[int, ...], ...]
@@ -419,7 +425,7 @@ class Coordinator:
         for run in self.runs:
             stretches = []
             for pattern in run:
-                stretches.append([level + it for it in patterns[pattern]])
+                stretches.append([level + change for change in patterns[pattern]])
                 level = stretches[-1][-1]
             yield stretches
 

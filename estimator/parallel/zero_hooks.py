@@ -184,7 +184,7 @@ def record_calls(tape: Tape, block: Block, adapters: Adapters, path: str = "") -
         modules.setdefault(name, []).append(owned.parameter)
     for name, parameters in modules.items():
         block.units[parameters[0].key] = Called(
-            tape, path + name, [wholes[it.key] for it in parameters]
+            tape, path + name, [wholes[parameter.key] for parameter in parameters]
         )
     if isinstance(block, TowerBlock):
         weightless = ROTARY if block.index is None else ACTIVATION

@@ -223,9 +223,9 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
 def overestimated() -> tuple[PublishedRun, ...]:
     """Published runs that the estimator wrongly refuses or says do not fit."""
     return tuple(
-        it
-        for it in stored_published()
-        if it.outcome.refusal or it.outcome.verdict is Verdict.DOES_NOT_FIT
+        run
+        for run in stored_published()
+        if run.outcome.refusal or run.outcome.verdict is Verdict.DOES_NOT_FIT
     )
 
 
@@ -414,15 +414,15 @@ _Run = TypeVar("_Run", Comparison, PublishedRun)
 
 def _with_stored(runs: Sequence[_Run]) -> tuple[_Run, ...]:
     known = stored()
-    return tuple(replace(it, stored=known.get(it.key)) if it.key else it for it in runs)
+    return tuple(replace(run, stored=known.get(run.key)) if run.key else run for run in runs)
 
 
 def computed() -> Iterable[tuple[OutcomeKey, Outcome]]:
     """The outcome of every run whose setup is read, computed: the rows of ``data/estimated.csv``."""
     runs: tuple[Comparison | PublishedRun, ...] = (*measured(), *traced(), *published_runs())
-    for it in runs:
-        if it.key is not None:
-            yield it.key, it.outcome
+    for run in runs:
+        if run.key is not None:
+            yield run.key, run.outcome
 
 
 def _num_gpus(setup: str) -> int:
@@ -440,7 +440,7 @@ class Trust:
 
 def trust_in(comparisons: Iterable[Comparison]) -> Trust | None:
     """Errors of the comparisons that have an estimate; None if none has."""
-    return _trust([abs(it.error) for it in comparisons if it.error is not None])
+    return _trust([abs(run.error) for run in comparisons if run.error is not None])
 
 
 def _trust(errors: Sequence[float]) -> Trust | None:
@@ -467,11 +467,11 @@ def summaries(comparisons: Sequence[Comparison]) -> tuple[Summary, ...]:
     """One summary per metric present, and one of the traced phases."""
     found = []
     for metric in Metric:
-        these = [it for it in comparisons if it.metric is metric]
-        errors = [abs(it.error) for it in these if it.error is not None]
+        these = [run for run in comparisons if run.metric is metric]
+        errors = [abs(run.error) for run in these if run.error is not None]
         if these:
             found.append(_summary(metric, errors, len(these)))
-    phases = [abs(error) for it in comparisons for error in it.phase_errors]
+    phases = [abs(error) for run in comparisons for error in run.phase_errors]
     if phases:
         found.append(_summary(Metric.TRACED, phases, len(phases), by_phase=True))
     return tuple(found)
@@ -516,9 +516,9 @@ def similar_runs(of: Estimate) -> SimilarRuns:
     if of.gpu is None:
         del wanted[Facet.CARD]
     groups: dict[frozenset[Facet], list[Comparison]] = {}
-    for it, facets in _measured_facets():
+    for run, facets in _measured_facets():
         unlike = frozenset(facet for facet, value in wanted.items() if facets[facet] != value)
-        groups.setdefault(unlike, []).append(it)
+        groups.setdefault(unlike, []).append(run)
     order = list(Facet)
     nearest = min(
         (unlike for unlike in groups if Facet.METHOD not in unlike),
@@ -544,9 +544,9 @@ def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, 
 @lru_cache(maxsize=1)
 def _measured_facets() -> tuple[tuple[Comparison, dict[Facet, object]], ...]:
     return tuple(
-        (it, _facets(it.model, it.reading.gpu, it.setup))
-        for it in stored_measured()
-        if it.metric is Metric.ALLOCATED and it.error is not None and it.model is not None
+        (run, _facets(run.model, run.reading.gpu, run.setup))
+        for run in stored_measured()
+        if run.metric is Metric.ALLOCATED and run.error is not None and run.model is not None
     )
 
 
@@ -564,11 +564,11 @@ class Spread(NamedTuple):
 
 def beyond_allocated() -> tuple[Spread, Spread]:
     """Cached blocks, context and communication together: on a single GPU, and on one of several."""
-    allocated = {it.id: it.measured_bytes for it in measured() if it.metric is Metric.ALLOCATED}
+    allocated = {run.id: run.measured_bytes for run in measured() if run.metric is Metric.ALLOCATED}
     shares: dict[bool, list[float]] = {False: [], True: []}
-    for it in measured():
-        if it.metric is Metric.DEVICE and it.id in allocated:
-            shares[it.num_gpus > 1].append(it.measured_bytes / allocated[it.id] - 1)
+    for run in measured():
+        if run.metric is Metric.DEVICE and run.id in allocated:
+            shares[run.num_gpus > 1].append(run.measured_bytes / allocated[run.id] - 1)
     one, several = (
         Spread(len(found), min(found), median(found), max(found)) for found in shares.values()
     )
@@ -602,7 +602,7 @@ def agreement(capacities: Sequence[int]) -> Agreement:
     pairs = agreeing = tight = 0
     widths = []
     these = stored_measured()
-    shown = {it.id: it.measured_bytes for it in these if it.metric is Metric.DEVICE}
+    shown = {run.id: run.measured_bytes for run in these if run.metric is Metric.DEVICE}
     for run in these:
         answer = run.outcome
         if run.metric is not Metric.ALLOCATED or answer.refusal:

@@ -95,6 +95,5 @@ def _read(row: Mapping[str, str]) -> tuple[OutcomeKey, Outcome]:
 
 def rows_of(outcomes: Iterable[tuple[OutcomeKey, Outcome]]) -> Iterator[tuple[object, ...]]:
     """The rows of the table, under ``COLUMNS``."""
-    for key, it in outcomes:
-        figures = () if it.refusal else (*it[1:-2], it.verdict or "", *it.phases.values())
-        yield (*key, it.refusal, *figures)
+    for key, (refusal, *figures, verdict, phases) in outcomes:
+        yield (*key, refusal, *(() if refusal else (*figures, verdict or "", *phases.values())))

@@ -91,9 +91,8 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
         allocations.allocations(model, hardware, setup, MOVED, rank)
         for rank in ranks_played(model, setup)
     ]
-    found = [
-        _blocks(blocks.rounded(it, setup.allocator.roundup_power2_divisions), setup) for it in logs
-    ]
+    divisions = setup.allocator.roundup_power2_divisions
+    found = [_blocks(blocks.rounded(log, divisions), setup) for log in logs]
     return ReplayedRun(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
 
@@ -138,6 +137,6 @@ def spreads(replays: Sequence[ReplayedRun]) -> Mapping[str, Errors]:
     """How large the errors are, by quantity. Raises ``StatisticsError`` if there is no run."""
     found = {}
     for name in Blocks._fields:
-        errors = sorted(abs(it.errors[name]) for it in replays)
+        errors = sorted(abs(run.errors[name]) for run in replays)
         found[name] = Errors(median(errors), errors[len(errors) * 95 // 100], errors[-1])
     return MappingProxyType(found)

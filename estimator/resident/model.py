@@ -109,7 +109,7 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
     """
     idle = dict(idle_modules(model, setup))
-    copies = [(it, count) for it, count in copied_modules(model, setup.adapters) if it in idle]
+    copies = [copy for copy in copied_modules(model, setup.adapters) if copy[0] in idle]
     return trained_of(idle.items(), copies, setup)
 
 

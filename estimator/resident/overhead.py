@@ -171,4 +171,4 @@ def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
     """
     shares = CACHED_ON_ONE if gpus == 1 else CACHED_ON_SEVERAL
     held = [max(need_low, peak * (100 + share) // 100) for share in shares]
-    return Shown(*(it if gpu is None else min(it, gpu.memory_bytes) for it in held))
+    return Shown(*(shown if gpu is None else min(shown, gpu.memory_bytes) for shown in held))

@@ -201,7 +201,7 @@ class PlacedPlan:
                 self._schedules.use(schedules)
                 return sized, schedules[gpu]
         schedules = self._played(sizes)
-        self._schedules.add(schedules, sum(it.bytes for it in schedules.values()))
+        self._schedules.add(schedules, sum(schedule.bytes for schedule in schedules.values()))
         sized = schedules[gpu].program.at(sizes[:3])
         assert sized is not None  # it was played at these sizes
         return sized, schedules[gpu]

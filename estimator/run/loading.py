@@ -6,7 +6,6 @@ Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from estimator.families.adapters import adapted_tied_head, copied_modules
@@ -74,7 +73,7 @@ def _highest_of(
     model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, beside: int = 0
 ) -> tuple[str, dict[Component, int]]:
     unprepared = setup.replace(prepare_model_for_kbit_training=False)
-    loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
+    loaded, ready = (bytes_of(modules, given) + beside for given in (unprepared, setup))
     adapters = adapters_of((*modules, *adapted_tied_head(model, setup.adapters)), copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
     if (
@@ -196,15 +195,16 @@ def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
     return highest
 
 
-def _in_order(model: Model, modules: Modules) -> Iterator[tuple[Module, int]]:
+def _in_order(model: Model, modules: Modules) -> list[tuple[Module, int]]:
     """Modules in the order of ``model.parameters()``, with identical layers combined, and their multiplicity."""
     first, *rest = outer_modules(model)
-    towers = tuple(it for it in modules if it[0].name.startswith(BEFORE_THE_TEXT))
-    yield from towers
-    modules = tuple(it for it in modules if it not in towers)
-    yield from (it for it in modules if it[0] == first)
-    yield from (it for it in modules if it[0] != first and it[0] not in rest)
-    yield from (it for it in modules if it[0] in rest)
+
+    def place(counted: tuple[Module, int]) -> int:
+        module, _ = counted
+        in_tower = module.name.startswith(BEFORE_THE_TEXT)
+        return 0 if in_tower else 1 if module == first else 3 if module in rest else 2
+
+    return sorted(modules, key=place)
 
 
 def load_host_bytes(model: Model, setup: TrainingSetup) -> int:

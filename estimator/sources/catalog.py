@@ -43,7 +43,7 @@ from estimator.values.specs import (
 )
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-DATA = next(it for it in (_PACKAGE / "data", _PACKAGE.parent / "data") if it.is_dir())
+DATA = next(folder for folder in (_PACKAGE / "data", _PACKAGE.parent / "data") if folder.is_dir())
 """The tables: inside the installed package, else next to it in the repository."""
 
 ALIKE = 0.7
@@ -258,7 +258,7 @@ def tool_versions() -> Mapping[str, str]:
     >>> sorted(tool_versions())[:3]
     ['accelerate', 'axolotl', 'llamafactory']
     """
-    return MappingProxyType({it.tool: it.version for it in tool_defaults().values()})
+    return MappingProxyType({default.tool: default.version for default in tool_defaults().values()})
 
 
 def gpus_like(gpu: Gpu | None) -> list[Gpu]:
@@ -297,7 +297,7 @@ def slices() -> Mapping[str, Gpu]:
     121.33
     """
     return MappingProxyType(
-        {it.name: it for it in (_slice(gpus()[row["gpu"]], row) for row in _rows("mig.csv"))}
+        {part.name: part for part in (_slice(gpus()[row["gpu"]], row) for row in _rows("mig.csv"))}
     )
 
 
@@ -315,7 +315,7 @@ def prices() -> Mapping[str, tuple[Price, ...]]:
     'AWS'
     """
     unbound = {
-        name: tuple(it for it in known if it.commitment in UNBOUND)
+        name: tuple(price for price in known if price.commitment in UNBOUND)
         for name, known in listings().items()
     }
     return MappingProxyType({name: known for name, known in unbound.items() if known})
@@ -346,7 +346,7 @@ def by_gpu(rows: Iterable[Mapping[str, str]]) -> Mapping[str, tuple[Price, ...]]
         found.setdefault(row["gpu"], []).append(_price(row))
     return MappingProxyType(
         {
-            name: tuple(sorted(known, key=lambda it: (it.usd_per_gpu_hour, it.provider)))
+            name: tuple(sorted(known, key=lambda price: (price.usd_per_gpu_hour, price.provider)))
             for name, known in found.items()
         }
     )
@@ -409,7 +409,7 @@ def machines() -> Mapping[str, tuple[Machine, ...]]:
         )
     return MappingProxyType(
         {
-            name: tuple(sorted(them, key=lambda it: it.network_gbit_per_s / it.gpus))
+            name: tuple(sorted(them, key=lambda machine: machine.network_gbit_per_s / machine.gpus))
             for name, them in known.items()
         }
     )
@@ -619,10 +619,10 @@ def of_machine(prices: Iterable[Price], machine: _Instance) -> tuple[Price, ...]
     """The listings of a machine's own provider, without those of its other machines."""
     name = _as_instance(machine.name.casefold())
     return tuple(
-        it
-        for it in prices
-        if it.provider.casefold() == machine.provider.casefold()
-        and _as_instance(it.instance.casefold()) in ("", name)
+        price
+        for price in prices
+        if price.provider.casefold() == machine.provider.casefold()
+        and _as_instance(price.instance.casefold()) in ("", name)
     )
 
 
@@ -670,7 +670,7 @@ def find_gpus(text: str) -> tuple[str, ...]:
     if asked in _gpu_names():
         return _gpu_names()[asked]
     words = _gpu_words(asked)
-    return tuple(name for name, it in _words_of_gpus().items() if it.needed <= words <= it.all)
+    return tuple(name for name, gpu in _words_of_gpus().items() if gpu.needed <= words <= gpu.all)
 
 
 def gpus_near(text: str) -> tuple[str, ...]:
@@ -762,7 +762,7 @@ def _instances() -> Mapping[str, _Instance]:
         _Instance(row["instance"], row["gpu"], int(row["gpus"]), row["provider"])
         for row in _rows("instances.csv")
     ]
-    return {_as_instance(it.name.casefold()): it for it in named}
+    return {_as_instance(instance.name.casefold()): instance for instance in named}
 
 
 @lru_cache(maxsize=1)
@@ -792,8 +792,8 @@ def _words_of_gpus() -> Mapping[str, _Words]:
     """The words of each card and slice."""
     cards = {name: _words_of(card) for name, card in gpus().items()}
     parts = {
-        name: _Words(*(those | _gpu_words(name.rsplit(" ", 1)[1]) for those in cards[it.like]))
-        for name, it in slices().items()
+        name: _Words(*(those | _gpu_words(name.rsplit(" ", 1)[1]) for those in cards[part.like]))
+        for name, part in slices().items()
     }
     return {**cards, **parts}
 
@@ -964,9 +964,9 @@ def _blank(table: str) -> Mapping[str, str]:
 
 _BLANK_MODEL: Mapping[str, str] = MappingProxyType(
     {
-        it.name: json.dumps(it.default)
-        for it in fields(Model)
-        if type(it.default) in (bool, int, float)
+        field.name: json.dumps(field.default)
+        for field in fields(Model)
+        if type(field.default) in (bool, int, float)
     }
     | {"published_extra_parameters": "0", "gated": "unknown", "parallel_residual": "false"}
 )

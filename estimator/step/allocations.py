@@ -32,7 +32,7 @@ from estimator.step.blocks import (
 )
 from estimator.step.ddp_requests import buckets
 from estimator.step.evaluation import evaluation_plan
-from estimator.step.loading_requests import MOVED, in_module_order, load_requests
+from estimator.step.loading_requests import MOVED, in_module_order, load_requests, trained_groups
 from estimator.step.optimizer_requests import flat_step, norms, optimizer_step
 from estimator.step.request_keys import (
     BUCKETS,
@@ -65,7 +65,7 @@ from estimator.step.strategy_requests import (
     waits_whole,
     without_reduction,
 )
-from estimator.step.timeline import Plan, Schedule, Sizes, Steps, plan, structure
+from estimator.step.timeline import Plan, Run, Schedule, Sizes, Steps, plan, structure
 from estimator.step.zero_requests import (
     by_size,
     has_partitions,
@@ -163,7 +163,7 @@ class Writer:
         """The same of requests with their events."""
         found = list(requests)
         self.trace.events[len(self._stretches)] = array("q", (at for _, at in found))
-        return self.stretch(it for it, _ in found)
+        return self.stretch(request for request, _ in found)
 
     def run(self, step: int, piece: PassPiece) -> None:
         """Run a piece next."""
@@ -244,14 +244,14 @@ def _asked(
         written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
         return written.log(), written.trace
     unsized = replace(setup, batch=same.batch, task=same.task, run=same.run)
-    pattern = tuple(it.pattern for it in every)
-    values = [size for it in every for size in it.values]
+    pattern = tuple(pass_at.pattern for pass_at in every)
+    values = [size for pass_at in every for size in pass_at.values]
     templates = _templates(model, workspace, card, unsized, made, len(evaluated))
     template = templates.get(pattern)
     if template is None:
         named, first = [_Named.of(values, place) for place in range(len(values))], 0
-        for it in every:
-            first = it.name(named, first)
+        for pass_at in every:
+            first = pass_at.name(named, first)
         written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
         template = _Template.of(written, values)
         if len(templates) >= MOST_PATTERNS:
@@ -265,7 +265,7 @@ def _passes_at(
 ) -> tuple[list[_PassAt], list[_PassAt]]:
     """The micro-steps of a step, and an evaluation where one is planned."""
     here = Sizes.of(setup)
-    steps = [_PassAt(it, here, card) for it in _micro_steps(model, setup)]
+    steps = [_PassAt(micro_step, here, card) for micro_step in _micro_steps(model, setup)]
     if setup.run.eval_strategy == "no":
         return steps, []
     sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
@@ -366,7 +366,7 @@ class _PassAt:
             self.program,
             bytes(map(bool, sizes)),
             tuple(sizes[one] and sizes[slot] // sizes[one] for slot, one in _stands(self.program)),
-            tuple(len(it) for kernels in self.temporaries.values() for it in kernels),
+            tuple(map(len, chain.from_iterable(self.temporaries.values()))),
         )
 
     def name(self, named: Sequence[_Named], first: int) -> int:
@@ -427,8 +427,8 @@ def _written(
     released = writer.stretch(Request(GIVE_ALL, key) for key in range(fixed.keys, keys.first))
     emptied = PassPiece(writer.stretch([Request(EMPTY, HELD)]))
     evaluation: list[PassPiece] = []
-    for it in evaluated:
-        evaluation = _pass(writer, keys, model, it, setup, workspace)
+    for pass_at in evaluated:
+        evaluation = _pass(writer, keys, model, pass_at, setup, workspace)
     for number in range(1, 1 + STEPS):
         if number == 2:
             writer.once(number, fixed.before_second)
@@ -487,9 +487,8 @@ def _fixed(
     on_host: bool,
 ) -> _Fixed:
     resident, keys = resident_memory(model, same), Keys(FREE_KEYS)
-    load: list[Request] = []
     later: list[list[Request]] = []
-    trained = load_requests(load, keys, model, same, resident, made, on_host=on_host)
+    load = load_requests(keys, model, same, resident, made, on_host=on_host)
     if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
     elif has_shards(same.mesh):
@@ -497,6 +496,7 @@ def _fixed(
     elif same.mesh.strategy.is_zero:
         optimizer = [*flat_step(resident)]
     else:
+        trained = trained_groups(model, same)
         clipped = [*norms(chain(*trained))] if clips else []
         first = keys.first
         optimizer = [*clipped, *optimizer_step(keys, trained, same, resident, card)]
@@ -510,7 +510,7 @@ def _fixed(
         _, rebuilt = buckets(in_module_order(model, same), same)
         if rebuilt is not None:
             again = [Request(GIVE_ALL, BUCKETS)]
-            again += (Request(TAKE, BUCKETS, allocated(it)) for it in rebuilt)
+            again += (Request(TAKE, BUCKETS, allocated(size)) for size in rebuilt)
     return _Fixed(load, [optimizer, *later], keys.first, again)
 
 
@@ -534,70 +534,109 @@ def _pass(
     others: _Others | None = None,
 ) -> list[PassPiece]:
     """The pieces of one played pass, in order."""
-    sized, schedule = here.sized, here.schedule
-    number, micro_step = len(writer.trace.passes), others.micro_step if others else 0
+    schedule, number = here.schedule, len(writer.trace.passes)
+    micro_step = others.micro_step if others else 0
     writer.trace.passes.append(WrittenPass(schedule, micro_step, is_evaluation=others is None))
-    own = _keys(schedule.program)
-    first = keys.new(max(it.key for it in own) + 1)
-    gathers = schedule.gathers(
-        sized, setup.mesh.shard_ranks, records=others is not None and others.records
-    )
-    amounts = {model: keys.new(len(it.sizes)) for model, it in gathers.items()}
-    own_bytes = 0
-    if others is not None and keeps_parts(setup.mesh):
-        own_bytes = kept_bytes(model, setup, others.rank)
+    segments = _Segments(keys, model, here, setup, workspace, others)
     known: dict[tuple[int, int], int] = {}
     order: list[PassPiece] = []
-    backward = next((at for at, it in enumerate(schedule.runs) if it.phase is Phase.BACKWARD), None)
+    phases = [run.phase for run in schedule.runs]
     for index, run in enumerate(schedule.runs):
-        if index == backward:
+        if run.phase is Phase.BACKWARD and run.phase not in phases[:index]:
             order.append(PassPiece(BEFORE_BACKWARD))
-        gathered = gathers.get(run.model)
-        patterns = gathered.runs[index] if gathered else [0] * run.length
-        if others is not None and keeps_parts(setup.mesh):
-            patterns = [*places(model, setup, others.rank, schedule.runs, index)]
         place = 0
-        for pattern, alike in groupby(patterns):
+        for pattern, alike in groupby(segments.patterns(index)):
             if (run.segment, pattern) not in known:
-                played = schedule.program
-                waits = others.waiting.of(played.marks[run.segment]) if others else []
-                requests = _segment(here, run.segment, own, first, workspace, waits)
-                if setup.mesh.uses_fsdp1:
-                    requests = on_streams_of_fsdp1(
-                        requests, played, OLD if run.layers else OLD_ROOT
-                    )
-                elif setup.mesh.strategy.is_fsdp:
-                    requests = on_streams_of_fsdp2(requests, played)
-                elif reduces_after_backward(setup.mesh):
-                    requests = without_reduction(requests, played)
-                elif others is not None and keeps_parts(setup.mesh):
-                    requests = of_rank(requests, played, pattern, own_bytes)
-                elif gathered:
-                    changes = zip(
-                        (it.start for it in played.calls[run.segment]),
-                        gathered.patterns[pattern],
-                        strict=True,
-                    )
-                    requests = gathering(requests, changes, gathered.sizes, amounts[run.model])
-                    requests = reducing(requests, played)
-                    if setup.mesh.overlap_comm is False:
-                        # DeepSpeed 0.19.8, runtime/zero/parameter_offload.py and stage3.py: the default stream
-                        requests = ((it._replace(stream=COMPUTE), at) for it, at in requests)
-                if waits_whole(setup) and others is not None and others.waiting.collects:
-                    requests = unreduced(requests, played, waits)
-                known[run.segment, pattern] = writer.traced(requests)
+                known[run.segment, pattern] = writer.traced(segments.requests(run, pattern))
             times = len(list(alike))
             order.append(PassPiece(known[run.segment, pattern], times, number, index, place))
             place += times
-    if gathers:  # nothing stays gathered between two passes
-        left_over = range(min(amounts.values()), keys.first)
-        order.append(PassPiece(writer.stretch(Request(GIVE_ALL, key) for key in left_over)))
+    order += (
+        PassPiece(writer.stretch(Request(GIVE_ALL, key) for key in freed))
+        for freed in segments.freed_after()
+    )
     if others is not None:
-        others.left.add(sized, schedule.program, own, first)
-    if setup.mesh.strategy.keeps_whole:
-        gone = _left(schedule.program)
-        order.append(PassPiece(writer.stretch(Request(GIVE_ALL, first + key) for key in gone)))
+        others.left.add(here.sized, here.program, segments.keys, segments.first)
     return order
+
+
+class _Segments:
+    """The requests of a pass, one segment after another."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        model: Model,
+        here: _PassAt,
+        setup: TrainingSetup,
+        workspace: int,
+        others: _Others | None,
+    ) -> None:
+        self._model, self._here, self._setup, self._others = model, here, setup, others
+        self._workspace = workspace
+        self.keys = _keys(here.program)
+        self.first = keys.new(max(storage.key for storage in self.keys) + 1)
+        """The first key of the pass's tensors."""
+        records = others is not None and others.records
+        self._gathers = here.schedule.gathers(here.sized, setup.mesh.shard_ranks, records=records)
+        self._amounts = {of: keys.new(len(made.sizes)) for of, made in self._gathers.items()}
+        """The first key of what is gathered of each model."""
+        self._ends = keys.first
+        self._rank = others.rank if others is not None and keeps_parts(setup.mesh) else None
+        """The rank, where each keeps its own gradients."""
+
+    def patterns(self, index: int) -> Sequence[int]:
+        """For each repetition of a run, what tells its requests from another's."""
+        run = self._here.schedule.runs[index]
+        if self._rank is not None:
+            runs = self._here.schedule.runs
+            return [*places(self._model, self._setup, self._rank, runs, index)]
+        gathered = self._gathers.get(run.model)
+        return gathered.runs[index] if gathered else [0] * run.length
+
+    def requests(self, run: Run, pattern: int) -> Iterable[tuple[Request, int]]:
+        """Those of a repetition of a run, each with its event."""
+        others, played = self._others, self._here.program
+        waits = others.waiting.of(played.marks[run.segment]) if others else []
+        requests = self._of_strategy(
+            _segment(self._here, run.segment, self.keys, self.first, self._workspace, waits),
+            run,
+            pattern,
+        )
+        if waits_whole(self._setup) and others is not None and others.waiting.collects:
+            return unreduced(requests, played, waits)
+        return requests
+
+    def _of_strategy(
+        self, requests: Iterable[tuple[Request, int]], run: Run, pattern: int
+    ) -> Iterable[tuple[Request, int]]:
+        """The same with what the strategy gathers, reduces and keeps, on its streams."""
+        mesh, played = self._setup.mesh, self._here.program
+        if mesh.uses_fsdp1:
+            return on_streams_of_fsdp1(requests, played, OLD if run.layers else OLD_ROOT)
+        if mesh.strategy.is_fsdp:
+            return on_streams_of_fsdp2(requests, played)
+        if reduces_after_backward(mesh):
+            return without_reduction(requests, played)
+        if self._rank is not None:
+            own_bytes = kept_bytes(self._model, self._setup, self._rank)
+            return of_rank(requests, played, pattern, own_bytes)
+        if gathered := self._gathers.get(run.model):
+            starts = (call.start for call in played.calls[run.segment])
+            changes = zip(starts, gathered.patterns[pattern], strict=True)
+            requests = gathering(requests, changes, gathered.sizes, self._amounts[run.model])
+            requests = reducing(requests, played)
+            if mesh.overlap_comm is False:
+                # DeepSpeed 0.19.8, runtime/zero/parameter_offload.py and stage3.py: the default stream
+                return ((request._replace(stream=COMPUTE), at) for request, at in requests)
+        return requests
+
+    def freed_after(self) -> Iterator[Iterable[int]]:
+        """Keys of what goes with the pass: nothing stays gathered between two, nor in its graph."""
+        if self._gathers:
+            yield range(min(self._amounts.values()), self._ends)
+        if self._setup.mesh.strategy.keeps_whole:
+            yield (self.first + key for key in _left(self._here.program))
 
 
 @lru_cache(maxsize=32)
@@ -613,8 +652,10 @@ def _left(played: Program) -> Sequence[int]:
                 alive[played.storages[at]] = played.components[at]
             else:
                 alive.pop(played.storages[at], None)
-    found = {keys[it].key for it, of in alive.items() if of in (ACTIVATIONS, TEMPORARIES)}
-    return sorted(found - {-1} - {keys[it].key for it, of in alive.items() if of == GRADIENTS})
+    found = {keys[storage].key for storage, of in alive.items() if of in (ACTIVATIONS, TEMPORARIES)}
+    return sorted(
+        found - {-1} - {keys[storage].key for storage, of in alive.items() if of == GRADIENTS}
+    )
 
 
 @lru_cache(maxsize=32)
@@ -659,7 +700,7 @@ def _segment(
             handle = played.first_products.index(at)
             yield Request(TAKE_ONCE, WORKSPACES + handle, workspace), at
         for temporaries in here.temporaries.get(at, ()):
-            yield from ((it, at) for it in scratch(temporaries))
+            yield from ((request, at) for request in scratch(temporaries))
         sign, size, number = signs[at], sizes[slots[at]], storages[at]
         key, slot = keys[number]
         if not size or key < 0:

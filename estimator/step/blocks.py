@@ -69,7 +69,7 @@ TAKE, TAKE_ONCE, GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE, GIVE_ALL, WAIT, EMPT
 """What a request does: allocate a tensor under a key; the same unless the key has one; free the newest of a key; free
 the one before it; free the oldest; free the newest two gathers later; free all of a key; wait for the card; give all
 wholly free segments back to the driver (``torch.cuda.empty_cache``)."""
-_ADDS = {it: 0 for it in range(EMPTY + 1)} | {TAKE: 1, TAKE_ONCE: 1}
+_ADDS = dict.fromkeys(range(EMPTY + 1), 0) | {TAKE: 1, TAKE_ONCE: 1}
 _ADDS |= dict.fromkeys((GIVE, GIVE_BEFORE, GIVE_OLDEST, GIVE_LATE), -1)
 """Tensors that a request adds; ``GIVE_ALL`` frees any number."""
 
@@ -129,7 +129,10 @@ class Log(NamedTuple):
     def length(self) -> int:
         """Number of requests."""
         starts, ends = self.spans
-        return sum(times * (ends[it] - starts[it]) for it, times in zip(*self.order, strict=True))
+        return sum(
+            times * (ends[stretch] - starts[stretch])
+            for stretch, times in zip(*self.order, strict=True)
+        )
 
 
 class Played(NamedTuple):
@@ -261,8 +264,8 @@ class Plays:
         empty = _Memory.of(log, self._blocks)
         if self._reached is None or log is not self._log:
             return empty
-        fits = [it for it in self._begun if it.now[MOST_RESERVED] <= limit]
-        found = max(fits, key=lambda it: it.now[PLACE], default=empty).copy(self._blocks)
+        fits = [memory for memory in self._begun if memory.now[MOST_RESERVED] <= limit]
+        found = max(fits, key=lambda memory: memory.now[PLACE], default=empty).copy(self._blocks)
         place = bisect_right(self._reached, limit)
         if place > found.now[PLACE]:
             found.play(log, limit, self._settings, self._ahead, self._reached[:], place)
@@ -306,7 +309,7 @@ class _Memory(NamedTuple):
         """The same memory with numbers for so many blocks; none: for those that were used."""
         used = self.blocks[ADDRESS]
         free = _numbers(max(0, RECORD * blocks - used))
-        return _Memory(self.blocks[:used] + free, *(it[:] for it in self[1:]))
+        return _Memory(self.blocks[:used] + free, *(numbers[:] for numbers in self[1:]))
 
     def play(
         self,

@@ -49,13 +49,13 @@ def together(tensors: Iterable[Sent], limits: Sequence[int]) -> list[list[int]]:
     found: list[tuple[int, list[int]]] = []
     open_: dict[int, tuple[int, list[int]]] = {}
     closed: dict[int, int] = {}
-    for at, it in enumerate(tensors):
-        _, inside = open_.setdefault(it.width, (at, []))
-        inside.append(it.bytes)
-        number = min(closed.get(it.width, 0), len(limits) - 1)
+    for at, tensor in enumerate(tensors):
+        _, inside = open_.setdefault(tensor.width, (at, []))
+        inside.append(tensor.bytes)
+        number = min(closed.get(tensor.width, 0), len(limits) - 1)
         if sum(inside) >= limits[number]:
-            found.append(open_.pop(it.width))
-            closed[it.width] = number + 1
+            found.append(open_.pop(tensor.width))
+            closed[tensor.width] = number + 1
     return [inside for _, inside in sorted([*found, *open_.values()])]
 
 
@@ -81,13 +81,13 @@ def made_equal(model: Model, setup: TrainingSetup, temporary: int) -> Iterator[R
 def _weights(model: Model, setup: TrainingSetup) -> Iterator[Sent]:
     """Weights and adapters in the order of ``named_parameters``; packed ones are left out."""
     tied = tied_head(model)
-    for module in (it.module for it in modules_in_order(model)):
+    for module in (located.module for located in modules_in_order(model)):
         if module not in tied and not setup.adapters.has_packed_base:
             width = weight_width(module, setup)
             for shape in weight_shapes(module):
                 yield Sent(width, width * elements(shape))
-        for it in adapter_tensors(module, setup):
-            yield Sent(it.width, it.width * elements(it.shape))
+        for tensor in adapter_tensors(module, setup):
+            yield Sent(tensor.width, tensor.width * elements(tensor.shape))
 
 
 def buckets(
@@ -103,7 +103,7 @@ def buckets(
     Source: nn/parallel/distributed.py, ``compute_bucket_size_limits``; csrc/distributed/c10d/reducer.cpp,
     ``rebuild_buckets``.
     """
-    tensors = [Sent(it.width, it.width * elements(it.shape)) for it in trained]
+    tensors = [Sent(tensor.width, tensor.width * elements(tensor.shape)) for tensor in trained]
     if finds_unused(setup):
         return [*map(sum, reversed(together(tensors, [FIRST, OTHERS])))], None
     whole = [*map(sum, together(tensors, [NO_LIMIT]))]

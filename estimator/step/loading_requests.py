@@ -72,7 +72,6 @@ there. Made, a tied head is allocated, too, and freed once it is tied."""
 
 
 def load_requests(
-    load: list[Request],
     keys: Keys,
     model: Model,
     same: TrainingSetup,
@@ -80,86 +79,115 @@ def load_requests(
     made: bool,
     *,
     on_host: bool,
-) -> Sequence[Sequence[Trainable]]:
-    """Weights, adapters and what stays beside them; returns the trained tensors by the optimizer's groups."""
-    modules = [it.module for it in modules_in_order(model)]
-    tied = tied_head(model)
-    own = [module for module in modules if module not in tied]
-    of_modules = sum(module_bytes(module, same) for module in own)
-    is_whole = not same.mesh.strategy.shards_states
-    is_known = (
-        is_whole
-        and sum(count * module_bytes(it, same) for it, count in made_modules(model, same.adapters))
-        == of_modules
-    )
-    trained: Sequence[Sequence[Trainable]] = []
+) -> list[Request]:
+    """Weights, adapters and what stays beside them."""
+    own = _own_modules(model)
     if has_partitions(same.mesh):
-        load.extend(_partitioned(keys, own, model, same, resident, on_host=on_host))
+        load = [*_partitioned(keys, own, model, same, resident, on_host=on_host)]
     elif has_shards(same.mesh):
-        load.extend(_sharded(keys, own, model, same, resident))
+        load = [*_sharded(keys, own, model, same, resident)]
     elif wraps_in_groups(model, same):
-        if same.mesh.uses_fsdp1:
-            load.extend(flattened(model, same, Shards(HELD, OLD, OLD_ROOT), keys.new))
-        else:
-            load.extend(wrapped(model, same, HELD, keys.new))
-        shards = sum(it.size for it in load if it.key == HELD)
-        load.extend(_pieces(resident.weights + resident.adapters - shards, 1))
-        trained = [_trained(model, same)]
+        load = [*_wrapped(keys, model, same, resident)]
     elif same.mesh.uses_fsdp1 and same.adapters.has_packed_base:
-        load.extend(_packed_units(keys, model, same, resident))
-        trained = [_trained(model, same)]
-    elif not is_known:
-        pieces = sum(
-            count * len(weight_shapes(it)) for it, count in made_modules(model, same.adapters)
-        )
-        if same.mesh.uses_fsdp1:
-            pieces = model.num_hidden_layers + 1
-        load.extend(_pieces(resident.weights + resident.adapters, pieces))
-        trained = [_trained(model, same)]
+        load = [*_packed_units(keys, model, same, resident)]
+    elif _knows_each(model, same):
+        load = [*_one_after_another(keys, model, same, resident, made)]
     else:
-        if same.adapters.has_packed_base:
-            load.extend(_warmed_up(own, same))
-            load.extend(_packed(keys, model, same))
-        else:
-            for module in own:
-                load.extend(Request(TAKE, HELD, size) for size in _sizes(module, same))
-                if made is MOVED:  # with the adapters that it has got on the CPU
-                    load.extend(_held(adapter_tensors(module, same)))
-        load.extend(_pieces(resident.weights - of_modules, 1))
-        if made is MADE:
-            load.extend(
-                [
-                    *(
-                        Request(TAKE, HEAD, size)
-                        for module in tied
-                        for size in _sizes(module, same)
-                    ),
-                    Request(GIVE_ALL, HEAD),
-                ]
-            )
-        trained = stepped_in_order(model, same)
-        of_all = sum(map(gradient_bytes, trained))
-        if of_all != gradient_bytes(trainable_tensors(model, same)):
-            trained = [_trained(model, same)]
-        if made is MADE or same.adapters.has_packed_base:
-            load.extend(_adapters(keys, modules, same))
-        beside = resident.adapters - sum(
-            it.bytes for module in modules for it in adapter_tensors(module, same)
-        )
-        load.extend(_pieces(beside, 1))
-    load.extend(_reference(own, same, resident.reference))
-    if made is MOVED and is_whole:  # Trainer empties the cache before it trains
-        load.append(Request(EMPTY, HELD))
-    load.extend(_pieces(resident.engine, 1))
+        load = [*_unordered(model, same, resident)]
+    load += _reference(own, same, resident.reference)
+    if made is MOVED and not same.mesh.strategy.shards_states:
+        load.append(Request(EMPTY, HELD))  # Trainer empties the cache before it trains
+    load += _pieces(resident.engine, 1)
+    load += _of_strategy(keys, model, same, resident)
+    return load
+
+
+def trained_groups(model: Model, same: TrainingSetup) -> Sequence[Sequence[Trainable]]:
+    """The trained tensors by the optimizer's groups."""
+    if _knows_each(model, same):
+        groups = stepped_in_order(model, same)
+        if sum(map(gradient_bytes, groups)) == gradient_bytes(trainable_tensors(model, same)):
+            return groups
+    return [_trained(model, same)]
+
+
+def _knows_each(model: Model, same: TrainingSetup) -> bool:
+    """Whether a rank holds whole modules, and the order has each of them."""
+    counted = made_modules(model, same.adapters)
+    return not same.mesh.strategy.shards_states and sum(
+        count * module_bytes(module, same) for module, count in counted
+    ) == sum(module_bytes(module, same) for module in _own_modules(model))
+
+
+def _own_modules(model: Model) -> list[Module]:
+    """The modules in their order, without a tied head."""
+    tied = tied_head(model)
+    return [located.module for located in modules_in_order(model) if located.module not in tied]
+
+
+def _one_after_another(
+    keys: Keys, model: Model, same: TrainingSetup, resident: Resident, made: bool
+) -> Iterator[Request]:
+    """Whole modules in their order, and the adapters with them or after them."""
+    own, tied = _own_modules(model), tied_head(model)
+    modules = [located.module for located in modules_in_order(model)]
+    if same.adapters.has_packed_base:
+        yield from _warmed_up(own, same)
+        yield from _packed(keys, model, same)
+    else:
+        for module in own:
+            yield from (Request(TAKE, HELD, size) for size in _sizes(module, same))
+            if made is MOVED:  # with the adapters that it has got on the CPU
+                yield from _held(adapter_tensors(module, same))
+    yield from _pieces(resident.weights - sum(module_bytes(module, same) for module in own), 1)
+    if made is MADE:
+        yield from (Request(TAKE, HEAD, size) for module in tied for size in _sizes(module, same))
+        yield Request(GIVE_ALL, HEAD)
+    if made is MADE or same.adapters.has_packed_base:
+        yield from _adapters(keys, modules, same)
+    tensors = [tensor for module in modules for tensor in adapter_tensors(module, same)]
+    yield from _pieces(resident.adapters - sum(tensor.bytes for tensor in tensors), 1)
+
+
+def _unordered(model: Model, same: TrainingSetup, resident: Resident) -> Iterator[Request]:
+    """Equal pieces, as many as there are weights, or units of FSDP 1."""
+    pieces = sum(
+        count * len(weight_shapes(module)) for module, count in made_modules(model, same.adapters)
+    )
+    if same.mesh.uses_fsdp1:
+        pieces = model.num_hidden_layers + 1
+    return _pieces(resident.weights + resident.adapters, pieces)
+
+
+def _of_strategy(
+    keys: Keys, model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """Buckets of DDP, or what another strategy communicates from, and DeepSpeed's flat states."""
+    divides = has_partitions(same.mesh) or has_shards(same.mesh)
     if same.mesh.strategy.averages_in_buckets:
-        load.extend(made_equal(model, same, keys.new(IN_FLIGHT + 1)))
+        yield from made_equal(model, same, keys.new(IN_FLIGHT + 1))
         first_buckets, _ = buckets(in_module_order(model, same), same)
-        load.extend(Request(TAKE, BUCKETS, allocated(it)) for it in first_buckets)
+        yield from (Request(TAKE, BUCKETS, allocated(size)) for size in first_buckets)
     elif not has_shards(same.mesh):
-        load.extend(_pieces(resident.communication, 1))
-    if same.mesh.strategy.is_zero and not has_partitions(same.mesh) and not has_shards(same.mesh):
-        load.extend(_flat_states(keys, resident, same.mesh))
-    return trained
+        yield from _pieces(resident.communication, 1)
+    if same.mesh.strategy.is_zero and not divides:
+        yield from _flat_states(keys, resident, same.mesh)
+
+
+def _held_bytes(load: Iterable[Request]) -> int:
+    return sum(request.size for request in load if request.key == HELD)
+
+
+def _wrapped(
+    keys: Keys, model: Model, same: TrainingSetup, resident: Resident
+) -> Iterator[Request]:
+    """Weights that FSDP cuts group by group, or unit by unit."""
+    if same.mesh.uses_fsdp1:
+        load = [*flattened(model, same, Shards(HELD, OLD, OLD_ROOT), keys.new)]
+    else:
+        load = [*wrapped(model, same, HELD, keys.new)]
+    yield from load
+    yield from _pieces(resident.weights + resident.adapters - _held_bytes(load), 1)
 
 
 def _packed_units(
@@ -194,7 +222,9 @@ def _sharded(
     for module in modules:
         if is_quantized(module, same.adapters):
             packed = [*_packed_weight(keys, model, module, same)]
-            frozen += (it._replace(key=key) if it.key == HELD else it for it in packed)
+            frozen += (
+                request._replace(key=key) if request.key == HELD else request for request in packed
+            )
             part = packed_part(module, same, 0)
             frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
         elif same.adapters.uses_adapters or not is_trained_whole(module, same.adapters):
@@ -204,16 +234,16 @@ def _sharded(
                 frozen += (arrives[0], Request(TAKE, HELD, allocated(size * part)), arrives[1])
                 again += arrives
     wholes = [
-        allocated(trained_width(same) * elements(it.shape)) for it in trained_in_order(model, same)
+        allocated(trained_width(same) * elements(tensor.shape))
+        for tensor in trained_in_order(model, same)
     ]
     sharded_ = [*sharded(model, same, [*frozen, *again], wholes, HELD, keys.new)]
     yield from sharded_
     expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
     expected += resident.accumulated + resident.communication
-    small = sum(
-        count for it, count in whole_tensors(model, same) if it.elements <= 10 * model.hidden_size
-    )
-    yield from _pieces(expected - sum(it.size for it in sharded_ if it.key == HELD), max(1, small))
+    counted, few = whole_tensors(model, same), 10 * model.hidden_size
+    small = sum(count for tensor, count in counted if tensor.elements <= few)
+    yield from _pieces(expected - _held_bytes(sharded_), max(1, small))
 
 
 def _partitioned(
@@ -239,12 +269,8 @@ def _partitioned(
     yield from stays
     flat = [*flat_weights(model, same, HELD, keys.new, on_host=on_host)]
     yield from flat
-    weights = sum(it.size for it in stays if it.key == HELD) + sum(
-        it.size for it in flat if it.key == HELD
-    )
-    yield from _pieces(
-        resident.weights + resident.states.resident_bytes // (1 + STATES) - weights, 1
-    )
+    expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
+    yield from _pieces(expected - _held_bytes([*stays, *flat]), 1)
 
 
 def _packed_weight(
@@ -277,7 +303,7 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
 
 
 def _one_by_one(tensors: Iterable[Trainable]) -> list[Trainable]:
-    return [it._replace(alike=1) for it in tensors for _ in range(it.alike)]
+    return [tensor._replace(alike=1) for tensor in tensors for _ in range(tensor.alike)]
 
 
 def _pieces(total: int, count: int) -> Iterator[Request]:
@@ -387,7 +413,7 @@ def _reference(modules: Sequence[Module], same: TrainingSetup, total: int) -> It
 
 
 def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
-    yield from (Request(TAKE, HELD, it.bytes) for it in tensors)
+    yield from (Request(TAKE, HELD, tensor.bytes) for tensor in tensors)
 
 
 def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
@@ -407,19 +433,21 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
         is_8bit = same.adapters.has_8bit_base and is_quantized(module, same.adapters)
         is_cast = same.precision.dtype.bytes < FLOAT32_BYTES and not is_8bit
         key = keys.new(len(tensors))
-        whole = [allocated(FLOAT32_BYTES * elements(it.shape)) for it in tensors]
+        whole = [allocated(FLOAT32_BYTES * elements(tensor.shape)) for tensor in tensors]
         for at, size in enumerate(whole):
             if is_cast and not same.adapters.has_packed_base:
                 yield Request(TAKE, key + at, size)
-        for at, (it, size) in enumerate(zip(tensors, whole, strict=True)):
-            stays = it.bytes if recasts or not is_cast else size
-            if is_cast and it.width == same.precision.dtype.bytes and not recasts:
-                yield Request(TAKE, HELD, it.bytes)
+        for at, (tensor, size) in enumerate(zip(tensors, whole, strict=True)):
+            stays = tensor.bytes if recasts or not is_cast else size
+            if is_cast and tensor.width == same.precision.dtype.bytes and not recasts:
+                yield Request(TAKE, HELD, tensor.bytes)
             elif is_cast:
                 own = keys.new(1)
-                yield Request(TAKE, own, allocated(same.precision.dtype.bytes * elements(it.shape)))
+                yield Request(
+                    TAKE, own, allocated(same.precision.dtype.bytes * elements(tensor.shape))
+                )
                 in_the_end.append((own, size, stays))
-            elif it.bytes == size:
+            elif tensor.bytes == size:
                 yield Request(TAKE, HELD, size)
             else:
                 own = keys.new(1)

@@ -68,13 +68,13 @@ def optimizer_step(
         return
     copies = RULES[optim].step_copies
     for group in groups:
-        for it in group:
-            sizes = state_tensors(it, optim, width)
+        for tensor in group:
+            sizes = state_tensors(tensor, optim, width)
             key = keys.new(len(sizes))
             yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
         each = width.bytes if width else None
-        for it in group:
-            size = allocated(elements(it.shape) * (each or it.width))
+        for tensor in group:
+            size = allocated(elements(tensor.shape) * (each or tensor.width))
             yield from (Request(TAKE, STEPPED, size) for _ in range(copies))
         yield Request(GIVE_ALL, STEPPED)
     if resident.transient and not copies:
@@ -90,7 +90,7 @@ def norms(tensors: Iterable[Trainable]) -> Iterator[Request]:
     trained = [*tensors]
     if not trained:
         return
-    most = max(ceil_div(elements(it.shape), NORM_CHUNK) for it in trained)
+    most = max(ceil_div(elements(tensor.shape), NORM_CHUNK) for tensor in trained)
     yield Request(TAKE, STEPPED, allocated(FLOAT32_BYTES * most * len(trained)))
     yield from (Request(TAKE, STEPPED, allocated(FLOAT32_BYTES)) for _ in trained)
     yield Request(GIVE_ALL, STEPPED)
@@ -104,12 +104,12 @@ def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator
     names = [_Name(keys) for _ in range(3)]
     gradient, weight, update = names
     inner = keys.new(1)
-    for it in trained:
-        whole = allocated(FLOAT32_BYTES * elements(it.shape))
-        is_narrow = it.width < FLOAT32_BYTES
+    for tensor in trained:
+        whole = allocated(FLOAT32_BYTES * elements(tensor.shape))
+        is_narrow = tensor.width < FLOAT32_BYTES
         if is_narrow:
             yield from gradient.bound(whole)
-        states = state_tensors(it, Optimizer.ADAFACTOR, None)[:-1]  # without a scalar
+        states = state_tensors(tensor, Optimizer.ADAFACTOR, None)[:-1]  # without a scalar
         key = keys.new(len(states))
         yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states))
         if is_narrow:
@@ -124,7 +124,7 @@ def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator
             yield Request(TAKE, inner, rows)
             yield Request(GIVE, inner)
             yield Request(TAKE, inner, columns)
-            yield from scratch(taken(rows_summed(it.shape[-2], it.shape[-1], card)))
+            yield from scratch(taken(rows_summed(tensor.shape[-2], tensor.shape[-1], card)))
             yield Request(GIVE, inner)
             yield Request(TAKE, inner, rows)
             yield Request(TAKE, inner, columns)
@@ -147,33 +147,33 @@ def _apollo(keys: Keys, trained: Iterable[Trainable], step: int) -> Iterator[Req
     names = [_Name(keys) for _ in range(4)]
     low_gradient, denominator, quotient, update = names
     inner = keys.new(1)
-    for it in trained:
-        whole = allocated(elements(it.shape) * it.width)
-        states = state_tensors(it, Optimizer.APOLLO_ADAMW, None)
+    for tensor in trained:
+        whole = allocated(elements(tensor.shape) * tensor.width)
+        states = state_tensors(tensor, Optimizer.APOLLO_ADAMW, None)
         key = keys.new(len(states))
         made = [Request(TAKE_ONCE, key + at, size) for at, size in enumerate(states)]
         size = whole
         yield low_gradient.dropped(last=True)
-        if it.is_linear:
+        if tensor.is_linear:
             projector, size, *_ = states
             made.pop(0)
-        if it.is_linear and step != RENEWING - 1:
-            wide = projector // it.width * FLOAT32_BYTES
-            if it.width < FLOAT32_BYTES:
-                yield Request(TAKE, inner, allocated(FLOAT32_BYTES * elements(it.shape)))
+        if tensor.is_linear and step != RENEWING - 1:
+            wide = projector // tensor.width * FLOAT32_BYTES
+            if tensor.width < FLOAT32_BYTES:
+                yield Request(TAKE, inner, allocated(FLOAT32_BYTES * elements(tensor.shape)))
             yield Request(TAKE, inner, wide)  # random numbers
             yield Request(TAKE, inner, wide)  # the same over √r
             yield Request(GIVE_BEFORE, inner)
             yield Request(TAKE, key, projector)
             yield Request(GIVE_ALL, inner)
             yield Request(GIVE_BEFORE, key)
-        if it.is_linear:
+        if tensor.is_linear:
             yield low_gradient.taken(size)
         yield from made
         for name in (denominator, quotient):
             yield name.taken(size)
             yield name.dropped()
-        if it.is_linear:
+        if tensor.is_linear:
             yield update.taken(whole)
             yield update.dropped()
             if step > 1:

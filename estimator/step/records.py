@@ -50,7 +50,7 @@ class Records(Generic[T]):
             _ALL.bytes += size
             while _ALL.bytes > MOST_BYTES and len(_ALL.records) > 1:
                 _, (owner, oldest, dropped) = _ALL.records.popitem(last=False)
-                owner._records = tuple(it for it in owner._records if it is not oldest)
+                owner._records = tuple(record for record in owner._records if record is not oldest)
                 _ALL.bytes -= dropped
 
     def use(self, record: T) -> None:

@@ -23,7 +23,9 @@ def refused(model: Model, gpu: Gpu | None, setup: TrainingSetup, room: int) -> R
     hardware = hardware_of(gpu)
     runs = [(run.play(room), run) for run in rank_runs(model, hardware, setup)]
     died = [(played.died, at) for at, (played, _) in enumerate(runs) if played.died is not None]
-    moved = [it for it in died if runs[it[1]][1].made is MOVED]  # as Trainer loads it
+    moved = [
+        (request, at) for request, at in died if runs[at][1].made is MOVED
+    ]  # as Trainer loads it
     if not died:
         return None
     played, run = runs[min(moved or died)[1]]
@@ -57,7 +59,7 @@ def _in_pass(trace: Trace, log: Log, played: Played) -> Refused:
     run, place = runs[piece.run], piece.place + played.repetition
     event = max(trace.events[piece.stretch][at], program.spans[run.segment][0])
     gathers = log.requests[3][played.request] == GATHER
-    before = sum(it.length for it in runs[: piece.run] if it.has_moments)
+    before = sum(earlier.length for earlier in runs[: piece.run] if earlier.has_moments)
     return Refused(
         Phase.EVALUATION if found.is_evaluation else run.phase,
         step,

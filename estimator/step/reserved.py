@@ -180,7 +180,7 @@ def replayed(
     """
     largest = max(rooms, default=NO_LIMIT)
     spares = [(run.spare(largest), run) for run in rank_runs(model, hardware, setup)]
-    spares.sort(key=lambda it: -it[0].allocated)
+    spares.sort(key=lambda played: -played[0].allocated)
     least = 0
     for spare, run in spares:
         if not least or run.play(least).died is not None:

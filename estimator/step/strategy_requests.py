@@ -176,7 +176,7 @@ def places(
     """For each repetition of a run, what its reductions bring."""
     run = runs[index]
     where = reached(model, setup.adapters, setup.mesh.num_gpus, rank)
-    backward = [at for at, it in enumerate(runs) if it.phase is Phase.BACKWARD]
+    backward = [at for at, run in enumerate(runs) if run.phase is Phase.BACKWARD]
     if index not in backward:
         yield from [0] * run.length
     elif run.layers:

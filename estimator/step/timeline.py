@@ -186,7 +186,9 @@ class Gathered:
 
     def __init__(self, levels: Iterable[Sequence[Sequence[int]]]) -> None:
         self.levels = list(levels)
-        self.bytes = BYTES_PER_LEVEL * sum(len(it) for run in self.levels for it in run)
+        self.bytes = BYTES_PER_LEVEL * sum(
+            len(repetition) for run in self.levels for repetition in run
+        )
         """Memory of the levels in this process, about."""
         self.alike = [_first_and_last(run) for run in self.levels]
         """For each run: first and last repetition of each distinct gather pattern, with its maximum."""
@@ -229,7 +231,7 @@ def _coordinator(
 
 
 def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
-    calls = sum(len(it) for run in coordinator.call_trace.stretches for it in run)
+    calls = sum(len(repetition) for run in coordinator.call_trace.stretches for repetition in run)
     return [(coordinator, BYTES_PER_CALL * calls)]
 
 
@@ -237,7 +239,7 @@ def _bytes_of_calls(coordinator: Coordinator) -> list[tuple[object, int]]:
 def _coordinated(
     calls: tuple[Repeated, ...], wholes: tuple[tuple[str, int], ...], rules: Rules, records: bool
 ) -> Coordinator:
-    call_trace = CallTrace([it.stretches for it in calls], dict(wholes), rules)
+    call_trace = CallTrace([repeated.stretches for repeated in calls], dict(wholes), rules)
     return Coordinator(call_trace, rules, records=records)
 
 
@@ -319,7 +321,7 @@ class Plan:
     def _played(self, sizes: Sizes) -> Schedule:
         if self._resting is not None:
             _, same = self._resting.step(sizes)
-            rules = [it and it._replace(is_offloaded=True) for it in same.rules]
+            rules = [rule and rule._replace(is_offloaded=True) for rule in same.rules]
             return Schedule(same.program, same.runs, rules)
         recording = Recording()
         batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
@@ -343,9 +345,9 @@ class Plan:
         step.tape.close()
         runs = list(runs_of(program.marks, step.stacks, step.labels))
         rules = [
-            gathering(it.model, it.given, trained=it.trained) if stack is it.stack else None
-            for it in step.models
-            for stack in it.stacks
+            gathering(of.model, of.given, trained=of.trained) if stack is of.stack else None
+            for of in step.models
+            for stack in of.stacks
         ]
         return Schedule(program, runs, rules)
 

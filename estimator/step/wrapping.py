@@ -76,11 +76,13 @@ def wrapped(
     stays = setup.mesh.offload_param is Offload.NONE
 
     def group(key: int, modules: Iterable[Module]) -> Iterator[Request]:
-        tensors = [it for module in modules for it in _tensors(module, setup)]
-        for it in tensors:
-            yield Request(TAKE, key, allocated(elements(it.shape) * it.width))
-        for it in tensors:
-            shard = allocated(elements(shard_shape(it.shape, setup.mesh.shard_ranks)) * it.width)
+        tensors = [tensor for module in modules for tensor in _tensors(module, setup)]
+        for tensor in tensors:
+            yield Request(TAKE, key, allocated(elements(tensor.shape) * tensor.width))
+        for tensor in tensors:
+            shard = allocated(
+                elements(shard_shape(tensor.shape, setup.mesh.shard_ranks)) * tensor.width
+            )
             if stays:
                 yield Request(TAKE, held, shard)
             else:
@@ -88,9 +90,9 @@ def wrapped(
                 yield Request(GIVE, key)
 
     whole = new_keys(1)
-    layers = [it for it in modules_in_order(model) if it.at is not None]
-    for _, of_layer in groupby(layers, key=lambda it: it.at):
-        yield from group(whole, [it.module for it in of_layer])
+    layers = [located for located in modules_in_order(model) if located.at is not None]
+    for _, of_layer in groupby(layers, key=lambda located: located.at):
+        yield from group(whole, [located.module for located in of_layer])
         yield Request(GIVE_ALL, whole)
     for modules in _outside(model, setup):
         yield from group(whole, modules)
@@ -107,11 +109,13 @@ class _Unit(NamedTuple):
 
 def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
     """A layer or the root, and the adapters in it; the layers in order, the root last."""
-    located = [it for it in modules_in_order(model) if it.module not in tied_head(model)]
-    outside = [it for it in located if it.at is None]
-    layers = groupby((it for it in located if it.at is not None), key=lambda it: it.at)
+    tied = tied_head(model)
+    untied = [located for located in modules_in_order(model) if located.module not in tied]
+    outside = [located for located in untied if located.at is None]
+    inside = (located for located in untied if located.at is not None)
+    layers = groupby(inside, key=lambda located: located.at)
     for group in (*(list(of_layer) for _, of_layer in layers), outside):
-        modules = [it.module for it in group]
+        modules = [located.module for located in group]
         sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
         yield [
             _Unit(tuple(sizes), is_adapter=False),
@@ -222,7 +226,7 @@ def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 
 def _outside(model: Model, setup: TrainingSetup) -> list[Sequence[Module]]:
-    groups = {it.name: it.modules for it in fsdp_groups(model, setup.adapters)}
+    groups = {group.name: group.modules for group in fsdp_groups(model, setup.adapters)}
     return [groups[name] for name in (EMBEDDING, TAIL, ROOT)]
 
 
@@ -240,23 +244,22 @@ def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
     Source: as ``sharded_tensors`` and ``modules_in_order``.
     """
-    grouped = [
-        it._replace(alike=1) for it in sharded_tensors(model, setup) for _ in range(it.alike)
-    ]
+    tensors = sharded_tensors(model, setup)
+    grouped = [tensor._replace(alike=1) for tensor in tensors for _ in range(tensor.alike)]
     outside = {module for modules in _outside(model, setup) for module in modules}
     ordered = [
         Trainable(
             shard_shape(part.shape, setup.mesh.shard_ranks),
             part.width,
             1,
-            isinstance(it.module, Embedding),
+            isinstance(located.module, Embedding),
         )
-        for it in modules_in_order(model)
-        if it.at is not None or it.module in outside
-        for part in trained_parts(it.module, setup)
+        for located in modules_in_order(model)
+        if located.at is not None or located.module in outside
+        for part in trained_parts(located.module, setup)
     ]
     return ordered if _sizes(ordered) == _sizes(grouped) else grouped
 
 
 def _sizes(tensors: Iterable[Trainable]) -> list[tuple[tuple[int, ...], int]]:
-    return sorted((it.shape, it.width) for it in tensors)
+    return sorted((tensor.shape, tensor.width) for tensor in tensors)

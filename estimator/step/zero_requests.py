@@ -54,8 +54,8 @@ def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[DecayGroup, ..
     Source: ``initialize_gradient_partitioning_data_structures``; transformers 5.23, trainer.py, ``create_optimizer``.
     """
     decaying: tuple[list[int], list[int]] = ([], [])
-    for it in trained_in_order(model, TrainingSetup(adapters=adapters)):
-        decaying[not it.decays].append(elements(it.shape))
+    for tensor in trained_in_order(model, TrainingSetup(adapters=adapters)):
+        decaying[not tensor.decays].append(elements(tensor.shape))
     return tuple(
         DecayGroup(tuple(sizes), 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in decaying if sizes
     )
@@ -113,20 +113,20 @@ def reached(model: Model, adapters: Adapters, ranks: int, rank: int) -> Reached:
     Source: derived, from the order of partitions and the order of layers in backward.
     """
     found = groups(model, adapters, ranks)
-    after = {it.name for it in outer_modules(model) if is_after_layers(it)}
+    after = {module.name for module in outer_modules(model) if is_after_layers(module)}
     owners: defaultdict[At, set[int]] = defaultdict(set)
     places, starts = [0, 0], [0, 0]
     own: list[At] = []
     trained = trained_in_order(model, TrainingSetup(adapters=adapters))
     numbers = {decays: number for number, decays in enumerate(_decaying(trained))}
-    for it in trained:
-        number = numbers[it.decays]
+    for tensor in trained:
+        number = numbers[tensor.decays]
         group, start = found[number], starts[number]
-        at = it.at or At(model.num_hidden_layers if it.module in after else -1)
+        at = tensor.at or At(model.num_hidden_layers if tensor.module in after else -1)
         of_tensor = {one for one, _ in group.slices(places[number], start)}
         places[number] += 1
-        starts[number] += elements(it.shape)
-        if it.decays:
+        starts[number] += elements(tensor.shape)
+        if tensor.decays:
             owners[at] |= of_tensor
         if rank in of_tensor:
             own.append(at)
@@ -136,7 +136,7 @@ def reached(model: Model, adapters: Adapters, ranks: int, rank: int) -> Reached:
 
 def _decaying(trained: Iterable[Trained]) -> list[bool]:
     """Whether each group has weight decay, in their order."""
-    return sorted({it.decays for it in trained}, reverse=True)
+    return sorted({tensor.decays for tensor in trained}, reverse=True)
 
 
 def flat_weights(
@@ -152,18 +152,16 @@ def flat_weights(
     size, found = width(setup.precision), groups(model, setup.adapters, setup.mesh.num_gpus)
     trained = trained_in_order(model, setup)
     first = new_keys(len(trained))
-    for at, it in enumerate(trained):
-        yield Request(TAKE, first + at, allocated(size * elements(it.shape)))
+    for at, tensor in enumerate(trained):
+        yield Request(TAKE, first + at, allocated(size * elements(tensor.shape)))
     temporary = new_keys(1)
-    for group, decays in zip(
-        found, sorted({it.decays for it in trained}, reverse=True), strict=True
-    ):
+    for group, decays in zip(found, _decaying(trained), strict=True):
         flat = Request(TAKE, held, allocated(size * group.part * setup.mesh.num_gpus))
         if not on_host:
             yield Request(EMPTY, 0)
             yield flat
-        for at, it in enumerate(trained):
-            if it.decays == decays:
+        for at, tensor in enumerate(trained):
+            if tensor.decays == decays:
                 yield Request(GIVE, first + at)
         if on_host:
             yield Request(EMPTY, 0)
@@ -212,7 +210,7 @@ def reduced(
 
     def sent() -> Iterator[Request]:
         nonlocal is_kept
-        for together in _flattened((it for _, found in bucket for it in found), limit):
+        for together in _flattened((piece for _, pieces in bucket for piece in pieces), limit):
             yield Request(TAKE, copy, allocated(size * together))
             yield Request(GIVE, copy)
         for count, pieces in bucket:

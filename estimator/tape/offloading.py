@@ -69,7 +69,7 @@ class Offloading:
         copy = storage
         if tensor.is_permuted:
             copy = self._tape.contiguous_copy(tensor)
-        for old in [it for it in self._stash if it <= number - STASHED]:
+        for old in [saved for saved in self._stash if saved <= number - STASHED]:
             self._forget(old)
         copy.keep(None)
         self._stash[number] = copy

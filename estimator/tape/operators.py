@@ -964,7 +964,8 @@ def add_in_place(tape: Tape, x: Tensor, b: Tensor, *, is_of_view: bool = False) 
         if is_of_view:
             whole, gradient = (t.new(gradient.elements, gradient.width) for _ in range(2))
             own, other = (
-                _match(t, it, like) for it, (_, like) in zip((whole, gradient), inputs, strict=True)
+                _match(t, summand, like)
+                for summand, (_, like) in zip((whole, gradient), inputs, strict=True)
             )
             return [own if inputs[0][0] else None, other if inputs[1][0] else None]
         return [_match(t, alias(gradient), like) if needed else None for needed, like in inputs]

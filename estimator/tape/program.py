@@ -60,7 +60,9 @@ def written_by(tape: Tape, device: int) -> Written:
             for mark, after in zip_longest(tape.marks, tape.marks[1:])
         ],
         scratches=[
-            it._replace(start=before[it.start]) for it in tape.scratches if it.device == device
+            scratch._replace(start=before[scratch.start])
+            for scratch in tape.scratches
+            if scratch.device == device
         ],
         first_products={key: before[at] for key, at in tape.first_products.items()},
     )

@@ -24,6 +24,7 @@ import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -210,7 +211,7 @@ class Storage:
     def _keep_sources(self, times: int | None) -> None:
         """Save what it is computed from; or itself, if that is less: one tensor instead of several."""
         assert self.sources is not None
-        several = sum(it.component == TEMPORARIES for it in self.sources) > 1
+        several = sum(source.component == TEMPORARIES for source in self.sources) > 1
         if several and not self.tape.is_replaying:  # whose graph is backward's own, and is not cut
             least = self.narrow or self
             least.allocate()
@@ -663,7 +664,7 @@ class Tape:
         if is_kernel:
             for storage in storages:
                 storage.allocate()
-        self._reads = list(dict.fromkeys(it for storage in storages for it in storage.read))
+        self._reads = list(dict.fromkeys(chain(*(storage.read for storage in storages))))
         self._only = storages[0] if len(storages) == 1 else None
 
     def finish(self, node: Node | None, output: Tensor, save: Sequence[Tensor] = ()) -> Tensor:
@@ -1004,14 +1005,14 @@ class Tape:
     def _read_back(self, buffers: Sequence[Tensor | None], *, is_kernel: bool) -> None:
         """The same for a node of backward, whose kernel reads gradients and what was saved."""
         gradients = [x.storage for x in buffers if x is not None and x.storage is not None]
-        saved = [it for it in self.unpacked if it is not None]
+        saved = [storage for storage in self.unpacked if storage is not None]
         if is_kernel:
             for storage in (*gradients, *saved):
                 storage.allocate()
             self._reads = []
         else:
             both = (*gradients, *saved)
-            self._reads = list(dict.fromkeys(it for storage in both for it in storage.read))
+            self._reads = list(dict.fromkeys(chain(*(storage.read for storage in both))))
 
     def _accumulate(self, node: Node) -> None:
         leaf, gradient = node.leaf, node.buffers[0]
@@ -1042,9 +1043,9 @@ class Tape:
 
     def _summed(self, first: Tensor, second: Tensor) -> Tensor:
         """A sum of gradients in a compiled step, which is computed where it is read, unless that reads too much."""
-        sources = [it for x in (first, second) if x.storage is not None for it in x.storage.read]
-        size = allocated(first.elements * first.width)
-        sums = Storage(self, size, TEMPORARIES, list(dict.fromkeys(sources)))
+        storages = [x.storage for x in (first, second) if x.storage is not None]
+        sources = dict.fromkeys(chain(*(storage.read for storage in storages)))
+        sums = Storage(self, allocated(first.elements * first.width), TEMPORARIES, list(sources))
         if len(sums.read) > MOST_READS:
             sums.allocate()
         return Tensor(first.elements, first.width, sums)

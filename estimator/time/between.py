@@ -149,8 +149,8 @@ def _widths(model: Model) -> _Widths:
     layers = [layer_model(model, index) for index in range(model.num_hidden_layers)]
     of_experts = experts_run(model) * model.moe_intermediate_size
     return _Widths(
-        sum(of_experts or it.intermediate_size for it in layers),
-        sum(it.query_size + it.key_value_size for it in layers),
+        sum(of_experts or layer.intermediate_size for layer in layers),
+        sum(layer.query_size + layer.key_value_size for layer in layers),
     )
 
 

@@ -46,9 +46,9 @@ class Float8Sizes(NamedTuple):
 def _sizes(model: Model, backend: Fp8Backend) -> Float8Sizes:
     linears = converted_linears(model, backend)
     return Float8Sizes(
-        sum(it.in_features * it.out_features for it in linears),
-        sum(it.in_features for it in linears),
-        sum(it.out_features for it in linears),
+        sum(linear.in_features * linear.out_features for linear in linears),
+        sum(linear.in_features for linear in linears),
+        sum(linear.out_features for linear in linears),
     )
 
 

@@ -122,26 +122,27 @@ def _matrices(model: Model, adapters: Adapters) -> Matrices:
         for module in modules_of_layer(model, adapters, index)
     ]
     tied = sum(head.in_features * head.out_features for head in tied_head(model))
-    linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
+    linears = [(module, count) for module, count in layer if isinstance(module, Linear)]
     adapted = [
-        (it, count * adapter_rank(it, adapters) / adapters.lora_r)
-        for it, count in (*linears, *((it, 1) for it in outer if isinstance(it, Linear)))
-        if is_adapted(it, adapters)
+        (linear, count * adapter_rank(linear, adapters) / adapters.lora_r)
+        for linear, count in (*linears, *((head, 1) for head in outer if isinstance(head, Linear)))
+        if is_adapted(linear, adapters)
     ]
     return Matrices(
         sum(count * _elements(module, model) for module, count in layer),
         sum(_elements(module, model) for module in outer) + tied,
-        sum(count * it.in_features * it.out_features for it, count in linears),
-        round(sum(count * it.in_features for it, count in adapted)),
-        round(sum(count * it.out_features for it, count in adapted)),
-        sum(times * _elements(it, model) for it, times in copied_modules(model, adapters)),
-        round(sum(times * it.in_features * it.out_features for it, times in adapted)),
+        sum(count * linear.in_features * linear.out_features for linear, count in linears),
+        round(sum(count * linear.in_features for linear, count in adapted)),
+        round(sum(count * linear.out_features for linear, count in adapted)),
+        sum(times * _elements(module, model) for module, times in copied_modules(model, adapters)),
+        round(sum(times * linear.in_features * linear.out_features for linear, times in adapted)),
         round(
             sum(
-                times * it.in_features * (it.in_features + it.out_features) for it, times in adapted
+                times * linear.in_features * (linear.in_features + linear.out_features)
+                for linear, times in adapted
             )
         ),
-        *_shapes([*layer, *((it, 1) for it in (*outer, *tied_head(model)))], model),
+        *_shapes([*layer, *((module, 1) for module in (*outer, *tied_head(model)))], model),
     )
 
 

@@ -123,7 +123,9 @@ def paced(
         moved = sum(abs(int(one) - int(other)) for one, other in zip(here, there, strict=True))
         spread = PACE_SPREAD + SPREAD_OF_CHANGE * moved / 2 / WHOLE
     middles = ((part.name, _middle(part, pace)) for part in parts)
-    return tuple(TimePart(name, Range(it / spread, it * spread)) for name, it in middles)
+    return tuple(
+        TimePart(name, Range(middle / spread, middle * spread)) for name, middle in middles
+    )
 
 
 def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
@@ -138,7 +140,7 @@ def shares_text(parts: tuple[TimePart, ...], pace: float) -> str:
     for part in parts:
         seconds[_KIND.get(part.name, "memory")] += _middle(part, pace)
     whole = sum(seconds.values()) or 1.0
-    return "/".join(str(round(WHOLE * it / whole)) for it in seconds.values())
+    return "/".join(str(round(WHOLE * spent / whole)) for spent in seconds.values())
 
 
 def _middle(part: TimePart, pace: float) -> float:

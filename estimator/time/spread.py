@@ -58,7 +58,8 @@ def together(costs: Iterable[Cost]) -> tuple[TimePart, ...]:
         typical[name] = typical.get(name, 0.0) + root(seconds.low * seconds.high)
         deviation = (seconds.high - seconds.low) / 2
         deviations[cause] = deviations.get(cause, 0.0) + deviation
-    middle, squares = total(typical.values()), total(it * it for it in deviations.values())
+    middle = total(typical.values())
+    squares = total(deviation * deviation for deviation in deviations.values())
     reach, off = root(middle * middle + squares), root(squares)
     low, high = reach - off, reach + off
     return tuple(

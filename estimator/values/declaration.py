@@ -160,7 +160,7 @@ _rows: dict[type, tuple[Key, ...]] = {}
 def rows(facet: type[Any]) -> tuple[Key, ...]:
     """The keys that a facet declares, in order."""
     if facet not in _rows:
-        _rows[facet] = tuple(replace(it.metadata["key"], name=it.name) for it in fields(facet))
+        _rows[facet] = tuple(replace(row.metadata["key"], name=row.name) for row in fields(facet))
     return _rows[facet]
 
 
@@ -184,7 +184,7 @@ _values: dict[type, Callable[[object], object]] = {}
 
 def _values_of(of: type[Any]) -> Callable[[object], object]:
     if of not in _values:
-        _values[of] = attrgetter(*(it.name for it in fields(of)))
+        _values[of] = attrgetter(*(row.name for row in fields(of)))
     return _values[of]
 
 

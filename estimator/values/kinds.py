@@ -364,7 +364,7 @@ class Indices(Kind):
 
     def _from_text(self, text: str) -> object:
         items = text.split(",")
-        return [int(it) if re.fullmatch(r"[0-9]{1,9}", it) else it for it in items]
+        return [int(item) if re.fullmatch(r"[0-9]{1,9}", item) else item for item in items]
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +442,8 @@ class Percentages(Kind):
 
     def _read(self, value: object) -> object:
         shares = value.split("/") if isinstance(value, str) else []
-        if len(shares) != self.count or not all(re.fullmatch(r"[0-9]{1,3}", it) for it in shares):
+        are_whole = all(re.fullmatch(r"[0-9]{1,3}", share) for share in shares)
+        if len(shares) != self.count or not are_whole:
             raise InputError(
                 f"must be {self.count} whole percentages joined by slashes, such as 62/10/20/0/8, not {show(value)}."
             )

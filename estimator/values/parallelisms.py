@@ -67,16 +67,16 @@ PARALLELISMS = (
 
 PARALLEL_WORDS: Mapping[str, str] = MappingProxyType(
     {
-        word + suffix: it.name
-        for it in PARALLELISMS
-        for word in it.words
+        word + suffix: way.name
+        for way in PARALLELISMS
+        for word in way.words
         for suffix in ("", "_size", "_degree")
     }
 )
 """The parallelism that each key asks for, by the key in ``plain`` spelling."""
 
 UNMODELLED_STRATEGIES: Mapping[str, str] = MappingProxyType(
-    {word: it.name for it in PARALLELISMS for word in (*it.words, *it.strategies)}
+    {word: way.name for way in PARALLELISMS for word in (*way.words, *way.strategies)}
 )
 """The parallelism that each strategy asks for, by its name in ``plain`` spelling."""
 
@@ -98,12 +98,12 @@ def key_asks_for(key: str) -> str:
     if key in PARALLEL_WORDS:
         return PARALLEL_WORDS[key]
     parts = set(key.split("_"))
-    for it in PARALLELISMS:
-        names = {*it.words, *it.strategies}
+    for way in PARALLELISMS:
+        names = {*way.words, *way.strategies}
         if any(len(word) >= _LONG and word in key for word in names):
-            return it.name
+            return way.name
         if parts & names and parts & _COUNTS:
-            return it.name
+            return way.name
     return ""
 
 
@@ -116,4 +116,4 @@ def strategy_asks_for(strategy: str) -> str:
     if strategy in UNMODELLED_STRATEGIES:
         return UNMODELLED_STRATEGIES[strategy]
     parts = re.split(r"[^a-z0-9]+", strategy)
-    return next((UNMODELLED_STRATEGIES[it] for it in parts if it in UNMODELLED_STRATEGIES), "")
+    return next(filter(None, map(UNMODELLED_STRATEGIES.get, parts)), "")

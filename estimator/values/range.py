@@ -109,4 +109,4 @@ def summed(ranges: Iterable[Range[float]]) -> Range[float]:
     Range(low=1.5, high=6.0)
     """
     listed = list(ranges)
-    return Range(total([it.low for it in listed]), total([it.high for it in listed]))
+    return Range(total([part.low for part in listed]), total([part.high for part in listed]))

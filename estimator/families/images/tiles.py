@@ -55,7 +55,7 @@ def _canvases(most: int) -> Iterator[tuple[int, int]]:
     """Canvases of at most this many tiles, as (rows, columns), grouped by aspect ratio as in the processor."""
     by_ratio: dict[float, list[tuple[int, int]]] = {}
     for tiles in range(most, 0, -1):
-        for rows in (it for it in range(1, tiles + 1) if tiles % it == 0):
+        for rows in (divisor for divisor in range(1, tiles + 1) if tiles % divisor == 0):
             by_ratio.setdefault(rows / (tiles // rows), []).append((rows, tiles // rows))
     for canvases in by_ratio.values():
         yield from canvases

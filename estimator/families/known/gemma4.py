@@ -234,7 +234,9 @@ def text_model(model: Model, rotary_emb: Tree, *buffers: TreeTensor, **more: Tre
 def _root(model: Model) -> Tree:
     """Rotary frequencies of layers without a window, and of those with one; each twice."""
     widths = (model.global_head_dim or model.head_dim, model.head_dim)
-    frequencies = (TreeTensor("inv_freq", it // 2, Width.FLOAT32) for it in widths for _ in "12")
+    frequencies = (
+        TreeTensor("inv_freq", width // 2, Width.FLOAT32) for width in widths for _ in "12"
+    )
     return text_model(model, with_buffers(LEAF, *frequencies))
 
 
@@ -319,7 +321,7 @@ def _global_heads(read: Config, kinds: tuple[str, ...], *, gated: bool) -> tuple
         named.get(keys.get(layer, "")) for layer, kind in enumerate(kinds) if kind == FULL_ATTENTION
     ]
     first = of_global[0]
-    if first is None or len(named) != len(of_global) or any(it != first for it in of_global):
+    if first is None or len(named) != len(of_global) or any(layer != first for layer in of_global):
         raise LAYERS_OF_THEIR_OWN()
     own = read.part("per_layer_config").part(keys[kinds.index(FULL_ATTENTION)])
     unknown = sorted(own.values.keys() - {"head_dim", "num_key_value_heads"})

@@ -125,7 +125,9 @@ def _mlp(model: Model) -> Tree:
     return tree(
         "@MLP",
         router=replace(parts.router(model), bias=True),
-        experts=tree(**{name: OwnParameter(replace(it, bias=True)) for name, it in stacks.items()}),
+        experts=tree(
+            **{name: OwnParameter(replace(stack, bias=True)) for name, stack in stacks.items()}
+        ),
     )
 
 

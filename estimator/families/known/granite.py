@@ -122,7 +122,8 @@ def _hybrid_layers(read: Config, layers: int) -> tuple[str, ...]:
     listed = read.items(name, layers) or (LINEAR_ATTENTION,) * layers
     # as layers were called before transformers 5 (configuration_utils.py, _LEGACY_LAYER_TYPE_REMAP)
     listed = tuple(
-        {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION}.get(str(it), it) for it in listed
+        {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION}.get(str(kind), kind)
+        for kind in listed
     )
     kinds = kinds_in(read, name, listed, (FULL_ATTENTION, LINEAR_ATTENTION))
     return kinds if LINEAR_ATTENTION in kinds else ()

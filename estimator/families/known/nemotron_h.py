@@ -110,9 +110,8 @@ def _layers(read: Config) -> tuple[str, ...]:
     name = read.has("layer_types", "layers_block_type")
     listed = read.values[name] if name else read.text("hybrid_override_pattern", default="")
     kinds = {"M": LINEAR_ATTENTION, "E": EXPERTS, "*": FULL_ATTENTION, "-": MLP}
-    kinds |= {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION} | {
-        it: it for it in kinds.values()
-    }
+    kinds |= {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION}
+    kinds |= {mixer: mixer for mixer in kinds.values()}
     if not isinstance(listed, list | tuple | str) or not 0 < len(listed) <= MOST_LAYERS:
         raise InputError(
             "the nemotron_h config says nothing of its layers; add hybrid_override_pattern, a letter of M, *, - or E "

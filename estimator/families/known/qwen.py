@@ -48,7 +48,7 @@ def _mlps(read: Config, layers: int) -> tuple[str, ...]:
     """
     every = read.whole("decoder_sparse_step", default=1, most=MOST_LAYERS)
     dense = read.values.get("mlp_only_layers") or ()
-    if not isinstance(dense, list | tuple) or not all(type(it) is int for it in dense):
+    if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
         raise InputError(
             f"mlp_only_layers must list layers as whole numbers, not {short(dense)}; correct it in the config."
         )

@@ -23,12 +23,12 @@ _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3
 BY_TOOL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "transformers' class default": {
         # transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, Qwen2VLImageProcessor.size
-        **{it: {"min_pixels": 3_136, "max_pixels": 1_003_520} for it in _QWEN},
+        **{family: {"min_pixels": 3_136, "max_pixels": 1_003_520} for family in _QWEN},
         # transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, GotOcr2ImageProcessor.crop_to_patches
         "internvl": {"crop_to_patches": False},
     },
     # llamafactory 0.9.5, hparams/model_args.py, image_min_pixels and image_max_pixels: 32 · 32 and 768 · 768
-    "LLaMA-Factory": {it: {"min_pixels": 1_024, "max_pixels": 589_824} for it in _QWEN},
+    "LLaMA-Factory": {family: {"min_pixels": 1_024, "max_pixels": 589_824} for family in _QWEN},
 }
 """Settings by tool and the checkpoint's ``model_type``."""
 

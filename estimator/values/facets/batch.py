@@ -113,8 +113,8 @@ class Batch(Checked):
 
     def _unchecked(self, **changes: int) -> Batch:
         changed = object.__new__(Batch)
-        for it in fields(self):
-            object.__setattr__(changed, it.name, changes.get(it.name, getattr(self, it.name)))
+        for row in fields(self):
+            object.__setattr__(changed, row.name, changes.get(row.name, getattr(self, row.name)))
         return changed
 
     @property

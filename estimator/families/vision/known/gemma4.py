@@ -56,7 +56,7 @@ def _layer(model: Model) -> Tree:
     names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     return tree(
         self_attn=tree(
-            **{name: tree(linear=it) for name, it in linears.items()},
+            **{name: tree(linear=linear) for name, linear in linears.items()},
             q_norm=parts.head_norm(model),
             k_norm=parts.head_norm(model),
             v_norm=parts.head_norm(model, weight=False),
@@ -140,7 +140,7 @@ def _turned(b: Block, x: Tensor) -> Tensor:
     assert tables is not None
     halves = op.split(b.tape, x, [x.elements // 2] * 2)
     half = Tables(*(b.tape.view(table, table.elements // 2) for table in tables))
-    return op.concatenate(b.tape, [turned(b.tape, it, half) for it in halves])
+    return op.concatenate(b.tape, [turned(b.tape, part, half) for part in halves])
 
 
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:

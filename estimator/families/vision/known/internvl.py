@@ -78,7 +78,9 @@ def read_ratio(whole: Config) -> float:
 def _layer(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
     bias, normed = not model.norms_without_weight, model.qk_norm
-    queries = {f"{it}_proj": parts.linear(hidden, hidden, model.attention_bias) for it in "qkv"}
+    queries = {
+        f"{letter}_proj": parts.linear(hidden, hidden, model.attention_bias) for letter in "qkv"
+    }
     return tree(
         "InternVLVisionLayer",
         scales=OwnParameter(Kernel("", ((hidden,), (hidden,)), ("lambda_1", "lambda_2"))),

@@ -68,7 +68,7 @@ def _read(read: Config, whole: Config) -> Vision:
 
 def _layer(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    linears = {f"{it}_proj": parts.linear(hidden, hidden, bias=True) for it in "qkvo"}
+    linears = {f"{letter}_proj": parts.linear(hidden, hidden, bias=True) for letter in "qkvo"}
     return tree(
         "Llama4VisionEncoderLayer",
         self_attn=tree("Llama4VisionAttention", **linears),

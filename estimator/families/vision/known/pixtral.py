@@ -62,7 +62,7 @@ def _read(read: Config, whole: Config, *, wrapper: str, merges: bool) -> Vision:
 
 def _layer(model: Model) -> Tree:
     hidden = model.hidden_size
-    linears = {f"{it}_proj": parts.linear(hidden, hidden) for it in "kvqo"}
+    linears = {f"{letter}_proj": parts.linear(hidden, hidden) for letter in "kvqo"}
     return tree(
         "PixtralAttentionLayer",
         attention_norm=Norm("", hidden),
