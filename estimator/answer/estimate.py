@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 from estimator.answer.assumptions import assumptions, run_assumptions
 from estimator.answer.images import check_images
@@ -108,17 +109,11 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
         share = _alone(model, gpu, setup, fixed, workspace)
-    resident, timeline = share.resident, share.timeline
-    step = timeline.heights()
-    peak = max(step.values(), key=lambda moment: moment.bytes)
-    phases = {**step, **share.beside}
-    if gathers_to_save(setup):
-        phases[Phase.SAVE] = share.save
-    decisive = max(phases.values(), key=lambda moment: moment.bytes)
-    counted = dict(phases)
-    phases[Phase.SAVE] = share.save
+    step, paged = share.timeline.heights(), share.resident.states.paged_bytes
+    phases = {**step, **share.beside, Phase.SAVE: share.save}
+    counted = phases if gathers_to_save(setup) else {**step, **share.beside}
+    decisive = max(counted.values(), key=attrgetter("bytes"))
     context = context_bytes(gpu, setup.processes_per_gpu)
-    paged = resident.states.paged_bytes
     stated = _need_of(counted, paged, context, setup.mesh)
     saved = checkpoint(model, setup)
     time = cost = energy = None
@@ -129,9 +124,9 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         model=model,
         gpu=gpu,
         setup=setup,
-        timeline=timeline,
+        timeline=share.timeline,
         phases=phases,
-        peak=peak,
+        peak=max(step.values(), key=attrgetter("bytes")),
         decisive=decisive,
         context_bytes=context,
         needs=NeedInTheAllocator(
@@ -207,14 +202,14 @@ def _over_devices(
     devices = []
     for number, share in found.items():
         step = share.timeline.heights()
-        decisive = max((*step.values(), *share.beside.values()), key=lambda moment: moment.bytes)
+        decisive = max((*step.values(), *share.beside.values()), key=attrgetter("bytes"))
         devices.append(
             OnDevice(
                 number,
                 at.layers_on(number),
                 at.outside_on(number),
                 {part: size for part, size in share.resident.sizes(0).items() if size},
-                max(step.values(), key=lambda moment: moment.bytes),
+                max(step.values(), key=attrgetter("bytes")),
                 *need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
             )
         )

@@ -98,6 +98,34 @@ class Factors(NamedTuple):
 class Block:
     """One layer, or the modules outside the layers, on a tape: modules to call, and the state they share."""
 
+    rotary: Rotary | None = None
+    """How this layer applies rotary embeddings, with tables shared by all layers."""
+    mask: Tensor | None = None
+    alibi: Tensor | None = None
+    positions: Tensor | None = None
+    """Position ids, if this layer has its own copy."""
+    weights: Tensor | None = None
+    """Eager attention's weights: a local name of the layer's forward until it returns, which a recomputation never
+    does."""
+    layer_input: Tensor | None = None
+    """This layer's own per-token embedding."""
+    sharing = ""
+    """This layer's role in sharing keys and values, by ``sharing_of_keys``."""
+    is_windowed = False
+    cuts_gate = False
+    """Whether this layer's MLP keeps only its largest gate activations (Gemma 3n)."""
+    is_replay = False
+    adapters_on = True
+    """False: adapters are switched off, as ``disable_adapter`` does."""
+    router_logits: dict[int, Tensor] | None = None
+    """Where the router leaves its scores, if the model returns them, by played layer; None in a checkpoint's
+    replay."""
+    rotary_tables: Tables | None = None
+    adapters_seen: int | None = None
+    """Bytes per element of an adapter as PEFT sees it, if different from those it computes with."""
+    out_of_float8: frozenset[str] | None = None
+    """Linears that are not converted to FP8, where others are."""
+
     def __init__(
         self,
         tape: Tape,
@@ -120,32 +148,9 @@ class Block:
         self.kernels: Kernels = kernels(model, setup.computation, setup.adapters)
         """What Liger replaces."""
         self.norm_kind = norm_kind
-        self.rotary: Rotary | None = None
-        """How this layer applies rotary embeddings, with tables shared by all layers."""
         self.softmax_float32 = softmax_float32
-        self.mask: Tensor | None = None
-        self.alibi: Tensor | None = None
-        self.positions: Tensor | None = None
-        """Position ids, if this layer has its own copy."""
-        self.weights: Tensor | None = None
-        """Eager attention's weights: a local name of the layer's forward until it returns, which a recomputation never
-        does."""
-        self.layer_input: Tensor | None = None
-        """This layer's own per-token embedding."""
         self.shared_states: dict[bool, tuple[Tensor, Tensor]] = {}
         """Keys and values shared between layers, by whether they have a window; one dict for the whole model."""
-        self.sharing = ""
-        """This layer's role in sharing them, by ``sharing_of_keys``."""
-        self.is_windowed = False
-        self.cuts_gate = False
-        """Whether this layer's MLP keeps only its largest gate activations (Gemma 3n)."""
-        self.is_replay = False
-        self.adapters_on = True
-        """False: adapters are switched off, as ``disable_adapter`` does."""
-        self.router_logits: dict[int, Tensor] | None = None
-        """Where the router leaves its scores, if the model returns them, by played layer; None in a checkpoint's
-        replay."""
-        self.rotary_tables: Tables | None = None
         self.linears: dict[str, LoadedLinear] = {}
         self.stacks: dict[str, ExpertStack] = {}
         self.norms: dict[str, list[Parameter]] = {}
@@ -160,10 +165,6 @@ class Block:
         self.units: dict[str, ModuleHook] = {}
         """Hooks by the key of a module's first parameter: under FSDP1 for units of adapters, under ZeRO-3 for all
         modules."""
-        self.adapters_seen: int | None = None
-        """Bytes per element of an adapter as PEFT sees it, if different from those it computes with."""
-        self.out_of_float8: frozenset[str] | None = None
-        """Linears that are not converted to FP8, where others are."""
         for module in self.modules:
             self._add(module, key)
 

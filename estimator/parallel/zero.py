@@ -487,71 +487,93 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
     ranks, size = setup.mesh.num_gpus, width(setup.precision)
-    stage3 = setup.mesh.strategy.shards_weights
-    steps_on_host = setup.mesh.offload_optimizer is not Offload.NONE
+    bucket, optimisation = size * model.hidden_size**2, setup.optimisation
     whole = whole_tensors(model, setup)
-    modules = tuple(_modules(model, setup.adapters))
-    packed = sum(n * _packed(module, setup) for module, n in modules)
-    trained = sum(n * t.elements for t, n in whole if t.trained)
-    frozen = sum(n * t.elements for t, n in whole if not t.trained)
-    hidden = model.hidden_size
-    if stage3:
-        part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
-        rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
-        of_trained = trained_width(setup)
-        small = sum(
-            n * t.elements * (of_trained if t.trained else size)
-            for t, n in whole
-            if t.elements <= 10 * hidden
-        )
-        small = 0 if gathers_nothing(setup.mesh) else small
-        parts = of_trained * part + size * rest if setup.mesh.offload_param is Offload.NONE else 0
-        weights = (
-            parts
-            + small
-            + sum(n * packed_part(module, setup, 10 * hidden) for module, n in modules)
-        )
-        stepped = min(part, SUB_GROUP)
-        gradients = accumulated = allocated(size * part)
-    else:
-        part = stepped = partition(model, setup)
-        weights = size * (trained + frozen) + packed
-        gradients = most_kept_bytes(model, setup)
-        accumulated = 0
-        if setup.batch.gradient_accumulation_steps > 1:
-            # stage 1 also frees its bucket after reducing
-            of_stage_1 = size * (trained + hidden**2)
-            accumulated = of_stage_1 if setup.mesh.strategy.reduces_after_backward else gradients
-    # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
-    master = FLOAT32_BYTES * part
-    if steps_on_host:
-        on_the_gpu = accumulated if setup.mesh.strategy.reduces_after_backward else 0
-        beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
+    stage3 = setup.mesh.strategy.shards_weights
+    held = (_sharded_weights if stage3 else _whole_weights)(model, setup, whole)
+    if setup.mesh.offload_optimizer is not Offload.NONE:
+        on_the_gpu = held.accumulated if setup.mesh.strategy.reduces_after_backward else 0
+        beside = bucket if stage3 else size * max(trained_elements(model, setup))
         if setup.mesh.offload_optimizer is Offload.NVME:
             beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
-        return RankBytes(weights, 0, on_the_gpu, 0, States(0, 0), beside)
-    flat = [Trainable((part,), FLOAT32_BYTES, 1)]
-    of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
-    states = optimizer_states(flat, setup.optimisation.optim, setup.optimisation.optim_state_dtype)
+        return RankBytes(held.weights, 0, on_the_gpu, 0, States(0, 0), beside)
+    flat = [Trainable((held.part,), FLOAT32_BYTES, 1)]
+    of_step = [Trainable((held.stepped,), FLOAT32_BYTES, 1)]
+    states = optimizer_states(flat, optimisation.optim, optimisation.optim_state_dtype)
+    # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
+    master = FLOAT32_BYTES * held.part
     at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
     if not stage3:  # a rank's slice of the largest tensor, which may fill its partition
-        at_once = min(part, max(trained_elements(model, setup)))
+        at_once = min(held.part, max(trained_elements(model, setup)))
     transient = max(
         NORM_WIDTH * at_once,
-        stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
-        stepped * FLOAT32_BYTES
-        + step_transient(of_step, setup.optimisation.optim, setup.optimisation.optim_state_dtype),
+        held.stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
+        held.stepped * FLOAT32_BYTES
+        + step_transient(of_step, optimisation.optim, optimisation.optim_state_dtype),
     )
     return RankBytes(
-        weights=weights,
-        gradients=gradients,
-        accumulated=accumulated,
+        weights=held.weights,
+        gradients=held.gradients,
+        accumulated=held.accumulated,
         transient=transient,
         states=States(
             states.resident_bytes + master, states.paged_bytes, states.from_start + master
         ),
-        communication=size * hidden**2 if stage3 else 0,
+        communication=bucket if stage3 else 0,
     )
+
+
+class _Held(NamedTuple):
+    """What a rank holds of weights and gradients."""
+
+    part: int
+    """Elements of trained weights of which it has states."""
+    stepped: int
+    """Those of them that are stepped together."""
+    weights: int
+    """Bytes."""
+    gradients: int
+    accumulated: int
+
+
+Wholes = Sequence[tuple[Counted, int]]
+"""All tensors, with their multiplicity."""
+
+
+def _sharded_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
+    """Of stage 3: a part of every weight, and the small ones whole."""
+    ranks, size, few = setup.mesh.num_gpus, width(setup.precision), 10 * model.hidden_size
+    part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
+    rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
+    of_trained = trained_width(setup)
+    weights = sum(
+        n * packed_part(module, setup, few) for module, n in _modules(model, setup.adapters)
+    )
+    if not gathers_nothing(setup.mesh):
+        weights += sum(
+            n * t.elements * (of_trained if t.trained else size)
+            for t, n in whole
+            if t.elements <= few
+        )
+    if setup.mesh.offload_param is Offload.NONE:
+        weights += of_trained * part + size * rest
+    gradients = allocated(size * part)
+    return _Held(part, min(part, SUB_GROUP), weights, gradients, gradients)
+
+
+def _whole_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
+    """Of stages 1 and 2: all weights, and the gradients of whole tensors."""
+    part, size = partition(model, setup), width(setup.precision)
+    packed = sum(n * _packed(module, setup) for module, n in _modules(model, setup.adapters))
+    weights = size * sum(n * t.elements for t, n in whole) + packed
+    gradients, accumulated = most_kept_bytes(model, setup), 0
+    if setup.batch.gradient_accumulation_steps > 1:
+        accumulated = gradients
+        if setup.mesh.strategy.reduces_after_backward:
+            # stage 1 also frees its bucket after reducing
+            trained = sum(n * t.elements for t, n in whole if t.trained)
+            accumulated = size * (trained + model.hidden_size**2)
+    return _Held(part, part, weights, gradients, accumulated)
 
 
 def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:

@@ -218,15 +218,12 @@ def _fused(
     flash-attn pads heads to a multiple of 8 inside its function, and in backward the output's gradient too:
     flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc`` and ``FlashAttnVarlenFunc``.
     """
-    pads = (
-        shape.implementation is AttnImplementation.FLASH_ATTENTION_2
-        and shape.head_dim % FLASH_ALIGNMENT > 0
-    )
+    is_dao = shape.implementation is AttnImplementation.FLASH_ATTENTION_2
+    pads = is_dao and shape.head_dim % FLASH_ALIGNMENT > 0
     saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
-    rows = shape.length
     is_narrow = shape.head_dim <= FLASH_HEAD_DIM and v.elements >= k.elements
-    if mask is not None or q.width == 4 or not is_narrow:  # memory-efficient
-        rows = ceil_div(shape.length, 32) * 32
+    is_flash = mask is None and q.width != 4 and is_narrow
+    rows = shape.length if is_flash else ceil_div(shape.length, 32) * 32  # memory-efficient
     tape.operation = "attention"
     own = _output_elements(q, v, shape)
     sizes = [
@@ -234,23 +231,15 @@ def _fused(
         for x in (q, k, v)
     ]
     padded = sizes[0][1]
-    is_flash = not (mask is not None or q.width == 4 or not is_narrow)
-    same_heads = q.elements == k.elements
+    key_heads = shape.heads if q.elements == k.elements else shape.key_value_heads
     heads_wide = ceil_div(shape.head_dim, FLASH_ALIGNMENT) * FLASH_ALIGNMENT
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         around = t.new(padded, sizes[0][2]) if pads else None
         whole = [t.new(n, w) if needed or pads else None for _, n, w, needed in sizes]
         if is_flash:
-            t.scratch(
-                flash_backward,
-                shape.batch,
-                shape.length,
-                shape.heads,
-                shape.heads if same_heads else shape.key_value_heads,
-                heads_wide,
-                2,
-            )
+            heads = shape.heads, key_heads, heads_wide
+            t.scratch(flash_backward, shape.batch, shape.length, *heads, 2)
         del around
         if not pads:
             return list(whole)

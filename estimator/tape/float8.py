@@ -9,6 +9,8 @@ Source: torchao 0.18, float8/float8_linear.py, ``matmul_with_hp_or_float8_args``
 
 from __future__ import annotations
 
+from functools import partial
+
 from estimator.tape.operators import add, cast, permuted
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
@@ -57,15 +59,15 @@ def converts(in_features: int, out_features: int) -> bool:
 
 def _product(
     tape: Tape,
-    name: str,
     rows: int,
     inner: int,
     columns: int,
-    width: int,
     *,
+    name: str,
+    width: int,
     pads: bool,
-    transposed: bool,
-    by_rows: bool,
+    transposed: bool = False,
+    by_rows: bool = False,
 ) -> Tensor:
     """``a [rows, inner] @ b [inner, columns]`` of two tensors in FP8, which the caller holds.
 
@@ -118,36 +120,17 @@ def linear_float8(
     rows = elements // in_features
     needs_x, needs_w = x.requires_grad, weight.requires_grad
     casts = f"{name}{CASTS}"
+    product = partial(_product, name=name, width=width, pads=pads)
 
     def backward(t: Tape, g: list[Tensor | None]) -> list[Tensor | None]:
         t.operation = casts
         first = _to_float8(t, rows * out_features, width)
         weight_in_8 = _to_float8(t, size, weight_width)
-        of_x = _product(
-            t,
-            name,
-            rows,
-            out_features,
-            in_features,
-            width,
-            pads=pads,
-            transposed=False,
-            by_rows=True,
-        )
+        of_x = product(t, rows, out_features, in_features, by_rows=True)
         t.operation = casts
         second = _to_float8(t, rows * out_features, width)
         x_in_8 = _to_float8(t, elements, width)
-        of_w = _product(
-            t,
-            name,
-            out_features,
-            rows,
-            in_features,
-            width,
-            pads=pads,
-            transposed=True,
-            by_rows=True,
-        )
+        of_w = product(t, out_features, rows, in_features, transposed=True, by_rows=True)
         del first, weight_in_8, second, x_in_8
         of_w.is_view = True
         if needs_w and weight_width != width:
@@ -157,17 +140,7 @@ def linear_float8(
     node = tape.begin(f"{name} backward", [x, weight], backward)
     tape.operation = casts
     x_in_8, weight_in_8 = _to_float8(tape, elements, width), _to_float8(tape, size, weight_width)
-    out = _product(
-        tape,
-        name,
-        rows,
-        in_features,
-        out_features,
-        width,
-        pads=pads,
-        transposed=False,
-        by_rows=False,
-    )
+    out = product(tape, rows, in_features, out_features)
     del x_in_8, weight_in_8
     out = tape.finish(node, out, [x, permuted(weight)])
     if bias is None:

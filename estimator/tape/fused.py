@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from estimator.tape import operators as op
 from estimator.tape.operators import INDEX_BYTES, Gradients
@@ -248,8 +248,7 @@ def linear_cross_entropy(
     """
     tokens = hidden.elements // in_features
     tape.operation = "shifted labels"
-    padded = tape.new(tokens + 1, INDEX_BYTES)
-    shifted = tape.new(tokens, INDEX_BYTES)
+    padded, shifted = tape.new(tokens + 1, INDEX_BYTES), tape.new(tokens, INDEX_BYTES)
     tape.operation = "head's gradients, made with the loss"
     node = tape.begin(
         "head's gradients",
@@ -260,21 +259,19 @@ def linear_cross_entropy(
         ],
     )
     hidden_elements, hidden_width = hidden.elements, hidden.width
-    weight_elements, weight_width = weight.elements, weight.width
-    trained = weight.requires_grad
+    weight_elements, weight_width, trained = weight.elements, weight.width, weight.requires_grad
     gradient = tape.new(hidden_elements, hidden_width)
     kept = [gradient, tape.new(weight_elements, weight_width, GRADIENTS)] if trained else [gradient]
     losses, scored = tape.new(tokens, 4), tape.new(tokens, 1)
-    chunk = next_power_of_2(ceil_div(tokens, ceil_div(vocabulary, budget * in_features)))
-    chunk = min(chunk, tokens)
+    chunks = ceil_div(vocabulary, budget * in_features)
+    chunk = min(tokens, next_power_of_2(ceil_div(tokens, chunks)))
     compute = tape.autocast_width if tape.autocast_active else None
     tape.operation = "logits of one chunk of tokens"
     if hidden_width == weight_width and compute in (None, hidden_width):
         logits = tape.new(chunk * vocabulary, hidden_width, LOGITS)
         if trained and hidden_width == 4:
             tape.operation = "head's gradient of one chunk of tokens"
-            product = tape.new(weight_elements, 4)
-            del product
+            tape.new(weight_elements, 4)  # the product, before it is added
         del logits
     else:
         _chunk(tape, chunk, weight, in_features, vocabulary, compute or hidden_width)
@@ -340,6 +337,41 @@ ROW_STATISTICS = 7
 """Running maxima and sums that TRL's kernel keeps for each token, in float32: the first of the two files."""
 
 
+class _Tiles(NamedTuple):
+    """The tiles of logits in which TRL computes its loss: counts, and widths in bytes."""
+
+    tokens: int
+    vocabulary: int
+    in_features: int
+    hidden_width: int
+    weight_width: int
+    width: int
+    """Of the products."""
+
+    def play(self, t: Tape, *, names_columns: bool) -> list[Tensor | None]:
+        """One tile of logits, refilled; returned with what the loop's names still hold of its casts."""
+        width = self.width
+        t.operation = "one tile of logits"
+        logits = t.new(smaller(self.tokens, TILE_TOKENS) * TILE_VOCABULARY, width, LOGITS)
+        of_hidden = of_head = None
+        if (
+            self.hidden_width == self.weight_width == width
+        ):  # the tiles that follow allocate nothing
+            t.multiplied()
+            return [logits, of_hidden, of_head]
+        t.operation = "casts for one tile of logits"
+        for rows in _chunks(self.tokens, TILE_TOKENS):
+            if self.hidden_width != width:
+                of_hidden = t.new(rows * self.in_features, width)
+            for columns in _chunks(self.vocabulary, TILE_VOCABULARY):
+                if self.weight_width != width:
+                    of_head = t.new(columns * self.in_features, width)
+                t.multiplied()
+                if not names_columns:
+                    of_head = None
+        return [logits, of_hidden, of_head]
+
+
 @opaque
 def log_probabilities(
     tape: Tape,
@@ -365,8 +397,7 @@ def log_probabilities(
     Source: trl 1.16, kernels/chunked_logprob.py, ``ChunkedLogProbFunction``; trainer/utils.py, ``add_fused_lm_head``;
     trainer/sft_trainer.py (entropy and accuracy are computed too).
     """
-    positions = hidden.elements // in_features - texts
-    vocabulary = weight.elements // in_features
+    positions, vocabulary = hidden.elements // in_features - texts, weight.elements // in_features
     tape.operation = "tokens with a label"
     mask = tape.new(positions, 1)
     scored = op.part(tape, hidden, positions * in_features)
@@ -375,35 +406,15 @@ def log_probabilities(
     width = scored.width
     if tape.autocast_active and tape.autocast_width is not None:
         width = tape.autocast_width
-    rows = smaller(tokens, TILE_TOKENS)
     hidden_size, hidden_width = scored.elements, scored.width
     weight_size, weight_width, trained = weight.elements, weight.width, weight.requires_grad
-
-    def tiles(t: Tape, *, names_columns: bool) -> list[Tensor | None]:
-        """One tile of logits, refilled; returned with what the loop's names still hold of its casts."""
-        t.operation = "one tile of logits"
-        logits = t.new(rows * TILE_VOCABULARY, width, LOGITS)
-        of_hidden = of_head = None
-        if hidden_width == weight_width == width:  # the tiles that follow allocate nothing
-            t.multiplied()
-            return [logits, of_hidden, of_head]
-        t.operation = "casts for one tile of logits"
-        for some in _chunks(tokens, TILE_TOKENS):
-            if hidden_width != width:
-                of_hidden = t.new(some * in_features, width)
-            for columns in _chunks(vocabulary, TILE_VOCABULARY):
-                if weight_width != width:
-                    of_head = t.new(columns * in_features, width)
-                t.multiplied()
-                if not names_columns:
-                    of_head = None
-        return [logits, of_hidden, of_head]
+    tiles = _Tiles(tokens, vocabulary, in_features, hidden_width, weight_width, width)
 
     def backward(t: Tape, _: Gradients) -> Gradients:
         whole = gather(t)
         summed = t.new(hidden_size, 4)
         summed_head = t.new(weight_size, 4) if trained else None
-        held = tiles(t, names_columns=True)
+        held = tiles.play(t, names_columns=True)
         gradient = op.cast(t, summed, hidden_width)
         head = None if summed_head is None else op.cast(t, summed_head, weight_width)
         del held, whole
@@ -412,7 +423,7 @@ def log_probabilities(
     whole = gather(tape)
     node = tape.begin("head's gradients, tile by tile", [scored, weight], backward)
     statistics = [tape.new(tokens, 4) for _ in range(ROW_STATISTICS)]
-    held = tiles(tape, names_columns=False)
+    held = tiles.play(tape, names_columns=False)
     tape.operation = "log-probabilities"
     log_sum, found, entropy, is_best = (tape.new(tokens, size) for size in (4, 4, 4, 1))
     del statistics, held, whole

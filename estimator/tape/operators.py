@@ -420,11 +420,10 @@ def linear(
         w = cast_weight(tape, weight, tape.autocast_width)
         x = cast_input(tape, source, tape.autocast_width)
     tape.operation = name
-    elements, width = x.elements, x.width
+    elements, width, size = x.elements, x.width, w.elements
     rows = elements // in_features
     needs_x, needs_w = x.requires_grad, w.requires_grad
     needs_b = b is not None and b.requires_grad
-    size = w.elements
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         of_x = t.new(elements, width) if needs_x and (needs_b or t.is_deepspeeds) else None

@@ -60,24 +60,9 @@ class Inputs(NamedTuple):
 
 def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
     """Outputs of all heads, b · s · h · p in float32; local names live as long as in the source."""
-    chunks, rows, heads = shape.chunks, shape.rows, shape.heads
+    chunks, heads, width = shape.chunks, shape.heads, shape.heads * shape.head_dim
     one_block, one_chunk = shape.batch * chunks == 1, chunks == 1
-    step = op.add(tape, inputs.step, op.cast(tape, inputs.step_bias, inputs.step.width))
-    step = _softplus(tape, step)
-    step = op.clamp(tape, step, both_sides=True)
-    x = op.cast(tape, inputs.x, 4)
-    b = _repeated(tape, op.cast(tape, inputs.b, 4), heads // shape.groups)
-    c = _repeated(tape, op.cast(tape, inputs.c, 4), heads // shape.groups)
-    width, state = heads * shape.head_dim, heads * shape.state_size
-    skipped = op.multiply(tape, inputs.skip, op.pad(tape, x, rows * width), "D × x")
-    x = op.multiply(tape, x, op.cast(tape, step, 4), "x × step")
-    decay = op.multiply(tape, inputs.decay, op.cast(tape, step, 4), "A × step")
-    x, decay, b, c = (
-        _laid_out(tape, op.pad(tape, x, rows * width), copies=not one_chunk),
-        op.pad(tape, decay, rows * heads),
-        _laid_out(tape, op.pad(tape, b, rows * state), copies=not one_chunk),
-        _laid_out(tape, op.pad(tape, c, rows * state), copies=not one_chunk),
-    )
+    x, decay, b, c, skipped, _step = _by_step(tape, shape, inputs)
     sums = _cumulated(tape, decay)
     inside = _exponential(tape, _segment_sums(tape, decay, shape.chunk_size))
     scores = _contracted(
@@ -105,21 +90,12 @@ def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
     tape.operation = "states of chunks"
     before = tape.new(shape.batch * size, states.width)
     states = op.concatenate(tape, [before, states])
+    padded = shape.batch * heads * (chunks + 1)
     between = _exponential(
-        tape,
-        _segment_sums(
-            tape,
-            op.pad(tape, op.part(tape, sums, a_chunk), shape.batch * heads * (chunks + 1)),
-            chunks + 1,
-        ),
+        tape, _segment_sums(tape, op.pad(tape, op.part(tape, sums, a_chunk), padded), chunks + 1)
     )
     handed_on = _contracted(
-        tape,
-        between,
-        states,
-        states.elements,
-        "states handed on",
-        copies=(False, shape.batch > 1),
+        tape, between, states, states.elements, "states handed on", copies=(False, shape.batch > 1)
     )
     handed_on = _laid_out(tape, handed_on, copies=shape.batch > 1)
     states = op.part(tape, handed_on, shape.batch * chunks * size)
@@ -134,6 +110,28 @@ def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
     if chunks * shape.chunk_size > shape.length:
         output = op.part(tape, output, shape.batch * shape.length * width)
     return output
+
+
+def _by_step(tape: Tape, shape: ScanShape, inputs: Inputs) -> tuple[Tensor, ...]:
+    """x, A, B and C with the step, in chunks; what skips the scan; and the step, a name until the scan returns."""
+    rows, heads, one_chunk = shape.rows, shape.heads, shape.chunks == 1
+    step = op.add(tape, inputs.step, op.cast(tape, inputs.step_bias, inputs.step.width))
+    step = _softplus(tape, step)
+    step = op.clamp(tape, step, both_sides=True)
+    x = op.cast(tape, inputs.x, 4)
+    b = _repeated(tape, op.cast(tape, inputs.b, 4), heads // shape.groups)
+    c = _repeated(tape, op.cast(tape, inputs.c, 4), heads // shape.groups)
+    width, state = heads * shape.head_dim, heads * shape.state_size
+    skipped = op.multiply(tape, inputs.skip, op.pad(tape, x, rows * width), "D × x")
+    x = op.multiply(tape, x, op.cast(tape, step, 4), "x × step")
+    decay = op.multiply(tape, inputs.decay, op.cast(tape, step, 4), "A × step")
+    x, decay, b, c = (
+        _laid_out(tape, op.pad(tape, x, rows * width), copies=not one_chunk),
+        op.pad(tape, decay, rows * heads),
+        _laid_out(tape, op.pad(tape, b, rows * state), copies=not one_chunk),
+        _laid_out(tape, op.pad(tape, c, rows * state), copies=not one_chunk),
+    )
+    return x, decay, b, c, skipped, step
 
 
 def _segment_sums(tape: Tape, x: Tensor, size: int) -> Tensor:

@@ -430,6 +430,29 @@ class Frame:
 class Tape:
     """Plays one forward and backward pass and records every allocation and release; ``Program`` reads them."""
 
+    _allocates = True
+    """Whether new tensors are written to memory; else they are parts of fused kernels."""
+    _usual = True
+    """The same between operators: whether the model's call is over, or was never compiled."""
+    _only: Storage | None = None
+    """The only tensor that the running operator reads."""
+    left_over = 0
+    """Bytes that stay after backward until the next, as ``Offloading.left_over``."""
+    _replayed: list[Storage] | None = None
+    """Tensors kept as node attributes by a reentrant checkpoint's replay, whose graph is freed once it has run."""
+    storages = 0
+    """Storages made so far."""
+    device = 0
+    """The GPU in use: new tensors are allocated on it, gradients on the GPU of their node."""
+    operation = ""
+    stage = ""
+    passes = 0
+    """Number of passes begun."""
+    _alike: int | None = None
+    _sequence = 0
+    _forward_frame: Frame | None = None
+    _replay_frame: Frame | None = None
+
     def __init__(
         self,
         *,
@@ -447,12 +470,6 @@ class Tape:
         """The step is one graph forward and one backward, as ``torch.compile`` makes them."""
         self.masks: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
         """Of a compiled step: the additive mask made of a boolean one, which all layers share."""
-        self._allocates = True
-        """Whether new tensors are written to memory; else they are parts of fused kernels."""
-        self._usual = True
-        """The same between operators: whether the model's call is over, or was never compiled."""
-        self._only: Storage | None = None
-        """The only tensor that it reads."""
         self._reads: list[Storage] = []
         """What the operator reads whose tensors are being made."""
         self.held: list[Storage] = []
@@ -469,22 +486,16 @@ class Tape:
         """Checkpoints are selective: they keep what attention kernels return, and their replay reads it."""
         self.saved_tensor_hooks = saved_tensor_hooks(self) if saved_tensor_hooks else None
         """TRL's hooks around a training step, which copy saved tensors to the host."""
-        self.left_over = 0
-        """Bytes that stay after backward until the next, as ``Offloading.left_over``."""
         self.host_copies: list[HostCopy] = []
         self.is_float16 = is_float16
         """The 16-bit dtype is float16, not bfloat16."""
         self.attached: list[tuple[Place, Storage]] = []
         """Tensors kept as node attributes, by place; freed with the graph, after the whole backward pass."""
-        self._replayed: list[Storage] | None = None
-        """The same for a reentrant checkpoint's replay, whose graph is freed once it has run."""
         self.first_products: dict[bool, int] = {}
         """Number of events before the first matrix product returns, in the forward pass and in autograd's thread: the
         moments at which cuBLAS gets its workspaces."""
         self.scratches: list[Scratch] = []
         """What kernels allocate for themselves, which is on no component's account."""
-        self.storages = 0
-        """Storages made so far."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.calls: list[CallMark] = []
@@ -494,24 +505,14 @@ class Tape:
         self.autocast_active = autocast_width is not None
         self.cast_cache: dict[object, tuple[Place, Tensor]] = {}
         """By a weight's key or a leaf's identity."""
-        self.operation = ""
-        self.device = 0
-        """The GPU in use: new tensors are allocated on it, gradients on the GPU of their node."""
-        self.stage = ""
         self.place = Place()
-        self.passes = 0
-        """Number of passes begun."""
         self.enter(Phase.FORWARD, "embedding")
         self.unpacked: list[Storage | None] = []
         """Saved tensors of the running node, as its backward function holds them. Released when the engine validates
         the gradients; the node's own references last longer, unless a checkpoint's replay made the tensors."""
         self.shards: list[Storage] = []
         """Gradient shards, which outlive the tape."""
-        self._alike: int | None = None
-        self._sequence = 0
         self._leaves: list[Leaf] = []
-        self._forward_frame: Frame | None = None
-        self._replay_frame: Frame | None = None
 
     def close(self) -> None:
         """The step has been read: let go of gradients, which hold the tape as it holds them, and of its events."""

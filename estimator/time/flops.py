@@ -238,16 +238,14 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         dora = dora_again + base
     once = real(FORWARD * ATTENTION_PRODUCTS * rows * pairs)
     once *= (model.query_size + model.value_size) / 2
-    backward = PLAIN_BACKWARD if is_eager(model, setup.computation) else FLASH_BACKWARD
+    eager = is_eager(model, setup.computation)
+    backward = PLAIN_BACKWARD if eager else FLASH_BACKWARD
     mixed = delta_products(model, length) + scan_products(model, length)
     delta = real(FORWARD * rows * mixed)
     again = replayed(model, setup)
-    keeps_attention = setup.computation.selective_checkpointing and not is_eager(
-        model, setup.computation
-    )
+    keeps_attention = setup.computation.selective_checkpointing and not eager
     loss = loss_of(model, setup)
-    scores_all = not loss.scores_completions
-    unscored = 0 if scores_all else round((1 - scored_share(setup)) * _head(model))
+    unscored = round((1 - scored_share(setup)) * _head(model)) if loss.scores_completions else 0
     outside = sizes.outside - unscored
     asked = passes_without_grad(setup)
     return Work(
