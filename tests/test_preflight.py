@@ -269,7 +269,7 @@ def test_rows_are_padded_only_in_batches_without_packing() -> None:
     assert keys(trainer(**alike, pad_to_multiple_of=48))["padded"] is True
 
 
-def test_another_trainer_of_trls_is_refused_even_one_made_of_sfts() -> None:
+def test_another_trainer_of_trls_or_head_is_refused_even_one_made_of_sfts() -> None:
     sft = type("SFTTrainer", (Has,), {"__module__": "trl.trainer.sft_trainer"})
     distills = type("GKDTrainer", (sft,), {"__module__": "trl.experimental.gkd.gkd_trainer"})
     of_a_user = type("MyTrainer", (sft,), {})
@@ -280,6 +280,9 @@ def test_another_trainer_of_trls_is_refused_even_one_made_of_sfts() -> None:
     valued = type("AutoModelForCausalLMWithValueHead", (Module,), {})
     with pytest.raises(RefusedError, match="a model with a value head is not modelled yet"):
         keys(trainer(valued({"w": Tensor(1)})))
+    tags = type("LlamaForTokenClassification", (Module,), {})
+    with pytest.raises(RefusedError, match="the head of LlamaForTokenClassification is not"):
+        keys(trainer(tags({"w": Tensor(1)})))
 
 
 def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(

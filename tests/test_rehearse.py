@@ -20,6 +20,7 @@ from estimator.rehearse.beside import Beside, beside
 from estimator.rehearse.card import card_named, told
 from estimator.rehearse.ledger import KEPT, STATES, STEP, WEIGHTS, WORKSPACES
 from estimator.rehearse.on_path.headroom_inside import (
+    asked,
     build,
     card,
     computed,
@@ -166,7 +167,9 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert allocated is not None
     alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0}
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.005}]}
-    assert "they agree" in said(read(report), found)
+    assert " allocated, -0.5 %: they agree." in said(read(report), found)
+    same = {**report, "phases": [{**alike, "allocated": allocated + 1}]}
+    assert " allocated, 0.0 %: they agree." in said(read(same), found)
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.02}]}
     assert "they agree" not in said(read(report), found)
 
@@ -221,6 +224,27 @@ def test_the_peak_is_told_apart_by_when_its_tensors_were_made_and_how_long_they_
     }
     assert "The script keeps `outputs` after the backward pass" in said(run)
     assert "0.04 GiB, made at train.py:12 `outputs = model(x)`." in said(run)
+
+
+def test_looking_for_tensors_in_a_variable_runs_none_of_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers' mappings of models import each as their values are asked for."""
+
+    class Tensor:
+        is_cuda = True
+
+        def untyped_storage(self) -> SimpleNamespace:
+            return SimpleNamespace(data_ptr=lambda: 7)
+
+    class Lazy(dict[str, object]):
+        def values(self) -> NoReturn:
+            raise AssertionError("its own code")
+
+    nothing = type("Parameter", (), {})
+    torch = SimpleNamespace(Tensor=Tensor, nn=SimpleNamespace(Parameter=nothing))
+    monkeypatch.setattr(record.here, "torch", torch)
+    assert [*asked._addresses(Lazy(outputs=[Tensor()]))] == [7]
 
 
 def test_the_least_memory_is_that_on_which_the_same_requests_go_through() -> None:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from estimator.sources import catalog
-from estimator.sources.repository import from_config
+from estimator.sources.repository import CLASSIFIERS, from_config
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
 from estimator.values.objectives import Objective
@@ -30,6 +30,10 @@ OTHER_BUCKET = Refusal(
 )
 VALUE_HEAD = Refusal(
     "a model with a value head is not modelled yet in a live Trainer; a classifier of one label scores rows, too.",
+    NOT_MODELLED,
+)
+OTHER_HEAD = Refusal(
+    "the head of {kind} is not modelled yet in a live Trainer; heads for words and ForSequenceClassification are.",
     NOT_MODELLED,
 )
 OTHER_TRAINER = Refusal("TRL's {name} is not modelled yet; {known} are.", NOT_MODELLED)
@@ -198,9 +202,12 @@ def _task(trainer: Any) -> dict[str, object]:
     if type(model).__name__.endswith("WithValueHead"):  # TRL's, of LLaMA-Factory's reward models
         raise VALUE_HEAD()
     keys: dict[str, object] = {}
-    if type(model).__name__.endswith("ForSequenceClassification"):
+    kind = type(model).__name__
+    if kind.endswith("ForSequenceClassification"):
         keys["num_labels"] = model.config.num_labels
         found = "reward" if found == "reward" else "sequence_classification"
+    elif kind.endswith(CLASSIFIERS):
+        raise OTHER_HEAD(kind=kind)
     keys["objective"] = found
     if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
         keys["loss"] = "chunked_trl"

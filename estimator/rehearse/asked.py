@@ -37,7 +37,7 @@ class MadeAt(NamedTuple):
     library: CodeLine | None
 
     def __str__(self) -> str:
-        where = [str(it) for it in self if it is not None]
+        where = [str(line) for line in self if line is not None]
         return f"at {', in '.join(where)}" if where else "by autograd"
 
 
@@ -104,10 +104,12 @@ class DeviceRequests:
 
 def read_devices(found: Mapping[str, Any]) -> tuple[DeviceRequests | None, ...]:
     """Each device's requests; None of one whose record is not whole."""
-    places = [MadeAt(line_of(it["line"]), line_of(it["library_line"])) for it in found["places"]]
+    places = [
+        MadeAt(line_of(place["line"]), line_of(place["library_line"])) for place in found["places"]
+    ]
     return tuple(
-        _device(it, places, found) if it["is_whole"] and it["what"] else None
-        for it in found["devices"]
+        _device(device, places, found) if device["is_whole"] and device["what"] else None
+        for device in found["devices"]
     )
 
 
@@ -118,7 +120,7 @@ def _device(
     requests: list[Request] = []
     order: list[tuple[int, int]] = []
     tensors: dict[int, AskedTensor] = {}
-    columns = (found[it] for it in ("what", "key", "size", "stream", "time", "place"))
+    columns = (found[name] for name in ("what", "key", "size", "stream", "time", "place"))
     nowhere = MadeAt(None, None)
     for kind, key, size, stream, time, place in zip(*columns, strict=True):
         what = WHAT[kind]

@@ -41,8 +41,8 @@ class Beside:
         if not is_replayed(model, gpu, setup):
             return self.estimate.peak.bytes
         # from_pretrained has no second copy of a tied head, which models made on the card have for a moment
-        runs = [it for it in rank_runs(model, hardware_of(gpu), setup) if not it.made]
-        return max(it.spare(NO_LIMIT).allocated for it in runs)
+        runs = [run for run in rank_runs(model, hardware_of(gpu), setup) if not run.made]
+        return max(run.spare(NO_LIMIT).allocated for run in runs)
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -50,7 +50,9 @@ class Beside:
         if self.estimate is None:
             return {}
         resident = self.estimate.peak.resident
-        found = {name: sum(resident.get(it, 0) for it in parts) for name, parts in KINDS.items()}
+        found = {
+            name: sum(resident.get(part, 0) for part in parts) for name, parts in KINDS.items()
+        }
         return {name: size for name, size in found.items() if size}
 
     @property
@@ -60,7 +62,11 @@ class Beside:
             return {}
         found = {
             name: max(
-                (self.estimate.phases[it].bytes for it in phases if it in self.estimate.phases),
+                (
+                    self.estimate.phases[phase].bytes
+                    for phase in phases
+                    if phase in self.estimate.phases
+                ),
                 default=0,
             )
             for name, phases in PHASES.items()

@@ -47,14 +47,14 @@ def smallest_card(least: int, gpu: Gpu) -> Gpu | None:
 
     oldest = min(newness(gpu.compute_capability), newness(OLDEST_ALIKE))
     able = [
-        it
-        for it in gpus().values()
-        if it.vendor == gpu.vendor
-        and it.compute_capability
-        and newness(it.compute_capability) >= oldest
-        and usable_bytes(it) >= least
+        card
+        for card in gpus().values()
+        if card.vendor == gpu.vendor
+        and card.compute_capability
+        and newness(card.compute_capability) >= oldest
+        and usable_bytes(card) >= least
     ]
-    return min(able, key=lambda it: (it.memory_bytes, it.name), default=None)
+    return min(able, key=lambda card: (card.memory_bytes, card.name), default=None)
 
 
 def told(gpu: Gpu, number: int) -> Mapping[str, str]:

@@ -95,11 +95,11 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
         status, reports = running.run(
             command, {**card, **values}, steps, read_weights=given.read_weights, alone_of=alone_of
         )
-        if refused := sorted({it["refused"] for it in reports if "refused" in it}):
+        if refused := sorted({report["refused"] for report in reports if "refused" in report}):
             raise InputError(" ".join(refused))
         if not reports:
             raise InputError(_nothing(status))
-        return [read(it) for it in reports]
+        return [read(report) for report in reports]
 
     ranks = rehearse(card)
     found, roomy = decisive(ranks), None

@@ -54,9 +54,9 @@ def ledger(
 
     Leaves out: what a block has beyond its tensor.
     """
-    times = [it.time for it in ends]
+    times = [end.time for end in ends]
     keys = asked.peak()
-    now = max((asked.tensors[it].begin for it in keys), default=0)
+    now = max((asked.tensors[key].begin for key in keys), default=0)
     found: dict[str, dict[MadeAt, int]] = defaultdict(lambda: defaultdict(int))
     for key in keys:
         tensor = asked.tensors[key]
@@ -66,7 +66,7 @@ def ledger(
     return {
         name: TensorKind(
             sum(found[name].values()),
-            sorted(found[name].items(), key=lambda it: -it[1]),
+            sorted(found[name].items(), key=lambda line: -line[1]),
         )
         for name in KINDS
         if name in found
@@ -98,7 +98,7 @@ def _kind(
     # of a forward pass: its own backward pass frees it, but DDP's buckets stay
     if shares and tensor.end is None and ends[at].step < ends[-1].step:
         return GRADIENTS
-    passes = (it.time for it in ends[at:] if it.phase == BACKWARD)
+    passes = (end.time for end in ends[at:] if end.phase == BACKWARD)
     return KEPT if now > next(passes, now) else STEP
 
 
@@ -109,4 +109,4 @@ def kept(asked: DeviceRequests, kind: TensorKind) -> Iterator[tuple[str, MadeAt,
         for key in keys:
             names[asked.tensors[key].place].append(name)
     for place, size in kind.lines:
-        yield ", ".join(f"`{it}`" for it in dict.fromkeys(names[place])), place, size
+        yield ", ".join(f"`{name}`" for name in dict.fromkeys(names[place])), place, size

@@ -75,12 +75,12 @@ class Rehearsed:
     @property
     def allocated(self) -> int:
         """Most bytes allocated, as ``torch.cuda.max_memory_allocated`` counts them."""
-        return max((it.allocated for it in self.phases), default=0)
+        return max((peak.allocated for peak in self.phases), default=0)
 
     @property
     def reserved(self) -> int:
         """Most bytes reserved, as ``torch.cuda.max_memory_reserved`` counts them."""
-        return max((it.reserved for it in self.phases), default=0)
+        return max((peak.reserved for peak in self.phases), default=0)
 
     @property
     def ran_out(self) -> FailedAllocation | None:
@@ -93,13 +93,13 @@ class Rehearsed:
         """The least bytes for PyTorch, on each device, on which its requests go through; None: not known."""
         if not self.asked or None in self.asked:
             return None
-        least = [it.least() for it in self.asked if it is not None]
+        least = [device.least() for device in self.asked if device is not None]
         return None if None in least else max(filter(None, least))
 
     @property
     def fullest(self) -> DeviceRequests | None:
         """The requests of the device with most."""
-        at = max(self.phases, key=lambda it: it.allocated, default=None)
+        at = max(self.phases, key=lambda peak: peak.allocated, default=None)
         return self.asked[at.device] if at is not None and at.device < len(self.asked) else None
 
     @property
@@ -113,7 +113,9 @@ class Rehearsed:
         """The most allocated in each phase of a step, in order; bytes on the fullest device."""
         found: dict[str, int] = {}
         for name in ORDER:
-            sizes = [it.allocated for it in self.phases if (it.step, it.phase) == (step, name)]
+            sizes = [
+                peak.allocated for peak in self.phases if (peak.step, peak.phase) == (step, name)
+            ]
             if sizes:
                 found[name] = max(sizes)
         return found
@@ -128,14 +130,14 @@ def read(report: Mapping[str, Any]) -> Rehearsed:
         steps=report["steps"],
         ended=report["ended"],
         exception=report["exception"],
-        phases=tuple(PhasePeak(**it) for it in report["phases"]),
+        phases=tuple(PhasePeak(**peak) for peak in report["phases"]),
         failed=tuple(map(_failed, report["out_of_memory"])),
         is_compiled=report["is_compiled"],
         notes=tuple(report["notes"]),
         reads=report["reads"],
         keys=report["keys"],
         keys_problem=report["keys_problem"],
-        ends=tuple(PhaseEnd(*it) for it in report["ends"]),
+        ends=tuple(PhaseEnd(*end) for end in report["ends"]),
         asked=read_devices(report["asked"]),
     )
 
@@ -154,4 +156,6 @@ def status_of(run: Rehearsed) -> int:
 
 def decisive(ranks: Sequence[Rehearsed]) -> Rehearsed:
     """The rank that decides: one whose memory ran out, else one that failed, else the fullest."""
-    return max(ranks, key=lambda it: (it.ran_out is not None, bool(it.exception), it.reserved))
+    return max(
+        ranks, key=lambda rank: (rank.ran_out is not None, bool(rank.exception), rank.reserved)
+    )

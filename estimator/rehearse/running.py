@@ -81,5 +81,7 @@ def run(
         except KeyboardInterrupt:
             process.wait()
             raise
-        reports = [json.loads(it.read_text("utf-8")) for it in sorted(Path(folder).glob("*.json"))]
+        reports = [
+            json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).glob("*.json"))
+        ]
     return status, reports

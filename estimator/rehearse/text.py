@@ -71,7 +71,7 @@ def describe(answer: RehearsalAnswer) -> str:
             + "\n".join(f"- {line}: {value}" for line, value in run.reads.items())
         )
     if run.notes:
-        parts.append("Not as on a real card:\n" + "\n".join(f"- {it}" for it in run.notes))
+        parts.append("Not as on a real card:\n" + "\n".join(f"- {note}" for note in run.notes))
     return "\n\n".join(filter(None, parts))
 
 
@@ -121,7 +121,9 @@ def _steps(number: int) -> str:
 def _where(failed: FailedAllocation) -> str:
     """The phase, the line and the module of an allocation."""
     when = failed.phase if failed.phase == LOADING else f"step {failed.step}'s {failed.phase}"
-    where = ", in ".join(str(it) for it in (failed.line, failed.library_line) if it is not None)
+    where = ", in ".join(
+        str(line) for line in (failed.line, failed.library_line) if line is not None
+    )
     module = f" (module {failed.module})" * bool(failed.module)
     return f"{when} at {where}{module}" if where else when
 
@@ -162,17 +164,17 @@ BLOCKS = "what PyTorch's blocks have beyond"
 
 def _table(title: str, names: Iterable[str], columns: Mapping[str, Mapping[str, int]]) -> str:
     rows = [
-        it
-        for it in dict.fromkeys(names)
-        if any(gib(has.get(it, 0)) != gib(0) for has in columns.values())
+        name
+        for name in dict.fromkeys(names)
+        if any(gib(has.get(name, 0)) != gib(0) for has in columns.values())
     ]
     if not rows:
         return ""
-    wide = max(22, *(len(it) + 2 for it in rows))
-    lines = [f"{title:<{wide}}" + "".join(f"{it:>12}" for it in columns)]
+    wide = max(22, *(len(name) + 2 for name in rows))
+    lines = [f"{title:<{wide}}" + "".join(f"{column:>12}" for column in columns)]
     for name in rows:
-        cells = (gib(it[name]) if name in it else "-" for it in columns.values())
-        lines.append(f"{name:<{wide}}" + "".join(f"{it:>12}" for it in cells))
+        cells = (gib(has[name]) if name in has else "-" for has in columns.values())
+        lines.append(f"{name:<{wide}}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -188,10 +190,20 @@ def compared(answer: RehearsalAnswer) -> str:
         return f"{said}."
     error = estimated.allocated / run.allocated - 1
     if abs(error) <= AGREES:
-        return f"{said}, {100 * error:+.1f} %: they agree."
+        return f"{said}, {_percent(error)}: they agree."
     if run.world_size > answer.ranks and error > 0:
         said = f"{said} on the fullest of {run.world_size} ranks, of which rank {run.rank} alone was played"
-    return "\n".join([f"{said}, {100 * error:+.1f} %:", *_differences(answer)])
+    return "\n".join([f"{said}, {_percent(error)}:", *_differences(answer)])
+
+
+def _percent(share: float) -> str:
+    """A signed share; nothing is neither more nor less.
+
+    >>> _percent(-0.0001), _percent(-0.0216)
+    ('0.0 %', '-2.2 %')
+    """
+    tenths = round(1000 * share)
+    return f"{tenths / 10:+.1f} %" if tenths else "0.0 %"
 
 
 def _differences(answer: RehearsalAnswer) -> Iterator[str]:
@@ -199,15 +211,17 @@ def _differences(answer: RehearsalAnswer) -> Iterator[str]:
     run, theirs = answer.whole, answer.beside.kinds
     mine = run.ledger
     small = SMALL * run.allocated
-    sizes = {it: (mine[it].bytes if it in mine else 0, theirs.get(it, 0)) for it in KINDS}
-    for name, (here, there) in sorted(sizes.items(), key=lambda it: -abs(it[1][0] - it[1][1])):
+    sizes = {name: (mine[name].bytes if name in mine else 0, theirs.get(name, 0)) for name in KINDS}
+    for name, (here, there) in sorted(
+        sizes.items(), key=lambda kind: -abs(kind[1][0] - kind[1][1])
+    ):
         if abs(here - there) > small:
             made = _lines(mine[name].lines, small) if name in mine and here > there else ""
             yield f"- {name}: {gib(here)} GiB here, {gib(there)} in the estimate{made}"
 
 
 def _lines(lines: Sequence[tuple[MadeAt, int]], small: float) -> str:
-    large = [it for it in lines if it[1] > small][:MOST_LINES]
+    large = [line for line in lines if line[1] > small][:MOST_LINES]
     return "".join(f"\n  {gib(size)} GiB {place}" for place, size in large)
 
 
@@ -247,9 +261,9 @@ def as_json(answer: RehearsalAnswer) -> dict[str, Any]:
         "least_bytes": least,
         "smallest_gpu": None if card is None else card.name,
         "out_of_memory": None if failed is None else asdict(failed),
-        "caught": [asdict(it) for it in run.failed] if failed is None else [],
+        "caught": [asdict(caught) for caught in run.failed] if failed is None else [],
         "exception": run.exception or None,
-        "phases": [asdict(it) for it in whole.phases],
+        "phases": [asdict(peak) for peak in whole.phases],
         "peak": {
             name: {
                 "bytes": kind.bytes,

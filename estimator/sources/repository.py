@@ -190,13 +190,14 @@ _NAMES = {
         whisper""",
 }
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-_CLASSIFIERS = (
+CLASSIFIERS = (
     "ForSequenceClassification",
     "ForTokenClassification",
     "ForQuestionAnswering",
     "ForMultipleChoice",
     "RewardModel",
 )
+"""How names of classes end whose head is not for words."""
 _EMBEDDING_TAGS = frozenset({"feature-extraction", "sentence-similarity"})
 
 
@@ -234,7 +235,7 @@ def _not_a_decoder(config: Mapping[str, object], about: About, name: str) -> Ref
     if config.get("is_encoder_decoder") is True and "text_config" not in config:
         return NO_DECODER(name=name, kind="an encoder-decoder", named=model_type[:100])
     origin = f", {about.origin}" * bool(about.origin)
-    if architecture.endswith(_CLASSIFIERS):
+    if architecture.endswith(CLASSIFIERS):
         return HEAD_FOR_CLASSES(name=name, architecture=architecture, origin=origin)
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     if bare or about.pipeline_tag in _EMBEDDING_TAGS:

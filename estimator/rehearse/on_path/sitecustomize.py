@@ -13,7 +13,7 @@ def _the_users_own() -> None:
     from importlib.machinery import PathFinder  # noqa: PLC0415 - only where Python begins
     from importlib.util import module_from_spec  # noqa: PLC0415
 
-    others = [it for it in sys.path if os.path.abspath(it or os.curdir) != HERE]
+    others = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))

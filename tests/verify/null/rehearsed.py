@@ -48,14 +48,14 @@ WORDS = {
 NAMES = {"pad_token": "<pad>", "eos_token": "<eos>"}
 
 
-def zero(stage: int) -> dict[str, Any]:
+def zero(stage: int, **more: object) -> dict[str, Any]:
     """DeepSpeed's config with Trainer's sizes, as transformers' documentation writes it."""
     sizes = ["reduce_bucket_size"]
     if stage == 3:
         sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
     keys = ["train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"]
     return {
-        "zero_optimization": {"stage": stage, **dict.fromkeys(sizes, "auto")},
+        "zero_optimization": {"stage": stage, **dict.fromkeys(sizes, "auto"), **more},
         "bf16": {"enabled": "auto"},
         "gradient_clipping": "auto",
         **dict.fromkeys(keys, "auto"),
@@ -78,6 +78,9 @@ def plays(folder: str) -> Iterator[tuple[str, int, Sequence[str]]]:
     yield "RTX 3050 8GB", 1, ["sft.py", folder, "2", "1024", "full"]
     small = ["trainer.py", "4", "2", "1024"]
     yield "2x RTX 4090", 0, ["-m", "torch.distributed.run", "--nproc-per-node", "2", *small]
+    deepspeed = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", *small]
+    for name in ("zero2", "zero2-offload"):
+        yield "2x RTX 4090", 0, [*deepspeed, f"deepspeed={folder}/{name}.json"]
     yield "8x RTX 4090", 0, small
     yield "8x RTX 4090", 0, [*small, "fsdp=full_shard auto_wrap"]
     for stage in (1, 2, 3):
@@ -94,9 +97,10 @@ def main(python: str, wanted: Sequence[str]) -> int:
             ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}),
         ):
             Path(folder, name).write_text(json.dumps(content), encoding="utf-8")
-        for stage in (1, 2, 3):
-            content = json.dumps(zero(stage))
-            Path(folder, f"zero{stage}.json").write_text(content, encoding="utf-8")
+        configs = {f"zero{stage}": zero(stage) for stage in (1, 2, 3)}
+        configs["zero2-offload"] = zero(2, offload_optimizer={"device": "cpu"})
+        for name, config in configs.items():
+            Path(folder, f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
         for card, status, words in plays(folder):
             shown = f"{card}: {' '.join(words)}".replace(f"{folder}/", "").replace(folder, "")
             if wanted and not any(it in shown for it in wanted):

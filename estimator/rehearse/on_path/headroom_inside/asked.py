@@ -63,18 +63,25 @@ class RequestRecorder:
         streams: dict[int, int] = {}
         emptied = iter([*self._emptied, None])
         next_emptied = next(emptied)
-        for number, it in enumerate(trace):
-            while next_emptied is not None and next_emptied <= it["time_us"]:
+        for number, entry in enumerate(trace):
+            while next_emptied is not None and next_emptied <= entry["time_us"]:
                 rows.append((EMPTY, 0, 0, 0, next_emptied, -1))
                 next_emptied = next(emptied)
-            if it["action"] == "alloc":
-                alive[it["addr"]] = number
-                stream = streams.setdefault(it["stream"], len(streams))
+            if entry["action"] == "alloc":
+                alive[entry["addr"]] = number
+                stream = streams.setdefault(entry["stream"], len(streams))
                 rows.append(
-                    (TAKE, number, it["size"], stream, it["time_us"], places.of(it["frames"]))
+                    (
+                        TAKE,
+                        number,
+                        entry["size"],
+                        stream,
+                        entry["time_us"],
+                        places.of(entry["frames"]),
+                    )
                 )
-            elif it["action"] == "free_completed" and it["addr"] in alive:
-                rows.append((GIVE, alive.pop(it["addr"]), 0, 0, it["time_us"], -1))
+            elif entry["action"] == "free_completed" and entry["addr"] in alive:
+                rows.append((GIVE, alive.pop(entry["addr"]), 0, 0, entry["time_us"], -1))
         names = ("what", "key", "size", "stream", "time", "place")
         return {
             "is_whole": len(trace) < MOST,
@@ -96,14 +103,14 @@ class _Places:
 
     def of(self, frames: list[dict[str, Any]]) -> int:
         script = library = None
-        for it in frames:
-            file = it["filename"]
+        for frame in frames:
+            file = frame["filename"]
             if file not in self._kinds:
                 installed = lines.is_installed(file) or lines.is_ours(file)
                 is_library = not lines.is_in_torch(file) and not lines.is_ours(file)
                 self._kinds[file] = not installed, is_library and not file.startswith("<")
             is_script, is_library = self._kinds[file]
-            at = (file, it["line"], it["name"])
+            at = (file, frame["line"], frame["name"])
             if library is None and is_library:
                 library = at
             if is_script:
@@ -150,12 +157,16 @@ def _addresses(value: Any, depth: int = 0) -> Iterable[int]:
     if depth > DEEPEST:
         return
     torch = here.torch
+    items: Iterable[Any] = ()
     if isinstance(value, torch.Tensor):
         if value.is_cuda and not isinstance(value, torch.nn.Parameter):
             yield value.untyped_storage().data_ptr()
+    # not by their own code: transformers' mappings would import every model
     elif isinstance(value, dict):
-        for it in value.values():
-            yield from _addresses(it, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for it in value:
-            yield from _addresses(it, depth + 1)
+        items = dict.values(value)
+    elif isinstance(value, list):
+        items = list.__iter__(value)
+    elif isinstance(value, tuple):
+        items = tuple.__iter__(value)
+    for item in items:
+        yield from _addresses(item, depth + 1)

@@ -49,7 +49,9 @@ def cached(packages: Path) -> Path:
     """The folder with the libraries for these packages, built at its first use."""
     asking = _asking(packages)
     parts = [SOURCE.read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")]
-    parts += [f"{it} {it.stat().st_size} {it.stat().st_mtime_ns}" for it in asking]
+    parts += [
+        f"{library} {library.stat().st_size} {library.stat().st_mtime_ns}" for library in asking
+    ]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "headroom" / "rehearse" / name
@@ -92,7 +94,9 @@ def build(packages: Path, folder: Path) -> None:
 
 def _asking(packages: Path) -> list[Path]:
     version = cuda_of(packages).replace(".", "")
-    return sorted(it for glob in ASKING for it in packages.glob(glob.format(version=version)))
+    return sorted(
+        library for glob in ASKING for library in packages.glob(glob.format(version=version))
+    )
 
 
 def _compiler(packages: Path) -> list[str]:
@@ -130,7 +134,7 @@ def _wanted(asking: Iterable[Path]) -> dict[str, set[str]]:
 
 def _needed(asking: Iterable[Path]) -> set[str]:
     """The names of NVIDIA's libraries that libraries link to."""
-    text = "\n".join(line for it in asking for line in _lines("readelf", "-d", "-W", it))
+    text = "\n".join(line for library in asking for line in _lines("readelf", "-d", "-W", library))
     return {
         name for name in re.findall(r"NEEDED.*\[(\S+)\]", text) if NVIDIA_LIBRARY.fullmatch(name)
     }

@@ -19,7 +19,7 @@ def insert(spec: ModuleSpec) -> None:
         record.refuse("torch is not installed whole: its folder has no __init__.py.")
     packages = Path(spec.origin or "").parent.parent
     version = _version(packages)
-    numbers = tuple(int(it) for it in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         record.refuse(
             f"torch {version} is older than 2.4, the oldest that can be rehearsed; install a newer one."
@@ -37,7 +37,7 @@ def insert(spec: ModuleSpec) -> None:
     except build.NotBuiltError as problem:
         record.refuse(str(problem))
     first = folder / build.LIBRARY
-    others = [it for it in sorted(folder.glob("lib*.so.*")) if it != first]
+    others = [library for library in sorted(folder.glob("lib*.so.*")) if library != first]
     for library in (first, *others):  # found by name from now on, before NVIDIA's own
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     null = ctypes.CDLL(str(first))

@@ -19,7 +19,7 @@ MOST = 2**20
 MOST_READS = 10_000
 """Times that one line may read a value in one phase before it counts as waiting for another value."""
 COMPARISONS = tuple(
-    f"{it}.{of}" for it in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Scalar", "Tensor")
+    f"{name}.{of}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Scalar", "Tensor")
 )
 """Of numbers with a point, too: these count as zeros."""
 WHOLE = (
@@ -53,30 +53,31 @@ def _compute(torch: Any, library: Any, name: str) -> None:
     called = getattr(getattr(torch.ops.aten, operator), overload or "default")
     kernel = torch.library.get_kernel(f"aten::{name}", "CUDA")
     compares = name in COMPARISONS
-    wants = [str(it.type) == "Tensor" for it in called._schema.arguments]
+    wants = [str(argument.type) == "Tensor" for argument in called._schema.arguments]
 
     def computed(keys: Any, *told: Any, **named: Any) -> Any:
-        if not all(map(isinstance, told, (torch.Tensor if it else object for it in wants))):
-            beside = next(it for it in told if isinstance(it, torch.Tensor))
+        if not all(map(isinstance, told, (torch.Tensor if want else object for want in wants))):
+            beside = next(value for value in told if isinstance(value, torch.Tensor))
             told = tuple(
-                _as_tensor(torch, it, beside) if wants[at] else it for at, it in enumerate(told)
+                _as_tensor(torch, value, beside) if wants[at] else value
+                for at, value in enumerate(told)
             )
         found = kernel.call_boxed(keys, *told, **named)
         if all(
-            _is_small(torch, it, floats=compares)
-            for it in _tensors(torch, [*told, *named.values(), found])
+            _is_small(torch, tensor, floats=compares)
+            for tensor in _tensors(torch, [*told, *named.values(), found])
         ):
             there = called(
                 *_on_host(torch, told),
-                **{word: _on_host(torch, [it])[0] for word, it in named.items()},
+                **{word: _on_host(torch, [value])[0] for word, value in named.items()},
             )
             theirs = iter(_tensors(torch, [there]))
             for mine in _tensors(torch, [found]):
-                it = next(theirs)
+                host = next(theirs)
                 if (
-                    it.shape == mine.shape
+                    host.shape == mine.shape
                 ):  # a mask that selects nothing is not known, and selects all
-                    on_host(torch, mine).copy_(it)
+                    on_host(torch, mine).copy_(host)
         elif name in FINITE:  # of much: gradients and weights, which are finite
             on_host(torch, found).fill_(FINITE[name])
         return found
@@ -93,11 +94,11 @@ def _as_tensor(torch: Any, number: Any, beside: Any) -> Any:
 
 
 def _tensors(torch: Any, values: Iterable[Any]) -> Iterable[Any]:
-    for it in values:
-        if isinstance(it, torch.Tensor):
-            yield it
-        elif isinstance(it, (list, tuple)):
-            yield from _tensors(torch, it)
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(torch, value)
 
 
 def _is_small(torch: Any, tensor: Any, *, floats: bool) -> bool:
@@ -108,14 +109,18 @@ def _is_small(torch: Any, tensor: Any, *, floats: bool) -> bool:
 
 def _on_host(torch: Any, values: Any) -> list[Any]:
     found = []
-    for it in values:
-        if isinstance(it, torch.Tensor):
-            is_float = it.is_floating_point() and it.is_cuda
-            found.append(torch.zeros(it.shape, dtype=it.dtype) if is_float else on_host(torch, it))
-        elif isinstance(it, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in it):
-            found.append([*_on_host(torch, it)])
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            is_float = value.is_floating_point() and value.is_cuda
+            found.append(
+                torch.zeros(value.shape, dtype=value.dtype) if is_float else on_host(torch, value)
+            )
+        elif isinstance(value, (list, tuple)) and any(
+            isinstance(one, torch.Tensor) for one in value
+        ):
+            found.append([*_on_host(torch, value)])
         else:
-            found.append(it)
+            found.append(value)
     return found
 
 
@@ -153,7 +158,7 @@ def _read(tensor: Any) -> Any:
 def _told() -> dict[str, str]:
     """The values of ``--value``, by line."""
     said = os.environ.get("HEADROOM_VALUES", "")
-    return dict(it.split("=", 1) for it in said.split("\n") if it)
+    return dict(pair.split("=", 1) for pair in said.split("\n") if pair)
 
 
 def stop_if_it_waits(at: str, line: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 _INSTALLED = tuple(
-    {os.path.abspath(it) + os.sep for it in sysconfig.get_paths().values()} - {os.sep}
+    {os.path.abspath(path) + os.sep for path in sysconfig.get_paths().values()} - {os.sep}
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -20,7 +20,7 @@ def is_installed(file: str) -> bool:
     parts = ("site-packages", "dist-packages")
     return (
         file.startswith("<")
-        or any(f"{os.sep}{it}{os.sep}" in file for it in parts)
+        or any(f"{os.sep}{part}{os.sep}" in file for part in parts)
         or os.path.abspath(file).startswith(_INSTALLED)
     )
 

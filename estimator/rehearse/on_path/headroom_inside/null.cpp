@@ -377,3 +377,29 @@ API int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return 3; }  // NVML_ERROR_NO
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return 3; }
 API int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { *count = 0; return 0; }
 API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 0; }
+
+// cuSOLVER's workspaces: how large they are is its own knowledge, and none is asked for. The last arguments say where the
+// size is wanted: docs.nvidia.com/cuda/cusolver.
+using Any = void*;
+#define WORKSPACE(name, ...) API int cusolverDn##name##_bufferSize(__VA_ARGS__, int* size) { *size = 0; return 0; }
+#define WORKSPACES(name, ...) WORKSPACE(S##name, __VA_ARGS__) WORKSPACE(D##name, __VA_ARGS__) WORKSPACE(C##name, __VA_ARGS__) WORKSPACE(Z##name, __VA_ARGS__)
+#define REAL(name, ...) WORKSPACE(S##name, __VA_ARGS__) WORKSPACE(D##name, __VA_ARGS__)
+#define COMPLEX(name, ...) WORKSPACE(C##name, __VA_ARGS__) WORKSPACE(Z##name, __VA_ARGS__)
+WORKSPACES(geqrf, Any, int, int, Any, int) WORKSPACES(getrf, Any, int, int, Any, int)
+WORKSPACES(potrf, Any, int, int, Any, int) WORKSPACES(sytrf, Any, int, Any, int) WORKSPACES(gesvd, Any, int, int)
+REAL(orgqr, Any, int, int, int, Any, int, Any) COMPLEX(ungqr, Any, int, int, int, Any, int, Any)
+REAL(ormqr, Any, int, int, int, int, int, Any, int, Any, Any, int) COMPLEX(unmqr, Any, int, int, int, int, int, Any, int, Any, Any, int)
+REAL(syevd, Any, int, int, int, Any, int, Any) COMPLEX(heevd, Any, int, int, int, Any, int, Any)
+#undef WORKSPACE
+#define WORKSPACE(name, ...) API int cusolverDn##name##_bufferSize(__VA_ARGS__, int* size, ...) { *size = 0; return 0; }
+WORKSPACES(gesvdj, Any, int, int, int, int, Any, int, Any, Any, int, Any, int)
+WORKSPACES(gesvdjBatched, Any, int, int, int, Any, int, Any, Any, int, Any, int)
+WORKSPACES(gesvdaStridedBatched, Any, int, int, int, int, Any, int, long long, Any, long long, Any, int, long long, Any, int, long long)
+REAL(syevjBatched, Any, int, int, int, Any, int, Any) COMPLEX(heevjBatched, Any, int, int, int, Any, int, Any)
+#define BOTH_WORKSPACES(name, ...) API int cusolverDn##name##_bufferSize(__VA_ARGS__, size_t* device, size_t* host, ...) { *device = *host = 0; return 0; }
+BOTH_WORKSPACES(Xgeqrf, Any, Any, long, long, int, Any, long, int, Any, int)
+BOTH_WORKSPACES(Xpotrf, Any, Any, int, long, int, Any, long, int)
+BOTH_WORKSPACES(Xsyevd, Any, Any, int, int, long, int, Any, long, int, Any, int)
+BOTH_WORKSPACES(XsyevBatched, Any, Any, int, int, long, int, Any, long, int, Any, int)
+BOTH_WORKSPACES(Xsytrs, Any, int, long, long, int, Any, long, Any, int, Any, long)
+BOTH_WORKSPACES(Xgeev, Any, Any, int, int, long, int, Any, long, int, Any, int, Any, long, int, Any, long, int)

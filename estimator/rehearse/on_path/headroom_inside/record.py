@@ -116,7 +116,7 @@ def write(ended: str) -> None:
             "rank": int(os.environ.get("RANK", "0")),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "command": sys.argv,
-            "versions": {it: found for it in PACKAGES if (found := _version(it))},
+            "versions": {package: found for package in PACKAGES if (found := _version(package))},
             "steps": here.steps,
             "ended": "exception" if here.exception and ended == "exit" else ended,
             "exception": here.exception,

@@ -116,9 +116,9 @@ def _end_if_enough() -> None:
 
 
 def _is_on_card(torch: Any, module: Any, given: Any) -> bool:
-    if any(isinstance(it, torch.Tensor) and it.is_cuda for it in given):
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in given):
         return True
-    return any(it.is_cuda for it in module.parameters())
+    return any(parameter.is_cuda for parameter in module.parameters())
 
 
 # --- where memory runs out ----------------------------------------------------------------------
@@ -128,9 +128,11 @@ def _out_of_memory(device: int, asked: int, _: int, free: int) -> None:
     """PyTorch calls this where an allocation failed, before it raises."""
     frames = list(_stack())
     stats = here.torch.cuda.memory_stats(device)
-    script = next((it for it in frames if not lines.is_installed(it.f_code.co_filename)), None)
+    script = next(
+        (frame for frame in frames if not lines.is_installed(frame.f_code.co_filename)), None
+    )
     innermost = next(
-        (it for it in frames if not lines.is_in_torch(it.f_code.co_filename)),
+        (frame for frame in frames if not lines.is_in_torch(frame.f_code.co_filename)),
         frames[0] if frames else None,
     )
     here.failed.append(
@@ -168,9 +170,9 @@ def _line(frame: FrameType | None) -> dict[str, Any] | None:
 def _module(frames: list[FrameType]) -> str:
     """The full name of the innermost module that is being called; empty outside of a forward pass."""
     called = [
-        it.f_locals["self"]
-        for it in frames
-        if it.f_code.co_name in {"_call_impl", "_wrapped_call_impl"} and "self" in it.f_locals
+        frame.f_locals["self"]
+        for frame in frames
+        if frame.f_code.co_name in {"_call_impl", "_wrapped_call_impl"} and "self" in frame.f_locals
     ]
     if not called:
         return ""

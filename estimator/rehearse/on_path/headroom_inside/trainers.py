@@ -60,7 +60,7 @@ class _LongestFirst:
     """A sampler of all rows."""
 
     def __init__(self, lengths: list[int]) -> None:
-        self._order = sorted(range(len(lengths)), key=lambda it: -lengths[it])
+        self._order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order)
@@ -73,13 +73,13 @@ def _lengths(rows: Any) -> list[int] | None:
     """Tokens of each row, of all its sequences together; None where they cannot be looked at."""
     if not rows or len(rows) > MOST_ROWS:
         return None
-    names = [it for it in getattr(rows, "column_names", None) or () if it in SEQUENCES]
+    names = [column for column in getattr(rows, "column_names", None) or () if column in SEQUENCES]
     try:
         if names:
-            columns = [[len(it or ()) for it in rows[name]] for name in names]
-            return [sum(it) for it in zip(*columns)]  # noqa: B905 - Python 3.9 has no strict
+            columns = [[len(sequence or ()) for sequence in rows[name]] for name in names]
+            return [sum(row) for row in zip(*columns)]  # noqa: B905 - Python 3.9 has no strict
         if isinstance(rows, list):
-            return [len(it["input_ids"]) for it in rows]
+            return [len(row["input_ids"]) for row in rows]
     except (KeyError, TypeError, IndexError):
         pass
     return None

@@ -17,6 +17,10 @@ config = AutoConfig.for_model(
 )
 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+weights = torch.eye(64, device="cuda")
+for factors in (torch.linalg.qr(weights), torch.linalg.svd(weights), torch.linalg.eigh(weights)):
+    if factors[0].shape[0] != 64:
+        raise SystemExit("cuSOLVER is asked how large its workspaces are.")
 step = 0
 while True:
     ids = torch.randint(5, VOCABULARY, (2, LENGTH))

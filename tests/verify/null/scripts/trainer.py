@@ -12,8 +12,11 @@ from transformers import (
     default_data_collator,
 )
 
-LAYERS, BATCH, LENGTH = map(int, sys.argv[1:4])
-MORE = dict(it.split("=") for it in sys.argv[4:])
+given = [
+    word for word in sys.argv[1:] if not word.startswith("--local_rank=")
+]  # the deepspeed command's
+LAYERS, BATCH, LENGTH = map(int, given[:3])
+MORE = dict(word.split("=") for word in given[3:])
 
 config = AutoConfig.for_model(
     "llama",
