@@ -172,24 +172,7 @@ def _chunked_rule(
 ) -> Tensor:
     """``torch_chunk_gated_delta_rule``: in float32, chunk by chunk; the output has the dtype of q."""
     width = q.width
-    q, k = (_for_heads(tape, x, s.groups) for x in (q, k))
-    v = op.viewed(tape, v, copies_gradient=True)
-    q, k, v, beta, decay = [op.cast(tape, x, 4) for x in (q, k, v, beta, g)]
-    q = _unit(tape, q, s.rows)
-    k = _unit(tape, k, s.rows)
-    q = op.scale(tape, q)
-    q, k, v = [
-        op.pad(tape, x, s.padded * size)
-        for x, size in ((q, s.key_dim), (k, s.key_dim), (v, s.value_dim))
-    ]
-    beta, decay = [op.pad(tape, x, s.padded) for x in (beta, decay)]
-    v_beta = op.multiply(tape, v, op.viewed(tape, beta), "learning rate")
-    k_beta = op.multiply(tape, k, op.viewed(tape, beta), "learning rate")
-    # the gradient of a solved right-hand side is column-major
-    q, k, k_beta, v_beta = [
-        op.viewed(tape, x, copies_gradient=is_solved)
-        for x, is_solved in ((q, False), (k, False), (k_beta, True), (v_beta, True))
-    ]
+    q, k, v, beta, decay, v_beta, k_beta = _in_chunks(tape, s, q, k, v, g, beta)
     tape.operation = "mask inside a chunk"
     all_pairs = tape.new(CHUNK * CHUNK, 1)
     mask = tape.new(CHUNK * CHUNK, 1)
@@ -214,35 +197,28 @@ def _chunked_rule(
     k = op.multiply(tape, k, _exponential(tape, _to_the_end(tape, s, log_decay)), "decay")
     chunk_decay = _exponential(tape, op.part(tape, log_decay, s.padded // CHUNK))
     of_values, of_keys = s.of_chunk * s.value_dim, s.of_chunk * s.key_dim
+    of_pairs, of_heads = s.of_chunk * CHUNK, s.batch * s.heads
     for times in _rounds(s.chunks):
         with tape.standing_for(times):
             new = op.subtract(
                 tape,
                 op.part(tape, values, of_values),
-                _product(tape, op.part(tape, predicted, of_keys), state, of_values, "prediction"),
+                _part_product(tape, predicted, of_keys, state, of_values, "prediction"),
             )
-            before = _product(tape, op.part(tape, q, of_keys), state, of_values, "state read")
+            before = _part_product(tape, q, of_keys, state, of_values, "state read")
             out = _put(
                 tape,
                 out,
                 op.add(
                     tape,
                     before,
-                    _product(
-                        tape,
-                        op.part(tape, within, s.of_chunk * CHUNK),
-                        new,
-                        of_values,
-                        "chunk read",
-                    ),
+                    _part_product(tape, within, of_pairs, new, of_values, "chunk read"),
                 ),
             )
             state = op.add(
                 tape,
-                op.multiply(
-                    tape, state, op.part(tape, chunk_decay, s.batch * s.heads), "state decayed"
-                ),
-                _product(tape, op.part(tape, k, of_keys), new, s.state, "state corrected"),
+                op.multiply(tape, state, op.part(tape, chunk_decay, of_heads), "state decayed"),
+                _part_product(tape, k, of_keys, new, s.state, "state corrected"),
             )
     del state
     out = op.clone(tape, out)
@@ -251,6 +227,31 @@ def _chunked_rule(
     del beta, decay, v, v_beta, k_beta, mask, log_decay, pairwise, system, within, decayed
     del values, predicted, chunk_decay, new, before
     return out
+
+
+def _in_chunks(
+    tape: Tape, s: _Shape, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+) -> tuple[Tensor, ...]:
+    """The inputs in float32, padded to whole chunks, and values and keys times the learning rate."""
+    q, k = (_for_heads(tape, x, s.groups) for x in (q, k))
+    v = op.viewed(tape, v, copies_gradient=True)
+    q, k, v, beta, decay = [op.cast(tape, x, 4) for x in (q, k, v, beta, g)]
+    q = _unit(tape, q, s.rows)
+    k = _unit(tape, k, s.rows)
+    q = op.scale(tape, q)
+    q, k, v = [
+        op.pad(tape, x, s.padded * size)
+        for x, size in ((q, s.key_dim), (k, s.key_dim), (v, s.value_dim))
+    ]
+    beta, decay = [op.pad(tape, x, s.padded) for x in (beta, decay)]
+    v_beta = op.multiply(tape, v, op.viewed(tape, beta), "learning rate")
+    k_beta = op.multiply(tape, k, op.viewed(tape, beta), "learning rate")
+    # the gradient of a solved right-hand side is column-major
+    q, k, k_beta, v_beta = [
+        op.viewed(tape, x, copies_gradient=is_solved)
+        for x, is_solved in ((q, False), (k, False), (k_beta, True), (v_beta, True))
+    ]
+    return q, k, v, beta, decay, v_beta, k_beta
 
 
 def _rounds(chunks: int) -> tuple[int | None, ...]:
@@ -322,6 +323,13 @@ def _product(
     """``@`` of four- or five-dimensional tensors, viewed as three-dimensional, so each gradient is a view."""
     a, b = op.viewed(tape, a), op.viewed(tape, b)
     return op.matmul(tape, a, b, elements, name, copies=(is_copied, is_copied))
+
+
+def _part_product(
+    tape: Tape, whole: Tensor, part: int, b: Tensor, elements: int, name: str
+) -> Tensor:
+    """The same of one chunk's part of the first factor."""
+    return _product(tape, op.part(tape, whole, part), b, elements, name)
 
 
 def _put(tape: Tape, out: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ accelerator.py (autocast around the forward pass); peft 0.21 and transformers' `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
@@ -20,7 +20,7 @@ from estimator.families.registry import architecture
 from estimator.families.rotary import Rotary, Tables
 from estimator.objectives.float8 import out_of_float8
 from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
-from estimator.objectives.vision import loaded_tower, merged
+from estimator.objectives.vision import LoadedTower, loaded_tower, merged
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
@@ -168,6 +168,17 @@ class Loaded:
         parameter.node.leaf.arrived = step
 
 
+class _Given(NamedTuple):
+    """What all layers are called with."""
+
+    masks: Mapping[bool, Tensor | None]
+    """Of layers with a window, and without."""
+    tables: Mapping[bool, Tables]
+    alibi: Tensor | None
+    positions: Tensor | None
+    shared_states: dict[bool, tuple[Tensor, Tensor]]
+
+
 class Forward:
     """A running pass, and what lives on from it until backward ends.
 
@@ -257,16 +268,7 @@ class Forward:
         by_table: Tensor | None = None
         if self.loaded.tower is not None:
             by_table = self._layer_table(ids)
-            features, added, outliving = self.loaded.tower.features(
-                self.phase,
-                setup.batch.per_device_train_batch_size,
-                checkpointing=setup.computation.checkpoints_vision,
-            )
-            embedded[0] = merged(self.loaded.tower, embedded[0], features)
-            outliving.append(features)
-            if self.loaded.tower.family.calls_head:
-                self.until_end += (embedded[0], *outliving)
-            del features
+            added, outliving = self._merged_with_images(self.loaded.tower, embedded)
         positions: Tensor | None = tape.new(setup.batch.max_length, ID_BYTES)
         if setup.batch.is_joined:  # they come with the batch
             positions = Tensor(setup.batch.max_length, ID_BYTES, None)
@@ -276,7 +278,6 @@ class Forward:
             by_table = by_table or self._layer_table(ids)
             of_layers = self.family.layer_inputs(self.outer, by_table, hidden)
             del by_table
-        shared: dict[bool, tuple[Tensor, Tensor]] = {}
         streams: list[Tensor] = []
         self.hooks.work_at(self.outer.embedding_name)
         masks = self._masks(embedded[0].width)
@@ -291,31 +292,19 @@ class Forward:
         del brought
         if not self.hooks.brings_inputs:
             positions = None
+        given = _Given(masks, tables, alibi, positions if kinds_of_tables else None, {})
         for played, index in enumerate(self.layers):
             tape.enter(self.phase, "layer", played)
             tape.write(hidden)
-            kind = self.kinds[index]
-            modules = modules_of_layer(model, setup.adapters, index)
-            block = self.loaded.block(modules, f"layers.{played}", setup, played)
-            block.adapters_on = self.adapters
-            block.mask = masks[kind.sliding] if self._attends(index) else None
-            block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
-            block.rotary = self.family.rotary if kind.rotary else None
-            block.alibi = alibi
-            block.positions = positions if kinds_of_tables else None
-            block.router_logits = self.router_logits if self.asks_router else None
-            block.shared_states, block.sharing = shared, kind.sharing
-            block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
+            block = self._block(played, index, given)
             layer_input = None
             if of_layers is not None:
                 width = setup.batch.tokens * model.hidden_size_per_layer_input
                 layer_input = op.part(tape, of_layers, width)
             hidden = self._layer(block, hidden, layer_input)
             if index < len(added):
-                image_tokens = added[index].elements // model.hidden_size
-                hidden = op.added_to_rows(
-                    tape, hidden, added[index], image_tokens, model.hidden_size
-                )
+                sizes = added[index].elements // model.hidden_size, model.hidden_size
+                hidden = op.added_to_rows(tape, hidden, added[index], *sizes)
             assert hidden.requires_grad == (tape.records and index >= self.lowest)
             block.router_logits = None
             if not is_checkpointed(model, setup, index):  # else its replay needs them
@@ -327,9 +316,41 @@ class Forward:
             streams.clear()
             hidden = self.family.gathered(self.outer, hidden)
         hidden = self._final_norm(hidden)
-        del embedded, masks, tables, alibi, positions, of_layers, shared, streams, added, outliving
+        del embedded, given, masks, tables, alibi, positions, of_layers, streams, added, outliving
         self.returned = None
         return hidden
+
+    def _merged_with_images(
+        self, tower: LoadedTower, embedded: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Put the images' features among the embeddings; returns what is added after layers, and what outlives the
+        call.
+        """
+        features, added, outliving = tower.features(
+            self.phase,
+            self.setup.batch.per_device_train_batch_size,
+            checkpointing=self.setup.computation.checkpoints_vision,
+        )
+        embedded[0] = merged(tower, embedded[0], features)
+        outliving.append(features)
+        if tower.family.calls_head:
+            self.until_end += (embedded[0], *outliving)
+        return added, outliving
+
+    def _block(self, played: int, index: int, given: _Given) -> Block:
+        """A played layer with what it is called with."""
+        kind = self.kinds[index]
+        modules = modules_of_layer(self.model, self.setup.adapters, index)
+        block = self.loaded.block(modules, f"layers.{played}", self.setup, played)
+        block.adapters_on = self.adapters
+        block.mask = given.masks[kind.sliding] if self._attends(index) else None
+        block.rotary_tables = given.tables.get(kind.sliding and self.family.tables_by_kind)
+        block.rotary = self.family.rotary if kind.rotary else None
+        block.alibi, block.positions = given.alibi, given.positions
+        block.router_logits = self.router_logits if self.asks_router else None
+        block.shared_states, block.sharing = given.shared_states, kind.sharing
+        block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
+        return block
 
     def _attends(self, index: int) -> bool:
         """Whether the layer reads an attention mask."""
