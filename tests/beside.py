@@ -9,7 +9,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "fp8_backend": {"mixed_precision": "fp8"},
     "fp8_pad_inner_dim": {"mixed_precision": "fp8"},
     "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
-    "tp_size": {"num_gpus": 2},
+    "tp_size": {"num_gpus": 2, "save_only_model": True},
     "layers_to_transform": {"lora_target_modules": ["q_proj"], "method": "lora"},
     "optimizer_in_bwd": {"max_grad_norm": 0.0},
     "model_class": {"model": "google/gemma-3-4b-it"},

@@ -16,6 +16,7 @@ from estimator.step.timeline import Sizes, plan, structure
 from estimator.time.exchange_time import EXCHANGE
 from estimator.values.refusals import RefusedError
 from estimator.values.specs import Component, Phase
+from estimator.values.strategies import Strategy
 
 LLAMA = {
     "model_type": "llama",
@@ -34,6 +35,7 @@ WHOLE = {
     "dtype": "float32",
     "mixed_precision": "no",
     "max_length": 128,
+    "save_only_model": True,
 }
 HALF = {**WHOLE, "num_gpus": 2, "tp_size": 2}
 LINEARS = 2 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512)
@@ -67,6 +69,13 @@ def test_the_logits_are_whole_on_every_rank_beside_the_buffer_they_were_gathered
     assert forward.resident[Component.TEMPORARIES] == 2 * logits + logits // 2
 
 
+def test_saving_gathers_one_matrix_at_a_time_and_joins_its_parts_in_a_second_copy() -> None:
+    # down_proj is divided by its inputs: the largest of two copies, above one of the embedding
+    found = estimate(*parse({**HALF, "model": {**LLAMA, "intermediate_size": 1024}}))
+    assert found.phases[Phase.SAVE].resident[Component.COMMUNICATION] == 2 * 4 * 1024 * 256
+    assert found.disk_bytes == 4 * found.total_parameters
+
+
 def test_an_explanation_adds_up_to_a_ranks_bytes() -> None:
     found = estimate(*parse(HALF))
     for component, size in found.peak.resident.items():
@@ -94,6 +103,7 @@ REFUSED = {
     "objective sft": {"objective": "dpo"},
     "take loss standard": {"loss": "liger"},
     "torch_compile or FP8": {"torch_compile": True},
+    "set save_only_model true, or save_strategy no": {"save_only_model": False},
     "optim sgd with tp_size": {"optim": "sgd"},
 }
 
@@ -169,3 +179,9 @@ def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor() -> None:
     ]
     layers = len({mark.place.layer for mark in program.marks} - {None})
     assert sums == [128 * 256 * 4] * (5 * layers + 1), "q, k, v, gate, up; and the head"
+
+
+def test_a_tool_puts_no_replicas_beside_ranks_that_divide_every_layer() -> None:
+    asked = {**HALF, "tool": "trl", "loss": "standard"}
+    strategies = [read_setup({**asked, **it}).setup.mesh.strategy for it in ({}, {"tp_size": 1})]
+    assert strategies == [Strategy.NONE, Strategy.DDP]

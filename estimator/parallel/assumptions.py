@@ -27,8 +27,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     if setup.mesh.tp_size > 1:
         sentences.append(
             f"Every layer is divided over {setup.mesh.tp_size} GPUs that work on the same rows, as transformers' "
-            "DistributedConfig does; each has the whole logits and the whole embedding's gradient. Saving gathers one "
-            "matrix at a time, which is not counted."
+            "DistributedConfig does; each has the whole logits and the whole embedding's gradient."
         )
     if setup.mesh.strategy.averages_in_buckets:
         sentences.append(

@@ -567,6 +567,11 @@ TENSOR_PARALLEL_RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
+        lambda s: s.run.save_strategy != "no" and not s.run.save_only_model,
+        "Trainer cannot save the optimizer's states with tp_size; set save_only_model true, or save_strategy no.",
+        CONTRADICTION,
+    ),
+    CombinationRule(
         lambda s: s.computation.activation_offloading or s.computation.offload_checkpoints,
         "Offloaded activations with tp_size are not modelled yet; leave them out.",
         NOT_MODELLED,

@@ -117,6 +117,21 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
     )
 
 
+def largest_whole_bytes(model: Model, width: int) -> int:
+    """Bytes on the GPU of the largest tensor that a rank gathers whole; ``width``: bytes of an element.
+
+    Chunks of a matrix divided by its inputs are joined in a second copy.
+
+    Source: torch 2.13, distributed/_functional_collectives.py, ``_maybe_view_chunk_cat``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> largest_whole_bytes(TINY_LLAMA, 2) == 2 * 2 * 8 * TINY_LLAMA.intermediate_size
+    True
+    """
+    inner = max(model.intermediate_size, model.num_attention_heads * model.head_dim)
+    return allocated(max(model.vocab_size, 2 * inner) * model.hidden_size * width)
+
+
 class _Colwise:
     """A linear divided by its outputs: the gradients of its input are summed over the ranks.
 

@@ -21,8 +21,9 @@ from estimator.parallel.sharding import (
     trained_parts,
 )
 from estimator.parallel.strategies import resident_memory
+from estimator.parallel.tensor_parallel import largest_whole_bytes
 from estimator.parallel.zero import SUB_GROUP, width
-from estimator.resident.model import Resident
+from estimator.resident.model import Resident, unsharded
 from estimator.run.saving import (
     checkpoint_bytes,
     save_host_bytes,
@@ -33,6 +34,7 @@ from estimator.run.sharded_saving import (
     Saving,
     fsdp_full,
     fsdp_sharded,
+    tensor_parallel,
     zero3_divided,
     zero3_gathered,
     zero_replicated,
@@ -66,6 +68,8 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
     """
     if saves_when(setup.run) == "no":
         return False
+    if setup.mesh.tp_size > 1:
+        return True
     if setup.mesh.strategy.is_fsdp:
         return setup.mesh.uses_fsdp1 or setup.run.fsdp_state_dict_type != SHARDED_STATE_DICT
     return setup.mesh.strategy.gathers_modules and (
@@ -86,7 +90,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
     ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
     """
     sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
-    divided = setup.mesh.strategy.shards_states
+    divided = setup.mesh.strategy.shards_states or setup.mesh.tp_size > 1
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
     name = "gathering weights to save" if divided and added else "saving a checkpoint"
     return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})
@@ -95,6 +99,9 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
 @lru_cache(maxsize=1024)
 def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Saving:
     setup = structure.replace(save_only_model=only_model)
+    if setup.mesh.tp_size > 1:
+        weights = unsharded(model, setup).weights
+        return tensor_parallel(weights, largest_whole_bytes(model, setup.precision.dtype.bytes))
     if setup.mesh.strategy.is_fsdp:
         return _fsdp(model, setup)
     if setup.mesh.strategy.is_zero:

@@ -66,6 +66,24 @@ def fsdp_sharded(written: int, states: int, ranks: int, gathered: int = 0) -> Sa
     return Saving(gathered, own, own, written + states)
 
 
+def tensor_parallel(weights: int, largest: int) -> Saving:
+    """Ranks that divide every layer: each gathers one tensor after the other and copies it to its host. Bytes.
+
+        GPU largest,  host all weights in every process,  disk weights
+
+    ``largest``: a whole tensor; twice, where it is divided by its inputs, since the ranks' parts are joined in a copy.
+    Only the weights are saved: Trainer has no checkpoint to resume from.
+
+    Source: transformers 5.23, distributed/tensor_parallel.py, ``gather_state_dict_for_save``; trainer.py, ``__init__``
+    (``is_distributed_loading_by_transformers``); torch 2.13, distributed/_functional_collectives.py,
+    ``_maybe_view_chunk_cat``.
+
+    >>> tensor_parallel(weights=400, largest=50)
+    Saving(gpu_bytes=50, rank0_host_bytes=400, other_host_bytes=400, disk_bytes=400)
+    """
+    return Saving(largest, weights, weights, weights)
+
+
 def zero_replicated(weights: int, written: int, states: int, storage: int) -> Saving:
     """DeepSpeed ZeRO 1 and 2: every rank clones the weights to its host and writes its own states. Bytes.
 

@@ -16,6 +16,7 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from estimator.parallel.strategies import resident_memory
+from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.optimizer import RULES
 from estimator.resident.overhead import HANDLES, THREADS_PER_MULTIPROCESSOR, workspace_bytes
 from estimator.step.blocks import (
@@ -488,7 +489,8 @@ def _fixed(
 ) -> _Fixed:
     resident, keys = resident_memory(model, same), Keys(FREE_KEYS)
     later: list[list[Request]] = []
-    load = load_requests(keys, model, same, resident, made, on_host=on_host)
+    part = part_of(model, same.mesh.tp_size)
+    load = load_requests(keys, part, same, resident, made, on_host=on_host)
     if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
     elif has_shards(same.mesh):
@@ -496,7 +498,7 @@ def _fixed(
     elif same.mesh.strategy.is_zero:
         optimizer = [*flat_step(resident)]
     else:
-        trained = trained_groups(model, same)
+        trained = trained_groups(part, same)
         clipped = [*norms(chain(*trained))] if clips else []
         first = keys.first
         optimizer = [*clipped, *optimizer_step(keys, trained, same, resident, card)]

@@ -134,6 +134,9 @@ def _one_after_another(
     if same.adapters.has_packed_base:
         yield from _warmed_up(own, same)
         yield from _packed(keys, model, same)
+    elif same.mesh.tp_size > 1:
+        yield from _warmed_up(own, same)
+        yield from _arriving(model, same)
     else:
         for module in own:
             yield from (Request(TAKE, HELD, size) for size in _sizes(module, same))
@@ -315,8 +318,8 @@ def _pieces(total: int, count: int) -> Iterator[Request]:
 def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
     """One block of all weights as they stay, without scales, freed before the first one arrives.
 
-    Its segment is cut up for the weights, so it is never given back. A model that is packed is loaded to the GPU. On a
-    card with little more memory ``play`` makes it smaller.
+    Its segment is cut up for the weights, so it is never given back. A model that is packed, or divided among ranks, is
+    loaded to the GPU. On a card with little more memory ``play`` makes it smaller.
 
     Source: transformers 5.23, modeling_utils.py, ``caching_allocator_warmup``, ``get_total_byte_count``;
     quantizers/quantizer_bnb_4bit.py, ``param_element_size``.
@@ -331,6 +334,16 @@ def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Reque
         total += sum(rest) * same.precision.dtype.bytes
     yield Request(TAKE, WARM_UP, allocated(total))
     yield Request(GIVE, WARM_UP)
+
+
+def _arriving(model: Model, same: TrainingSetup) -> Iterator[Request]:
+    """Weights by name; a bias comes before its weight.
+
+    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``, and
+    distributed/sharding_utils.py, ``shard_tensor``: a rank's part is cut on the CPU.
+    """
+    for located in modules_as_loaded(model):
+        yield from (Request(TAKE, HELD, size) for size in _sizes(located.module, same)[::-1])
 
 
 def _sizes(module: Module, same: TrainingSetup) -> list[int]:

@@ -41,8 +41,8 @@ LOADING = 0
 
 
 def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
-    """Whether a run's requests are known well enough to decide its need: one whole model in one process, or
-    DeepSpeed's partitions or FSDP's shards on the GPU, not compiled.
+    """Whether a run's requests are known well enough to decide its need: one whole model in one process, ranks that
+    divide every layer, or DeepSpeed's partitions or FSDP's shards on the GPU, not compiled.
 
     Offloading, device maps, divided layers and generation are taken in pieces that are near enough for what nvidia-smi
     shows.
@@ -56,7 +56,6 @@ def is_replayed(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> bool:
         and (gpu is None or bool(gpu.monitor))  # another vendor's torch has another allocator
         and not setup.task.objective.generates
         and not setup.computation.torch_compile
-        and setup.mesh.tp_size == 1
         and model.num_hidden_layers <= MOST_LAYERS_REPLAYED
     )
 
@@ -150,9 +149,14 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
         return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
     ranks = ranks_played(model, setup)
-    is_whole = setup.mesh.strategy.keeps_whole
-    ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
-    return [run(made, rank) for made in ways for rank in ranks]
+    return [run(made, rank) for made in _ways(model, setup.mesh) for rank in ranks]
+
+
+def _ways(model: Model, mesh: Mesh) -> tuple[bool, ...]:
+    """How the weights may come to the GPU, where that makes a difference."""
+    if mesh.tp_size > 1:
+        return (MADE,)
+    return (MOVED, MADE) if tied_head(model) and mesh.strategy.keeps_whole else (MOVED,)
 
 
 class Replayed(NamedTuple):

@@ -40,6 +40,7 @@ SETUP = {
     "mixed_precision": "no",
     "max_length": LENGTH,
     "attn_implementation": "eager",
+    "save_only_model": True,
 }
 SMALL = 2048
 """Bytes that are not counted: masks and offsets of the ids that lie in another rank's part of the vocabulary."""

@@ -190,6 +190,11 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
     return None
 
 
+def _whole_copies(so_far: SoFar) -> Mapping[str, Value]:
+    """DDP, unless all GPUs divide every layer."""
+    return {"strategy": "ddp" if so_far["num_gpus"] > so_far["tp_size"] else "none"}
+
+
 def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     stage = zero_stage(theirs)
     if stage:
@@ -201,7 +206,7 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         return found | ({"zero3_save_16bit_model": True} if stage == 3 and is_on(saves) else {})
     asked = _fsdp(theirs)
     if asked is None:
-        return {"strategy": "ddp" if so_far["num_gpus"] > 1 else "none"}
+        return _whole_copies(so_far)
     sharding, version = str(asked["sharding"]), asked["version"]
     replicas = whole(
         theirs["accelerate.parallelism_config.parallelism_config_dp_replicate_size"]
@@ -212,7 +217,7 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     elif any(it in sharding for it in GRAD_OP[:1]) or sharding in GRAD_OP[2:]:
         found = {"strategy": "fsdp_grad_op"}
     elif "no_shard" in sharding or sharding == "3":
-        return {"strategy": "ddp" if so_far["num_gpus"] > 1 else "none"}
+        return _whole_copies(so_far)
     else:
         found = {"strategy": "fsdp"}
     found["fsdp_version"] = version

@@ -229,6 +229,7 @@ def ranks() -> Iterator[Given]:
     yield _run(TINY_LLAMA, "full", 1, 1024, **first, **FLOAT32)
     yield _run(TINY_LLAMA, "full", 2, 2048, **first, **FLOAT32, **CHECKPOINTED)
     yield from shards()
+    yield from divided()
     yield _run(
         TINY_LLAMA, "full", 1, 512, num_gpus=8, strategy="zero2", gradient_accumulation_steps=2
     )
@@ -261,6 +262,16 @@ def shards() -> Iterator[Given]:
     yield _run(GPT2, "full", 8, 512, **second, **first, **FLOAT32, **NO_AUTOCAST)
     yield _run(QWEN3, "lora", 2, 1024, **stays, **first)
     yield _run(LLAMA, "full", 2, 1024, **stays, **first, **FLOAT32, **evaluates)
+
+
+def divided() -> Iterator[Given]:
+    """A rank of several that divide every layer."""
+    two, four = ({"num_gpus": ranks, "tp_size": ranks, "save_strategy": "no"} for ranks in (2, 4))
+    yield _run(TINY_LLAMA, "full", 1, 1024, **two)
+    yield _run(TINY_LLAMA, "full", 2, 2048, **two, **CHECKPOINTED, attn_implementation="eager")
+    yield _run(TINY_LLAMA, "full", 2, 1024, **four, **NO_AUTOCAST, gradient_accumulation_steps=2)
+    yield _run(LLAMA_8B, "full", 4, 1024, **four, **CHECKPOINTED, **NO_AUTOCAST)
+    yield _run(MISTRAL, "full", 1, 2048, **two, **NO_AUTOCAST)
 
 
 def cases() -> Iterator[Given]:

@@ -75,9 +75,10 @@ class Arriving(NamedTuple):
         """Its shape, as a safetensors slice returns it."""
         return list(self.shape)
 
-    def __getitem__(self, index: object) -> torch.Tensor:
-        """The whole tensor; the loader never reads parts."""
-        return torch.empty(self.shape, dtype=self.dtype)
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """The part that the loader reads."""
+        part = torch.empty(self.shape, dtype=self.dtype, device="meta")[index]
+        return torch.empty(part.shape, dtype=self.dtype)
 
 
 def answer_for_values(setup: TrainingSetup) -> Selected:
@@ -98,8 +99,8 @@ def model_of(config: Mapping[str, Any], setup: TrainingSetup) -> Any:
         real_class = transformers.AutoModelForSequenceClassification
         config.num_labels = 1 if setup.task.objective is Objective.REWARD else setup.task.num_labels
         config.pad_token_id = 0
-    if setup.adapters.has_packed_base:
-        return _packed(config, setup, real_class._model_mapping[type(config)])
+    if setup.adapters.has_packed_base or setup.mesh.tp_size > 1:
+        return _arrived(config, setup, real_class._model_mapping[type(config)])
     told = {
         "dtype": getattr(torch, setup.precision.dtype.value),
         "attn_implementation": setup.computation.attn_implementation.value,
@@ -113,8 +114,8 @@ def model_of(config: Mapping[str, Any], setup: TrainingSetup) -> Any:
     return model
 
 
-def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
-    """The model as `from_pretrained` returns it, packed by bitsandbytes on the GPU."""
+def _arrived(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
+    """The model as `from_pretrained` returns it, packed by bitsandbytes on the GPU or divided among ranks."""
     dtype = getattr(torch, setup.precision.dtype.value)
     with torch.device("meta"):
         skeleton = real_class(config)
@@ -122,6 +123,17 @@ def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
     tensors = skeleton.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), name)
+    return real_class.from_pretrained(
+        None,
+        config=config,
+        state_dict={name: Arriving(tensors[name].shape, dtype) for name in names.values()},
+        dtype=dtype,
+        attn_implementation=setup.computation.attn_implementation.value,
+        **(ranks.divided(setup) if setup.mesh.tp_size > 1 else _packed(setup)),
+    )
+
+
+def _packed(setup: TrainingSetup) -> dict[str, Any]:
     quantization = transformers.BitsAndBytesConfig(
         load_in_8bit=setup.adapters.has_8bit_base,
         load_in_4bit=not setup.adapters.has_8bit_base,
@@ -129,15 +141,7 @@ def _packed(config: Any, setup: TrainingSetup, real_class: Any) -> Any:
         bnb_4bit_use_double_quant=setup.adapters.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return real_class.from_pretrained(
-        None,
-        config=config,
-        state_dict={name: Arriving(tensors[name].shape, dtype) for name in names.values()},
-        dtype=dtype,
-        attn_implementation=setup.computation.attn_implementation.value,
-        device_map={"": "cuda"},
-        quantization_config=quantization,
-    )
+    return {"device_map": {"": "cuda"}, "quantization_config": quantization}
 
 
 def lora_of(setup: TrainingSetup) -> Any:

@@ -57,7 +57,8 @@ def begin(setup: TrainingSetup, rank: int) -> None:
         store=STORE,
         rank=rank,
         world_size=setup.mesh.num_gpus,
-        device_id=torch.device("cuda:0"),
+        # bound to a device, torch splits the group for a mesh of ranks, for which the store would have to be copied
+        device_id=None if setup.mesh.tp_size > 1 else torch.device("cuda:0"),
     )
     answer(torch)
     if setup.mesh.strategy.is_zero:
@@ -82,6 +83,13 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
             "fsdp_config": {"version": setup.mesh.fsdp_version},
         }
     return {}
+
+
+def divided(setup: TrainingSetup) -> dict[str, Any]:
+    """What `from_pretrained` is told so that every rank has a part of each layer."""
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=setup.mesh.tp_size)}
 
 
 def _replicas(setup: TrainingSetup) -> dict[str, Any]:
