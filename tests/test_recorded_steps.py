@@ -99,6 +99,9 @@ SHARED = (
     # whose largest gradient, of the embedding, is cut to an eighth of 1.2 billion
     ({"strategy": "zero2", "num_gpus": 8, "offload_optimizer": "cpu"}, {"method": "full"}),
     ({"strategy": "zero3", "num_gpus": 8, "offload_param": "cpu"}, {"loss": Loss.CHUNKED_TRL}),
+    ({"strategy": "zero3", "num_gpus": 8}, {"gradient_accumulation_steps": 2}),
+    ({"strategy": "zero2", "num_gpus": 8}, {"method": "lora", "gradient_accumulation_steps": 2}),
+    ({"strategy": "zero2", "num_gpus": 8}, {"method": "full"}),  # cut at other layers than on 2
 )
 
 
@@ -111,7 +114,9 @@ def test_setups_that_share_a_plan_play_the_same_step(mesh, keys) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moments_module, "_with_resting_weights", lambda *_: None)
         own, own_schedule = moments_module.Plan(model, setup).step(sizes)
-    shared, schedule = moments_module.plan(model, setup).step(sizes)
+    plan = moments_module.plan(model, setup)
+    plan.step(sizes._replace(gpus=2))
+    shared, schedule = plan.step(sizes)
     for segment in range(len(own.heights)):
         assert [*shared.events(segment)] == [*own.events(segment)]
     assert schedule.rules == own_schedule.rules
@@ -129,6 +134,17 @@ def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cas
         plan = moments_module.Plan(model, setup)
         for rows in (1, 5, 9):
             plan.step(moments_module.Sizes(rows, 1024, 16, 1, 1023, rows))
+        assert len(list(plan.schedules)) == records
+
+
+def test_numbers_of_gpus_whose_partitions_cut_alike_are_read_from_one_record() -> None:
+    # the equal adapters of 16 layers are cut between layers; of whole weights, half begins with the embedding
+    model = catalog.model("meta-llama/Llama-3.2-1B")
+    for method, records in (("lora", 1), ("full", 3)):
+        setup = TrainingSetup(strategy="zero2", num_gpus=2, method=method)
+        plan = moments_module.Plan(model, moments_module.structure(setup))
+        for gpus in (2, 4, 8):
+            plan.step(moments_module.Sizes(1, 64, 16, gpus, 63, 1))
         assert len(list(plan.schedules)) == records
 
 

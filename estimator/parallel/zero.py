@@ -11,7 +11,7 @@ transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -231,16 +231,15 @@ def _kept(model: Model, adapters: Adapters, gpus: int) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def most_kept_bytes(model: Model, setup: TrainingSetup, ranks: Iterable[range] = ()) -> int:
-    """Bytes of gradients that the fullest of these ranks keeps; of all, if none are given.
+def most_kept_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of gradients that the fullest rank keeps.
 
     Source: as ``kept_gradients``.
     """
-    size, among = width(setup.precision), list(ranks) or [range(setup.mesh.num_gpus)]
+    size = width(setup.precision)
 
     def most(model: Model, adapters: Adapters, gpus: int) -> int:
-        kept = kept_gradients(model, adapters, gpus)
-        return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
+        return allocated(size * max(kept_gradients(model, adapters, gpus)))
 
     return _counted(model, setup, setup.mesh.num_gpus, most)
 
@@ -253,6 +252,15 @@ def keeps_parts(mesh: Mesh) -> bool:
     return mesh.strategy.keeps_parts and mesh.offload_optimizer is Offload.NONE
 
 
+def forgets_gradients(mesh: Mesh) -> bool:
+    """Whether a micro-step allocates the same with gradients of earlier ones: they lie on the host or in a flat buffer.
+
+    Source: derived, from ``Bucket``; at stage 2 on the GPU ``Bucket.keep`` counts them.
+    """
+    divides = mesh.strategy.is_zero and mesh.strategy.shards_gradients
+    return divides and not keeps_parts(mesh)
+
+
 class PartitionPlace(NamedTuple):
     """Where a trained tensor is among the ranks' partitions, with all tensors flattened into one."""
 
@@ -262,6 +270,8 @@ class PartitionPlace(NamedTuple):
     """Whether a tensor too large for the bucket is flattened again, because several ranks have short slices of it."""
 
 
+MostKept = Callable[[Collection[range]], int]
+"""Bytes of gradients that the fullest of some ranks keeps; of no ranks given: of all."""
 SOME_RANK = 64
 """Rank of adapters. All adapters scale with it, so their partition boundaries do not depend on it."""
 
@@ -277,7 +287,7 @@ class Parts:
     """
 
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
-        self._model = model
+        self._model, self._setup = model, setup
         self._by_layer: dict[At | None, Places] = {}
         trained = trained_in_order(model, setup)
         tensors = [(int(not tensor.decays), elements(tensor.shape), tensor) for tensor in trained]
@@ -301,6 +311,33 @@ class Parts:
         self._kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
         self.alone = self._alone(accumulates=setup.batch.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
+        met = [it for places in self._met() for it in places.items()]
+        self.ranges = list(dict.fromkeys(it.ranks for _, it in met))
+        """The ranks of the places that a step meets, each once."""
+        self.cuts = (
+            self.alone,
+            [(key, self.ranges.index(it.ranks), len(it.ranks) == 1, it.copied) for key, it in met],
+        )
+        """All that a step does by these places but for how much each rank keeps, by number in ``ranges``."""
+
+    def on(self, gpus: int) -> Parts:
+        """The places of the same tensors on another number of GPUs."""
+        return parts_of(self._model, self._setup.replace(num_gpus=gpus))
+
+    def _met(self) -> Iterator[Places]:
+        """Outside the layers, of each layer that is alone, and of one that represents the others of its kind."""
+        kinds = set()
+        for at in self._by_layer:
+            if at is not None and at not in self.alone:
+                kind = at.in_tower, layer_kind(self._stack(at), at.layer)
+                if kind in kinds:
+                    continue
+                kinds.add(kind)
+            yield self.of(at)
+
+    def _stack(self, at: At) -> Model:
+        vision = self._model.vision
+        return vision.tower if at.in_tower and vision is not None else self._model
 
     def of(self, at: At | None) -> Places:
         """The places of a layer's trained tensors; None: those outside the layers.
@@ -309,9 +346,7 @@ class Parts:
         """
         if at is None or at in self.alone:
             return self._by_layer.get(at, {})
-        stack = self._model
-        if at.in_tower and stack.vision is not None:
-            stack = stack.vision.tower
+        stack = self._stack(at)
         kind = layer_kind(stack, at.layer)
         alike = [
             self._by_layer.get(other, {})
@@ -370,6 +405,37 @@ def parts_of(model: Model, setup: TrainingSetup) -> Parts:
     """
     adapters = replace(setup.adapters, lora_r=SOME_RANK)
     return _parts(model, adapters, setup.mesh.num_gpus, setup.batch.gradient_accumulation_steps > 1)
+
+
+def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
+    """Bytes of gradients that the fullest of some ranks keeps.
+
+    A record of it holds for numbers of GPUs whose partitions cut the tensors alike. ``ranks``: the setup's number of
+    GPUs, as the record has it.
+
+    Source: as ``kept_gradients``.
+    """
+    size, parts = width(setup.precision), parts_of(model, setup)
+
+    def are_alike(_: int, gpus: int) -> int:
+        return int(parts.on(gpus).cuts == parts.cuts)
+
+    if Operation(are_alike, lambda *_: 1).of(0, ranks) != 1:  # a comparison of the record
+        raise AssertionError("recorded for other GPUs than the setup's")
+
+    def most_kept(owners: Collection[range]) -> int:
+        numbers = [parts.ranges.index(it) for it in owners]
+
+        def most(model: Model, adapters: Adapters, gpus: int) -> int:
+            if not are_alike(0, gpus):  # where the record does not hold
+                return 0
+            kept, ranges = kept_gradients(model, adapters, gpus), parts.on(gpus).ranges
+            among = [ranges[number] for number in numbers] or [range(gpus)]
+            return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
+
+        return _counted(model, setup, ranks, most)
+
+    return most_kept
 
 
 @lru_cache(maxsize=64)
@@ -664,10 +730,6 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
         return others + largest * width(setup.precision) + larger(norm, FLOAT32_BYTES * largest)
 
     return beside
-
-
-MostKept = Callable[[Collection[range]], int]
-"""Bytes of gradients that the fullest of some ranks keeps; of no ranks given: of all."""
 
 
 class Bucket:

@@ -5,8 +5,6 @@ Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter
 
 from __future__ import annotations
 
-from functools import partial
-
 from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
 from estimator.families.modules import Bare, Linear
 from estimator.families.vision.block import TowerBlock
@@ -25,7 +23,7 @@ from estimator.parallel.zero import (
     after_backward,
     gathering,
     keeps_parts,
-    most_kept_bytes,
+    most_kept_of,
     partition,
     parts_of,
     rank_bytes,
@@ -64,7 +62,7 @@ class ZeroHooks(Hooks):
         kept = (
             after_backward(model, setup, ranks) if setup.mesh.strategy.reduces_after_backward else 0
         )
-        most_kept = partial(most_kept_bytes, model, setup) if self._parts is not None else None
+        most_kept = most_kept_of(model, setup, ranks) if self._parts is not None else None
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, most_kept)
         self._gathers = gathering(model, setup) is not None

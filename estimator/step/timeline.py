@@ -20,7 +20,7 @@ from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.ddp import plays_as_alone
-from estimator.parallel.zero import gathering, keeps_parts
+from estimator.parallel.zero import forgets_gradients, gathering, keeps_parts
 from estimator.parallel.zero3_coordinator import (
     IN_TOWER,
     OUTSIDE,
@@ -325,11 +325,14 @@ class Plan:
             return Schedule(same.program, same.runs, rules)
         recording = Recording()
         batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
-        rows = joined(self._setup.batch, batch, length)
-        setup = self._setup.replace(batch=rows, lora_r=rank)
+        given = self._setup
+        if keeps_parts(given.mesh):  # whose partitions lie where they lie on these GPUs
+            given = given.replace(num_gpus=sizes.gpus)
+        rows = joined(given.batch, batch, length)
+        setup = given.replace(batch=rows, lora_r=rank)
         if rows.is_joined:
             scored = batch * scored
-        stack = stack_of(self._model, self._setup, int.__add__(rows.max_length, 0))
+        stack = stack_of(self._model, given, int.__add__(rows.max_length, 0))
         step = Step(
             self._model,
             setup,
@@ -513,16 +516,16 @@ def plan(model: Model, structure: TrainingSetup) -> Plan:
     """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers, and by DDP."""
     if plays_as_alone(model, structure):
         structure = structure.replace(strategy=Strategy.NONE, num_gpus=1)
-    replicas, gpus = 2 if structure.mesh.strategy.has_groups else 1, structure.mesh.num_gpus
-    if not keeps_parts(structure.mesh):
-        gpus = replicas * min(2, gpus)
+    if forgets_gradients(structure.mesh):
+        structure = structure.replace(gradient_accumulation_steps=1)
+    replicas = 2 if structure.mesh.strategy.has_groups else 1
     if not structure.optimisation.optimizer_in_bwd:  # its temporaries are in backward
         structure = structure.replace(optim=Optimizer.SGD, optim_state_dtype=None)
     return _plan(
         model,
         structure.replace(
             lora_r=1,
-            num_gpus=gpus,
+            num_gpus=replicas * min(2, structure.mesh.num_gpus),
             dp_replicate_size=replicas,
             save_only_model=False,
             fsdp_state_dict_type=FULL_STATE_DICT,
