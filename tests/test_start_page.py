@@ -605,6 +605,24 @@ def test_a_change_that_overtakes_the_last_answer_brings_the_other_box_as_it_was(
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == becomes
 
 
+def test_ranks_of_a_layer_are_all_gpus_and_follow_their_number():
+    page = open_page(method="full", num_gpus="2", strategy="fsdp", **MISTRAL)
+    page.session_state["Several GPUs open"] = True
+    page.run()
+    keys = ("num_gpus", "strategy", "tp_size", "save_only_model")
+    for box, value, becomes in (
+        ("tp_size box", 4, (4, "none", 4, True)),
+        ("num_gpus box", 2, (2, "none", 2, True)),
+        ("strategy box", "zero3", (2, "zero3", 1, True)),
+        ("tp_size box", 2, (2, "none", 2, True)),
+        ("tp_size box", 1, (2, "fsdp", 1, True)),
+    ):
+        move(page, box, value)
+        assert tuple(setting(page, it) for it in keys) == becomes, box
+        assert "tensor parallelism" in text(page) or becomes[2] == 1
+        assert "not modelled" not in text(page)
+
+
 def test_offload_targets_follow_the_strategy():
     page = open_page(num_gpus="8", strategy="fsdp", gradient_checkpointing="true", **MISTRAL)
     page.session_state["Several GPUs open"] = True

@@ -129,10 +129,28 @@ def _take_sharing() -> None:
     rerun.redraw(rerun.EXPANDERS)  # without it, a box that brings nothing new reruns the page
 
 
+def _may_divide_layers(setup: TrainingSetup) -> bool:
+    """Whether ranks may have parts of layers: all weights are trained."""
+    return setup.mesh.tp_size > 1 or not setup.adapters.uses_adapters
+
+
+def _take_tensor_parallel() -> None:
+    """Sets how many ranks divide every layer, and what goes with it: as many GPUs, no strategy, no saved states."""
+    ranks = st.session_state["tp_size box"]
+    if ranks == 1:
+        session.put(
+            {"tp_size": 1} | _sharing(cast("int", session.value("num_gpus")), Strategy.FSDP)
+        )
+    else:
+        own = {"tp_size": ranks, "save_only_model": True}
+        session.put(_sharing(ranks, Strategy.NONE) | own)
+    rerun.redraw(rerun.EXPANDERS)
+
+
 def _strategy_over(number: int) -> Strategy:
-    """The strategy that goes with a number of GPUs: none for one, by default FSDP for several."""
+    """The strategy that goes with a number of GPUs: none for one and for parts of layers, by default FSDP."""
     strategy = Strategy(str(session.value("strategy")))
-    if number == 1:
+    if number == 1 or session.value("tp_size") != 1:
         return Strategy.NONE
     return Strategy.FSDP if strategy.is_alone else strategy
 
@@ -161,13 +179,14 @@ def _sharing(number: int, strategy: Strategy) -> dict[str, object]:
 def _shared_now() -> TrainingSetup:
     """The strategy and GPUs in the widgets, even if they are invalid."""
     rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
-    own = {key: session.value(key) for key in ("fsdp_version", "checkpoint_around_fsdp")}
+    own = {key: session.value(key) for key in ("tp_size", "fsdp_version", "checkpoint_around_fsdp")}
     return contract.DEFAULT.replace(**cast("dict[str, Any]", rests | own))
 
 
 UNUSUAL = {
     "num_gpus": boxes.Unusual(take=_take_sharing),
     "strategy": boxes.Unusual(take=_take_sharing),
+    "tp_size": boxes.Unusual(take=_take_tensor_parallel, where=_may_divide_layers),
     "gpus_per_node": boxes.Unusual(then=_network),
     "fsdp_version": boxes.Unusual(
         take=_take_fsdp_version, where=lambda setup: setup.mesh.strategy.is_fsdp

@@ -83,7 +83,13 @@ class Mesh(Checked):
         "ranks that every layer is divided over (tensor parallelism), with strategy none",
         default_from=DefaultSource.ACCELERATE,
         code="tp",
-        widget="the page takes it from a link or a file",
+        widget=Widget(
+            shape="number",
+            section=Section.SEVERAL_GPUS,
+            label="Ranks of a layer (tensor parallelism)",
+            help="DistributedConfig's tp_size: GPUs that each have a part of every layer and work on the same rows. "
+            "They are all GPUs of the run; Trainer then saves weights alone.",
+        ),
     )
     pp_size: int = key(
         1,
