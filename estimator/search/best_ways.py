@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from estimator.answer.estimate import bound, estimate, is_refused
 from estimator.families.adapters import default_targets
-from estimator.parallel.combinations import refusal
 from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
 from estimator.search.free_changes import lossless, splits
 from estimator.search.limits import holds, largest_micro_batch, longest_context, may_hold
 from estimator.search.ranking import middle_dollars
-from estimator.search.remedies import offloaded
+from estimator.search.remedies import changed_setup, offloaded
 from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
@@ -91,7 +90,7 @@ def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestW
         if (found := _fitting(model, gpu, setup, keys, titles)) is not None:
             return found
     for keys, titles in candidates:
-        changed = _changed(setup, keys)
+        changed = changed_setup(setup, keys)
         for more in () if changed is None else offloaded(changed, gpu):
             together = {**keys, **more}
             if (
@@ -105,7 +104,7 @@ def _fitting(
     model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
 ) -> BestWay | None:
     """The way with the fewest lossless changes; None if it does not fit even with all of them."""
-    changed = _changed(setup, keys)
+    changed = changed_setup(setup, keys)
     if changed is None or not may_hold(model, gpu, changed):  # no lossless change lowers this bound
         return None
     parts = [part for part in splits(changed) if not is_refused(model, replace(changed, **part))]
@@ -143,7 +142,7 @@ def _candidates(
             if targets != adapted.adapters.lora_target_modules:
                 keys["lora_target_modules"] = targets
     for way in (Strategy.NONE,) if number == 1 else (Strategy.DDP, *WAYS):
-        shared = _changed(setup, keys)
+        shared = changed_setup(setup, keys)
         if shared is None:
             return
         yield {**keys, **sharing_keys(shared, way, number)}, (way.label,) * (not way.is_alone)
@@ -159,7 +158,7 @@ def _steps(
     lowest = _high(model, gpu, setup)
     for change in lossless(model, gpu, setup):
         (option,) = change.options
-        further = _changed(setup, {**keys, **option})
+        further = changed_setup(setup, {**keys, **option})
         high = None if further is None else _high(model, gpu, further)
         if high is not None and (lowest is None or high < lowest):
             keys, names, lowest = {**keys, **option}, (*names, change.title), high
@@ -177,7 +176,7 @@ def reach(model: Model, gpu: Gpu, setup: TrainingSetup, within: int = 0) -> Reac
     if now.averages_in_buckets or now.partitions_flat or now.keeps_gathered:
         for way in WAYS:
             keys = sharing_keys(setup, way, setup.mesh.num_gpus)
-            shared = _changed(setup, keys)
+            shared = changed_setup(setup, keys)
             if shared is not None and _high(model, gpu, shared) is not None:
                 found.append(_reach(model, gpu, shared, keys, (way.label,), within))
                 break
@@ -212,14 +211,6 @@ def _high(model: Model, gpu: Gpu, setup: TrainingSetup) -> int | None:
         return bound(model, gpu, setup)
     except ValueError:
         return None
-
-
-def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
-    try:
-        changed = replace(setup, **keys)
-    except ValueError:
-        return None
-    return changed if refusal(changed) is None else None
 
 
 def ways_on(model: Model, gpu: Gpu, setup: TrainingSetup) -> Sequence[BestWay]:

@@ -116,7 +116,7 @@ def splits(setup: TrainingSetup) -> Iterator[Keys]:
 
     What is generated at once stays the same too.
 
-    >>> [it["per_device_train_batch_size"] for it in splits(TrainingSetup(gradient_accumulation_steps=6))]
+    >>> [keys["per_device_train_batch_size"] for keys in splits(TrainingSetup(gradient_accumulation_steps=6))]
     [1, 2, 3, 6]
     """
     batch = setup.batch.per_device_train_batch_size
@@ -137,7 +137,7 @@ def splits(setup: TrainingSetup) -> Iterator[Keys]:
 def _smaller(setup: TrainingSetup) -> Iterator[Keys]:
     """The splits of fewer rows than the setup's, the largest first.
 
-    >>> [it["per_device_train_batch_size"] for it in _smaller(TrainingSetup(per_device_train_batch_size=4))]
+    >>> [keys["per_device_train_batch_size"] for keys in _smaller(TrainingSetup(per_device_train_batch_size=4))]
     [2, 1]
     """
     now = setup.batch.per_device_train_batch_size

@@ -213,7 +213,7 @@ class _Search(NamedTuple):
             return None
         if any(change.instead_of in keys for change, _ in picked):
             return None
-        changed = _changed(self.of.setup, keys)
+        changed = changed_setup(self.of.setup, keys)
         if changed is None or is_refused(self.of.model, changed):
             return None
         runs = changed.runs_on(self.gpu) or not self.of.setup.runs_on(self.gpu)
@@ -277,7 +277,8 @@ def _needed(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     return estimate(model, gpu, setup).need_high_bytes
 
 
-def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
+def changed_setup(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
+    """The setup with some keys changed; None if they exclude each other."""
     try:
         changed = replace(setup, **keys)
     except ValueError:

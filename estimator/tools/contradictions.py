@@ -25,7 +25,7 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     both = [
         given[key] for key in ("args.bf16", "args.fp16") if key in given and is_on(given[key].value)
     ]
-    if len(both) == 2 and "auto" not in [it.value for it in both]:
+    if len(both) == 2 and "auto" not in [entry.value for entry in both]:
         yield f"{_at(both[0])} and {_at(both[1])} are both on, and Trainer takes one of the two; turn one off."
     fp8 = given.get("accelerate.mixed_precision")
     if fp8 is not None and fp8.value == "fp8" and values.get("mixed_precision") in ("bf16", "fp16"):
@@ -44,11 +44,11 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
             f"FP8BackendType); give fp8_config in its file, with backend {flag.value.upper()}."
         )
     packed = [
-        it
-        for key, it in given.items()
-        if key.rpartition(".")[2] in ("load_in_4bit", "load_in_8bit") and is_on(it.value)
+        entry
+        for key, entry in given.items()
+        if key.rpartition(".")[2] in ("load_in_4bit", "load_in_8bit") and is_on(entry.value)
     ]
-    if len({it.key.rpartition(".")[2] for it in packed}) == 2:
+    if len({entry.key.rpartition(".")[2] for entry in packed}) == 2:
         yield f"{_at(packed[0])} and {_at(packed[1])} are both on, and bitsandbytes takes one of the two; turn one off."
     if tool == "axolotl":
         yield from _of_axolotl(given)
@@ -56,7 +56,7 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     adapts = "args.use_peft" in given and (
         given["args.use_peft"].is_unknown or is_on(given["args.use_peft"].value)
     )
-    if tool == "trl" and alone and not adapts and not any(it.startswith("peft.") for it in given):
+    if tool == "trl" and alone and not adapts and not any(key.startswith("peft.") for key in given):
         yield f"{_at(alone[0])} trains nothing without adapters, and Trainer stops there; set use_peft true."
     free = given.get("args.padding_free")
     if tool == "trl" and free is not None and is_on(free.value) and not values.get("packing"):
@@ -64,9 +64,9 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
         if length is None or length.value is not None:
             yield f"{_at(free)} without packing needs max_length null, or TRL stops; turn packing on."
     two = [
-        it
-        for it in (given.get("args.fsdp"), given.get("args.deepspeed"))
-        if it is not None and it.value
+        entry
+        for entry in (given.get("args.fsdp"), given.get("args.deepspeed"))
+        if entry is not None and entry.value
     ]
     if len(two) == 2:
         yield f"{_at(two[0])} and {_at(two[1])} are two ways to divide one run; leave one out."
@@ -81,7 +81,7 @@ def _of_axolotl(given: Mapping[str, Entry]) -> Iterator[str]:
     if (
         adapter is not None
         and adapter.value == "qlora"
-        and not any(it.key == PACKS[0] for it in packs)
+        and not any(entry.key == PACKS[0] for entry in packs)
     ):
         yield f"{_at(adapter)} needs load_in_4bit, or axolotl stops; turn it on."
 

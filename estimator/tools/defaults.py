@@ -17,6 +17,7 @@ from estimator.tools.known import (
     unsloth,
     verl,
 )
+from estimator.tools.lists import listed
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
 from estimator.values.keys import default_of
 from estimator.values.kinds import one_of, show
@@ -25,8 +26,8 @@ from estimator.values.specs import Model
 
 TOOLS: Mapping[str, Tool] = MappingProxyType(
     {
-        it.name: it
-        for it in (
+        tool.name: tool
+        for tool in (
             trl.TOOL,
             transformers.TOOL,
             axolotl.TOOL,
@@ -40,31 +41,10 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
 )
 """Every tool whose table is here, by its value of the contract's key ``tool``."""
 
-QUESTION = (
-    "model",
-    "gpu",
-    "model_class",
-    "method",
-    "load_in_8bit",
-    "objective",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "num_gpus",
-    "gpus_per_node",
-    "strategy",
-    "fsdp_version",
-    "dp_replicate_size",
-    "offload_optimizer",
-    "offload_param",
-    "num_train_examples",
-    "mean_tokens_per_example",
-    "usd_per_gpu_hour",
-    "mfu",
-    "pace",
-    "pace_from",
-    "pace_shares",
-)
+QUESTION = listed("""model gpu model_class method load_in_8bit objective per_device_train_batch_size
+    gradient_accumulation_steps max_length num_gpus gpus_per_node strategy fsdp_version dp_replicate_size
+    offload_optimizer offload_param num_train_examples mean_tokens_per_example usd_per_gpu_hour mfu pace
+    pace_from pace_shares""")
 """Keys of the question rather than of the tool; they stay when another tool's defaults are taken."""
 
 
@@ -113,7 +93,7 @@ def defaults_of(
 
     ``given`` matters: TRL keeps adapters in bfloat16 where the method is ``qlora``.
 
-    >>> [(it.key, it.value, it.source) for it in defaults_of("trl") if it.key == "max_length"]
+    >>> [(default.key, default.value, default.source) for default in defaults_of("trl") if default.key == "max_length"]
     [('max_length', 1024, 'trl 1.16.0, trl/trainer/sft_config.py:...')]
     """
     tool = tool_named(name, given.get("objective"))
@@ -128,7 +108,7 @@ def defaults_of(
 def set_by(tool: Tool, key: str, value: Value, origin: Origin) -> SetByTool:
     """A value that a rule found without a user's key."""
     version = f"{tool.distribution} {tool_versions()[tool.distribution]}"
-    lines = [it.source for it in origin.defaults]
+    lines = [default.source for default in origin.defaults]
     return SetByTool(
         key=key,
         value=value,

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from estimator.tools.known import allocator, trl
@@ -120,7 +121,7 @@ class Pool:
 def pool_of(texts: Iterable[Text]) -> Pool:
     """All texts of a run together: configs first, then scripts, then commands, since flags override files."""
     order = {"yaml": 0, "json": 0, "python": 1, "shell": 2}
-    given = sorted(texts, key=lambda it: order[it.kind])
+    given = sorted(texts, key=lambda text: order[text.kind])
     pool = Pool()
     for text in given:
         if text.kind in ("yaml", "json"):
@@ -138,8 +139,8 @@ def pool_of(texts: Iterable[Text]) -> Pool:
 
 def document_kind(text: Text) -> str:
     """What a file of keys is: a tool, ``deepspeed``, ``accelerate``, ``peft``, ``bnb``, ``torchtune`` or ``model``."""
-    top = {it.path[0] for it in text.keys}
-    if any("_component_" in it.path for it in text.keys):
+    top = {key.path[0] for key in text.keys}
+    if any("_component_" in key.path for key in text.keys):
         return "torchtune"
     if "actor_rollout_ref" in top:
         return "verl"
@@ -214,15 +215,15 @@ data, its config."""
 
 
 def _script(text: Text, pool: Pool) -> None:
-    unsloth = any(it.of.startswith("Fast") and it.of.endswith("Model") for it in text.calls)
+    unsloth = any(call.of.startswith("Fast") and call.of.endswith("Model") for call in text.calls)
     policy = _policy(text.calls)
     pool.options |= text.options
     pool.guesses += text.guesses
     _allocator(text.environment, text.name, 0, pool)
     objectives: dict[str, Call] = {}
     for call in text.calls:
-        for part, found, name in _call_keys(call, unsloth=unsloth, is_policy=call is policy):
-            pool.put(part, _under(call.condition, found), text.name, name)
+        for part, found in _call_keys(call, unsloth=unsloth, is_policy=call is policy):
+            pool.put(part, _under(call.condition, found), text.name)
         if unsloth:
             pool.tools.append("unsloth")
         elif (found_class := OBJECTIVE_CLASSES.match(call.name)) and call.name.endswith(
@@ -241,8 +242,8 @@ def _script(text: Text, pool: Pool) -> None:
     for word in certain or [" or ".join(objectives)] * bool(objectives):
         value = word if word in objectives else Unresolved(word)
         _objective(value, text.name, next(iter(objectives.values())).line, pool)
-    if any(it in ("trl", "unsloth") for it in pool.tools):
-        pool.tools = [it for it in pool.tools if it != "trainer"]
+    if {"trl", "unsloth"} & {*pool.tools}:
+        pool.tools = [tool for tool in pool.tools if tool != "trainer"]
     elif policy is not None and policy.of.endswith("ForSequenceClassification"):
         _objective("sequence_classification", text.name, policy.line, pool)
 
@@ -263,72 +264,69 @@ def _under(condition: str, found: Found) -> Found:
 def _policy(calls: Iterable[Call]) -> Call | None:
     """The trained one of several models: the one named model, else the first that is no reference or reward model."""
     loads = [
-        it
-        for it in calls
-        if it.name == "from_pretrained"
-        and not it.of.startswith("Fast")
-        and not it.of.endswith("Processor")
+        call
+        for call in calls
+        if call.name == "from_pretrained"
+        and not call.of.startswith("Fast")
+        and not call.of.endswith("Processor")
     ]
     others = [
-        it for it in loads if not re.search(r"ref|reward|teacher|value|judge|critic", it.target)
+        call
+        for call in loads
+        if not re.search(r"ref|reward|teacher|value|judge|critic", call.target)
     ]
-    named = [it for it in others if it.target == "model"]
-    return next(iter([*named, *others]), None)
+    return min(others, key=lambda call: call.target != "model", default=None)
 
 
-def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[str, Found, str]]:
-    """The keyword arguments of a call, each with its part and its name there."""
+def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[str, Found]]:
+    """The keyword arguments of a call, each with its part."""
+    called = Found((call.name,), True, call.line)
     match call.name:
         case "from_pretrained" if call.of.startswith("Fast"):
-            for it in call.found:
-                name = "model_name" if it.name == "pretrained_model_name_or_path" else it.name
-                yield "unsloth", it, name
+            yield from product(["unsloth"], call.found)
         case "from_pretrained" if call.of.endswith("Processor"):
-            yield from (("processor", it, it.name) for it in call.found)
+            yield from product(["processor"], call.found)
         case "from_pretrained":
             if is_policy:
-                yield from (("model", it, it.name) for it in call.found)
-                yield "model", Found(("loaded",), True, call.line), "loaded"
+                yield from product(["model"], call.found)
+                yield "model", Found(("loaded",), True, call.line)
         case "get_peft_model" if unsloth:
-            yield "unsloth_peft", Found(("get_peft_model",), True, call.line), "get_peft_model"
-            yield from (("unsloth_peft", it, it.name) for it in call.found)
+            yield "unsloth_peft", called
+            yield from product(["unsloth_peft"], call.found)
         case "get_peft_model":
-            yield from (
-                ("call", it, it.name) for it in call.found if it.name == "autocast_adapter_dtype"
-            )
+            yield from (("call", key) for key in call.found if key.name == "autocast_adapter_dtype")
         case "tokenizer":
-            yield from (("data", it, it.name) for it in call.found if it.name == "max_length")
+            yield from (("data", key) for key in call.found if key.name == "max_length")
         case "prepare_model_for_kbit_training":
-            yield "call", Found((call.name,), True, call.line), call.name
-            for it in call.found:
-                if (
-                    it.name == "use_gradient_checkpointing"
-                    or it.path[0] == "gradient_checkpointing_kwargs"
-                ):
-                    yield "call", it, it.name
+            yield "call", called
+            for key in call.found:
+                if key.path[0] in ("use_gradient_checkpointing", "gradient_checkpointing_kwargs"):
+                    yield "call", key
         case "gradient_checkpointing_enable":
-            yield "call", Found((call.name,), True, call.line), call.name
-            yield from (("call", it, it.name) for it in call.found)
+            yield "call", called
+            yield from product(["call"], call.found)
         case "to" | "half" | "bfloat16":
             word = {"half": "float16", "bfloat16": "bfloat16"}.get(call.name)
-            said = next((it.value for it in call.found if it.name == "dtype"), word)
-            yield "call", Found(("to",), said, call.line), "to"
+            said = next((key.value for key in call.found if key.name == "dtype"), word)
+            yield "call", Found(("to",), said, call.line)
         case "LoraConfig":
-            yield "peft", Found(("peft_type",), "LORA", call.line), "peft_type"
-            yield from (("peft", it, it.name) for it in call.found)
+            yield "peft", Found(("peft_type",), "LORA", call.line)
+            yield from product(["peft"], call.found)
         case "BitsAndBytesConfig":
-            yield from (("bnb", it, it.name) for it in call.found)
+            yield from product(["bnb"], call.found)
         case name if PEFT_KINDS.match(name):
-            yield "peft", Found(("peft_type",), name.removesuffix("Config"), call.line), "peft_type"
-            yield from (("peft", it, it.name) for it in call.found)
+            yield "peft", Found(("peft_type",), name.removesuffix("Config"), call.line)
+            yield from product(["peft"], call.found)
         case name if name.endswith("Trainer"):
-            for it in call.found:
-                if it.path[0] in OLD_TRAINER_ARGS:
-                    yield "args", it, it.name
-                elif it.name in TRAINER_KEYS or (it.name == "model" and isinstance(it.value, str)):
-                    yield "trainer", it, it.name
+            for key in call.found:
+                if key.path[0] in OLD_TRAINER_ARGS:
+                    yield "args", key
+                elif key.name in TRAINER_KEYS or (
+                    key.name == "model" and isinstance(key.value, str)
+                ):
+                    yield "trainer", key
         case _:
-            yield from (("args", it, it.name) for it in call.found)
+            yield from product(["args"], call.found)
 
 
 CONFIG_FLAGS = {"config", "config_file", "config_path"}
@@ -338,8 +336,8 @@ CONFIG_FLAGS = {"config", "config_file", "config_path"}
 
 
 def _command(command: Command, file: str, pool: Pool) -> None:
-    for it in command.launch:
-        _launched(command.launcher, it, file, pool)
+    for flag in command.launch:
+        _launched(command.launcher, flag, file, pool)
     if command.tool != "verl":  # which takes its GPUs from its own keys
         _environment(command, file, pool)
     if command.tool == "ms_swift":
@@ -352,24 +350,30 @@ def _command(command: Command, file: str, pool: Pool) -> None:
     if command.tool == "ms_swift" and words:
         pool.add(Entry("args.command", words[0], file, command.line, words[0]))
     pool.guesses += [
-        f"{it} in the command is taken as empty." for it in words if WHOLE_VARIABLE.fullmatch(it)
+        f"{word} in the command is taken as empty."
+        for word in words
+        if WHOLE_VARIABLE.fullmatch(word)
     ]
-    pool.references += [it for it in words if re.search(r"\.(py|ya?ml|json)$", it)]
-    for it in command.flags:
-        if command.tool == "trl" and it.name == "accelerate_config":
-            _accelerate_config(str(it.value), file, it.line, pool)
+    pool.references += [word for word in words if re.search(r"\.(py|ya?ml|json)$", word)]
+    for flag in command.flags:
+        if command.tool == "trl" and flag.name == "accelerate_config":
+            _accelerate_config(str(flag.value), file, flag.line, pool)
             continue
-        if command.tool == "trl" and not command.launcher and _of_launch(it.name):
-            _launched("accelerate", it, file, pool)
+        if command.tool == "trl" and not command.launcher and _of_launch(flag.name):
+            _launched("accelerate", flag, file, pool)
             continue
-        is_file = it.name in CONFIG_FLAGS and isinstance(it.value, str)
+        is_file = flag.name in CONFIG_FLAGS and isinstance(flag.value, str)
         if is_file and command.tool != "torchtune":
-            pool.references.append(it.value)
+            pool.references.append(flag.value)
             continue
-        if it.name == "deepspeed" and isinstance(it.value, str) and it.value.endswith(".json"):
-            pool.references.append(it.value)
-        for each in _opened(it):
-            pool.put("args", each, file)
+        if (
+            flag.name == "deepspeed"
+            and isinstance(flag.value, str)
+            and flag.value.endswith(".json")
+        ):
+            pool.references.append(flag.value)
+        for key in _opened(flag):
+            pool.put("args", key, file)
     if command.launcher or command.tool in ("axolotl", "llamafactory"):
         pool.add(
             Entry(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from estimator.sources import catalog
@@ -19,7 +20,17 @@ from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
-from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
+from estimator.tools.rules import (
+    Direction,
+    Effective,
+    Entry,
+    Later,
+    Theirs,
+    Tool,
+    effective,
+    matches,
+    upwards,
+)
 from estimator.tools.sayable import sayable
 from estimator.values.keys import BY_NAME, DEFAULT, default_of
 from estimator.values.kinds import near, show
@@ -85,9 +96,9 @@ class Imported:
     asked: Mapping[str, str] = field(default_factory=dict)
     """Keys of ours that decide memory and that the files do not tell, each with one sentence."""
     guesses: tuple[str, ...] = ()
+    """What the files leave open, and how it is taken: one sentence each, to be said with the verdict."""
     settled_by: Mapping[str, str] = field(default_factory=dict)
     """Of a guess, the key whose value would make it needless."""
-    """What the files leave open, and how it is taken: one sentence each, to be said with the verdict."""
     notes: tuple[str, ...] = ()
     """Other warnings: files that are named but missing, values of the tool that are not modelled."""
     texts: tuple[Text, ...] = ()
@@ -97,7 +108,7 @@ class Imported:
 
     def of(self, fate: Fate) -> tuple[KeyRead, ...]:
         """One of the four lists."""
-        return tuple(it for it in self.keys if it.fate is fate)
+        return tuple(key for key in self.keys if key.fate is fate)
 
 
 def read_files(
@@ -111,7 +122,7 @@ def read_files(
     >>> run = read_files({"pasted": "trl sft --model_name_or_path openai-community/gpt2 --max_length 512 --seed 1"})
     >>> run.tool, run.setup["max_length"], run.setup["gradient_checkpointing"]
     ('trl', 512, True)
-    >>> [(it.key, it.fate.value) for it in run.keys][-1]
+    >>> [(key.key, key.fate.value) for key in run.keys][-1]
     ('seed', 'no effect on memory, time or cost')
     """
     if not files:
@@ -136,36 +147,36 @@ def _read(files: Mapping[str, str | bytes]) -> tuple[Text, ...]:
     kinds = {name: kind_of(decoded(text, name), name) for name, text in files.items()}
     read = {name: read_text(files[name], name) for name, kind in kinds.items() if kind == "shell"}
     flags = {
-        it.name: it.value
+        flag.name: flag.value
         for text in read.values()
         for command in text.commands
         if not command.tool
-        for it in command.flags
-        if not isinstance(it.value, Unresolved)
+        for flag in command.flags
+        if not isinstance(flag.value, Unresolved)
     }
     read |= {name: read_text(files[name], name, flags) for name in files if name not in read}
     return tuple(read[name] for name in files)
 
 
 NAMING = frozenset(
-    f"args.{it}"
-    for it in ("output_dir", "hub_model_id", "run_name", "dataset_name", "dataset_splits")
+    f"args.{name}"
+    for name in ("output_dir", "hub_model_id", "run_name", "dataset_name", "dataset_splits")
 )
 """Keys whose values people name after what they train."""
 
 
 def _guess_objective(pool: Pool, texts: tuple[Text, ...]) -> None:
     """The trainer of a TRL config that comes without its command or script, by its keys and names."""
-    named = [str(it.value) for key, it in pool.entries.items() if key in NAMING]
+    named = [str(entry.value) for key, entry in pool.entries.items() if key in NAMING]
     keys = [key.removeprefix("args.") for key in pool.entries if key.startswith("args.")]
-    found = objective_of(keys, [*(it.name for it in texts), *pool.references, *named])
+    found = objective_of(keys, [*(text.name for text in texts), *pool.references, *named])
     pool.add(Entry("trainer.objective", found.objective))
     if found.says:
         pool.guess(found.says, "objective")
 
 
 def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
-    name = next((it for it in PRIORITY if it in pool.tools), "")
+    name = next((tool for tool in PRIORITY if tool in pool.tools), "")
     if not name:
         name = "trainer"
         pool.guesses.append(
@@ -178,97 +189,154 @@ def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
     return tool_named(name, word)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What the files come to under their tool."""
+
+    tool: Tool
+    pool: Pool
+    texts: tuple[Text, ...]
+    given: Mapping[str, Entry]
+    """The user's keys whose values are known."""
+    found: Effective
+    values: Mapping[str, Any]
+    """Our keys with their values, as far as the contract accepts them."""
+    rejected: Mapping[str, str]
+    """Our keys whose values it does not accept, each with its sentence."""
+
+    def refused(self) -> dict[str, str]:
+        """The user's keys that a rejected value comes from; one that the tool sets by itself is a guess."""
+        refused: dict[str, str] = {}
+        for key, problem in self.rejected.items():
+            if entries := self.found.origins[key].entries:
+                value = self.found.values[key]
+                responsible = _responsible(self.tool, self.given, key, value, entries)
+                refused |= dict.fromkeys(responsible, problem)
+            else:
+                self.pool.guesses.append(
+                    f"{_version(self.tool)} sets this by itself, and it is left out: {problem}"
+                )
+        return refused
+
+    def guess_what_is_open(self) -> None:
+        """How many GPUs, how long the rows and the prompts are, where no key says it."""
+        strategy = str(self.values.get("strategy", "none"))
+        if self.values.get("num_gpus", 1) == 1 and strategy.startswith(("fsdp", "hsdp", "zero")):
+            self.pool.guess(UNCOUNTED.format(strategy), "num_gpus")
+        if "max_length" not in self.values:
+            self.pool.guess(
+                f"{self.tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to "
+                f"the longest; {DEFAULT.batch.max_length:,} is taken.",
+                "max_length",
+            )
+        self.pool.guesses += _usual_prompt(self.tool, self.given, self.values)
+        self.pool.guesses += _packs_nothing(self.tool, self.given, self.values)
+
+    def not_given(self) -> list[str]:
+        """The files that are named and are not here."""
+        here = {_last(text.name) for text in self.texts}
+        return [path for path in dict.fromkeys(self.pool.references) if _last(path) not in here]
+
+    def asked(self, not_given: Sequence[str]) -> dict[str, str]:
+        """Our keys that decide memory and that the files do not tell; a value near the default is a guess."""
+        asked = {
+            key: _only_the_run_knows(entry, f"set {key}")
+            for key, entry in self.found.missed.items()
+            if _decides_memory(key, self.values)
+        }
+        for key, problem in self.rejected.items():
+            if key in NEAR:
+                self.pool.guess(f"{problem} {default_of(key)} is taken.", key)
+            elif self.found.origins[key].entries and _decides_memory(key, self.values):
+                asked[key] = problem
+        return {**asked, **_of_missing(self.given, not_given, self.pool)}
+
+    def keys(self, refused: Mapping[str, str], asked: Set[str]) -> tuple[KeyRead, ...]:
+        """What became of each key of the files, in their order."""
+        missed = [*self.found.missed.items()]
+        went: dict[str, list[str]] = {}
+        for key, origin in self.found.origins.items():
+            for entry in origin.entries:
+                went.setdefault(entry.key, []).append(key)
+        judge = _Judge(
+            tool=self.tool,
+            options=self.pool.options,
+            taken=frozenset(chain.from_iterable(rule.theirs for rule in self.tool.rules)),
+            later={later.theirs: later for later in reversed(self.tool.later)},
+            given={key: entry.value for key, entry in self.given.items()},
+            asked={entry.key: key for key, entry in reversed(missed) if key in asked},
+        )
+        return tuple(
+            judge.key(entry, went.get(entry.key, []), refused.get(entry.key, ""))
+            for entry in _shown(self.pool)
+        )
+
+    def set_by_tool(self) -> list[SetByTool]:
+        """The tool's own defaults, those that differ from the contract's first."""
+        defaults = [
+            set_by(self.tool, key, self.values[key], origin)
+            for key, origin in self.found.origins.items()
+            if key in self.values and not origin.entries and key != "model"
+        ]
+        return sorted(defaults, key=lambda default: not default.differs)
+
+
+def _run(tool: Tool, pool: Pool, texts: tuple[Text, ...], model: Model | None) -> _Run:
+    found = effective(tool, pool.entries, model=model)
+    problems = {key: problem_with(key, value) for key, value in found.values.items()}
+    values = {key: value for key, value in found.values.items() if not problems[key]}
+    if pool.model_config is not None:
+        values.setdefault("model", dict(pool.model_config))
+    return _Run(
+        tool=tool,
+        pool=pool,
+        texts=texts,
+        given={key: entry for key, entry in pool.entries.items() if not entry.is_unknown},
+        found=found,
+        values=values,
+        rejected={key: problem for key, problem in problems.items() if problem},
+    )
+
+
 def _joined(
     tool: Tool, pool: Pool, texts: tuple[Text, ...], known: Mapping[str, Model]
 ) -> Imported:
     _resolve_flags(tool, pool)
-    given = {key: it for key, it in pool.entries.items() if not isinstance(it.value, Unresolved)}
-    model = _model(tool, given, pool, known)
-    found = effective(tool, pool.entries, model=model)
-    values: Mapping[str, Any] = dict(found.values)
-    refused: dict[str, str] = {}
-    not_ours: dict[str, str] = {}
-    notes = [*pool.notes, *_older_trl(tool, given)]
-    for key, value in found.values.items():
-        if not (problem := problem_with(key, value)):
-            continue
-        not_ours[key] = problem
-        values = {name: it for name, it in values.items() if name != key}
-        if entries := found.origins[key].entries:
-            refused |= dict.fromkeys(_responsible(tool, given, key, value, entries), problem)
-        else:
-            pool.guesses.append(
-                f"{_version(tool)} sets this by itself, and it is left out: {problem}"
-            )
-    refused |= dict(images.without_use(given, tool.rules, model))
-    refused |= dict(images.with_hook(given, values, model))
-    if pool.model_config is not None and "model" not in values:
-        values = {**values, "model": dict(pool.model_config)}
-    if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(
-        ("fsdp", "hsdp", "zero")
-    ):
-        pool.guess(UNCOUNTED.format(values["strategy"]), "num_gpus")
-    if "max_length" not in values:
-        pool.guess(
-            f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
-            f"longest; {DEFAULT.batch.max_length:,} is taken.",
-            "max_length",
-        )
-    pool.guesses += _usual_prompt(tool, given, values)
-    pool.guesses += _packs_nothing(tool, given, values)
-    went: dict[str, list[str]] = {}
-    for key, origin in found.origins.items():
-        for entry in origin.entries:
-            went.setdefault(entry.key, []).append(key)
-    given_names = {name.rpartition("/")[2] for name in (it.name for it in texts)}
-    missing = [
-        it for it in dict.fromkeys(pool.references) if it.rpartition("/")[2] not in given_names
-    ]
-    notes += [
-        f"{it} is named and was not given: drop it here, too, where its keys matter."
-        for it in missing
-    ]
-    asked = {
-        key: _only_the_run_knows(entry, f"set {key}")
-        for key, entry in found.missed.items()
-        if _decides_memory(key, values)
-    }
-    for key, problem in not_ours.items():
-        if key in NEAR:
-            pool.guess(f"{problem} {default_of(key)} is taken.", key)
-        elif found.origins[key].entries and _decides_memory(key, values):
-            asked[key] = problem
-    asked |= _of_missing(given, missing, pool)
-    judge = _Judge(
-        tool=tool,
-        options=pool.options,
-        taken=frozenset(it for rule in tool.rules for it in rule.theirs),
-        later={it.theirs: it for it in reversed(tool.later)},
-        given={key: it.value for key, it in given.items()},
-        asked={entry.key: key for key, entry in found.missed.items() if key in asked},
-    )
-    by_tool = [
-        set_by(tool, key, values[key], origin)
-        for key, origin in found.origins.items()
-        if key in values and not origin.entries and key != "model"
+    model = _model(tool, pool, known)
+    run = _run(tool, pool, texts, model)
+    refused = run.refused()
+    refused |= dict(images.without_use(run.given, tool.rules, model))
+    refused |= dict(images.with_hook(run.given, run.values, model))
+    run.guess_what_is_open()
+    not_given = run.not_given()
+    asked = run.asked(not_given)
+    notes = [
+        *pool.notes,
+        *_older_trl(tool, run.given),
+        *(
+            f"{path} is named and was not given: drop it here, too, where its keys matter."
+            for path in not_given
+        ),
     ]
     return Imported(
         tool=tool.name,
         version=version_of(tool.name),
-        setup=tool.as_run(values),
-        rows=values,
-        keys=tuple(
-            judge.key(it, went.get(it.key, []), refused.get(it.key, "")) for it in _shown(pool)
-        ),
-        set_by_tool=tuple(sorted(by_tool, key=lambda it: not it.differs)),
-        contradictions=tuple(contradictions.found(tool.name, given, values)),
+        setup=tool.as_run(run.values),
+        rows=run.values,
+        keys=run.keys(refused, asked.keys()),
+        set_by_tool=tuple(run.set_by_tool()),
+        contradictions=tuple(contradictions.found(tool.name, run.given, run.values)),
         asked=asked,
         guesses=tuple(dict.fromkeys(pool.guesses)),
         settled_by=pool.settled_by,
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
-        refused=not_ours,
+        refused=run.rejected,
     )
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 WITHOUT_MEMORY = frozenset(
@@ -288,7 +356,7 @@ def _decides_memory(key: str, values: Mapping[str, Any]) -> bool:
     if key in WITHOUT_MEMORY:
         return False
     return key in ("model", "max_length") or key in sayable(
-        {k: it for k, it in values.items() if k != "model"}
+        {ours: value for ours, value in values.items() if ours != "model"}
     )
 
 
@@ -331,7 +399,7 @@ UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gp
 
 def _older_trl(tool: Tool, given: Mapping[str, Entry]) -> Iterator[str]:
     """A sentence where a key shows that a script is of a TRL whose defaults are not the ones taken here."""
-    old = next((it for key, it in given.items() if key in OLDER), None)
+    old = next((entry for key, entry in given.items() if key in OLDER), None)
     if tool.name == "trl" and old is not None:
         yield (
             f"{old.shown} is a word of an older TRL, and the defaults are those of {_version(tool)}: before 1.15 the "
@@ -368,11 +436,14 @@ def _responsible(
     tool: Tool, given: Mapping[str, Entry], key: str, value: Any, entries: Sequence[Entry]
 ) -> list[str]:
     """Of the entries that a value of ours was read from: those without which it would be another."""
+    theirs = [entry.key for entry in entries]
     without = {
-        it.key: effective(tool, {k: one for k, one in given.items() if k != it.key}).values.get(key)
-        for it in entries
+        left_out: effective(
+            tool, {name: entry for name, entry in given.items() if name != left_out}
+        ).values.get(key)
+        for left_out in theirs
     }
-    return [it for it, other in without.items() if other != value] or [it.key for it in entries]
+    return [left_out for left_out in theirs if without[left_out] != value] or theirs
 
 
 def _resolve_flags(tool: Tool, pool: Pool) -> None:
@@ -398,21 +469,21 @@ OF_THE_READER = frozenset({"launch.launcher", "model.loaded", "unsloth_peft.get_
 
 def _shown(pool: Pool) -> Sequence[Entry]:
     """The keys written by the user, in file order."""
-    return [it for it in pool.entries.values() if it.file and it.key not in OF_THE_READER]
+    return [
+        entry for entry in pool.entries.values() if entry.file and entry.key not in OF_THE_READER
+    ]
 
 
-def _model(
-    tool: Tool, given: Mapping[str, Entry], pool: Pool, known: Mapping[str, Model]
-) -> Model | None:
+def _model(tool: Tool, pool: Pool, known: Mapping[str, Model]) -> Model | None:
     """The model of the files where it is known already."""
     if pool.model_config is not None:
         return from_config(pool.model_config).model
-    name = effective(tool, given).values.get("model")
+    name = effective(tool, pool.entries).values.get("model")
     if not isinstance(name, str):
         return None
     if name in known:
         return known[name]
-    spelled = {it.casefold() for it in catalog.models()}  # to find near names would take 30 ms
+    spelled = map(str.casefold, catalog.models())  # to find near names would take 30 ms
     return catalog.model(name) if name.casefold() in spelled else None
 
 
@@ -477,7 +548,8 @@ class _Judge:
         if refused:
             return Fate.NOT_MODELLED, refused, Direction.EITHER
         value, shown = entry.value, entry.shown
-        is_named = entry.key in self.taken or any(it in self.later for it in upwards(entry.key))
+        later = next(filter(None, map(self.later.get, upwards(entry.key))), None)
+        is_named = entry.key in self.taken or later is not None
         if entry.key in self.tool.no_effect or (
             matches(entry.key, self.tool.no_effect) and not is_named
         ):
@@ -486,7 +558,6 @@ class _Judge:
             ours = self.asked.get(entry.key)
             then = f"set {ours}" if ours else "the tool's default is taken"
             return Fate.UNKNOWN, _only_the_run_knows(entry, then), None
-        later = next((self.later[it] for it in upwards(entry.key) if it in self.later), None)
         if later is not None and not _is_harmless(value, self._harmless(later)):
             return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction
         if matches(entry.key, self.taken):
@@ -496,8 +567,8 @@ class _Judge:
         self.unknown.append(shown)
         meant = []
         if len(self.unknown) <= MOST_LOOKED_UP:
-            names = {it.partition(".")[2] for it in self.taken}
-            meant = near(shown, sorted(it for it in names if len(it) >= SHORTEST_MEANT))
+            names = {key.partition(".")[2] for key in self.taken}
+            meant = near(shown, sorted(name for name in names if len(name) >= SHORTEST_MEANT))
         hint = f"; did you mean {meant[0]}?" if meant else "."
         return (
             Fate.UNKNOWN,
@@ -512,5 +583,5 @@ class _Judge:
 
 def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
     return any(
-        value == it and isinstance(value, bool) is isinstance(it, bool) for it in harmless
+        value == other and isinstance(value, bool) is isinstance(other, bool) for other in harmless
     ) or (value in ({}, [], "") and None in harmless)

@@ -15,7 +15,7 @@ def meant_keys(word: str, known: tuple[str, ...]) -> list[str]:
     """Of the keys that there are, the one that a word means: by the tools' tables, else those spelled alike.
 
     >>> known = ("max_length", "strategy", "optim")
-    >>> [meant_keys(it, known) for it in ("cutoff_len", "zero_stage", "seq-len", "optm")]
+    >>> [meant_keys(word, known) for word in ("cutoff_len", "zero_stage", "seq-len", "optm")]
     [['max_length'], ['strategy'], ['max_length'], ['optim']]
     """
     said = plain(word)

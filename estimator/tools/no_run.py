@@ -35,7 +35,7 @@ def refuse_what_trains_nothing(tool: Tool, pool: Pool, texts: tuple[Text, ...]) 
     """``InputError`` where the files are of inference, evaluation or merging alone."""
     what = next(_kinds(tool, pool, texts), "")
     if what:
-        names = " and ".join(it.name for it in texts)
+        names = " and ".join(text.name for text in texts)
         raise InputError(f"{names} {TRAINS_NOTHING}: {what}. Give the config of the training run.")
 
 
@@ -45,10 +45,12 @@ def _kinds(tool: Tool, pool: Pool, texts: tuple[Text, ...]) -> Iterator[str]:
 
     def on(*names: str) -> str:
         return next(
-            (it for it in names if it in keys and is_on(pool.entries[f"args.{it}"].value)), ""
+            (name for name in names if name in keys and is_on(pool.entries[f"args.{name}"].value)),
+            "",
         )
 
-    if all(it.kind in ("yaml", "json") for it in texts):
+    kinds = {text.kind for text in texts}
+    if kinds <= {"yaml", "json"}:
         if said := on("inference", "merge_lora"):
             yield f"{said} is on"
         if "export_dir" in keys and not on("do_train"):
@@ -64,11 +66,11 @@ def _kinds(tool: Tool, pool: Pool, texts: tuple[Text, ...]) -> Iterator[str]:
                 yield f"{', '.join(found[:3])} {_are(found)} of inference, and no key is of training"
         if tool.name == "torchtune" and not top & {"optimizer", "loss"}:
             yield "it has no optimizer and no loss"
-    if all(it.kind == "python" for it in texts):
-        called = frozenset[str]().union(*(it.called for it in texts))
+    if kinds == {"python"}:
+        called = frozenset[str]().union(*(text.called for text in texts))
         made = {call.name for text in texts for call in text.calls}
         found = sorted(called & CALLS_OF_INFERENCE)
-        has_trainer = any(it.endswith(("Trainer", "TrainingArguments")) for it in made)
+        has_trainer = any(name.endswith(("Trainer", "TrainingArguments")) for name in made)
         if found and not has_trainer and not called & CALLS_OF_TRAINING:
             yield f"it calls {', '.join(found)}, and no trainer"
 

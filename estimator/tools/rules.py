@@ -94,7 +94,9 @@ class Theirs:
             self.missed[key] = self._unknown[key]
 
     def _miss_below(self, prefix: str) -> None:
-        self.missed |= {key: it for key, it in self._unknown.items() if key.startswith(prefix)}
+        self.missed |= {
+            key: entry for key, entry in self._unknown.items() if key.startswith(prefix)
+        }
 
     def default(self, key: str) -> ToolDefault | None:
         """The tool's default."""
@@ -253,7 +255,7 @@ def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
 
     def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
         value = values[ours]
-        return {theirs: next((it for it, meant in meaning.items() if meant == value), value)}
+        return {theirs: next((word for word, meant in meaning.items() if meant == value), value)}
 
     return Rule(theirs=(theirs,), ours=(ours,), read=read, write=write)
 
@@ -278,12 +280,12 @@ class Origin:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Those that the user set."""
-        return tuple(it for it in self.used.values() if isinstance(it, Entry))
+        return tuple(entry for entry in self.used.values() if isinstance(entry, Entry))
 
     @property
     def defaults(self) -> tuple[ToolDefault, ...]:
         """Those that are the tool's defaults."""
-        return tuple(it for it in self.used.values() if isinstance(it, ToolDefault))
+        return tuple(default for default in self.used.values() if isinstance(default, ToolDefault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,13 +307,13 @@ PROBES: tuple[Value, ...] = (
 
 def decided(
     rule: Rule, entry: Entry, given: Mapping[str, Entry], tool: Tool, so_far: SoFar
-) -> set[str]:
+) -> list[str]:
     """Our keys that a rule reads otherwise when one of theirs, which only the run knows, has another value."""
-    found = [
-        rule.read(Theirs({**given, entry.key: replace(entry, value=it)}, tool.chains), so_far)
-        for it in PROBES
-    ]
-    return {key for key in rule.ours if any(it.get(key) != found[0].get(key) for it in found)}
+    first, *others = (
+        rule.read(Theirs({**given, entry.key: replace(entry, value=probe)}, tool.chains), so_far)
+        for probe in PROBES
+    )
+    return [key for key in rule.ours if any(other.get(key) != first.get(key) for other in others)]
 
 
 def effective(
@@ -332,8 +334,8 @@ def effective(
     values = dict(fixed)
     origins: dict[str, Origin] = {}
     missed: dict[str, Entry] = {}
-    known = {key: it for key, it in given.items() if not it.is_unknown}
-    unknown = {key: it for key, it in given.items() if it.is_unknown}
+    known = {key: entry for key, entry in given.items() if not entry.is_unknown}
+    unknown = {key: entry for key, entry in given.items() if entry.is_unknown}
     for rule in tool.rules:
         wanted = [key for key in rule.ours if key not in fixed]
         if not wanted:
@@ -363,7 +365,7 @@ def matches(key: str, patterns: frozenset[str]) -> bool:
     >>> matches("args.datasets.0.path", listed), matches("args.datasets", listed), matches("args.data", listed)
     (True, True, False)
     """
-    return key in patterns or any(f"{it}.*" in patterns for it in upwards(key))
+    return key in patterns or any(f"{prefix}.*" in patterns for prefix in upwards(key))
 
 
 def upwards(key: str) -> Iterator[str]:

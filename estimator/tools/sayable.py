@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
+from estimator.tools.known.trl import ASKS, GENERATES, HAVING
+from estimator.tools.lists import listed
 from estimator.tools.rules import Value
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
 from estimator.values.objectives import Objective
 
 NOT_OF_A_TOOL = frozenset(
-    [
-        "v",
-        "tool",
-        "tool_version",
-        "gpu",
-        "model_class",
-        "padded",
-        "completion_fraction",
-        "max_prompt_length",
-        "images_per_example",
-        "image_height",
-        "image_width",
-        "image_sizes",
-        "text_tokens",
-        "videos_per_example",
-        "video_frames",
-        "video_height",
-        "video_width",
-        "num_train_examples",
-        "mean_tokens_per_example",
-        "usd_per_gpu_hour",
-        "mfu",
-        "pace",
-        "pace_from",
-        "pace_shares",
-        "optim_state_dtype",
-    ]
+    listed("""v tool tool_version gpu model_class padded completion_fraction max_prompt_length images_per_example
+    image_height image_width image_sizes text_tokens videos_per_example video_frames video_height
+    video_width num_train_examples mean_tokens_per_example usd_per_gpu_hour mfu pace pace_from pace_shares
+    optim_state_dtype""")
 )
 """Keys that follow from the data, the prices and the model's files, or that only ask what if: no config has them."""
 _OF_ADAPTERS = tuple(
@@ -54,41 +34,24 @@ _OF_CHECKPOINTS = (
     "selective_checkpointing",
 )
 _OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
-_ASKS = frozenset(it for it in Objective if it.has_reference and not it.generates)
-_GENERATES = frozenset(it for it in Objective if it.generates)
 _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
-    "precompute_ref_log_probs": _ASKS,
-    "loss": frozenset(["sft", "orpo", *_ASKS, *_GENERATES]),
-    "loss_type": frozenset(it for it in Objective if it.loss_types),
-    "beta": frozenset(it for it in Objective if it.beta is not None),
+    **{key: frozenset(HAVING[key]) for key in ("precompute_ref_log_probs", "loss_type", "beta")},
+    "loss": frozenset(["sft", "orpo", *ASKS, *GENERATES]),
     **dict.fromkeys(
-        (
-            "max_completion_length",
-            "num_generations",
-            "steps_per_generation",
-            "num_iterations",
-            "use_vllm",
-            "vllm_mode",
-            "vllm_gpu_memory_utilization",
-            "vllm_enable_sleep_mode",
-            "vllm_tensor_parallel_size",
-            "vllm_data_parallel_size",
-            "vllm_max_num_seqs",
-            "vllm_max_num_batched_tokens",
-            "generation_offload_model",
-            "generation_offload_optimizer",
-            "use_transformers_continuous_batching",
-        ),
-        _GENERATES,
+        listed("""max_completion_length num_generations steps_per_generation num_iterations use_vllm vllm_mode
+        vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size
+        vllm_data_parallel_size vllm_max_num_seqs vllm_max_num_batched_tokens generation_offload_model
+        generation_offload_optimizer use_transformers_continuous_batching"""),
+        frozenset(GENERATES),
     ),
-    "num_labels": frozenset(it for it in Objective if it.asks_labels),
-    "mini_batch_size": frozenset(it for it in Objective if it.compares_rows),
+    "num_labels": frozenset(filter(attrgetter("asks_labels"), Objective)),
+    "mini_batch_size": frozenset(filter(attrgetter("compares_rows"), Objective)),
     "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
 }
 """Keys that only these objectives have a use for."""
 USUAL: Mapping[str, Mapping[str, Value]] = {
-    "beta": {it: it.beta for it in Objective},
-    "loss_type": {it: it.usual_loss_type for it in Objective},
+    "beta": {objective: objective.beta for objective in Objective},
+    "loss_type": {objective: objective.usual_loss_type for objective in Objective},
 }
 TOLD_PROMPTS = frozenset(["verl", "ms_swift"])
 """Tools that are told the longest prompt of a generation, of which its longest row follows."""
@@ -103,14 +66,14 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
 
     >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
     (False, 16)
-    >>> [sayable({"objective": it})["loss"] for it in ("sft", "dpo", "kto", "grpo", "orpo")]
+    >>> [sayable({"objective": objective})["loss"] for objective in ("sft", "dpo", "kto", "grpo", "orpo")]
     ['standard', 'chunked_trl', 'chunked_trl', 'chunked_trl', 'standard']
     """
     values = {**DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
     objective = values["objective"]
     if values["loss"] is None:
         usual = "liger" if values["use_liger_kernel"] else "standard"
-        values["loss"] = "chunked_trl" if objective in _ASKS | _GENERATES else usual
+        values["loss"] = "chunked_trl" if objective in (*ASKS, *GENERATES) else usual
     for key, usual_of in USUAL.items():
         if values[key] is None:
             values[key] = usual_of.get(objective)
@@ -120,7 +83,7 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
     if values["optim"] == "sgd_momentum":
         values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     unused = {*NOT_OF_A_TOOL, *_unused(values)}
-    if objective in _GENERATES and tool in TOLD_PROMPTS:
+    if objective in GENERATES and tool in TOLD_PROMPTS:
         unused -= {"max_length", "max_prompt_length"}
         prompt = values["max_length"] - values["max_completion_length"]
         values["max_prompt_length"] = values["max_prompt_length"] or prompt
@@ -132,7 +95,7 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
 def _unused(values: Mapping[str, Value]) -> Iterator[str]:
     method, strategy, objective = values["method"], values["strategy"], values["objective"]
     yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
-    if objective in _GENERATES:
+    if objective in GENERATES:
         yield "max_length"  # no trainer cuts the prompt of a completion that it writes itself
     if method == "full":
         yield from _OF_ADAPTERS

@@ -183,6 +183,13 @@ def test_what_decides_memory_and_only_the_run_knows_is_asked_for(
     assert set(run(text, names=(name,)).asked) == asked
 
 
+def test_of_several_keys_that_a_value_decides_the_first_is_asked_for() -> None:
+    """The order of the rule that reads it: without checkpointing there is no use_reentrant to say."""
+    keys = run(f"{TRAINED}SFTConfig(gradient_checkpointing=cfg.on)", names=("train.py",)).keys
+    (key,) = (key for key in keys if key.key == "gradient_checkpointing")
+    assert key.says.endswith("which only the run knows: set gradient_checkpointing.")
+
+
 def test_a_flag_answers_what_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"{AXOLOTL}sequence_len: ${{oc.env:LEN}}\n")

@@ -7,6 +7,7 @@ own, which stand in data/tool_defaults.csv, and rules of its own, each of which 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 
 from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
@@ -124,7 +125,8 @@ def _is_upcast(theirs: Theirs, so_far: SoFar) -> bool:
     skips = (
         so_far["strategy"] == "zero3"
         or any(
-            is_on(theirs[f"args.fsdp_config.{it}cpu_ram_efficient_loading"]) for it in ("", "fsdp_")
+            is_on(theirs[f"args.fsdp_config.{prefix}cpu_ram_efficient_loading"])
+            for prefix in ("", "fsdp_")
         )
         or bool(theirs["args.peft.loftq_config.loftq_bits"])
     )
@@ -141,13 +143,6 @@ def _in_16_bits(theirs: Theirs) -> dict[str, Value]:
     if is_on(theirs["args.float16"]) or is_on(theirs["args.load_in_8bit"]):
         return {"dtype": "float16", "mixed_precision": "no"}
     return {"dtype": "float32", "mixed_precision": "no"}
-
-
-def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    return {
-        "args.bf16": values["mixed_precision"] == "bf16",
-        "args.fp16": values["mixed_precision"] == "fp16",
-    }
 
 
 def _rows(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -384,7 +379,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.bf16", "args.fp16", "args.fp8", "args.bfloat16", "args.float16"),
         ours=("dtype", "mixed_precision", "fp8_pad_inner_dim"),
         read=_precision,
-        write=_write_precision,
+        write=transformers.write_autocast,
         says="bf16: auto is bfloat16 weights under bfloat16 autocast on a card that has it",
         source=f"{VERSION}, axolotl/utils/config/__init__.py:197",
     ),
@@ -488,7 +483,9 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.bnb_config_kwargs.*",),
         ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
         read=_packed,
-        write=lambda values: {f"args.bnb_config_kwargs.{key}": it for key, it in values.items()},
+        write=lambda values: {
+            f"args.bnb_config_kwargs.{key}": value for key, value in values.items()
+        },
         says="axolotl packs into nf4 with double quantisation",
         source=f"{VERSION}, axolotl/loaders/model.py:806",
     ),
@@ -739,7 +736,7 @@ def _as_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
     sizes = ("per_device_train_batch_size", "max_length", "per_device_eval_batch_size")
     if not (values.get("packing") and values.get("padding_free") and all(map(values.get, sizes))):
         return values
-    rows, length, evaluated = (values[it] for it in sizes)
+    rows, length, evaluated = itemgetter(*sizes)(values)
     joined = (1, rows * length, ceil_div(evaluated, rows))
     return {**values, **dict(zip(sizes, joined, strict=True))}
 

@@ -39,7 +39,7 @@ def setting(ours: str, *theirs: str) -> Rule:
 
     def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         if not has_setting(so_far.model, ours) or (
-            so_far.model is None and not any(given.is_given(it) for it in theirs)
+            so_far.model is None and not any(map(given.is_given, theirs))
         ):
             return {}
         value = given.first(*theirs)
@@ -64,7 +64,7 @@ def _sizes(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if has_setting(so_far.model, "image_longest_edge") and so_far.model is not None:
         return {"image_longest_edge": most} if most else {}
     found = {"max_pixels": most, "min_pixels": least}
-    return {key: it for key, it in found.items() if it and has_setting(so_far.model, key)}
+    return {key: value for key, value in found.items() if value and has_setting(so_far.model, key)}
 
 
 def from_processor(part: str) -> tuple[Rule, ...]:
@@ -95,7 +95,7 @@ def most_frames(*theirs: str) -> Rule:
     """The most frames of a video that the tool samples."""
 
     def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-        key = next((it for it in theirs if given.is_given(it)), None)
+        key = next(filter(given.is_given, theirs), None)
         frames = whole(given[key]) if key else None
         sees = so_far.model is not None and has_setting(so_far.model, "video_frames")
         return {"video_frames": frames} if frames and sees else {}
@@ -133,7 +133,7 @@ def frozen(vision: str, projector: str, language: str) -> Rule:
         ours=FREEZES,
         read=read,
         write=lambda values: dict(
-            zip((vision, projector, language), (values[it] for it in FREEZES), strict=True)
+            zip((vision, projector, language), map(values.__getitem__, FREEZES), strict=True)
         ),
         says="the tower and the projector are frozen",
     )
@@ -159,7 +159,9 @@ def without_use(
     else:
         says = f"Images are resized to this area before {model.vision.wrapper}'s processor; they are taken as they are."
     for rule in rules:
-        if any(not has_setting(model, it) for it in {"max_pixels", "min_pixels"} & {*rule.ours}):
+        if any(
+            not has_setting(model, limit) for limit in {"max_pixels", "min_pixels"} & {*rule.ours}
+        ):
             yield from ((key, says) for key in rule.theirs if key in given)
         if "video_max_pixels" in rule.ours and not limits_frames(model):
             frames = says.replace("Images are", "Frames are", 1).replace(
@@ -195,4 +197,4 @@ def stated(keys: Mapping[str, Value], model: Model | None) -> Mapping[str, Value
         return keys
     processor = vision_family(model.vision).processor(model.vision)
     own = {key: getattr(processor, SETTINGS[key]) for key in settings_of(model.vision)}
-    return {**keys, **{key: it for key, it in own.items() if keys.get(key) is None}}
+    return {**keys, **{key: value for key, value in own.items() if keys.get(key) is None}}

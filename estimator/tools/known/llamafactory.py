@@ -337,7 +337,7 @@ RULES: tuple[Rule, ...] = (
 
 
 LATER: tuple[Later, ...] = (
-    *(it for it in transformers.LATER if not it.theirs.startswith(("model.", "peft.", "bnb."))),
+    *(key for key in transformers.LATER if not key.theirs.startswith(("model.", "peft.", "bnb."))),
     later("upcast_layernorm", "Norms are float32", MORE),
     later("upcast_lmhead_output", "The logits are float32", MORE),
     later("shift_attn", "Attention in shifted groups (LongLoRA)", LESS),

@@ -37,7 +37,9 @@ OBJECTIVES = {"reward": "rm"}
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs["args.rlhf_type"]
     if isinstance(word, str):
-        return {"objective": next((it for it, of in OBJECTIVES.items() if of == word), word)}
+        return {
+            "objective": next((ours for ours, name in OBJECTIVES.items() if name == word), word)
+        }
     if theirs["args.task_type"] == "seq_cls":
         return {"objective": "sequence_classification"}
     return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}

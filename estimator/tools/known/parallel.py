@@ -20,9 +20,6 @@ AXOLOTLS = "args.base_model"
 """A key of axolotl's alone."""
 MESH = listed("dp_shard_size dp_replicate_size tensor_parallel_size context_parallel_size")
 """The sides of axolotl's mesh: axolotl 0.19, utils/trainer.py, ``setup_parallelism_envs``."""
-GRAD_OP = ("shard_grad_op", "hybrid_shard_zero2", "2", "5", "false")
-"""Sharding strategies that do not reshard after the forward pass (accelerate 1.15, commands/to_fsdp2.py:50)."""
-HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
 ACCELERATE_KINDS = {"MULTI_GPU", "FSDP", "DEEPSPEED", "NO"}
 
 
@@ -71,7 +68,7 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         return {"num_gpus": count} if count else {}
     if theirs.has("launch.visible_devices"):
         shown = str(theirs["launch.visible_devices"])
-        count = len([it for it in shown.split(",") if it.strip()])
+        count = len([*filter(str.strip, shown.split(","))])
         if theirs.has("launch.launcher"):
             return {"num_gpus": max(count, 1)}
     return _mesh(theirs)
@@ -132,7 +129,7 @@ def _offloads(theirs: Theirs, stage: int) -> Mapping[str, Value]:
             theirs[f"deepspeed.zero_optimization.offload_{what}.device"],
             theirs[f"accelerate.deepspeed_config.offload_{what}_device"],
         ]
-        word = next((it for it in words if isinstance(it, str)), "none").lower()
+        word = next((word for word in words if isinstance(word, str)), "none").lower()
         if not theirs.has_part("deepspeed") and ("offload" in named or "cpuoffload" in named):
             all_of_it = "params" in named or "all" in named or named.startswith("ds_")
             word = "cpu" if what == "optimizer" or (stage == 3 and all_of_it) else word
@@ -177,8 +174,9 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
     if is_on(theirs["accelerate.use_fsdp"]) or (isinstance(kind, str) and kind.upper() == "FSDP"):
         version = whole(written.get("version")) or 1
         names = ("reshard_after_forward", "sharding_strategy")
-        said = (written.get(it) for it in (names if version == 2 else names[::-1]))
-        again = str(next((it for it in said if it is not None), "")).lower()  # false says something
+        said = (written.get(name) for name in (names if version == 2 else names[::-1]))
+        # false says something
+        again = str(next((value for value in said if value is not None), "")).lower()
         return {
             "version": version,
             "sharding": again,
@@ -211,10 +209,11 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     replicas = whole(
         theirs["accelerate.parallelism_config.parallelism_config_dp_replicate_size"]
     ) or whole(theirs["args.dp_replicate_size"])
-    if any(it in sharding for it in HYBRID[:2]) or sharding in HYBRID[2:] or (replicas or 1) > 1:
+    if "hybrid_shard" in sharding or sharding in ("4", "5") or (replicas or 1) > 1:
         nodes = so_far["num_gpus"] // so_far["gpus_per_node"]
         found = {"strategy": "hsdp", "dp_replicate_size": replicas or max(nodes, 1)}
-    elif any(it in sharding for it in GRAD_OP[:1]) or sharding in GRAD_OP[2:]:
+    elif "shard_grad_op" in sharding or sharding in ("2", "false"):
+        # does not reshard after the forward pass: accelerate 1.15, commands/to_fsdp2.py:50
         found = {"strategy": "fsdp_grad_op"}
     elif "no_shard" in sharding or sharding == "3":
         return _whole_copies(so_far)

@@ -32,9 +32,9 @@ def names(value: Value) -> Value:
     if isinstance(value, str):
         if value.replace("_", "-") == ALL_LINEAR:
             return ALL_LINEAR
-        if any(it in value for it in "*^$()[]|\\"):
+        if any(character in value for character in "*^$()[]|\\"):
             return value
-        value = [it.strip() for it in value.split(",") if it.strip()]
+        value = [*filter(None, map(str.strip, value.split(",")))]
     if isinstance(value, list | tuple):
         return list(dict.fromkeys(map(str, value))) or None
     return value

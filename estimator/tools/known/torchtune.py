@@ -110,7 +110,9 @@ def _recipe(theirs: Theirs) -> str:
 
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    word = next((it for key, it in OBJECTIVES.items() if key in _recipe(theirs)), None)
+    word = next(
+        (objective for key, objective in OBJECTIVES.items() if key in _recipe(theirs)), None
+    )
     if word is None and "DPOLoss" in str(theirs["args.loss._component_"]):
         word = "dpo"
     return {"objective": word} if word else {}
@@ -160,7 +162,7 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     named = theirs["args.model.lora_attn_modules"] or ["q_proj", "v_proj", "output_proj"]
     if not isinstance(named, list):
         return {}
-    found = [MODULES.get(str(it), it) for it in named]
+    found = [MODULES.get(str(module), module) for module in named]
     mlp, output = theirs["args.model.apply_lora_to_mlp"], theirs["args.model.apply_lora_to_output"]
     if mlp is None:  # a builder's own default, but the recipes say True
         mlp = theirs["builder.apply_lora_to_mlp"] if theirs.has("args.model._component_") else True
@@ -416,8 +418,8 @@ LATER: tuple[Later, ...] = (
         "The head and the loss are one; CEWithChunkedOutputLoss is estimated",
         LESS,
         *(
-            f"torchtune.modules.loss.{it}"
-            for it in ("CEWithChunkedOutputLoss", "ForwardKLWithChunkedOutputLoss")
+            f"torchtune.modules.loss.{loss}"
+            for loss in ("CEWithChunkedOutputLoss", "ForwardKLWithChunkedOutputLoss")
         ),
         "torchtune.rlhf.loss.DPOLoss",
         "torchtune.rlhf.loss.PPOLoss",

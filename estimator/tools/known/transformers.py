@@ -33,7 +33,8 @@ ATTENTION = {
 # --- what is trained ----------------------------------------------------------------------------
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def objective_named(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    """The objective that a script's trainer or a command's word says."""
     word = theirs["trainer.objective"]
     return {"objective": word} if isinstance(word, str) else {}
 
@@ -96,7 +97,8 @@ def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"mixed_precision": autocast_of(theirs)}
 
 
-def _write_autocast(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def write_autocast(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Autocast by the two switches of Trainer's arguments."""
     return {
         "args.bf16": values["mixed_precision"] == "bf16",
         "args.fp16": values["mixed_precision"] == "fp16",
@@ -272,12 +274,12 @@ PRECISION = Rule(
     theirs=("args.bf16", "args.fp16", "accelerate.mixed_precision"),
     ours=("mixed_precision",),
     read=_autocast,
-    write=_write_autocast,
+    write=write_autocast,
 )
 OBJECTIVE = Rule(
     theirs=("trainer.objective",),
     ours=("objective",),
-    read=_objective,
+    read=objective_named,
     write=_write_objective,
 )
 DTYPE = Rule(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from estimator.tools.known import transformers
@@ -26,26 +27,26 @@ from estimator.values.objectives import Objective
 VERSION = "trl 1.16.0"
 
 OBJECTIVES: Mapping[str, tuple[str, ...]] = {
-    it.value: (f"{it.trl}Config",) for it in Objective if it.trl
+    trainer.value: (f"{trainer.trl}Config",) for trainer in Objective if trainer.trl
 }
 """Each objective with the class of its arguments."""
-_GENERATES = tuple(it for it in Objective if it.generates)
-_ASKS = tuple(it for it in Objective if it.has_reference and it not in _GENERATES)
+GENERATES = tuple(filter(attrgetter("generates"), Objective))
+ASKS = tuple(trainer for trainer in Objective if trainer.has_reference and not trainer.generates)
 HAVING: Mapping[str, tuple[str, ...]] = {
     "packing": ("sft",),
-    "max_length": ("sft", "orpo", "reward", *_ASKS),
-    "activation_offloading": tuple(it for it in Objective if it.offloads_activations),
-    "precompute_ref_log_probs": _ASKS,
-    "loss_type": tuple(it for it in Objective if it.loss_types),
-    "beta": tuple(it for it in Objective if it.beta is not None),
-    "max_completion_length": _GENERATES,
+    "max_length": ("sft", "orpo", "reward", *ASKS),
+    "activation_offloading": tuple(filter(attrgetter("offloads_activations"), Objective)),
+    "precompute_ref_log_probs": ASKS,
+    "loss_type": tuple(filter(attrgetter("loss_types"), Objective)),
+    "beta": tuple(trainer for trainer in Objective if trainer.beta is not None),
+    "max_completion_length": GENERATES,
 }
 """The objectives whose class has an argument for a key of ours; other keys are in every class.
 
 Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_config.py, grpo_config.py, rloo_config.py;
 experimental/orpo/orpo_config.py.
 """
-_PAIRS = (*_ASKS, "orpo")
+_PAIRS = (*ASKS, "orpo")
 EVIDENCE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         listed("""dataset_text_field packing packing_strategy eval_packing completion_only_loss assistant_only_loss
@@ -77,10 +78,10 @@ EVIDENCE: Mapping[str, tuple[str, ...]] = {
         steps_per_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_host vllm_server_port
         vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_length num_iterations epsilon_high
         reward_weights mask_truncated_completions log_completions num_completions_to_print reward_funcs"""),
-        _GENERATES,
+        GENERATES,
     ),
-    "max_completion_length": (*_GENERATES, "orpo"),
-    "max_prompt_length": (*_GENERATES, *_PAIRS),
+    "max_completion_length": (*GENERATES, "orpo"),
+    "max_prompt_length": (*GENERATES, *_PAIRS),
     "truncation_mode": ("sft", *_PAIRS),
     "padding_free": ("sft", "dpo"),
     "label_smoothing": ("dpo",),
@@ -88,16 +89,16 @@ EVIDENCE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         listed("""precompute_ref_log_probs precompute_ref_batch_size ref_model_init_kwargs reference_free
         model_adapter_name"""),
-        _ASKS,
+        ASKS,
     ),
-    "loss_type": ("sft", *_ASKS, "grpo"),
-    "activation_offloading": ("sft", "reward", *_ASKS),
+    "loss_type": ("sft", *ASKS, "grpo"),
+    "activation_offloading": ("sft", "reward", *ASKS),
     **dict.fromkeys(
-        listed("sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"), (*_GENERATES, *_ASKS)
+        listed("sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"), (*GENERATES, *ASKS)
     ),
-    "beta": (*_PAIRS, *_GENERATES),
+    "beta": (*_PAIRS, *GENERATES),
     "max_length": ("sft", "reward", *_PAIRS),
-    "disable_dropout": ("reward", *_PAIRS, *_GENERATES),
+    "disable_dropout": ("reward", *_PAIRS, *GENERATES),
 }
 """The trainers whose class has an argument, or had it in an older TRL; arguments of all are not here.
 
@@ -127,13 +128,14 @@ def objective_of(keys: Iterable[str], named: Iterable[str] = ()) -> Guess:
     'objective is taken as dpo: beta, max_length are also arguments of kto, orpo.'
     """
     given = [key for key in dict.fromkeys(keys) if key in EVIDENCE]
-    lacks = {it: [key for key in given if it not in EVIDENCE[key]] for it in MOST_USED}
+    lacks = {word: [key for key in given if word not in EVIDENCE[key]] for word in MOST_USED}
     least = min(map(len, lacks.values()))
-    fits = [it for it in MOST_USED if len(lacks[it]) == least and (given or it in OBJECTIVES)]
-    words = {WORDS.get(word, word) for it in named for word in re.split(r"[\W_]+", it.lower())}
-    meant = [it for it in fits if it in words]
+    known: Iterable[str] = MOST_USED if given else filter(OBJECTIVES.__contains__, MOST_USED)
+    fits = [word for word in known if len(lacks[word]) == least]
+    words = {WORDS.get(word, word) for text in named for word in re.split(r"[\W_]+", text.lower())}
+    meant = [word for word in fits if word in words]
     chosen = meant[0] if len(meant) == 1 else fits[0]
-    others = [it for it in fits if it != chosen]
+    others = [word for word in fits if word != chosen]
     if least:
         says = f"objective is taken as {chosen}, whose trainer has no {', '.join(lacks[chosen])}"
     elif not others:
@@ -149,11 +151,6 @@ def objective_of(keys: Iterable[str], named: Iterable[str] = ()) -> Guess:
 WORDS = {"rm": "reward"}
 LOSS_TYPES = {"chunked_nll": "nll"}
 """Former names: trl 1.16, trainer/sft_config.py."""
-
-
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    word = theirs["trainer.objective"]
-    return {"objective": word} if isinstance(word, str) else {}
 
 
 def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -276,7 +273,7 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far["objective"] not in _GENERATES or so_far.values.get("max_length"):
+    if so_far["objective"] not in GENERATES or so_far.values.get("max_length"):
         return {}
     completion = whole(theirs["args.max_completion_length"])
     prompt = whole(theirs["args.max_prompt_length"]) or USUAL_PROMPT
@@ -306,7 +303,7 @@ def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def whole_logits(
-    says: str, source: str, loss: str = "standard", objectives: tuple[str, ...] = _ASKS
+    says: str, source: str, loss: str = "standard", objectives: tuple[str, ...] = ASKS
 ) -> Rule:
     """The loss of preferences in a tool whose trainers of them are older than TRL 1.15: its logits are whole."""
 
@@ -320,7 +317,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         theirs=("trainer.objective",),
         ours=("objective",),
-        read=_objective,
+        read=transformers.objective_named,
         write=_write_objective,
     ),
     *transformers.RULES,
@@ -580,9 +577,9 @@ TOOL = Tool(
 def tool_of(objective: str) -> Tool:
     """TRL's table with the defaults of the trainer for an objective."""
     own = tuple(("trl", name) for name in OBJECTIVES.get(objective, ()))
-    rest = [it for it in CHAINS["args"] if it != ("trl", "SFTConfig")]
+    rest = [config for config in CHAINS["args"] if config != ("trl", "SFTConfig")]
     lacks = {key for key, having in HAVING.items() if objective not in having}
-    rules = tuple(replace(it, write=None) if lacks & {*it.ours} else it for it in RULES)
+    rules = tuple(replace(rule, write=None) if lacks & {*rule.ours} else rule for rule in RULES)
     named = OBJECTIVES.get(objective, OBJECTIVES["sft"])[0].removesuffix("Config")
     return replace(
         TOOL,

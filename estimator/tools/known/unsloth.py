@@ -58,11 +58,11 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 RULES: tuple[Rule, ...] = (
     *(
-        it
-        for it in trl.RULES
-        if not set(it.ours) & {"use_reentrant", "autocast_adapter_dtype", "target_parameters"}
+        rule
+        for rule in trl.RULES
+        if not set(rule.ours) & {"use_reentrant", "autocast_adapter_dtype", "target_parameters"}
     ),
-    same("unsloth.model_name", "model"),
+    same("unsloth.model_name", "model", "unsloth.pretrained_model_name_or_path"),
     Rule(
         theirs=(
             "unsloth.full_finetuning",

@@ -35,7 +35,7 @@ from estimator.values.keys import LARGEST
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "verl 0.9.1"
-ACTOR, ROLLOUT, MODEL = (f"args.actor_rollout_ref.{it}" for it in ("actor", "rollout", "model"))
+ACTOR, ROLLOUT, MODEL = (f"args.actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 FSDP = f"{ACTOR}.fsdp_config"
 ALIKE = {
     **dict.fromkeys(("rloo", "rloo_vectorized"), "rloo"),
@@ -74,7 +74,7 @@ def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    a_node, nodes = (whole(theirs[f"args.trainer.{it}"]) for it in ("n_gpus_per_node", "nnodes"))
+    a_node, nodes = (whole(theirs[f"args.trainer.{key}"]) for key in ("n_gpus_per_node", "nnodes"))
     if not a_node or not nodes:
         return {}
     return {"num_gpus": a_node * nodes} | ({"gpus_per_node": a_node} if nodes > 1 else {})
@@ -152,12 +152,14 @@ def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    package, name = (theirs[f"{ACTOR}.optim.{it}"] for it in ("optimizer_impl", "optimizer"))
+    package, name = (theirs[f"{ACTOR}.optim.{key}"] for key in ("optimizer_impl", "optimizer"))
     return {"optim": OPTIMIZERS.get((str(package), str(name)), name)}
 
 
 def _write_optimizer(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    of = next((it for it, ours in OPTIMIZERS.items() if ours == values["optim"]), (None, None))
+    of = next(
+        (theirs for theirs, ours in OPTIMIZERS.items() if ours == values["optim"]), (None, None)
+    )
     return {f"{ACTOR}.optim.optimizer_impl": of[0], f"{ACTOR}.optim.optimizer": of[1]}
 
 
@@ -167,7 +169,9 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _lengths(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    prompt, answer = (whole(theirs[f"args.data.max_{it}_length"]) for it in ("prompt", "response"))
+    prompt, answer = (
+        whole(theirs[f"args.data.max_{part}_length"]) for part in ("prompt", "response")
+    )
     if not prompt or not answer:
         return {}
     return {
@@ -216,7 +220,7 @@ def _batch(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
             "gradient_accumulation_steps": ceil_div(of_step, rows),
             "steps_per_generation": ceil_div(of_all, rows),
         }
-    rows = next(it for it in range(min(most, of_step), 0, -1) if of_step % it == 0)
+    rows = next(size for size in range(min(most, of_step), 0, -1) if of_step % size == 0)
     return {
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": of_step // rows,
@@ -264,7 +268,7 @@ def _engine(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 def _tokens_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     """Without chunked prefill the largest batch holds the longest row."""
     tokens, longest = (
-        whole(theirs[f"{ROLLOUT}.max_{it}"]) for it in ("num_batched_tokens", "model_len")
+        whole(theirs[f"{ROLLOUT}.max_{limit}"]) for limit in ("num_batched_tokens", "model_len")
     )
     if theirs[f"{ROLLOUT}.enable_chunked_prefill"] is False and longest and tokens:
         tokens = max(tokens, longest)
@@ -311,7 +315,7 @@ RULES: tuple[Rule, ...] = (
         says="the actor is divided by FSDP 1",
     ),
     Rule(
-        theirs=tuple(f"{MODEL}.{it}" for it in ("lora_rank", "lora_alpha", "target_modules")),
+        theirs=tuple(f"{MODEL}.{key}" for key in ("lora_rank", "lora_alpha", "target_modules")),
         ours=(
             *("method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
             "autocast_adapter_dtype",
@@ -364,8 +368,8 @@ RULES: tuple[Rule, ...] = (
         theirs=(
             "args.data.train_batch_size",
             *(
-                f"{ACTOR}.{it}"
-                for it in listed("""ppo_mini_batch_size ppo_micro_batch_size_per_gpu ppo_micro_batch_size
+                f"{ACTOR}.{key}"
+                for key in listed("""ppo_mini_batch_size ppo_micro_batch_size_per_gpu ppo_micro_batch_size
                 use_dynamic_bsz ppo_max_token_len_per_gpu""")
             ),
         ),

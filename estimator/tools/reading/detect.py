@@ -62,7 +62,7 @@ def kind_of(text: str, name: str) -> str:
 
 
 def _is_python(text: str) -> bool:
-    if not any(it in text for it in (*CONFIGS, *TRAINERS, "from_pretrained", "import ")):
+    if not any(word in text for word in (*CONFIGS, *TRAINERS, "from_pretrained", "import ")):
         return False
     try:
         with warnings.catch_warnings():
@@ -71,4 +71,4 @@ def _is_python(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError):
         lines = text.splitlines()
         return any(line.startswith(("import ", "from ", "def ")) for line in lines)
-    return any(isinstance(it, ast.Call | ast.Import | ast.ImportFrom) for it in ast.walk(tree))
+    return any(isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(tree))

@@ -13,7 +13,7 @@ from estimator.values.refusals import InputError
 def read_json(text: str, name: str) -> Text:
     """The keys of a JSON object.
 
-    >>> [(it.name, it.value) for it in read_json('{"zero_optimization": {"stage": 3}}', "ds.json").keys]
+    >>> [(key.name, key.value) for key in read_json('{"zero_optimization": {"stage": 3}}', "ds.json").keys]
     [('zero_optimization.stage', 3)]
     """
     try:
@@ -31,7 +31,7 @@ def read_json(text: str, name: str) -> Text:
     return Text(
         name=name,
         kind="json",
-        keys=tuple(Found(it.path, it.value, _line(text, it.path)) for it in keys),
+        keys=tuple(Found(key.path, key.value, _line(text, key.path)) for key in keys),
         whole=whole,
     )
 

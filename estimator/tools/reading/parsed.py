@@ -134,7 +134,7 @@ def _no_text(name: str) -> str:
 def flattened(value: Any, line: int, path: tuple[str, ...] = ()) -> Iterator[Found]:
     """The keys of a value that Python's literals can say, each with the same line.
 
-    >>> [it.name for it in flattened({"a": {"b": 1}, "c": [{"d": 2}]}, 1)]
+    >>> [key.name for key in flattened({"a": {"b": 1}, "c": [{"d": 2}]}, 1)]
     ['a.b', 'c.0.d']
     """
     if isinstance(value, Mapping) and value:
@@ -143,7 +143,7 @@ def flattened(value: Any, line: int, path: tuple[str, ...] = ()) -> Iterator[Fou
     elif (
         isinstance(value, Sequence)
         and not isinstance(value, str)
-        and any(isinstance(it, Mapping) for it in value)
+        and any(isinstance(part, Mapping) for part in value)
     ):
         for number, inner in enumerate(value):
             yield from flattened(inner, line, (*path, str(number)))

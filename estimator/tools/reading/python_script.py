@@ -14,86 +14,30 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, flattened
 from estimator.values.refusals import InputError
 
 CONFIGS = frozenset(
-    [
-        "SFTConfig",
-        "DPOConfig",
-        "KTOConfig",
-        "ORPOConfig",
-        "CPOConfig",
-        "RewardConfig",
-        "GRPOConfig",
-        "RLOOConfig",
-        "PPOConfig",
-        "PRMConfig",
-        "BCOConfig",
-        "OnlineDPOConfig",
-        "XPOConfig",
-        "NashMDConfig",
-        "GKDConfig",
-        "TrainingArguments",
-        "Seq2SeqTrainingArguments",
-        "UnslothTrainingArguments",
-        "ModelConfig",
-        "ScriptArguments",
-        "DPOScriptArguments",
-        "GRPOScriptArguments",
-        "LoraConfig",
-        "AdaLoraConfig",
-        "IA3Config",
-        "LoHaConfig",
-        "LoKrConfig",
-        "OFTConfig",
-        "BOFTConfig",
-        "VeraConfig",
-        "PrefixTuningConfig",
-        "PromptTuningConfig",
-        "PromptEncoderConfig",
-        "FourierFTConfig",
-        "LNTuningConfig",
-        "BitsAndBytesConfig",
-    ]
+    listed("""SFTConfig DPOConfig KTOConfig ORPOConfig CPOConfig RewardConfig GRPOConfig RLOOConfig PPOConfig PRMConfig
+    BCOConfig OnlineDPOConfig XPOConfig NashMDConfig GKDConfig TrainingArguments Seq2SeqTrainingArguments
+    UnslothTrainingArguments ModelConfig ScriptArguments DPOScriptArguments GRPOScriptArguments LoraConfig
+    AdaLoraConfig IA3Config LoHaConfig LoKrConfig OFTConfig BOFTConfig VeraConfig PrefixTuningConfig
+    PromptTuningConfig PromptEncoderConfig FourierFTConfig LNTuningConfig BitsAndBytesConfig""")
 )
 """Classes whose arguments are keys of a run."""
 TRAINERS = frozenset(
-    [
-        "SFTTrainer",
-        "DPOTrainer",
-        "KTOTrainer",
-        "ORPOTrainer",
-        "CPOTrainer",
-        "RewardTrainer",
-        "GRPOTrainer",
-        "RLOOTrainer",
-        "PPOTrainer",
-        "PRMTrainer",
-        "BCOTrainer",
-        "OnlineDPOTrainer",
-        "XPOTrainer",
-        "NashMDTrainer",
-        "GKDTrainer",
-        "Trainer",
-        "Seq2SeqTrainer",
-        "UnslothTrainer",
-    ]
+    listed("""SFTTrainer DPOTrainer KTOTrainer ORPOTrainer CPOTrainer RewardTrainer GRPOTrainer RLOOTrainer PPOTrainer
+    PRMTrainer BCOTrainer OnlineDPOTrainer XPOTrainer NashMDTrainer GKDTrainer Trainer Seq2SeqTrainer UnslothTrainer""")
 )
 METHODS = frozenset(
-    [
-        "from_pretrained",
-        "tokenizer",
-        "get_peft_model",
-        "prepare_model_for_kbit_training",
-        "gradient_checkpointing_enable",
-        "to",
-        "half",
-        "bfloat16",
-    ]
+    listed("""from_pretrained tokenizer get_peft_model prepare_model_for_kbit_training gradient_checkpointing_enable to
+    half bfloat16""")
 )
 LOADERS = re.compile(
     r"^(Auto(Liger|Peft)?Model\w*|Fast\w*Model|\w+For(CausalLM|ConditionalGeneration|ImageTextToText|SequenceClassification)|\w+LMHeadModel)$"
@@ -119,6 +63,12 @@ ORDER: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+PARSES = frozenset({"parse", "parse_dict", "parse_yaml_file", "parse_json_file"})
+LOOKUPS = frozenset(
+    [("os.environ", "get"), ("environ", "get"), ("os", "getenv"), ("", "getenv")],
+)
+BASE = "__base__"
+"""Where a class of the script keeps the name of the known class that it extends."""
 NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
 LARGEST_RESULT = 10**15
 LONGEST_RESULT = 10_000
@@ -138,6 +88,33 @@ class _Object:
     """What a parser of flags returned."""
     condition: str = ""
     """A test that only the run knows, without which it is not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A call, and what its arguments are."""
+
+    name: str
+    """The last part of what is called."""
+    owner: str
+    """What stands before it."""
+    on: Any
+    """What it is called on, where that is itself a call's result."""
+    positional: list[Any]
+    keywords: dict[str, Any]
+    lines: dict[str, int]
+    """Of each keyword."""
+    node: ast.Call
+
+    @property
+    def first(self) -> Any:
+        """The first positional argument; None without one."""
+        return self.positional[0] if self.positional else None
+
+    @property
+    def unknown(self) -> Unresolved:
+        """The call itself, where only the run knows what it returns."""
+        return Unresolved(ast.unparse(self.node)[:200])
 
 
 MISSING = object()
@@ -164,9 +141,9 @@ class _Outcome:
     after: dict[tuple[_Place, str], Any]
     made: list[_Object]
 
-    def places(self) -> Iterator[tuple[_Place, str]]:
+    def __iter__(self) -> Iterator[tuple[_Place, str]]:
         """Where it has written."""
-        yield from self.after
+        return iter(self.after)
 
     def at(self, place: _Place, key: str) -> Any:
         """The value there when it ends."""
@@ -180,52 +157,55 @@ def _paired(
     pairs: dict[int, _Object] = {}
     left: list[_Object] = []
     queues: list[dict[tuple[str, str], list[_Object]]] = []
-    for made in branches:
+    for objects in branches:
         queues.append({})
-        for it in made:
-            queues[-1].setdefault((it.name, it.of), []).append(it)
-    for kind in {kind: 0 for queue in queues for kind in queue}:
+        for made in objects:
+            queues[-1].setdefault((made.name, made.of), []).append(made)
+    for kind in dict.fromkeys(chain.from_iterable(queues)):
         alike = [queue.get(kind, []) for queue in queues]
         number = min(map(len, alike)) if len(alike) > 1 else 0
-        for several in zip(*(it[:number] for it in alike), strict=True):
+        for several in zip(*(objects[:number] for objects in alike), strict=True):
             one = _joined(several, pairs, test)
-            pairs |= {id(it): one for it in several}
+            pairs |= dict.fromkeys(map(id, several), one)
             left.append(one)
         for branch, rest in enumerate(alike):
             others = [
-                it for other, it in enumerate(zip(alike, returns, strict=True)) if other != branch
+                pair
+                for other, pair in enumerate(zip(alike, returns, strict=True))
+                if other != branch
             ]
-            if any(made or not ends for made, ends in others):  # else the others are no runs
-                for it in rest[number:]:
-                    it.condition = it.condition or test
+            if any(objects or not ends for objects, ends in others):  # else the others are no runs
+                for made in rest[number:]:
+                    made.condition = made.condition or test
             left += rest[number:]
-    return pairs, sorted(left, key=lambda it: it.line)
+    return pairs, sorted(left, key=attrgetter("line"))
 
 
 def _joined(several: tuple[_Object, ...], pairs: Mapping[int, _Object], test: str) -> _Object:
-    keys = {key: 0 for it in several for key in it.values}
+    keys = dict.fromkeys(chain.from_iterable(made.values for made in several))
     values = {
-        key: _either([it.values.get(key, MISSING) for it in several], pairs, test) for key in keys
+        key: _either([made.values.get(key, MISSING) for made in several], pairs, test)
+        for key in keys
     }
-    lines = {key: line for it in several for key, line in it.lines.items()}
-    conditions = [it.condition for it in several if it.condition]
-    return replace(several[0], values=values, lines=lines, condition="".join(conditions[:1]))
+    lines = {key: line for made in several for key, line in made.lines.items()}
+    condition = next(filter(None, map(attrgetter("condition"), several)), "")
+    return replace(several[0], values=values, lines=lines, condition=condition)
 
 
 def _either(
     values: list[Any], pairs: Mapping[int, _Object], test: str, *, is_name: bool = False
 ) -> Any:
     """The one value that all branches give, or a value that only the run knows."""
-    values = [pairs.get(id(it), it) for it in values]
+    values = [pairs.get(id(value), value) for value in values]
     if is_name:  # who uses a name has run the branch that gives it
-        values = [it for it in values if it is not MISSING]
-    if all(it is values[0] or it == values[0] for it in values):
+        values = [value for value in values if value is not MISSING]
+    if all(value is values[0] or value == values[0] for value in values):
         return values[0]
-    for it in values:
-        if isinstance(it, _Object) and not it.condition:
-            it.condition = test
-    flags = {it.flag for it in values if isinstance(it, FlagValue)}
-    if len(flags) == 1 and all(isinstance(it, FlagValue) for it in values):
+    for value in values:
+        if isinstance(value, _Object) and not value.condition:
+            value.condition = test
+    flags = {value.flag for value in values if isinstance(value, FlagValue)}
+    if len(flags) == 1 and all(isinstance(value, FlagValue) for value in values):
         return values[0]
     return Unresolved(" or ".join(dict.fromkeys(map(_said, values)))[:200])
 
@@ -242,7 +222,7 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
     r"""The calls of a script; ``flags`` are what its command line gives it.
 
     >>> (call,) = read_python("n = 2\nargs = SFTConfig(max_length=n * 1024)\n", "train.py").calls
-    >>> call.name, call.target, [(it.name, it.value) for it in call.found]
+    >>> call.name, call.target, [(argument.name, argument.value) for argument in call.found]
     ('SFTConfig', 'args', [('max_length', 2048)])
     """
     try:
@@ -278,7 +258,7 @@ def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Te
         environment={
             key: value for key, value in reader.environment.items() if isinstance(value, str)
         },
-        called=frozenset(it for node in ast.walk(tree) if (it := _last_name(node))),
+        called=frozenset(filter(None, map(_last_name, ast.walk(tree)))),
     )
 
 
@@ -286,7 +266,7 @@ def read_notebook(text: str, name: str) -> Text:
     """The calls of a notebook's cells; magics are left out."""
     try:
         cells = json.loads(text)["cells"]
-        sources = ["".join(it["source"]) for it in cells if it["cell_type"] == "code"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{name} is no notebook: it has no cells; save it as .ipynb again."
@@ -303,7 +283,9 @@ def read_notebook(text: str, name: str) -> Text:
         try:
             ast.parse(plain)
         except (SyntaxError, ValueError):
-            if not source.lstrip().startswith(("%", "!")) and any(it in plain for it in CONFIGS):
+            if not source.lstrip().startswith(("%", "!")) and any(
+                word in plain for word in CONFIGS
+            ):
                 return read_python(plain, f"{name}, a cell")
             plain = "\n".join(f"# {line}" for line in lines)  # %%bash and the like
         kept.append(plain)
@@ -335,20 +317,20 @@ class _Reader:
         """What was called with what, as it stands at the end."""
         return [
             Call(
-                name=it.name,
-                of=it.of,
-                line=it.line,
-                target=it.target,
-                condition=it.condition,
+                name=made.name,
+                of=made.of,
+                line=made.line,
+                target=made.target,
+                condition=made.condition,
                 found=tuple(
                     one
-                    for key, value in it.values.items()
+                    for key, value in made.values.items()
                     for one in flattened(
-                        _plain(value), it.lines.get(key, it.line), tuple(key.split("."))
+                        _plain(value), made.lines.get(key, made.line), tuple(key.split("."))
                     )
                 ),
             )
-            for it in self.objects
+            for made in self.objects
         ]
 
     # --- statements ---
@@ -377,13 +359,13 @@ class _Reader:
 
         A branch that raises is no run. One that returns leaves its objects, and its names to nobody.
         """
-        taken = [it for it in bodies if not _raises(it)]
-        outcomes = [self.branch(it) for it in taken]
-        returns = [_returns(it) for it in taken]
-        pairs, made = _paired([it.made for it in outcomes], returns, test)
-        follows = [it for it, ends in zip(outcomes, returns, strict=True) if not ends]
-        for container, key in {it: 0 for one in follows for it in one.places()}:
-            values = [one.at(container, key) for one in follows]
+        taken = [body for body in bodies if not _raises(body)]
+        outcomes = [*map(self.branch, taken)]
+        returns = [*map(_returns, taken)]
+        pairs, made = _paired([outcome.made for outcome in outcomes], returns, test)
+        follows = [outcome for outcome, ends in zip(outcomes, returns, strict=True) if not ends]
+        for container, key in dict.fromkeys(chain.from_iterable(follows)):
+            values = [outcome.at(container, key) for outcome in follows]
             self.set(
                 container.of, key, _either(values, pairs, test, is_name=container.of is self.names)
             )
@@ -427,9 +409,10 @@ class _Reader:
                 else:
                     self.walk(body if known else orelse)
             case ast.Match(subject=subject, cases=cases):
-                bodies = [it.body for it in cases]
+                bodies = [branch.body for branch in cases]
                 is_any = any(
-                    isinstance(it.pattern, ast.MatchAs) and not it.pattern.pattern for it in cases
+                    isinstance(branch.pattern, ast.MatchAs) and not branch.pattern.pattern
+                    for branch in cases
                 )
                 self.branches(bodies if is_any else [*bodies, []], ast.unparse(subject)[:60])
             case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
@@ -448,8 +431,8 @@ class _Reader:
             case ast.With(body=body) | ast.AsyncWith(body=body):
                 self.walk(body)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                if any(isinstance(it, ast.Import | ast.ImportFrom) for it in body):
-                    others = [it.body for it in handlers]
+                if any(isinstance(line, ast.Import | ast.ImportFrom) for line in body):
+                    others = [handler.body for handler in handlers]
                     self.branches([[*body, *orelse], *others], "it is installed")
                 else:  # the handlers are for what should not happen
                     self.walk([*body, *orelse])
@@ -463,20 +446,24 @@ class _Reader:
         late = given[len(given) - len(node.args.defaults) :]
         pairs = [*zip(late, node.args.defaults, strict=True)]
         pairs += [
-            (it, value)
-            for it, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            (parameter, value)
+            for parameter, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             if value is not None
         ]
-        known = {it.arg: value for it, value in pairs}
-        for place, it in enumerate([*given, *node.args.kwonlyargs]):
-            found = self.passed(node.name, it.arg, place if place < len(given) else None, known)
+        known = {parameter.arg: value for parameter, value in pairs}
+        for place, parameter in enumerate([*given, *node.args.kwonlyargs]):
+            found = self.passed(
+                node.name, parameter.arg, place if place < len(given) else None, known
+            )
             if found is not MISSING:
-                self.set(self.names, it.arg, found)
-            elif it.arg in known:
-                value = self.value(known[it.arg])
-                self.set(self.names, it.arg, Unresolved(it.arg) if value is None else value)
-            elif it.arg not in self.names:
-                self.set(self.names, it.arg, Unresolved(it.arg))
+                self.set(self.names, parameter.arg, found)
+            elif parameter.arg in known:
+                value = self.value(known[parameter.arg])
+                self.set(
+                    self.names, parameter.arg, Unresolved(parameter.arg) if value is None else value
+                )
+            elif parameter.arg not in self.names:
+                self.set(self.names, parameter.arg, Unresolved(parameter.arg))
 
     def passed(
         self, function: str, name: str, place: int | None, defaults: Mapping[str, ast.expr]
@@ -484,8 +471,8 @@ class _Reader:
         """What all calls of a function give an argument; ``MISSING`` where none does, or only a call's result."""
         values = []
         for call in self.sites.get(function, []):
-            given = {it.arg: it.value for it in call.keywords}
-            if None in given or any(isinstance(it, ast.Starred) for it in call.args):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            if None in given or any(isinstance(argument, ast.Starred) for argument in call.args):
                 return MISSING
             by_place = place is not None and place < len(call.args)
             value = call.args[place or 0] if by_place else given.get(name, defaults.get(name))
@@ -493,7 +480,7 @@ class _Reader:
                 return MISSING
             values.append(self.value(value))
         if not values or (
-            name not in defaults and any(isinstance(it, Unresolved) for it in values)
+            name not in defaults and any(isinstance(value, Unresolved) for value in values)
         ):
             return MISSING
         return _either(values, {}, f"{function} is called so")
@@ -501,18 +488,24 @@ class _Reader:
     def dataclass(self, node: ast.ClassDef) -> None:
         """The fields of a class with their defaults."""
         fields = {}
-        for it in node.body:
-            if isinstance(it, ast.AnnAssign) and isinstance(it.target, ast.Name) and it.value:
-                fields[it.target.id] = self.field(it.value)
-            elif isinstance(it, ast.Assign):
-                for target in it.targets:
+        for statement in node.body:
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and statement.value
+            ):
+                fields[statement.target.id] = self.field(statement.value)
+            elif isinstance(statement, ast.Assign):
+                for target in statement.targets:
                     if isinstance(target, ast.Name):
-                        fields[target.id] = self.value(it.value)
-        bases = [ast.unparse(it).rpartition(".")[2] for it in node.bases]
-        inherited = {k: v for base in bases for k, v in self.classes.get(base, {}).items()}
+                        fields[target.id] = self.value(statement.value)
+        bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+        inherited = {
+            key: value for base in bases for key, value in self.classes.get(base, {}).items()
+        }
         self.classes[node.name] = {**inherited, **fields}
         if any(base in CONFIGS for base in bases):
-            self.classes[node.name]["__base__"] = next(it for it in bases if it in CONFIGS)
+            self.classes[node.name][BASE] = next(base for base in bases if base in CONFIGS)
         self.names.setdefault(node.name, _Object(node.name, dict(fields), node.lineno))
 
     def field(self, node: ast.expr) -> Any:
@@ -521,11 +514,11 @@ class _Reader:
             "field",
             "Field",
         }:
-            for it in node.keywords:
-                if it.arg == "default":
-                    return self.value(it.value)
-                if it.arg == "default_factory" and isinstance(it.value, ast.Lambda):
-                    return self.value(it.value.body)
+            for keyword in node.keywords:
+                if keyword.arg == "default":
+                    return self.value(keyword.value)
+                if keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
+                    return self.value(keyword.value.body)
             return Unresolved("a field without a default")
         return self.value(node)
 
@@ -568,12 +561,12 @@ class _Reader:
                 return self.names.get(name, Unresolved(name))
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 found: list[Any] = []
-                for it in parts:
-                    if isinstance(it, ast.Starred):
-                        inner = self.value(it.value)
+                for element in parts:
+                    if isinstance(element, ast.Starred):
+                        inner = self.value(element.value)
                         found += inner if isinstance(inner, list) else [inner]
                     else:
-                        found.append(self.value(it))
+                        found.append(self.value(element))
                 return found
             case ast.Dict(keys=keys, values=values):
                 return self.pairs(keys, values)
@@ -595,10 +588,10 @@ class _Reader:
                 either = (self.value(body), self.value(orelse))
                 if either[0] == either[1]:
                     return either[0]
-                flags = [it for it in either if isinstance(it, FlagValue)]
-                return flags[0] if flags else Unresolved(ast.unparse(node)[:200])
+                flags = (branch for branch in either if isinstance(branch, FlagValue))
+                return next(flags, Unresolved(ast.unparse(node)[:200]))
             case ast.BoolOp(op=op, values=parts):
-                return self.junction(op, [self.value(it) for it in parts], node)
+                return self.junction(op, [*map(self.value, parts)], node)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.comparison(self.value(left), op, self.value(right), node)
             case ast.Attribute(value=owner, attr=part):
@@ -631,8 +624,10 @@ class _Reader:
     def joined(self, parts: list[ast.expr], node: ast.expr) -> Any:
         """An f-string of known names."""
         text = ""
-        for it in parts:
-            inner = self.value(it.value) if isinstance(it, ast.FormattedValue) else self.value(it)
+        for part in parts:
+            inner = (
+                self.value(part.value) if isinstance(part, ast.FormattedValue) else self.value(part)
+            )
             if not isinstance(inner, str | int | float):
                 return Unresolved(ast.unparse(node))
             text += str(inner)
@@ -646,10 +641,15 @@ class _Reader:
         if type(op) not in ARITHMETIC:
             return unknown
         numbers = all(
-            isinstance(it, int | float) and not isinstance(it, bool) for it in (left, right)
+            isinstance(operand, int | float) and not isinstance(operand, bool)
+            for operand in (left, right)
         )
-        texts = isinstance(op, ast.Add) and all(isinstance(it, str) for it in (left, right))
-        lists = isinstance(op, ast.Add) and all(isinstance(it, list) for it in (left, right))
+        texts = isinstance(op, ast.Add) and all(
+            isinstance(operand, str) for operand in (left, right)
+        )
+        lists = isinstance(op, ast.Add) and all(
+            isinstance(operand, list) for operand in (left, right)
+        )
         if not (numbers or texts or lists):
             return unknown
         if numbers and (
@@ -671,11 +671,11 @@ class _Reader:
 
     def junction(self, op: ast.boolop, parts: list[Any], node: ast.expr) -> Any:
         """``and`` and ``or`` of known values."""
-        for it in parts:
-            if isinstance(it, Unresolved):
-                return it if isinstance(it, FlagValue) else Unresolved(ast.unparse(node)[:200])
-            if bool(it) is isinstance(op, ast.Or):
-                return it
+        for part in parts:
+            if isinstance(part, Unresolved):
+                return part if isinstance(part, FlagValue) else Unresolved(ast.unparse(node)[:200])
+            if bool(part) is isinstance(op, ast.Or):
+                return part
         return parts[-1]
 
     def comparison(self, left: Any, op: ast.cmpop, right: Any, node: ast.expr) -> Any:
@@ -716,40 +716,48 @@ class _Reader:
 
     def call(self, node: ast.Call) -> Any:
         """A call: of what makes a config, of a parser, or of a few plain functions; else not known."""
-        text = ast.unparse(node.func)
-        name, owner = text.rpartition(".")[2], text.rpartition(".")[0]
-        text = text[:200]
-        on = self.chained(node.func)
-        positional = [self.value(it) for it in node.args if not isinstance(it, ast.Starred)]
-        keywords: dict[str, Any] = {}
-        lines: dict[str, int] = {}
-        for it in node.keywords:
-            inner = self.value(it.value)
-            if it.arg is not None:
-                keywords[it.arg] = inner
-                lines[it.arg] = it.value.lineno
-            elif isinstance(inner, dict):
-                keywords = {**inner, **keywords}
-            elif name in CONFIGS or (name == "from_pretrained" and LOADERS.match(owner)):
-                said = f"**{ast.unparse(it.value)[:60]}"
-                self.assumed[f"{said} of {name}, which only the run knows, is taken as empty."] = (
-                    None
-                )
+        called = self.called(node)
+        name = called.name
         if name in HAS_BF16:
             self.assumed[f"The card is taken to have bfloat16 ({name})."] = None
             return True
         if name == "get_device_capability":
             self.assumed[f"The card is taken as Ampere or newer ({name})."] = None
             return [8, 0]
-        if name == "is_available" and owner.rpartition(".")[2] == "cuda":
+        if name == "is_available" and called.owner.rpartition(".")[2] == "cuda":
             return True
-        if name in CONFIGS or name in TRAINERS or self.base_of(name) in CONFIGS:
-            return self.made(name, owner, positional, keywords, lines, node)
-        if name in METHODS and self.counts(name, owner, positional):
-            return self.made(name, owner, positional, keywords, lines, node)
+        is_config = name in CONFIGS or name in TRAINERS or self.base_of(name) in CONFIGS
+        if is_config or (name in METHODS and self.counts(called)):
+            return self.made(called)
         if name in self.classes:
-            return _Object(name, {**self.classes[name], **keywords}, node.lineno)
-        return self.plain_call(name, owner, text, positional, keywords, node, on)
+            return _Object(name, {**self.classes[name], **called.keywords}, node.lineno)
+        for read in (_built, self.changed, self.looked_up, self.argparsed, self.parsed_classes):
+            if (found := read(called)) is not MISSING:
+                return found
+        return called.unknown
+
+    def called(self, node: ast.Call) -> _Called:
+        """What is called, and what its arguments are."""
+        owner, _, name = ast.unparse(node.func).rpartition(".")
+        on = self.chained(node.func)
+        positional = [
+            self.value(argument) for argument in node.args if not isinstance(argument, ast.Starred)
+        ]
+        keywords: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for keyword in node.keywords:
+            inner = self.value(keyword.value)
+            if keyword.arg is not None:
+                keywords[keyword.arg] = inner
+                lines[keyword.arg] = keyword.value.lineno
+            elif isinstance(inner, dict):
+                keywords = {**inner, **keywords}
+            elif name in CONFIGS or (name == "from_pretrained" and LOADERS.match(owner)):
+                said = f"**{ast.unparse(keyword.value)[:60]}"
+                self.assumed[f"{said} of {name}, which only the run knows, is taken as empty."] = (
+                    None
+                )
+        return _Called(name, owner, on, positional, keywords, lines, node)
 
     def chained(self, func: ast.expr) -> Any:
         """What a method is called on, where that is itself a call's result: ``SFTTrainer(…).train()``."""
@@ -763,38 +771,30 @@ class _Reader:
 
     def base_of(self, name: str) -> str:
         """The known class that one of the script's own extends."""
-        return str(self.classes.get(name, {}).get("__base__", ""))
+        return str(self.classes.get(name, {}).get(BASE, ""))
 
-    def counts(self, name: str, owner: str, positional: list[Any]) -> bool:
+    def counts(self, called: _Called) -> bool:
         """Whether a method's call is about the model."""
+        name, owner = called.name, called.owner
         if name == "from_pretrained":
             return bool(LOADERS.match(of := owner.rpartition(".")[2]) or PROCESSORS.match(of))
         if name in {"to", "half", "bfloat16"}:
-            is_dtype = name != "to" or (
-                bool(positional)
-                and isinstance(positional[0], str)
-                and positional[0].startswith("torch.")
-            )
+            first = called.first
+            is_dtype = name != "to" or (isinstance(first, str) and first.startswith("torch."))
             return is_dtype and "model" in owner.lower() and "vision" not in owner.lower()
         return True
 
-    def made(
-        self,
-        name: str,
-        owner: str,
-        positional: list[Any],
-        keywords: dict[str, Any],
-        lines: dict[str, int],
-        node: ast.Call,
-    ) -> _Object:
-        values = dict(keywords)
-        own = {k: v for k, v in self.classes.get(name, {}).items() if k != "__base__"}
-        values = {**own, **values}
-        name = self.base_of(name) or name
+    def made(self, called: _Called) -> _Object:
+        """What a config's, a trainer's or a model's call makes."""
+        own = {
+            key: value for key, value in self.classes.get(called.name, {}).items() if key != BASE
+        }
+        values = {**own, **called.keywords}
+        name, positional = self.base_of(called.name) or called.name, called.positional
         if positional:
             if name == "from_pretrained":
                 values = {"pretrained_model_name_or_path": positional[0], **values}
-            elif name in {"to"}:
+            elif name == "to":
                 values["dtype"] = positional[0]
             elif name in TRAINERS:
                 values = {**dict(zip(("model", "args"), positional, strict=False)), **values}
@@ -803,105 +803,97 @@ class _Reader:
                 values = {first: positional[0], **values}
             elif name == "prepare_model_for_kbit_training" and len(positional) > 1:
                 values["use_gradient_checkpointing"] = positional[1]
-        made = _Object(name, values, node.lineno, owner.rpartition(".")[2], lines)
+        of = called.owner.rpartition(".")[2]
+        made = _Object(name, values, called.node.lineno, of, called.lines)
         self.objects.append(made)
         return made
 
-    def plain_call(
-        self,
-        name: str,
-        owner: str,
-        text: str,
-        positional: list[Any],
-        keywords: dict[str, Any],
-        node: ast.Call,
-        on: Any,
-    ) -> Any:
-        unknown = Unresolved(ast.unparse(node)[:200])
-        first = positional[0] if positional else None
-        if name == "dict" and not positional:
-            return keywords
-        if (
-            name in {"int", "float", "str", "bool"}
-            and not owner
-            and isinstance(first, str | int | float)
-        ):
-            try:
-                return {"int": int, "float": float, "str": str, "bool": bool}[name](first)
-            except (ValueError, OverflowError):
-                return unknown
-        if name in {"append", "extend"} and isinstance(before := self.names.get(owner), list):
-            more = first if name == "extend" else [first]
-            self.set(self.names, owner, before + more if isinstance(more, list) else unknown)
-            return None
-        if name == "update" and isinstance(before := self.names.get(owner), dict):
-            for key, value in {**(first if isinstance(first, dict) else {}), **keywords}.items():
-                self.set(before, key, value)
-            return None
-        if name in {"setattr", "replace"} and isinstance(first, _Object):
-            named = dict([positional[1:3]]) if len(positional) == 3 else keywords
-            for key, value in named.items():
-                self.set(first.values, str(key), value)
-            return first
-        if name in {"list", "tuple", "set"} and isinstance(first, list):
-            return first
-        if owner in ENVIRON and name == "setdefault" and isinstance(first, str):
-            if first not in self.environment and len(positional) > 1:
-                self.set(self.environment, first, positional[1])
-            return self.environment.get(first, unknown)
-        if owner in ENVIRON and name == "update":
-            for key, value in {**(first if isinstance(first, dict) else {}), **keywords}.items():
-                self.set(self.environment, str(key), value)
-            return None
-        if text in {"os.environ.get", "os.getenv", "environ.get", "getenv"}:
-            return positional[1] if len(positional) > 1 else keywords.get("default", unknown)
-        if name == "get" and len(positional) == 2:
-            of = self.names.get(owner)
-            return of.get(first, positional[1]) if isinstance(of, dict) else positional[1]
-        if name == "getattr" and len(positional) >= 2 and positional[0] == Unresolved("torch"):
-            if isinstance(positional[1], FlagValue):
-                return positional[1]
-            return f"torch.{positional[1]}" if isinstance(positional[1], str) else unknown
-        if name == "ArgumentParser":
-            return _Object(name, {}, node.lineno)
-        if name == "add_argument" and isinstance(first, str):
-            flag = next(
-                (it for it in positional if isinstance(it, str) and it.startswith("--")), first
-            )
-            key = str(keywords.get("dest", flag.lstrip("-").replace("-", "_")))
-            default: Any = {"store_true": False, "store_false": True}.get(
-                str(keywords.get("action")), FlagValue(f"args.{key}", key)
-            )
-            value = keywords.get("default", default)
-            self.options[key] = FlagValue(f"args.{key}", key) if value is None else value
-            return None
-        if name in {"parse_args", "parse_known_args"}:
-            given = {key: value for key, value in self.flags.items() if key in self.options}
-            return _Object("options", {**self.options, **given}, node.lineno)
-        if name in PARSERS:
+    def changed(self, called: _Called) -> Any:
+        """What a call adds to a list, a dict, an object or ``os.environ``; ``MISSING``: it is another call."""
+        first, before = called.first, self.names.get(called.owner)
+        match called.name:
+            case "append" | "extend" if isinstance(before, list):
+                more = first if called.name == "extend" else [first]
+                whole = before + more if isinstance(more, list) else called.unknown
+                self.set(self.names, called.owner, whole)
+                return None
+            case "setattr" | "replace" if isinstance(first, _Object):
+                three = called.positional if len(called.positional) == 3 else None
+                named = called.keywords if three is None else {three[1]: three[2]}
+                for key, value in named.items():
+                    self.set(first.values, str(key), value)
+                return first
+            case "setdefault" if called.owner in ENVIRON and isinstance(first, str):
+                if first not in self.environment and len(called.positional) > 1:
+                    self.set(self.environment, first, called.positional[1])
+                return self.environment.get(first, called.unknown)
+            case "update" if isinstance(before, dict) or called.owner in ENVIRON:
+                container = before if isinstance(before, dict) else self.environment
+                given = first if isinstance(first, dict) else {}
+                for key, value in {**given, **called.keywords}.items():
+                    self.set(container, key, value)
+                return None
+        return MISSING
+
+    def looked_up(self, called: _Called) -> Any:
+        """A variable of the environment by its default, a key of a dict, a part of torch; ``MISSING``: another call."""
+        first, *rest = called.positional or [None]
+        if (called.owner, called.name) in LOOKUPS:
+            return rest[0] if rest else called.keywords.get("default", called.unknown)
+        if called.name == "get" and len(rest) == 1:
+            of = self.names.get(called.owner)
+            return of.get(first, rest[0]) if isinstance(of, dict) else rest[0]
+        if called.name == "getattr" and rest and first == Unresolved("torch"):
+            if isinstance(rest[0], FlagValue):
+                return rest[0]
+            return f"torch.{rest[0]}" if isinstance(rest[0], str) else called.unknown
+        return MISSING
+
+    def argparsed(self, called: _Called) -> Any:
+        """What argparse makes, and the flags that it is given; ``MISSING``: it is another call."""
+        first, line = called.first, called.node.lineno
+        match called.name:
+            case "ArgumentParser":
+                return _Object("ArgumentParser", {}, line)
+            case "add_argument" if isinstance(first, str):
+                words = (word for word in called.positional if isinstance(word, str))
+                flag = next((word for word in words if word.startswith("--")), first)
+                key = str(called.keywords.get("dest", flag.lstrip("-").replace("-", "_")))
+                unset = FlagValue(f"args.{key}", key)
+                action = str(called.keywords.get("action"))
+                default = {"store_true": False, "store_false": True}.get(action, unset)
+                value = called.keywords.get("default", default)
+                self.options[key] = unset if value is None else value
+                return None
+            case "parse_args" | "parse_known_args":
+                given = {key: value for key, value in self.flags.items() if key in self.options}
+                return _Object("options", {**self.options, **given}, line)
+        return MISSING
+
+    def parsed_classes(self, called: _Called) -> Any:
+        """A parser of dataclasses, and the objects that it returns; ``MISSING``: it is another call."""
+        node = called.node
+        if called.name in PARSERS:
             return _Object("parser", {"types": self.types(node)}, node.lineno)
-        if name.startswith("parse_args_") or name in {
-            "parse",
-            "parse_dict",
-            "parse_yaml_file",
-            "parse_json_file",
-        }:
-            of = on
+        if called.name in PARSES or called.name.startswith("parse_args_"):
+            of = called.on
             if of is None and isinstance(node.func, ast.Attribute):
                 of = self.value(node.func.value)
             if isinstance(of, _Object) and "types" in of.values:
-                return [self.parsed(it, node.lineno) for it in of.values["types"]]
-        return unknown
+                return [self.parsed(kind, node.lineno) for kind in of.values["types"]]
+        return MISSING
 
     def types(self, node: ast.Call) -> list[str]:
         """The classes that a parser of dataclasses was given."""
-        given = node.args[0] if node.args else next((it.value for it in node.keywords), None)
+        given = (
+            node.args[0] if node.args else next((keyword.value for keyword in node.keywords), None)
+        )
         parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-        return [ast.unparse(it).rpartition(".")[2] for it in parts if it is not None]
+        return [ast.unparse(part).rpartition(".")[2] for part in parts if part is not None]
 
     def parsed(self, name: str, line: int) -> _Object:
         """What a parser makes of a class: its defaults; what the command line adds is read there."""
-        own = {k: v for k, v in self.classes.get(name, {}).items() if k != "__base__"}
+        own = {key: value for key, value in self.classes.get(name, {}).items() if key != BASE}
         base = self.base_of(name) or name
         self.options |= dict.fromkeys(own)
         given = {key: value for key, value in self.flags.items() if key in own}
@@ -909,6 +901,22 @@ class _Reader:
         if base in CONFIGS:
             self.objects.append(made)
         return made
+
+
+BUILT: Mapping[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def _built(called: _Called) -> Any:
+    """What a built-in type makes of a known value; ``MISSING``: it is another call."""
+    first = called.first
+    if called.name == "dict" and not called.positional:
+        return called.keywords
+    if called.name in BUILT and not called.owner and isinstance(first, str | int | float):
+        try:
+            return BUILT[called.name](first)
+        except (ValueError, OverflowError):
+            return called.unknown
+    return first if called.name in {"list", "tuple", "set"} and isinstance(first, list) else MISSING
 
 
 def _last_name(node: ast.AST) -> str:
@@ -937,7 +945,7 @@ def _returns(body: list[ast.stmt]) -> bool:
 
 
 def _are_numbers(*values: Any) -> bool:
-    return all(isinstance(it, int | float) for it in values)
+    return all(isinstance(value, int | float) for value in values)
 
 
 def _is_main(test: ast.expr) -> bool:
@@ -949,9 +957,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _Object):
         return Unresolved(value.target or value.name)
     if isinstance(value, list):
-        found = [_plain(it) for it in value]
-        unknown = [it for it in found if isinstance(it, Unresolved)]
+        found = [*map(_plain, value)]
+        unknown = [part for part in found if isinstance(part, Unresolved)]
         return Unresolved(", ".join(map(_said, found))[:200]) if unknown else found
     if isinstance(value, dict):
-        return {key: _plain(it) for key, it in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     return value

@@ -6,8 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain, dropwhile
 from typing import Any
 
+from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
@@ -47,36 +49,14 @@ NO_TRAINING = re.compile(r"(^|/)(generate|eleuther_eval|quantize)")
 """torchtune's recipes that do not train: torchtune 0.6, _recipe_registry.py."""
 UV_FLAGS = frozenset(["--extra", "--group", "--with", "--python", "--package"])
 """Flags of ``uv run`` that a value follows."""
-LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "accelerate-launch")
+WRAPPERS = frozenset(["nohup", "time", "srun", "sudo", "exec"])
+LAUNCHERS = {"torchrun": "torchrun", "deepspeed": "deepspeed", "accelerate-launch": "accelerate"}
+TORCHRUN = (["torch.distributed.run"], ["torch.distributed.launch"])
+"""What ``python -m`` runs as torchrun."""
 SWITCHES = frozenset(
-    [
-        "multi_gpu",
-        "quiet",
-        "m",
-        "module",
-        "no_python",
-        "debug",
-        "cpu",
-        "tpu",
-        "use_deepspeed",
-        "use_fsdp",
-        "use_megatron_lm",
-        "same_network",
-        "use_parallelism_config",
-        "standalone",
-        "no-python",
-        "use_xpu",
-        "dynamo_use_dynamic",
-        "enable_cpu_affinity",
-        "use_mps_device",
-        "force_multi",
-        "no_ssh",
-        "no_local_rank",
-        "autotuning",
-        "bind_cores_to_rank",
-        "use_cpu",
-        "use_tpu",
-    ]
+    listed("""multi_gpu quiet m module no_python debug cpu tpu use_deepspeed use_fsdp use_megatron_lm same_network
+    use_parallelism_config standalone no-python use_xpu dynamo_use_dynamic enable_cpu_affinity use_mps_device
+    force_multi no_ssh no_local_rank autotuning bind_cores_to_rank use_cpu use_tpu""")
 )
 """Flags of launchers that no value follows."""
 TRAIN_WORDS = re.compile(
@@ -135,10 +115,10 @@ def read_shell(text: str, name: str) -> Text:
             inside = [array[3], *words[1:]] if len(words) > 1 else [array[3]]
             inside[-1] = inside[-1].removesuffix(")")
             before = arrays.get(array[1], []) if array[2] else []
-            added = [_filled(it, variables.known) for it in inside if it]
+            added = [_filled(word, variables.known) for word in inside if word]
             arrays[array[1]] = [*before, *(added if is_sure else _unsure(added))]
             continue
-        unfolded = [one for it in words for one in _of_array(it, arrays)]
+        unfolded = [*chain.from_iterable(_of_array(word, arrays) for word in words)]
         environment, rest = _environment(unfolded, variables.known)
         if not rest:
             variables.set(environment, is_sure=is_sure)
@@ -147,7 +127,7 @@ def read_shell(text: str, name: str) -> Text:
             exported = _environment(rest[1:], variables.known)[0]
             variables.set(exported, is_sure=is_sure)
             continue
-        expanded = [word for it in rest for word in _expanded(it, variables.known)]
+        expanded = [*chain.from_iterable(_expanded(word, variables.known) for word in rest)]
         if (command := _command(expanded, {**variables.known, **environment}, line)) is not None:
             commands.append(command)
     if not commands:
@@ -205,7 +185,7 @@ class _Ifs:
     """Whether a line stands in an ``if``.
 
     >>> ifs = _Ifs()
-    >>> [ifs.is_sure(it) for it in ("if [ $A ]; then", "B=1", "fi", "B=2", "if true; then B=1; fi")]
+    >>> [ifs.is_sure(line) for line in ("if [ $A ]; then", "B=1", "fi", "B=2", "if true; then B=1; fi")]
     [False, False, False, True, False]
     """
 
@@ -234,7 +214,7 @@ class _Cases:
     """Which lines of a script run: of a ``case`` the first branch that matches, or the first where only the run knows.
 
     >>> cases, known = _Cases(), {"DEVICE": "npu"}
-    >>> [cases.runs(it, known) for it in ('case "${DEVICE}" in', "gpu) ;;", "npu) ;;", "esac", "a=1")]
+    >>> [cases.runs(line, known) for line in ('case "${DEVICE}" in', "gpu) ;;", "npu) ;;", "esac", "a=1")]
     [False, False, False, False, True]
     """
 
@@ -256,8 +236,8 @@ class _Cases:
         word, current, done = self._open[-1]
         if not current and (pattern := re.match(r"([^()\s][^()]*)\)(.*)", bare)):
             is_known = not VARIABLE.search(word) and "$(" not in word
-            options = [it.strip().strip("\"'") for it in pattern[1].split("|")]
-            matches = not is_known or any(fnmatchcase(word, it) for it in options)
+            options = [option.strip().strip("\"'") for option in pattern[1].split("|")]
+            matches = not is_known or any(fnmatchcase(word, option) for option in options)
             current = matches and not done
             self._open[-1] = (
                 word,
@@ -268,7 +248,7 @@ class _Cases:
         if bare.endswith(";;"):
             self._open[-1] = (word, False, done)
             return False
-        return all(it[1] for it in self._open)
+        return all(runs for _, runs, _ in self._open)
 
 
 def _statements(
@@ -351,8 +331,8 @@ def _environment(
     """``NAME=value`` before a command."""
     found: dict[str, str] = {}
     rest = list(words)
-    while rest and (it := ASSIGNED.match(rest[0])) and not rest[0].startswith("-"):
-        found[it[1]] = _filled(it[2], {**known, **found})
+    while rest and (assigned := ASSIGNED.match(rest[0])) and not rest[0].startswith("-"):
+        found[assigned[1]] = _filled(assigned[2], {**known, **found})
         rest.pop(0)
     return found, rest
 
@@ -370,12 +350,12 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
     """
     total = 0
 
-    def one(it: re.Match[str]) -> str:
+    def one(variable: re.Match[str]) -> str:
         nonlocal total
-        name, instead = it[1] or it[3], it[2]
-        found = known.get(name, it[0]) if instead is None else known.get(name) or instead
+        name, instead = variable[1] or variable[3], variable[2]
+        found = known.get(name, variable[0]) if instead is None else known.get(name) or instead
         total += len(found)
-        return found if total <= LONGEST_VALUE else it[0]
+        return found if total <= LONGEST_VALUE else variable[0]
 
     return VARIABLE.sub(one, text)
 
@@ -392,68 +372,11 @@ def _expanded(word: str, known: Mapping[str, str]) -> list[str]:
 
 def _command(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:
     """What a command launches, or None where it trains nothing."""
-    rest = list(words)
-    while rest[:2] == ["uv", "run"] or rest[:1] in (
-        ["nohup"],
-        ["time"],
-        ["srun"],
-        ["sudo"],
-        ["exec"],
-    ):
-        rest = rest[2:] if rest[0] == "uv" else rest[1:]
-        while rest and rest[0].startswith("-"):
-            rest = rest[1 + (rest[0] in UV_FLAGS) :]
-    if not rest:
+    launcher, rest = _launcher(_unwrapped(words))
+    launch, rest = _launcher_flags(rest, line) if launcher else ((), rest)
+    tool, rest = _tool(rest, is_module=any(flag.path == ("module",) for flag in launch))
+    if not rest or not (tool or launcher or rest[0].endswith(".py")):
         return None
-    launcher = ""
-    launch: tuple[Found, ...] = ()
-    head = rest[0].rpartition("/")[2]
-    if head in LAUNCHERS or rest[:3] in (
-        ["python", "-m", "torch.distributed.run"],
-        ["python", "-m", "torch.distributed.launch"],
-    ):
-        launcher = (
-            "torchrun" if head == "python" else head.replace("accelerate-launch", "accelerate")
-        )
-        rest = rest[3:] if head == "python" else rest[1:]
-        if launcher == "accelerate" and head != "accelerate-launch":
-            if rest[:1] != ["launch"]:
-                return None
-            rest = rest[1:]
-        launch, rest = _launcher_flags(rest, line)
-    tool = ""
-    if not rest:
-        return None
-    head = rest[0].rpartition("/")[2]
-    if head in {"python", "python3"}:
-        rest = rest[1:]
-        while rest and rest[0] in {"-u", "-O", "-B"}:
-            rest = rest[1:]
-        if not rest:
-            return None
-        head = rest[0].rpartition("/")[2]
-        if rest[0] == "-m" and len(rest) > 1:
-            tool = next((it for module, it in MODULES.items() if rest[1].startswith(module)), "")
-            words_of = [rest[1].rpartition(".")[2]] if tool == "trl" else []
-            words_of = ["train"] if tool == "axolotl" else words_of
-            words_of = [rest[1].rpartition(".")[2]] if tool == "verl" else words_of
-            rest = [*words_of, *rest[2:]]
-            if not tool or (tool == "verl" and words_of != ["main_ppo"]):
-                return None
-    elif any(it.path == ("module",) for it in launch):
-        tool = next((it for module, it in MODULES.items() if rest[0].startswith(module)), "")
-        if tool:
-            word = rest[0].rpartition(".")[2]
-            word = "train" if tool == "axolotl" or word == "launcher" else word
-            rest = rest[1:] if word == "cli" else [word, *rest[1:]]
-    if not tool and head in TOOL_WORDS:
-        tool, rest = TOOL_WORDS[head], rest[1:]
-    if not tool:
-        for pattern, of, word in SCRIPTS:
-            if found := re.search(pattern, rest[0]):
-                tool, rest = of, [word or found[1], *rest[1:]]
-        if not tool and not launcher and not rest[0].endswith(".py"):
-            return None
     if tool == "torchtune":
         return _torchtune(rest, environment, line)
     plain, flags = _flags(rest, line, is_hydra=tool == "verl")
@@ -461,13 +384,72 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
         return None
     return Command(
         launcher=launcher,
-        launch=tuple(launch),
+        launch=launch,
         tool=tool,
         words=tuple(plain),
         flags=tuple(flags),
         environment=dict(environment),
         line=line,
     )
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """A command without what only starts it, such as ``uv run`` and ``srun``, and that one's flags."""
+    rest = words
+    while rest[:2] == ["uv", "run"] or (rest and rest[0] in WRAPPERS):
+        rest = rest[2:] if rest[0] == "uv" else rest[1:]
+        while rest and rest[0].startswith("-"):
+            rest = rest[1 + (rest[0] in UV_FLAGS) :]
+    return rest
+
+
+def _launcher(words: list[str]) -> tuple[str, list[str]]:
+    """A launcher, empty if none, and the words after it; no words if it launches nothing."""
+    head = _name(words)
+    if words[:2] == ["python", "-m"] and words[2:3] in TORCHRUN:
+        return "torchrun", words[3:]
+    if head == "accelerate":
+        return head, words[2:] if words[1:2] == ["launch"] else []
+    if head in LAUNCHERS:
+        return LAUNCHERS[head], words[1:]
+    return "", words
+
+
+def _tool(words: list[str], *, is_module: bool) -> tuple[str, list[str]]:
+    """The tool that trains, empty for a script of one's own, and the words that it reads; no words if none trains."""
+    rest = words
+    if _name(rest) in {"python", "python3"}:
+        rest = [*dropwhile({"-u", "-O", "-B"}.__contains__, rest[1:])]
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            return _of_python(rest[1:])
+    elif is_module and rest and (tool := _tool_of(rest[0])):
+        word = rest[0].rpartition(".")[2]
+        word = "train" if tool == "axolotl" or word == "launcher" else word
+        return tool, rest[1:] if word == "cli" else [word, *rest[1:]]
+    if _name(rest) in TOOL_WORDS:
+        return TOOL_WORDS[_name(rest)], rest[1:]
+    for pattern, tool, word in SCRIPTS:
+        if rest and (found := re.search(pattern, rest[0])):
+            return tool, [word or found[1], *rest[1:]]
+    return "", rest
+
+
+def _of_python(words: list[str]) -> tuple[str, list[str]]:
+    """The tool whose module ``python -m`` runs, and the words that it reads; no words if it does not train."""
+    tool, word = _tool_of(words[0]), words[0].rpartition(".")[2]
+    if not tool or (tool == "verl" and word != "main_ppo"):
+        return "", []
+    said = {"trl": [word], "verl": [word], "axolotl": ["train"]}.get(tool, [])
+    return tool, [*said, *words[1:]]
+
+
+def _tool_of(module: str) -> str:
+    return next((tool for start, tool in MODULES.items() if module.startswith(start)), "")
+
+
+def _name(words: list[str]) -> str:
+    """The program that is started, without its folder."""
+    return words[0].rpartition("/")[2] if words else ""
 
 
 def _launcher_flags(words: list[str], line: int) -> tuple[tuple[Found, ...], list[str]]:
@@ -535,8 +517,8 @@ def _of_hydra(text: str) -> Any:
     found = re.fullmatch(r"\[([^\[\]{}]*)\]", text.strip())
     if found is None or isinstance(_value(text), Unresolved):
         return _value(text)
-    items = (it.strip().strip("\"'") for it in found[1].split(","))
-    return [_value(it) for it in items if it]
+    words = (word.strip().strip("\"'") for word in found[1].split(","))
+    return [*map(_value, filter(None, words))]
 
 
 def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:

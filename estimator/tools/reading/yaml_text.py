@@ -29,7 +29,7 @@ ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*\w+\s*,\s*([^{}]*?)\s*\}")
 def read_yaml(text: str, name: str) -> Text:
     r"""The keys of a YAML file.
 
-    >>> [(it.name, it.value, it.line) for it in read_yaml("a: 1\nb:\n  c: yes\n", "x.yaml").keys]
+    >>> [(key.name, key.value, key.line) for key in read_yaml("a: 1\nb:\n  c: yes\n", "x.yaml").keys]
     [('a', 1, 1), ('b.c', True, 3)]
     """
     from ruamel.yaml import YAML
@@ -103,11 +103,11 @@ class _Walk:
         self._count(node)
         if node.id == "mapping" and any(key.id == "mapping" for key, _ in node.value):
             templates = [key for key, _ in node.value if key.id == "mapping"]
-            inside = (str(it.value) for key in templates for it, _ in key.value)
+            inside = (str(inner.value) for key in templates for inner, _ in key.value)
             yield Found(path, Unresolved(f"{{{{ {', '.join(inside)} }}}}"), line)  # of a template
         elif node.id == "mapping" and node.value:
             yield from self.pairs(node, path)
-        elif node.id == "sequence" and any(it.id == "mapping" for it in node.value):
+        elif node.id == "sequence" and any(inner.id == "mapping" for inner in node.value):
             with self._inside(node):
                 for number, inner in enumerate(node.value):
                     yield from self.below(inner, (*path, str(number)), inner.start_mark.line + 1)
@@ -119,7 +119,7 @@ class _Walk:
         self._count(node)
         if node.id == "sequence":
             with self._inside(node):
-                return [self.value(it) for it in node.value]
+                return [self.value(inner) for inner in node.value]
         if node.id == "mapping":
             return {}
         return self.scalar(node)
@@ -158,7 +158,7 @@ class _Walk:
     @contextmanager
     def _inside(self, node: Node) -> Iterator[None]:
         """Around what is read of a mapping or a list; refuses one that an anchor puts into itself."""
-        if any(it is node for it in self.within):
+        if any(outer is node for outer in self.within):
             raise InputError(
                 f"{self._at(node)}: it contains itself by its anchor, without end; write it plainly."
             )
@@ -209,7 +209,7 @@ def _of_text(text: str) -> Any:
 
 def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
     """Interpolations of the file's own keys, as OmegaConf has them (torchtune): ``${output_dir}/logs``."""
-    known = {it.name: it.value for it in keys}
+    known = {key.name: key.value for key in keys}
 
     def resolved(value: Any) -> Any:
         if not isinstance(value, Unresolved):
@@ -220,11 +220,11 @@ def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
         if named and not isinstance(known.get(named[1], value), Unresolved):
             return known[named[1]]
 
-        def inner(it: re.Match[str]) -> str:
-            there = known.get(it[1])
-            return str(there) if isinstance(there, str | int | float) else it[0]
+        def inner(reference: re.Match[str]) -> str:
+            there = known.get(reference[1])
+            return str(there) if isinstance(there, str | int | float) else reference[0]
 
         text = re.sub(r"\$\{([\w.]+)\}", inner, value.text)
         return Unresolved(text) if INTERPOLATED.search(text) else text
 
-    return tuple(Found(it.path, resolved(it.value), it.line) for it in keys)
+    return tuple(Found(key.path, resolved(key.value), key.line) for key in keys)

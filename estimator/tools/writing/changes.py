@@ -75,8 +75,8 @@ def changed_files(
     objective = pool.entries.get("trainer.objective")
     tool = tool_named(run.tool, objective.value if objective else None)
     model = _model(run, known or {})
-    entries = {key: it for key, it in pool.entries.items() if _is_known(it)}
-    given = {key: it.value for key, it in entries.items()}
+    entries = {key: entry for key, entry in pool.entries.items() if _is_known(entry)}
+    given = {key: entry.value for key, entry in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
     parts = {key.partition(".")[0] for key in given}
     parts |= {"allocator"} if any(text.commands for text in run.texts) else set()
@@ -129,7 +129,7 @@ def _follows(
     before: Imported, after: Imported, changes: Mapping[str, Value]
 ) -> dict[str, tuple[Value, Value]]:
     """What else the tool makes of it; ``InputError`` if what was asked for did not come of it."""
-    was, now = (sayable(it.rows, it.tool) for it in (before, after))
+    was, now = (sayable(run.rows, run.tool) for run in (before, after))
     asked = sayable({**before.rows, **changes}, before.tool)
     for key in changes:
         if key in asked and now.get(key, asked[key]) != asked[key]:
@@ -170,7 +170,7 @@ def _edit(
         case "json":
             return text.name, json_edit(whole, _written(entry, path), value)
         case "shell":
-            beside = [it.shown for it in pool.entries.values() if it.file == text.name]
+            beside = [entry.shown for entry in pool.entries.values() if entry.file == text.name]
             return text.name, shell_edit(whole, path, value, beside)
         case _ if text.name.endswith(".ipynb"):
             raise InputError(f"{text.name} is a notebook: set {name} to {value} in it by hand.")
@@ -199,11 +199,13 @@ def _written(entry: Entry | None, path: list[str]) -> list[str]:
 
 
 def _file(part: str, entry: Entry | None, pool: Pool, read: tuple[Text, ...]) -> Text:
-    by_name = {it.name: it for it in read}
+    by_name = {text.name: text for text in read}
     if entry is not None and entry.file in by_name:
         return by_name[entry.file]
-    beside = [it for key, it in pool.entries.items() if key.startswith(f"{part}.") and it.line]
-    names = [it.file for it in beside if it.file in by_name]
+    beside = [
+        entry for key, entry in pool.entries.items() if key.startswith(f"{part}.") and entry.line
+    ]
+    names = [entry.file for entry in beside if entry.file in by_name]
     if not names:
         raise InputError(f"no file has a place for {part}; change it by hand.")
     return by_name[max(set(names), key=names.count)]
@@ -213,9 +215,11 @@ def _call(part: str, name: str, entry: Entry | None, text: Text) -> Call:
     """The call of a script that has an argument, or that should have it."""
     if entry is not None:
         for call in text.calls:
-            if any(it.line == entry.line and it.path[0] == name for it in call.found):
+            if any(
+                argument.line == entry.line and argument.path[0] == name for argument in call.found
+            ):
                 return call
-    fits = [it for it in text.calls if _holds(part, name, it)]
+    fits = [call for call in text.calls if _holds(part, name, call)]
     if not fits:
         raise InputError(f"{text.name} has no call that takes {name}; write it by hand.")
     return fits[-1]

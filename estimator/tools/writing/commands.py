@@ -33,9 +33,9 @@ def script(
     if nested(theirs, "accelerate"):
         command = f"accelerate launch --config_file {accelerate_file} -m swift.cli.{task}"
     elif launch := nested(theirs, "launch"):
-        said = {key.upper(): str(it) for key, it in launch.items()}
+        said = {key.upper(): str(value) for key, value in launch.items()}
         said |= OTHERS if "NNODES" in said else {}
-        command = " ".join([*(f"{key}={it}" for key, it in said.items()), command])
+        command = " ".join([*(f"{key}={value}" for key, value in said.items()), command])
     command = f"{assignment(nested(theirs, 'allocator'))}{command}"
     flags = [f"--{key} {flag_value(value)}" for key, value in {**own, **rest}.items()]
     lines = " \\\n  ".join([command, *flags])
@@ -52,5 +52,5 @@ def flag_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return " ".join(flag_value(it) for it in value)
+        return " ".join(map(flag_value, value))
     return shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))

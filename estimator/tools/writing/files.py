@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
 from estimator.tools.known.allocator import assignment
+from estimator.tools.known.trl import GENERATES
+from estimator.tools.lists import listed
 from estimator.tools.rules import Tool, Value
 from estimator.tools.sayable import sayable
 from estimator.tools.writing import commands, overrides, scripts
@@ -58,18 +60,7 @@ ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
 WRITABLE: Mapping[str, frozenset[str]] = {
     "trl": frozenset({"args", "trainer", "processor", "accelerate", "deepspeed", "allocator"}),
     "trainer": frozenset(
-        [
-            "args",
-            "trainer",
-            "model",
-            "peft",
-            "bnb",
-            "call",
-            "data",
-            "accelerate",
-            "deepspeed",
-            "allocator",
-        ]
+        listed("args trainer model peft bnb call data accelerate deepspeed allocator")
     ),
     "axolotl": frozenset({"args", "accelerate", "deepspeed", "allocator"}),
     "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed", "allocator"}),
@@ -172,10 +163,13 @@ def _command(tool: Tool, theirs: Mapping[str, Value], objective: str) -> str:
             shared = f"--config_file {ACCELERATE_FILE}"
             return f"accelerate launch {shared} -m llamafactory.launcher llamafactory.yaml"
         case "llamafactory":
-            own = {"FORCE_TORCHRUN": 1, **{key.upper(): it for key, it in by_torchrun.items()}}
+            own = {
+                "FORCE_TORCHRUN": 1,
+                **{key.upper(): value for key, value in by_torchrun.items()},
+            }
             if "NNODES" in own:
                 own |= {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
-            said = "".join(f"{key}={it} " for key, it in own.items()) if by_torchrun else ""
+            said = "".join(f"{key}={value} " for key, value in own.items()) if by_torchrun else ""
             return f"{said}llamafactory-cli train llamafactory.yaml"
         case "verl":
             return f"bash {objective}.sh"
@@ -236,7 +230,6 @@ def _trl_command(theirs: Mapping[str, Value], objective: str) -> str:
 
 TRL_SCRIPTS = frozenset({"sft", "dpo", "kto", "reward", "grpo", "rloo"})
 """Objectives that TRL trains without a script of one's own: trl 1.16, trl/scripts."""
-GENERATES = frozenset({"grpo", "rloo"})
 LOADS_ONCE = "args.fsdp_config.cpu_ram_efficient_loading"
 """What axolotl refuses beside load_in_4bit under FSDP 2: axolotl 0.19, utils/schemas/validation.py."""
 EVALUATED = {"axolotl": "val_set_size", "llamafactory": "val_size"}
@@ -285,7 +278,7 @@ def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
     names.append("accelerate")
     optimizer = str(keys.get("optim", ""))
     packs = keys.get("method") == "qlora" or keys.get("load_in_8bit")
-    if packs or any(it in optimizer for it in ("bnb", "8bit", "paged", "lion", "ademamix")):
+    if packs or any(word in optimizer for word in ("bnb", "8bit", "paged", "lion", "ademamix")):
         names.append("bitsandbytes")
     if keys.get("use_liger_kernel"):
         names.append("liger-kernel")

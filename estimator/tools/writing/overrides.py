@@ -18,7 +18,7 @@ NOT_IN_ITS_YAML = frozenset(
 )
 """Keys of its dataclasses that its YAML lacks, which Hydra takes after a ``+`` alone: workers/config/engine.py,
 ``FSDPEngineConfig``; workers/config/model.py, ``HFModelConfig``."""
-ORDER = ("algorithm", "data", *(f"actor_rollout_ref.{it}" for it in ("model", "actor", "rollout")))
+ORDER = ("algorithm", "data", *map("actor_rollout_ref.{}".format, ("model", "actor", "rollout")))
 """Sections as its examples order them; the others follow."""
 LEARNING_RATES = {"full": 1e-6, "lora": 3e-6}
 """Of its examples: examples/grpo_trainer/run_qwen3_8b_fsdp.sh; examples/tuning/lora/run_qwen3_8b_fsdp.sh."""
@@ -101,7 +101,7 @@ def script(theirs: Mapping[str, Value], about: str, folder: str) -> str:
 
 def _place(word: str) -> int:
     bare = word.lstrip("'+")
-    return next((it for it, part in enumerate(ORDER) if bare.startswith(f"{part}.")), len(ORDER))
+    return [*(bare.startswith(f"{part}.") for part in ORDER), True].index(True)
 
 
 def override(key: str, value: Value) -> str:
@@ -117,7 +117,7 @@ def override(key: str, value: Value) -> str:
 def hydra_value(value: Value) -> str:
     """A value in Hydra's grammar, not yet quoted.
 
-    >>> [hydra_value(it) for it in (1e-05, "org/model-8B", ["q_proj"], "a b")]
+    >>> [hydra_value(value) for value in (1e-05, "org/model-8B", ["q_proj"], "a b")]
     ['1e-05', 'org/model-8B', '["q_proj"]', '"a b"']
     """
     if isinstance(value, str) and re.fullmatch(r"[\w./:@~+-]+", value):

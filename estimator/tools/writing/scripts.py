@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from estimator.tools.known.trl import GENERATES
+from estimator.tools.lists import listed
 from estimator.tools.rules import Value
 from estimator.tools.writing.texts import Code, nested, python_call, python_value
 
 OF_MODEL_CONFIG = frozenset(
-    [
-        "model_name_or_path",
-        "dtype",
-        "attn_implementation",
-        "use_peft",
-        "lora_r",
-        "lora_alpha",
-        "lora_dropout",
-        "lora_target_modules",
-        "lora_target_parameters",
-        "lora_modules_to_save",
-        "use_dora",
-        "load_in_4bit",
-        "load_in_8bit",
-        "bnb_4bit_quant_type",
-        "use_bnb_nested_quant",
-        "bnb_4bit_quant_storage",
-    ]
+    listed("""model_name_or_path dtype attn_implementation use_peft lora_r lora_alpha lora_dropout
+    lora_target_modules lora_target_parameters lora_modules_to_save use_dora load_in_4bit load_in_8bit
+    bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage""")
 )
 """TRL's arguments that are fields of ``ModelConfig``: trl 1.16, trainer/model_config.py."""
 OF_LOADING = ("dtype", "attn_implementation")
@@ -35,7 +22,7 @@ OF_LOADING = ("dtype", "attn_implementation")
 
 def _head(about: str, trainer: str, name: Value) -> str:
     sentences = [f"Fine-tune {name} with {trainer}.", *filter(None, [about])]
-    text = "\n\n".join(textwrap.fill(it, 100) for it in sentences).replace('"""', "")
+    text = "\n\n".join(textwrap.fill(sentence, 100) for sentence in sentences).replace('"""', "")
     return f'"""{text}\n"""' if about else f'"""{text}"""'
 
 
@@ -99,7 +86,6 @@ def _evaluated(body: str, args: Mapping[str, Value], rows: str) -> str:
 
 CLASSES = {"reward": "Reward"}
 """How TRL's classes begin where that is not the objective in capitals."""
-GENERATES = frozenset({"grpo", "rloo"})
 ROWS: Mapping[str, str] = {
     "sft": 'rows of "text", of "messages", or of "prompt" and "completion".',
     **dict.fromkeys(("dpo", "orpo"), 'rows of "prompt", "chosen" and "rejected".'),
@@ -159,19 +145,13 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     name = model.pop("pretrained_model_name_or_path")
     length = nested(theirs, "data").get("max_length", 1024)
     loading: dict[str, Value] = {key: _dtype(key, value) for key, value in model.items()}
-    imports = ["import torch", "from datasets import load_dataset"]
-    if peft:
-        names = ["LoraConfig", "get_peft_model"]
-        names += ["prepare_model_for_kbit_training"] * bool(
-            calls.get("prepare_model_for_kbit_training")
-        )
-        imports.append(f"from peft import {', '.join(names)}")
-    classes = [loader, "AutoTokenizer", collator, "Trainer"]
-    classes = sorted([*classes, "TrainingArguments", *(["BitsAndBytesConfig"] if bnb else [])])
-    imports.append(
-        "\n".join(["from transformers import (", *(f"    {it}," for it in classes), ")"])
-    )
-    lines = [_head(about, "transformers' Trainer", name), "", *imports, ""]
+    classes = [loader, collator, *["BitsAndBytesConfig"] * bool(bnb)]
+    lines = [
+        _head(about, "transformers' Trainer", name),
+        "",
+        *_trainer_imports(classes, adapts=bool(peft), prepares=bool(calls.get(PREPARES))),
+        "",
+    ]
     if bnb:
         packs = {key: _dtype(key, value) for key, value in bnb.items()}
         lines.append(python_call("BitsAndBytesConfig", packs, "quantization"))
@@ -188,17 +168,7 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     ]
     if classifies:
         lines.append("model.config.pad_token_id = tokenizer.pad_token_id")
-    if calls.pop("prepare_model_for_kbit_training", False):
-        again = calls.pop("use_gradient_checkpointing", True)
-        lines.append(
-            f"model = prepare_model_for_kbit_training(model, use_gradient_checkpointing={again})"
-        )
-    if peft:
-        lines.append(python_call("LoraConfig", peft, "peft_config"))
-        keeps = (
-            "" if calls.get("autocast_adapter_dtype", True) else ", autocast_adapter_dtype=False"
-        )
-        lines.append(f"model = get_peft_model(model, peft_config{keeps})")
+    lines += _adapted(peft, calls)
     lines.append(
         python_call("TrainingArguments", {"output_dir": "output", **args}, "training_args")
     )
@@ -209,6 +179,34 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
         body = body.replace(word, text)
     lines.append(_evaluated(body, args, "rows"))
     return "\n".join(lines)
+
+
+PREPARES = "prepare_model_for_kbit_training"
+
+
+def _trainer_imports(classes: list[str], *, adapts: bool, prepares: bool) -> list[str]:
+    of_peft = ["LoraConfig", "get_peft_model", *[PREPARES] * prepares]
+    names = sorted([*classes, "AutoTokenizer", "Trainer", "TrainingArguments"])
+    return [
+        "import torch",
+        "from datasets import load_dataset",
+        *[f"from peft import {', '.join(of_peft)}"] * adapts,
+        "from transformers import (",
+        *(f"    {name}," for name in names),
+        ")",
+    ]
+
+
+def _adapted(peft: Mapping[str, Value], calls: Mapping[str, Value]) -> Iterator[str]:
+    """The model as PEFT prepares it and gives it adapters."""
+    if calls.get(PREPARES):
+        again = calls.get("use_gradient_checkpointing", True)
+        yield f"model = {PREPARES}(model, use_gradient_checkpointing={again})"
+    if peft:
+        yield python_call("LoraConfig", peft, "peft_config")
+        upcasts = calls.get("autocast_adapter_dtype", True)
+        keeps = "" if upcasts else ", autocast_adapter_dtype=False"
+        yield f"model = get_peft_model(model, peft_config{keeps})"
 
 
 def _dtype(key: str, value: Value) -> Value:

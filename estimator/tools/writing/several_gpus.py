@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator.tools.known.verl import ACTOR as VERL_ACTOR
+from estimator.tools.lists import listed
 from estimator.tools.rules import Rule, Value
 
 DEEPSPEED_FILE = "deepspeed.json"
@@ -103,18 +104,8 @@ def _zero(values: Mapping[str, Value]) -> dict[str, Value]:
 
 SHARING = Rule(
     theirs=(),
-    ours=(
-        "strategy",
-        "num_gpus",
-        "gpus_per_node",
-        "fsdp_version",
-        "fsdp_state_dict_type",
-        "dp_replicate_size",
-        "offload_optimizer",
-        "offload_param",
-        "zero3_save_16bit_model",
-        "overlap_comm",
-    ),
+    ours=listed("""strategy num_gpus gpus_per_node fsdp_version fsdp_state_dict_type dp_replicate_size
+        offload_optimizer offload_param zero3_save_16bit_model overlap_comm"""),
     read=lambda theirs, so_far: {},
     write=write_sharing,
 )
@@ -123,7 +114,7 @@ SHARING = Rule(
 
 def _named_json(values: Mapping[str, Value]) -> dict[str, Value]:
     """DeepSpeed's JSON, and the key of a tool's config that names it."""
-    zero = {key: it for key, it in _zero(values).items() if key.startswith("deepspeed.")}
+    zero = {key: value for key, value in _zero(values).items() if key.startswith("deepspeed.")}
     return {"args.deepspeed": DEEPSPEED_FILE, **zero}
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from estimator.tools.reading.parsed import Call
@@ -36,7 +37,7 @@ def applied(text: str, edits: Sequence[Edit]) -> str:
     >>> applied("a: 1\nb: 2\n", [Edit(3, 4, "7"), Edit(10, 10, "c: 3\n")])
     'a: 7\nb: 2\nc: 3\n'
     """
-    for _, edit in sorted(enumerate(edits), key=lambda it: (it[1].start, it[0]), reverse=True):
+    for edit in sorted(reversed(edits), key=attrgetter("start"), reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
     return text
 
@@ -157,10 +158,10 @@ def python_edit(text: str, call: Call, path: Sequence[str], value: Value) -> Edi
     'n = 8  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n, packing=True)\n'
     """
     tree = ast.parse(text)
-    node = next((it for it in ast.walk(tree) if _is_call(it, call)), None)
+    node = next((part for part in ast.walk(tree) if _is_call(part, call)), None)
     if not isinstance(node, ast.Call):
         raise InputError(f"{call.name} of line {call.line} is not found again; change it by hand.")
-    found = next((it.value for it in node.keywords if it.arg == path[0]), None)
+    found = next((keyword.value for keyword in node.keywords if keyword.arg == path[0]), None)
     if found is None:
         return _python_insert(text, node, path, value)
     for name in path[1:]:
@@ -168,7 +169,8 @@ def python_edit(text: str, call: Call, path: Sequence[str], value: Value) -> Edi
             raise InputError(f"{path[0]} is made elsewhere; change {name} of it by hand.")
         both = zip(found.keys, found.values, strict=True)
         inner = next(
-            (it for key, it in both if isinstance(key, ast.Constant) and key.value == name), None
+            (part for key, part in both if isinstance(key, ast.Constant) and key.value == name),
+            None,
         )
         if inner is None:
             before = _span(text, found)
@@ -191,12 +193,12 @@ def _constant(tree: ast.AST, node: ast.expr) -> ast.expr:
     if not isinstance(node, ast.Name):
         return node
     given = [
-        it.value
-        for it in ast.walk(tree)
-        if isinstance(it, ast.Assign)
-        and len(it.targets) == 1
-        and isinstance(it.targets[0], ast.Name)
-        and it.targets[0].id == node.id
+        assignment.value
+        for assignment in ast.walk(tree)
+        if isinstance(assignment, ast.Assign)
+        and len(assignment.targets) == 1
+        and isinstance(assignment.targets[0], ast.Name)
+        and assignment.targets[0].id == node.id
     ]
     return given[0] if len(given) == 1 and isinstance(given[0], ast.Constant) else node
 
@@ -214,13 +216,13 @@ def _python_insert(text: str, node: ast.Call, path: Sequence[str], value: Value)
     for name in reversed(path[1:]):
         whole = {name: whole}
     argument = f"{path[0]}={python_value(whole)}"
-    others = [*node.args, *(it.value for it in node.keywords)]
+    others = [*node.args, *(keyword.value for keyword in node.keywords)]
     if not others:
         end = _span(text, node)[1]
         return Edit(end - 1, end - 1, argument)
-    last = max(others, key=lambda it: (it.end_lineno or 0, it.end_col_offset or 0))
+    last = max(others, key=lambda given: (given.end_lineno or 0, given.end_col_offset or 0))
     at = _span(text, last)[1]
-    first = min([*(it.lineno for it in node.args), *(it.lineno for it in node.keywords)])
+    first = min(map(attrgetter("lineno"), (*node.args, *node.keywords)))
     if first == node.lineno:
         return Edit(at, at, f", {argument}")
     line = text.splitlines()[first - 1]
@@ -266,16 +268,10 @@ def shell_edit(text: str, path: Sequence[str], value: Value, beside: Sequence[st
         if own["whole"] is not None:
             return Edit(*own.span("whole"), hydra_value(value))
         return Edit(*own.span("value"), shlex.quote(hydra_value(value)))
-    ends = [it.end() for it in (_flag(text, other) for other in beside) if it is not None]
-    if not ends and (
-        others := [
-            it.end() for it in (_override(text, other) for other in beside) if it is not None
-        ]
-    ):
-        return Edit(max(others), max(others), f" {override(name, value)}")
-    if not ends:
-        raise InputError(f"--{name} has no command to stand in; write it by hand.")
-    return Edit(max(ends), max(ends), f" --{name} {word}")
+    for spelled, argument in ((_flag, f"--{name} {word}"), (_override, override(name, value))):
+        if ends := [near.end() for other in beside if (near := spelled(text, other)) is not None]:
+            return Edit(max(ends), max(ends), f" {argument}")
+    raise InputError(f"--{name} has no command to stand in; write it by hand.")
 
 
 def _override(text: str, name: str) -> re.Match[str] | None:

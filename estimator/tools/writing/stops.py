@@ -117,4 +117,4 @@ def check_stops(tool: str, keys: Mapping[str, Value]) -> None:
 def _found(tool: str, keys: Mapping[str, Value]) -> Iterator[str]:
     if keys.get("mixed_precision") == "fp8":
         yield "mixed_precision fp8 is read from files but not written to them yet; set it in accelerate's own config."
-    yield from (it.says for it in STOPS if it.tool == tool and it.when(keys))
+    yield from (stop.says for stop in STOPS if stop.tool == tool and stop.when(keys))

@@ -74,7 +74,7 @@ def _items(values: list[Value], indent: str) -> Iterator[str]:
 def yaml_scalar(value: Value) -> str:
     """One value in YAML.
 
-    >>> [yaml_scalar(it) for it in ("all-linear", "no", "1e5", True, None, 5e-5, [1, "no"])]
+    >>> [yaml_scalar(value) for value in ("all-linear", "no", "1e5", True, None, 5e-5, [1, "no"])]
     ['all-linear', '"no"', '"1e5"', 'true', 'null', '5.0e-05', '[1, "no"]']
     """
     if isinstance(value, bool) or value is None:
@@ -126,7 +126,9 @@ def python_value(value: Value | Code) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{python_value(key)}: {python_value(it)}" for key, it in value.items())
+        inner = ", ".join(
+            f"{python_value(key)}: {python_value(part)}" for key, part in value.items()
+        )
         return f"{{{inner}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(python_value, value))}]"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
+from estimator.tools.lists import listed
 from estimator.tools.rules import NOTHING, Entry, Tool, Value, effective
 from estimator.tools.sayable import DEFAULTS, sayable
 from estimator.tools.writing.objects import OBJECTS
@@ -16,24 +17,9 @@ from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
-ALWAYS_SAID = (
-    "model",
-    "method",
-    "dtype",
-    "mixed_precision",
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "optim",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "gradient_checkpointing",
-    "attn_implementation",
-    "num_train_epochs",
-    "save_strategy",
-)
+ALWAYS_SAID = listed("""model method dtype mixed_precision lora_r lora_alpha lora_dropout lora_target_modules optim
+    per_device_train_batch_size gradient_accumulation_steps max_length gradient_checkpointing
+    attn_implementation num_train_epochs save_strategy""")
 """Keys that a new config states even where the tool would do the same: another version may not."""
 ALSO_SAID: Mapping[str, tuple[str, ...]] = {
     "verl": (
@@ -95,7 +81,7 @@ def theirs_of(
         for key in wrong:
             ways = list(_ways(tool, key, wanted, parts))
             done = (
-                it for it in ways if said(tool, {**written, **it}, model).get(key) == wanted[key]
+                way for way in ways if said(tool, {**written, **way}, model).get(key) == wanted[key]
             )
             first = ways[0] if ways else {}
             more |= next(done, first) if given else first
@@ -116,7 +102,7 @@ def theirs_of(
 
 def _longer(old: Value, new: Value) -> Value:
     kept = [*old] if isinstance(old, list | tuple) else []
-    return [*kept, *(it for it in new if it not in kept)] if isinstance(new, list) else new
+    return [*kept, *(value for value in new if value not in kept)] if isinstance(new, list) else new
 
 
 def _pruned(
@@ -133,11 +119,11 @@ def _pruned(
         is_needed = key in NEEDED and (value is not False or key in given)
         if given.get(key) == value or is_needed or (is_new and not _is_idle(key, value)):
             continue
-        fewer = {other: it for other, it in written.items() if other != key}
+        fewer = {other: kept for other, kept in written.items() if other != key}
         if key in given:
             fewer[key] = given[key]
         now = said(tool, fewer, model)
-        if all(now.get(our) == it for our, it in wanted.items()):
+        if all(now.get(our) == held for our, held in wanted.items()):
             written = fewer
     return written
 
