@@ -98,6 +98,13 @@ def test_method_adds_only_the_keys_it_needs() -> None:
     assert lines(after.diff) == ["+load_in_4bit: true", "+dtype: bfloat16"]
 
 
+def test_a_base_that_axolotl_casts_to_float32_is_mended_by_the_key_that_casts_it() -> None:
+    """axolotl 0.19.0, loaders/model.py:1142: ``load_in_4bit`` prepares the base for 4 bits, packed or not."""
+    config = "base_model: Qwen/Qwen2.5-7B\nadapter: lora\nload_in_4bit: true\nbf16: true\n"
+    after = read_as({"axolotl.yaml": config}, {"dtype": "bfloat16"})
+    assert lines(after.diff) == ["-load_in_4bit: true", "+load_in_4bit: false"]
+
+
 def test_script_is_changed_at_its_constant() -> None:
     after = read_as({"train.py": SCRIPT}, {"per_device_train_batch_size": 2, "max_length": 1024})
     assert lines(after.diff) == [

@@ -39,6 +39,14 @@ def _prepared(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 OBJECTS: Mapping[str, tuple[Rule, ...]] = {
     "verl": (overrides.BATCH,),
+    "axolotl": (
+        Rule(  # a base that it does not pack is float32 while this is on: known/axolotl.py, ``_is_upcast``
+            theirs=(),
+            ours=("method", "dtype"),
+            read=lambda theirs, so_far: {},
+            write=lambda values: {"args.load_in_4bit": values["method"] == "qlora"},
+        ),
+    ),
     "trainer": (
         Rule(
             theirs=(),
