@@ -140,3 +140,27 @@ def test_a_fact_is_asked_for_and_no_record_compared_by_its_name() -> None:
     )
     grown = {word: found[word] for word, most in RECORDS.items() if found[word] > most}
     assert not grown, "ask for a fact, in the file of the word's class"
+
+
+LONG = {"_play": 169}
+"""Functions of more than 60 lines: the allocator's loop, compiled over twenty arrays that its parts would share."""
+
+
+def _unread(path: Path) -> Iterator[str]:
+    """Functions that a screen does not hold, and values of which no name says what they are."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef(name=name) if node.end_lineno is not None:
+                if (lines := node.end_lineno - node.lineno + 1) > LONG.get(name, 60):
+                    yield f"{name} has {lines} lines"
+            case ast.Name(id="it", ctx=ast.Store()) | ast.arg(arg="it"):
+                yield f"line {node.lineno} calls a value it"
+
+
+def test_a_function_fits_a_screen_and_a_value_is_named_after_what_it_is() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {problem}"
+        for path in (ROOT / "estimator").rglob("*.py")
+        for problem in _unread(path)
+    }
+    assert not found, "split it into steps; name the value"

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from estimator.families.adapters import is_trained_whole
@@ -311,12 +311,15 @@ class Parts:
         self._kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
         self.alone = self._alone(accumulates=setup.batch.gradient_accumulation_steps > 1)
         """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
-        met = [it for places in self._met() for it in places.items()]
-        self.ranges = list(dict.fromkeys(it.ranks for _, it in met))
+        met = [*chain.from_iterable(places.items() for places in self._met())]
+        self.ranges = list(dict.fromkeys(place.ranks for _, place in met))
         """The ranks of the places that a step meets, each once."""
         self.cuts = (
             self.alone,
-            [(key, self.ranges.index(it.ranks), len(it.ranks) == 1, it.copied) for key, it in met],
+            [
+                (key, self.ranges.index(place.ranks), len(place.ranks) == 1, place.copied)
+                for key, place in met
+            ],
         )
         """All that a step does by these places but for how much each rank keeps, by number in ``ranges``."""
 
@@ -424,7 +427,7 @@ def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
         raise AssertionError("recorded for other GPUs than the setup's")
 
     def most_kept(owners: Collection[range]) -> int:
-        numbers = [parts.ranges.index(it) for it in owners]
+        numbers = [*map(parts.ranges.index, owners)]
 
         def most(model: Model, adapters: Adapters, gpus: int) -> int:
             if not are_alike(0, gpus):  # where the record does not hold
