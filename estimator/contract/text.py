@@ -232,11 +232,6 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
     """First column left-aligned, the others right-aligned, with a rule below the title."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     first, *rest = widths
-    lines = [
-        "  ".join(
-            [row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], rest, strict=True))]
-        )
-        for row in rows
-    ]
+    lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
     title, *body = (line.rstrip() for line in lines)
     return "\n".join([title, "-" * (sum(widths) + 4), *body])

@@ -24,7 +24,7 @@ def lanes(
         lane, count = free_from[run.option.pool], run.option.num_gpus
         free = [number for number, end in enumerate(lane) if end <= run.start_hours + SLACK]
         blocks = (free[at : at + count] for at in range(len(free) - count + 1))
-        gpus = next((them for them in blocks if them[-1] - them[0] == count - 1), free[:count])
+        gpus = next((block for block in blocks if block[-1] - block[0] == count - 1), free[:count])
         until = math.ceil(run.end_hours / slot_hours - SLACK) * slot_hours
         for number in gpus:
             lane[number] = until

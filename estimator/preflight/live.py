@@ -330,26 +330,21 @@ def _weights(model: Any) -> dict[str, object]:
     adapters = getattr(model, "peft_config", None) or {}
     packed = _quantisation(base)
     floats = [
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.is_floating_point() and type(parameter).__name__ not in _PACKED
+        (name, weight)
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and type(weight).__name__ not in _PACKED
     ]
-    frozen = [
-        parameter
-        for name, parameter in floats
-        if ".lora_" not in name and "modules_to_save" not in name
-    ]
+    trained = (".lora_", "modules_to_save")
+    frozen = [weight for name, weight in floats if not any(word in name for word in trained)]
     keys["dtype"] = _commonest(frozen)
     if not adapters:
         if packed:
             raise PACKED_ALONE()
         return {**keys, "method": "full"}
-    of_adapters = _commonest(parameter for name, parameter in floats if ".lora_" in name)
+    of_adapters = _commonest(weight for name, weight in floats if ".lora_" in name)
     as_the_base = keys["dtype"] == "float32" and not packed
     keys["autocast_adapter_dtype"] = of_adapters == "float32" or as_the_base
-    if packed and any(
-        parameter.dim() == 1 and _dtype(parameter) == "float32" for parameter in frozen
-    ):
+    if packed and any(weight.dim() == 1 and _dtype(weight) == "float32" for weight in frozen):
         loaded = _name(getattr(base.config, "dtype", None))
         keys["prepare_model_for_kbit_training"] = loaded != "float32"
         keys["dtype"] = loaded or keys["dtype"]
@@ -365,10 +360,8 @@ def _saved(model: Any, named: Any) -> list[str] | None:
 
     Source: peft 0.21, peft_model.py, PeftModelForSequenceClassification.
     """
-    names = [name for name, _ in model.named_parameters()]
-    return [
-        module for module in named if any(f"{module}.modules_to_save." in name for name in names)
-    ] or None
+    saved = "\n".join(name for name, _ in model.named_parameters())
+    return [module for module in named if f"{module}.modules_to_save." in saved] or None
 
 
 def _targets(model: Any, named: object) -> object:

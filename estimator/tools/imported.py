@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from estimator.sources import catalog
@@ -195,7 +196,6 @@ class _Run:
 
     tool: Tool
     pool: Pool
-    texts: tuple[Text, ...]
     given: Mapping[str, Entry]
     """The user's keys whose values are known."""
     found: Effective
@@ -232,11 +232,6 @@ class _Run:
         self.pool.guesses += _usual_prompt(self.tool, self.given, self.values)
         self.pool.guesses += _packs_nothing(self.tool, self.given, self.values)
 
-    def not_given(self) -> list[str]:
-        """The files that are named and are not here."""
-        here = {_last(text.name) for text in self.texts}
-        return [path for path in dict.fromkeys(self.pool.references) if _last(path) not in here]
-
     def asked(self, not_given: Sequence[str]) -> dict[str, str]:
         """Our keys that decide memory and that the files do not tell; a value near the default is a guess."""
         asked = {
@@ -251,37 +246,8 @@ class _Run:
                 asked[key] = problem
         return {**asked, **_of_missing(self.given, not_given, self.pool)}
 
-    def keys(self, refused: Mapping[str, str], asked: Set[str]) -> tuple[KeyRead, ...]:
-        """What became of each key of the files, in their order."""
-        missed = [*self.found.missed.items()]
-        went: dict[str, list[str]] = {}
-        for key, origin in self.found.origins.items():
-            for entry in origin.entries:
-                went.setdefault(entry.key, []).append(key)
-        judge = _Judge(
-            tool=self.tool,
-            options=self.pool.options,
-            taken=frozenset(chain.from_iterable(rule.theirs for rule in self.tool.rules)),
-            later={later.theirs: later for later in reversed(self.tool.later)},
-            given={key: entry.value for key, entry in self.given.items()},
-            asked={entry.key: key for key, entry in reversed(missed) if key in asked},
-        )
-        return tuple(
-            judge.key(entry, went.get(entry.key, []), refused.get(entry.key, ""))
-            for entry in _shown(self.pool)
-        )
 
-    def set_by_tool(self) -> list[SetByTool]:
-        """The tool's own defaults, those that differ from the contract's first."""
-        defaults = [
-            set_by(self.tool, key, self.values[key], origin)
-            for key, origin in self.found.origins.items()
-            if key in self.values and not origin.entries and key != "model"
-        ]
-        return sorted(defaults, key=lambda default: not default.differs)
-
-
-def _run(tool: Tool, pool: Pool, texts: tuple[Text, ...], model: Model | None) -> _Run:
+def _run(tool: Tool, pool: Pool, model: Model | None) -> _Run:
     found = effective(tool, pool.entries, model=model)
     problems = {key: problem_with(key, value) for key, value in found.values.items()}
     values = {key: value for key, value in found.values.items() if not problems[key]}
@@ -290,7 +256,6 @@ def _run(tool: Tool, pool: Pool, texts: tuple[Text, ...], model: Model | None) -
     return _Run(
         tool=tool,
         pool=pool,
-        texts=texts,
         given={key: entry for key, entry in pool.entries.items() if not entry.is_unknown},
         found=found,
         values=values,
@@ -303,13 +268,21 @@ def _joined(
 ) -> Imported:
     _resolve_flags(tool, pool)
     model = _model(tool, pool, known)
-    run = _run(tool, pool, texts, model)
+    run = _run(tool, pool, model)
     refused = run.refused()
     refused |= dict(images.without_use(run.given, tool.rules, model))
     refused |= dict(images.with_hook(run.given, run.values, model))
     run.guess_what_is_open()
-    not_given = run.not_given()
+    here = {text.name.rpartition("/")[2] for text in texts}
+    not_given = [
+        path for path in dict.fromkeys(pool.references) if path.rpartition("/")[2] not in here
+    ]
     asked = run.asked(not_given)
+    by_tool = [
+        set_by(tool, key, run.values[key], origin)
+        for key, origin in run.found.origins.items()
+        if key in run.values and not origin.entries and key != "model"
+    ]
     notes = [
         *pool.notes,
         *_older_trl(tool, run.given),
@@ -323,8 +296,8 @@ def _joined(
         version=version_of(tool.name),
         setup=tool.as_run(run.values),
         rows=run.values,
-        keys=run.keys(refused, asked.keys()),
-        set_by_tool=tuple(run.set_by_tool()),
+        keys=tuple(map(_Judge(run, refused, asked.keys()).key, _shown(pool))),
+        set_by_tool=tuple(sorted(by_tool, key=attrgetter("differs"), reverse=True)),
         contradictions=tuple(contradictions.found(tool.name, run.given, run.values)),
         asked=asked,
         guesses=tuple(dict.fromkeys(pool.guesses)),
@@ -333,10 +306,6 @@ def _joined(
         texts=texts,
         refused=run.rejected,
     )
-
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 WITHOUT_MEMORY = frozenset(
@@ -507,31 +476,30 @@ def problem_with(key: str, value: Any) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Records what happened to each key."""
+    """Says what happened to each key."""
 
-    tool: Tool
-    options: frozenset[str]
-    """Flags that the scripts read themselves."""
-    taken: frozenset[str]
-    """Keys read by the rules."""
-    later: Mapping[str, Later]
-    given: Mapping[str, Any]
-    """The user's values."""
-    asked: Mapping[str, str]
-    """Keys of theirs whose values are asked for, and one of ours that each decides."""
-    unknown: list[str] = field(default_factory=list)
-    """Keys that are not known, so far."""
+    def __init__(self, run: _Run, refused: Mapping[str, str], asked: Set[str]) -> None:
+        self.tool, self.options, self.given = run.tool, run.pool.options, run.given
+        self.refused = refused
+        """Of a key of theirs, why the contract does not take it."""
+        self.taken = frozenset(chain.from_iterable(rule.theirs for rule in run.tool.rules))
+        self.later = {later.theirs: later for later in reversed(run.tool.later)}
+        missed = reversed([*run.found.missed.items()])
+        self.asked = {entry.key: key for key, entry in missed if key in asked}
+        """Keys of theirs whose values are asked for, and the first of ours that each decides."""
+        self.ours: dict[str, list[str]] = {}
+        """Of a key of theirs, the contract's keys that it set."""
+        for key, origin in run.found.origins.items():
+            for entry in origin.entries:
+                self.ours.setdefault(entry.key, []).append(key)
+        self.unknown: list[str] = []
+        """Keys that are not known, so far."""
 
-    def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:
-        """What became of one key; ``refused``: why the contract does not take it."""
-        fate, says, direction = self._fate(entry, refused)
-        if (
-            fate is Fate.UNKNOWN
-            and entry.shown in self.options
-            and not isinstance(entry.value, Unresolved)
-        ):
+    def key(self, entry: Entry) -> KeyRead:
+        """What became of one key."""
+        fate, says, direction = self._fate(entry)
+        if fate is Fate.UNKNOWN and entry.shown in self.options and not entry.is_unknown:
             fate, says = Fate.TAKEN, ""
         return KeyRead(
             key=entry.shown,
@@ -539,13 +507,13 @@ class _Judge:
             file=entry.file,
             line=entry.line,
             fate=fate,
-            ours=tuple(ours) if fate is Fate.TAKEN else (),
+            ours=tuple(self.ours.get(entry.key, ())) if fate is Fate.TAKEN else (),
             says=says,
             direction=direction,
         )
 
-    def _fate(self, entry: Entry, refused: str) -> tuple[Fate, str, Direction | None]:
-        if refused:
+    def _fate(self, entry: Entry) -> tuple[Fate, str, Direction | None]:
+        if refused := self.refused.get(entry.key):
             return Fate.NOT_MODELLED, refused, Direction.EITHER
         value, shown = entry.value, entry.shown
         later = next(filter(None, map(self.later.get, upwards(entry.key))), None)
@@ -570,14 +538,11 @@ class _Judge:
             names = {key.partition(".")[2] for key in self.taken}
             meant = near(shown, sorted(name for name in names if len(name) >= SHORTEST_MEANT))
         hint = f"; did you mean {meant[0]}?" if meant else "."
-        return (
-            Fate.UNKNOWN,
-            f"{self.tool.label} knows no {shown}, or it is not known here{hint}",
-            None,
-        )
+        says = f"{self.tool.label} knows no {shown}, or it is not known here{hint}"
+        return Fate.UNKNOWN, says, None
 
     def _harmless(self, later: Later) -> tuple[Any, ...]:
-        beside = (self.given[later.same_as],) if later.same_as in self.given else ()
+        beside = [self.given[later.same_as].value] if later.same_as in self.given else []
         return (*later.harmless, *beside)
 
 

@@ -21,7 +21,7 @@ from estimator.tools.defaults import tool_named
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, read_files
 from estimator.tools.known.allocator import assignment
-from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, decoded
+from estimator.tools.reading.parsed import Call, Text, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
 from estimator.tools.sayable import sayable
 from estimator.tools.writing.scripts import OF_MODEL_CONFIG
@@ -75,7 +75,7 @@ def changed_files(
     objective = pool.entries.get("trainer.objective")
     tool = tool_named(run.tool, objective.value if objective else None)
     model = _model(run, known or {})
-    entries = {key: entry for key, entry in pool.entries.items() if _is_known(entry)}
+    entries = {key: entry for key, entry in pool.entries.items() if not entry.is_unknown}
     given = {key: entry.value for key, entry in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
     parts = {key.partition(".")[0] for key in given}
@@ -107,10 +107,6 @@ def changes_between(
     """
     before = sayable(was, tool)
     return {key: value for key, value in sayable(now, tool).items() if before.get(key) != value}
-
-
-def _is_known(entry: Entry) -> bool:
-    return not isinstance(entry.value, Unresolved | FlagValue)
 
 
 def _model(run: Imported, known: Mapping[str, Model]) -> Model | None:
