@@ -189,12 +189,12 @@ class TestEstimate:
 
     def test_the_fullest_gpu_decides(self):
         result = estimate(MISTRAL, A100, self.SETUP)
-        fullest = max(result.devices, key=lambda it: it.need_high_bytes)
+        fullest = max(result.devices, key=lambda it: it.need.high)
         assert result.peak.bytes == fullest.peak.bytes
         assert Range(result.need_low_bytes, result.need_high_bytes) == need(
             MISTRAL, A100, self.SETUP
         )
-        assert result.need_high_bytes == fullest.need_high_bytes
+        assert result.need_high_bytes == fullest.need.high
         assert len(result.devices) == 4
         assert sorted(sum((it.layers for it in result.devices), ())) == list(range(32))
 

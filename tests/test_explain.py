@@ -87,7 +87,7 @@ def test_fsdp_weights_are_one_gpu_s_shard_plus_gathered_weights():
 def test_a_device_map_shows_the_fullest_gpu_s_modules():
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
-    fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
+    fullest = max(answer.devices, key=lambda it: it.need.high)
     terms = explain(answer, Component.WEIGHTS).terms
     (down,) = [term for term in terms if term.what == "mlp.down_proj"]
     assert down.bytes == len(fullest.layers) * 2 * 14336 * 4096
@@ -98,7 +98,7 @@ def test_terms_add_up_when_a_later_gpu_of_the_map_is_the_fullest():
         strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=16, optim=Optimizer.ADAMW_TORCH
     )
     answer = estimate(catalog.model(MODELS[0]), None, setup)
-    assert max(answer.devices, key=lambda it: it.need_high_bytes).device > 0, "no buffers there"
+    assert max(answer.devices, key=lambda it: it.need.high).device > 0, "no buffers there"
     add_up(answer)
 
 

@@ -54,7 +54,7 @@ def test_a_bar_adds_up_to_its_gpu_s_need(answer):
         there = sum(
             x for trace in bars for y, x in zip(trace["y"], trace["x"], strict=True) if y == place
         )
-        assert there == pytest.approx(it.need_high_bytes / GIB, abs=0.01)
+        assert there == pytest.approx(it.need.high / GIB, abs=0.01)
 
 
 def test_table_shows_what_training_adds_and_the_headroom(answer):
@@ -62,7 +62,7 @@ def test_table_shows_what_training_adds_and_the_headroom(answer):
     for it in answer.devices:
         weights = it.peak.resident[Component.WEIGHTS]
         assert f"+{(it.peak.bytes - weights) / GIB:.1f}" in said
-        assert f"{(A100.memory_bytes - it.need_high_bytes) / GIB:.1f}" in said
+        assert f"{(A100.memory_bytes - it.need.high) / GIB:.1f}" in said
 
 
 def test_any_setup_is_shown_over_two_gpus_or_refused_with_a_reason():

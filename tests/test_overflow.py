@@ -227,9 +227,7 @@ def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
     model = catalog.model(LLAMA)
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=4096)
     roomy = estimate(model, catalog.gpu(RTX4090), setup)
-    small = replace(
-        catalog.gpu(RTX4090), memory_bytes=min(it.need_low_bytes for it in roomy.devices) - 1
-    )
+    small = replace(catalog.gpu(RTX4090), memory_bytes=min(it.need.low for it in roomy.devices) - 1)
     stops = first_overflow(estimate(model, small, setup))
     assert stops is not None
     assert stops.at.device is not None

@@ -109,13 +109,13 @@ def spans(layers: Sequence[int]) -> str:
 
 def figure(answer: Estimate, *, dark: bool = False) -> Figure:
     """A strip of the layers by GPU; below it, each GPU's peak by component and the card's memory."""
-    fullest = max(it.need_high_bytes for it in answer.devices)
+    fullest = max(it.need.high for it in answer.devices)
     bars = [
         Bar(
             place,
             f"GPU {it.device}",
-            memory_bars.parts(it.peak.resident, max(0, it.need_high_bytes - it.peak.bytes)),
-            it.need_high_bytes == fullest,
+            memory_bars.parts(it.peak.resident, max(0, it.need.high - it.peak.bytes)),
+            it.need.high == fullest,
         )
         for place, it in enumerate(answer.devices)
     ]
@@ -228,7 +228,7 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
     setup = answer.setup
     weights = [it.resident.get(Component.WEIGHTS, 0) for it in answer.devices]
     peaks = [it.peak.bytes for it in answer.devices]
-    fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
+    fullest = max(answer.devices, key=lambda it: it.need.high)
     if answer.setup == chosen.setup:
         lead = "Each layer is where"
     else:
@@ -237,7 +237,7 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
         f'{lead} from_pretrained(device_map="auto") puts it, by weight alone: '
         f"{units.between(min(weights), max(weights))} a GPU. A training step makes that "
         f"{units.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
-        f"{units.gib(fullest.need_high_bytes)}. Only one GPU works at a time, so you pay for {setup.mesh.num_gpus} and "
+        f"{units.gib(fullest.need.high)}. Only one GPU works at a time, so you pay for {setup.mesh.num_gpus} and "
         "get the speed of one."
     )
     warning = f'<p class="hr-text"><b>{escape(left_over)}</b></p>' if left_over else ""
@@ -257,7 +257,7 @@ def table_html(answer: Estimate) -> str:
 
 def _row(it: OnDevice, answer: Estimate) -> str:
     weights = it.peak.resident.get(Component.WEIGHTS, 0)
-    left = it.need_high_bytes
+    left = it.need.high
     if answer.gpu is not None:
         left = answer.gpu.memory_bytes - left
     shown = f"{'−' if left < 0 else ''}{units.number(abs(left))}"

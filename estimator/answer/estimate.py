@@ -210,10 +210,10 @@ def _over_devices(
                 at.outside_on(number),
                 {part: size for part, size in share.resident.sizes(0).items() if size},
                 max(step.values(), key=attrgetter("bytes")),
-                *need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
+                need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
             )
         )
-    fullest = max(devices, key=lambda device: device.need_high_bytes).device
+    fullest = max(devices, key=lambda device: device.need.high).device
     runs = (
         DeviceRun(number, share.timeline, {**share.beside, Phase.SAVE: share.save})
         for number, share in found.items()

@@ -132,7 +132,7 @@ def _own(of: Estimate) -> _Own:
         beside = (*buffers(model), *tower_buffers(model, setup.adapters))
         return _Own(modules, copies, beside, model.num_hidden_layers)
     at = module_devices(model, of.gpu, setup)
-    gpu = max(of.devices, key=lambda device: device.need_high_bytes).device
+    gpu = max(of.devices, key=lambda device: device.need.high).device
     return _Own(
         modules_on(model, at, gpu),
         copies_on(model, setup.adapters, at, gpu),

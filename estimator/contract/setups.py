@@ -663,8 +663,8 @@ def _on_device(device: OnDevice) -> dict[str, object]:
         "gpus": 1,
         "peak_bytes": device.peak.bytes,
         "components": {part.value: device.peak.resident.get(part, 0) for part in OF_EVERY_STEP},
-        "need_low_bytes": device.need_low_bytes,
-        "need_high_bytes": device.need_high_bytes,
+        "need_low_bytes": device.need.low,
+        "need_high_bytes": device.need.high,
         "layers": list(device.layers),
         "modules": list(device.outside),
     }

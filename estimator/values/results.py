@@ -103,8 +103,7 @@ class OnDevice(NamedTuple):
     """Weights, adapters and optimizer states: what stays between steps."""
     peak: Moment
     """Its highest moment in the second step."""
-    need_low_bytes: int
-    need_high_bytes: int
+    need: Range[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
