@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from estimator.families.block import Block, Factors
+from estimator.families.layers import unfused_gated_mlp
 from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
@@ -40,25 +41,13 @@ def mixture(b: Block, x: Tensor) -> Tensor:
         return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
         return grouped_experts(b, x, _routing(b, x), "mlp")
-    shared = _shared_expert(b, x)
+    shared = unfused_gated_mlp(b, x, "mlp.shared_expert")
     routing = _routing(b, x)
     out = grouped_experts(b, x, routing, "mlp")
     share = op.elementwise(b.tape, b.linear("mlp.shared_expert_gate", x), "sigmoid", saves="output")
     shared = op.multiply(b.tape, share, shared, "gate × shared expert")
     del share
     return op.add(b.tape, out, shared)
-
-
-def _shared_expert(b: Block, x: Tensor) -> Tensor:
-    return b.linear(
-        "mlp.shared_expert.down_proj",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear("mlp.shared_expert.gate_proj", x)),
-            b.linear("mlp.shared_expert.up_proj", x),
-            "gate × up",
-        ),
-    )
 
 
 def _routing(b: Block, x: Tensor) -> Routing:

@@ -116,14 +116,19 @@ def gated_mlp(b: Block, x: Tensor) -> Tensor:
             "mlp.down_proj",
             fused.gated(b.tape, b.linear("mlp.gate_proj", x), b.linear("mlp.up_proj", x)),
         )
+    return unfused_gated_mlp(b, x)
+
+
+def unfused_gated_mlp(
+    b: Block,
+    x: Tensor,
+    block: str = "mlp",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Tensor:
+    """The same without Liger's kernel, in any block."""
+    gate, up, down = (f"{block}.{name}" for name in names)
     return b.linear(
-        "mlp.down_proj",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear("mlp.gate_proj", x)),
-            b.linear("mlp.up_proj", x),
-            "gate × up",
-        ),
+        down, op.multiply(b.tape, b.activation(b.linear(gate, x)), b.linear(up, x), "gate × up")
     )
 
 

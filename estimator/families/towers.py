@@ -6,7 +6,7 @@ but get neither gradients nor optimizer states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from estimator.families.by_layer import text_modules
 from estimator.families.modules import (
@@ -272,27 +272,38 @@ def _gemma4_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
     name, hidden, alike = "audio_tower", tower.hidden_size, tower.num_hidden_layers
     yield from _shortening(tower, ("layer0", "layer1"))
     layer = f"{name}.layers"
-    for ffw in ("feed_forward1", "feed_forward2"):
-        yield Linear(f"{layer}.{ffw}.ffw_layer_1.linear", hidden, 4 * hidden), alike
-        yield Linear(f"{layer}.{ffw}.ffw_layer_2.linear", 4 * hidden, hidden), alike
-        for norm in ("pre_layer_norm", "post_layer_norm"):
-            yield Norm(f"{layer}.{ffw}.{norm}", hidden), alike
-    yield Kernel(f"{layer}.self_attn", ((hidden // tower.num_attention_heads,),)), alike
-    for linear in (
-        "q_proj.linear",
-        "k_proj.linear",
-        "v_proj.linear",
-        "post.linear",
-        "relative_k_proj",
-    ):
-        yield Linear(f"{layer}.self_attn.{linear}", hidden, hidden), alike
-    yield Linear(f"{layer}.lconv1d.linear_start.linear", hidden, 2 * hidden), alike
-    yield Linear(f"{layer}.lconv1d.linear_end.linear", hidden, hidden), alike
-    yield Norm(f"{layer}.lconv1d.depthwise_conv1d", hidden, taps=tower.conv_kernel_size), alike
-    norms = ("lconv1d.pre_layer_norm", "lconv1d.conv_norm")
-    for norm in (*norms, "norm_pre_attn", "norm_post_attn", "norm_out"):
+    clipped = (f"self_attn.{name}.linear" for name in ("q_proj", "k_proj", "v_proj", "post"))
+    linears = (*clipped, "self_attn.relative_k_proj")
+    feed_forwards = ("feed_forward1", "feed_forward2")
+    yield from _conformer(tower, layer, feed_forwards, "self_attn", linears, ".linear")
+    for norm in ("norm_pre_attn", "norm_post_attn", "norm_out"):
         yield Norm(f"{layer}.{norm}", hidden), alike
     yield Linear(f"{name}.output_proj", hidden, tower.output_size, bias=True), 1
+
+
+def _conformer(
+    tower: AudioTower,
+    layer: str,
+    feed_forwards: tuple[str, str],
+    attention: str,
+    linears: Iterable[str],
+    inside: str = "",
+) -> Iterator[tuple[Module, int]]:
+    """What both conformers have in a layer; ``linears``: attention's; ``inside``: the linear in a wrapper of it."""
+    hidden, alike = tower.hidden_size, tower.num_hidden_layers
+    for ffw in feed_forwards:
+        yield Linear(f"{layer}.{ffw}.ffw_layer_1{inside}", hidden, 4 * hidden), alike
+        yield Linear(f"{layer}.{ffw}.ffw_layer_2{inside}", 4 * hidden, hidden), alike
+        for norm in ("pre_layer_norm", "post_layer_norm"):
+            yield Norm(f"{layer}.{ffw}.{norm}", hidden), alike
+    yield Kernel(f"{layer}.{attention}", ((hidden // tower.num_attention_heads,),)), alike
+    for linear in linears:
+        yield Linear(f"{layer}.{linear}", hidden, hidden), alike
+    yield Linear(f"{layer}.lconv1d.linear_start{inside}", hidden, 2 * hidden), alike
+    yield Linear(f"{layer}.lconv1d.linear_end{inside}", hidden, hidden), alike
+    yield Norm(f"{layer}.lconv1d.depthwise_conv1d", hidden, taps=tower.conv_kernel_size), alike
+    for norm in ("pre_layer_norm", "conv_norm"):
+        yield Norm(f"{layer}.lconv1d.{norm}", hidden), alike
 
 
 def _shortening(tower: AudioTower, blocks: tuple[str, str]) -> Iterator[tuple[Module, int]]:
@@ -332,21 +343,11 @@ def _gemma3n_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
     hidden, alike = tower.hidden_size, tower.num_hidden_layers
     yield from _shortening(tower, ("conv_0", "conv_1"))
     layer = "audio_tower.conformer"
-    for ffw in ("ffw_layer_start", "ffw_layer_end"):
-        yield Linear(f"{layer}.{ffw}.ffw_layer_1", hidden, 4 * hidden), alike
-        yield Linear(f"{layer}.{ffw}.ffw_layer_2", 4 * hidden, hidden), alike
-        for norm in ("pre_layer_norm", "post_layer_norm"):
-            yield Norm(f"{layer}.{ffw}.{norm}", hidden), alike
-    own = f"{layer}.attention.attn"
-    yield Kernel(own, ((hidden // tower.num_attention_heads,),)), alike
-    for linear in ("relative_position_embedding.pos_proj", "q_proj", "k_proj", "v_proj"):
-        yield Linear(f"{own}.{linear}", hidden, hidden), alike
-    yield Linear(f"{layer}.attention.post", hidden, hidden), alike
-    yield Linear(f"{layer}.lconv1d.linear_start", hidden, 2 * hidden), alike
-    yield Linear(f"{layer}.lconv1d.linear_end", hidden, hidden), alike
-    yield Norm(f"{layer}.lconv1d.depthwise_conv1d", hidden, taps=tower.conv_kernel_size), alike
-    norms = ("attention.pre_attn_norm", "attention.post_norm", "norm")
-    for norm in ("lconv1d.pre_layer_norm", "lconv1d.conv_norm", *norms):
+    own = "attention.attn"
+    names = ("relative_position_embedding.pos_proj", "q_proj", "k_proj", "v_proj")
+    linears = (*(f"{own}.{name}" for name in names), "attention.post")
+    yield from _conformer(tower, layer, ("ffw_layer_start", "ffw_layer_end"), own, linears)
+    for norm in ("attention.pre_attn_norm", "attention.post_norm", "norm"):
         yield Norm(f"{layer}.{norm}", hidden), alike
 
 

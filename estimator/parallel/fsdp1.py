@@ -11,7 +11,7 @@ utils/other.py, ``fsdp_auto_wrap_policy``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from estimator.families.weights import (
 )
 from estimator.parallel.sharding import adapter_shapes, computed, packed_width
 from estimator.resident.optimizer import Trainable
+from estimator.tape.operators import call_back
 from estimator.tape.tape import (
     COMMUNICATION,
     GRADIENTS,
@@ -472,11 +473,11 @@ class FlatUnit:
             if not self.leaves:
                 return x
             leaves = self.later[number - 1]
-            return _call_back(self.traffic.tape, x, lambda _: self.lay(leaves))
+            return call_back(self.traffic.tape, x, lambda _: self.lay(leaves))
         if self.leaves:
-            return _call_back(self.traffic.tape, x, lambda _: self.reduce())
+            return call_back(self.traffic.tape, x, lambda _: self.reduce())
         if not self.traffic.holds_inputs:
-            return _call_back(self.traffic.tape, x, lambda _: self._go())
+            return call_back(self.traffic.tape, x, lambda _: self._go())
         storage, place = x.storage, self.traffic.tape.place
 
         def hold(gradient: Tensor | None) -> None:
@@ -484,7 +485,7 @@ class FlatUnit:
             kept = (storage, gradient.storage if gradient is not None else None)
             self.traffic.held += [(place, storage) for storage in kept if storage is not None]
 
-        return _call_back(self.traffic.tape, x, hold)
+        return call_back(self.traffic.tape, x, hold)
 
     def leave(self, x: Tensor) -> Tensor:
         """The module's output: its gradient triggers the gather of the weights."""
@@ -496,23 +497,10 @@ class FlatUnit:
             if not self.is_leaf:
                 self.traffic.let_go()
 
-        return _call_back(self.traffic.tape, x, gather)
+        return call_back(self.traffic.tape, x, gather)
 
     def _go(self) -> None:
         if self.is_lowest:
             self.free()
         else:
             self.traffic.going = self
-
-
-def _call_back(tape: Tape, x: Tensor, call: Callable[[Tensor | None], None]) -> Tensor:
-    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
-
-    def backward(_: Tape, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        call(gradients[0])
-        return [gradients[0]]
-
-    operation = tape.operation
-    out = tape.record("gather", tape.view(x), [x], backward)
-    tape.operation = operation
-    return out

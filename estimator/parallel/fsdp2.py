@@ -16,9 +16,10 @@ _fsdp_state.py (``_root_post_backward_final_callback``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from estimator.tape.operators import call_back
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 
@@ -223,22 +224,9 @@ class Fsdp2Group:
             if self not in self.traffic.late:
                 self.traffic.late.append(self)
             return x
-        return _call_back(self.traffic.tape, x, self.reduce)
+        return call_back(self.traffic.tape, x, lambda _: self.reduce())
 
     def leave(self, x: Tensor) -> Tensor:
         """The module's output: its gradient triggers the gather of the weights."""
         self.after_forward()
-        return _call_back(self.traffic.tape, x, self.before_backward)
-
-
-def _call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:
-    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
-
-    def backward(_: Tape, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        call()
-        return [gradients[0]]
-
-    operation = tape.operation
-    out = tape.record("gather", tape.view(x), [x], backward)
-    tape.operation = operation
-    return out
+        return call_back(self.traffic.tape, x, lambda _: self.before_backward())

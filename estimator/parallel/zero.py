@@ -32,6 +32,7 @@ from estimator.parallel.parameter_order import At, trained_in_order, without_ran
 from estimator.parallel.sharding import adapter_shapes, packed_width, sharded_on_init
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
+from estimator.tape.operators import call_back
 from estimator.tape.tape import (
     COMMUNICATION,
     GRADIENTS,
@@ -454,14 +455,22 @@ def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
 
     Source: as ``Parts``.
     """
-    ranks = range(start // part, (end - 1) // part + 1)
-    slices = [min(end, (rank + 1) * part) - max(start, rank * part) for rank in ranks]
     # slices of a large tensor are sent once they exceed the limit together; a single slice is sent without a copy
     copied, together = False, 0
-    for size in slices:
+    for _, size in slices(start, end, part):
         copied = copied or together > 0
         together = 0 if together + size > limit else together + size
-    return PartitionPlace(ranks, copied)
+    return PartitionPlace(range(start // part, (end - 1) // part + 1), copied)
+
+
+def slices(start: int, end: int, part: int) -> list[tuple[int, int]]:
+    """The ranks whose partitions hold elements ``start`` to ``end``, and how many elements each (derived).
+
+    >>> slices(5, 12, 4)
+    [(1, 3), (2, 4)]
+    """
+    ranks = range(start // part, (end - 1) // part + 1)
+    return [(rank, min(end, (rank + 1) * part) - max(start, rank * part)) for rank in ranks]
 
 
 def after_backward(model: Model, setup: TrainingSetup, gpus: int) -> int:
@@ -513,12 +522,8 @@ def _after_backward(
                 inside = 0
             copied += count if count <= limit else 0
             inside += count
-            end = start + count
-            ranks = range(start // part, (end - 1) // part + 1)
-            bucket.append(
-                [(rank, min(end, (rank + 1) * part) - max(start, rank * part)) for rank in ranks]
-            )
-            start = end
+            bucket.append(slices(start, start + count, part))
+            start += count
     reduce()
     return most
 
@@ -896,24 +901,11 @@ class Called:
         self._note(begins=True, is_forward=True)
         if not x.requires_grad:
             return x
-        return call_back(self.tape, x, lambda: self._note(begins=False, is_forward=False))
+        return call_back(self.tape, x, lambda _: self._note(begins=False, is_forward=False))
 
     def leave(self, x: Tensor) -> Tensor:
         """The module's output: its weights are not needed again until its gradient arrives."""
         self._note(begins=False, is_forward=True)
         if not x.requires_grad:
             return x
-        return call_back(self.tape, x, lambda: self._note(begins=True, is_forward=False))
-
-
-def call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:
-    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
-
-    def backward(_: Tape, gradients: list[Tensor | None]) -> Sequence[Tensor | None]:
-        call()
-        return [gradients[0]]
-
-    operation = tape.operation
-    out = tape.record("gather", tape.view(x), [x], backward)
-    tape.operation = operation
-    return out
+        return call_back(self.tape, x, lambda _: self._note(begins=True, is_forward=False))

@@ -23,6 +23,7 @@ from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
 from estimator.time.throughput import run_time
+from estimator.values.facets.mesh import OF_THE_MACHINE
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Verdict
@@ -37,16 +38,6 @@ COUNTS = (
 WORDS = ("method", "dtype", "mixed_precision", "attn_implementation", "gpu")
 
 
-OF_THE_MACHINE = (
-    "gpus_per_node",
-    "overlap_comm",
-    "num_cpu_threads_per_process",
-    "host_cores",
-    "host_memory_bandwidth_gb_per_s",
-    "pcie_generation",
-    "pcie_lanes",
-)
-"""Keys of a published run's ``ran_with`` that its time reads, besides offload."""
 BEYOND: Mapping[str, str] = MappingProxyType(
     {
         # llm-foundry 0.2, models/layers/attention.py (attn_impl flash, triton) and models/mpt/modeling_mpt.py

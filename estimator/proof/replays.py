@@ -88,7 +88,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
     model, setup = as_trained(model, setup)
     hardware = allocations.hardware_of(gpu)
     logs = [
-        allocations.allocations(model, hardware, setup, MOVED, rank)
+        allocations.allocations(model, hardware, setup, MOVED, rank, on_host=False)[0]
         for rank in ranks_played(model, setup)
     ]
     divisions = setup.allocator.roundup_power2_divisions

@@ -33,7 +33,7 @@ from estimator.step.blocks import (
 )
 from estimator.step.ddp_requests import buckets
 from estimator.step.evaluation import evaluation_plan
-from estimator.step.loading_requests import MOVED, in_module_order, load_requests, trained_groups
+from estimator.step.loading_requests import in_module_order, load_requests, trained_groups
 from estimator.step.optimizer_requests import flat_step, norms, optimizer_step
 from estimator.step.request_keys import (
     BUCKETS,
@@ -188,45 +188,8 @@ class Writer:
         return log_of(self._stretches, self._order)._replace(warms_up=warms_up)
 
 
-def allocations(
-    model: Model,
-    hardware: Hardware,
-    setup: TrainingSetup,
-    made: bool = MOVED,
-    rank: int = 0,
-    *,
-    on_host: bool = False,
-) -> Log:
-    """The requests of a run: loading, three steps, and an evaluation before the third where one is planned.
-
-    ``rank``: under ZeRO 1 and 2, where each keeps other gradients; see ``ranks_played``. ``on_host``: their weights
-    become flat on the host. What an objective keeps beside the model is taken in as many equal pieces as there are
-    tensors, and so is everything under offloading.
-
-    Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
-    ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
-    """
-    return _asked(model, hardware, setup, made, rank, on_host=on_host)[0]
-
-
-def traced(
-    model: Model,
-    hardware: Hardware,
-    setup: TrainingSetup,
-    made: bool = MOVED,
-    rank: int = 0,
-    *,
-    on_host: bool = False,
-) -> Trace:
-    """What the same requests belong to.
-
-    Source: as ``allocations``.
-    """
-    return _asked(model, hardware, setup, made, rank, on_host=on_host)[1]
-
-
 @lru_cache(maxsize=32)
-def _asked(
+def allocations(
     model: Model,
     hardware: Hardware,
     setup: TrainingSetup,
@@ -235,6 +198,16 @@ def _asked(
     *,
     on_host: bool,
 ) -> tuple[Log, Trace]:
+    """The requests of a run: loading, three steps, and an evaluation before the third where one is planned; and what
+    they belong to.
+
+    ``rank``: under ZeRO 1 and 2, where each keeps other gradients; see ``ranks_played``. ``on_host``: their weights
+    become flat on the host. What an objective keeps beside the model is taken in as many equal pieces as there are
+    tensors, and so is everything under offloading.
+
+    Source: derived from the tape; torch 2.13, optim/adam.py, nn/utils/clip_grad.py; transformers 5.23, trainer.py,
+    ``_inner_training_loop``; traces of PyTorch's allocator (``tests/verify``).
+    """
     same, workspace = structure(setup), hardware.workspace
     steps, evaluated = _passes_at(model, hardware.card, setup)
     every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from estimator.step.allocations import Hardware, Trace, hardware_of, traced
+from estimator.step.allocations import Hardware, Trace, allocations, hardware_of
 from estimator.step.blocks import EMPTY, Log, Played
 from estimator.step.loading_requests import MOVED
 from estimator.step.request_keys import GATHER
@@ -36,7 +36,7 @@ def _located(
     model: Model, hardware: Hardware, setup: TrainingSetup, room: int, played: Played, run: RankRun
 ) -> Refused:
     log, on_host = run.log(room), run.is_narrow(room)
-    trace = traced(model, hardware, setup, run.made, run.rank, on_host=on_host)
+    _, trace = allocations(model, hardware, setup, run.made, run.rank, on_host=on_host)
     assert played.died is not None
     step, piece = trace.ran[played.died]
     start, size = log.spans[0][piece.stretch], log.requests[2][played.request]

@@ -140,7 +140,7 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
     """
 
     def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
-        requests = allocations(model, hardware, setup, made, rank, on_host=on_host)
+        requests, _ = allocations(model, hardware, setup, made, rank, on_host=on_host)
         return rounded(requests, setup.allocator.roundup_power2_divisions)
 
     def run(made: bool, rank: int) -> RankRun:

@@ -43,7 +43,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.images import Images
-from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.mesh import OF_THE_MACHINE, Mesh
 from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
@@ -436,13 +436,7 @@ STRETCHING = frozenset(
         "pace_shares",
         "lora_alpha",
         "max_grad_norm",
-        "gpus_per_node",
-        "overlap_comm",
-        "num_cpu_threads_per_process",
-        "host_cores",
-        "host_memory_bandwidth_gb_per_s",
-        "pcie_generation",
-        "pcie_lanes",
+        *OF_THE_MACHINE,
         "completion_fraction",
         "max_prompt_length",
     }

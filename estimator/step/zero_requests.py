@@ -16,7 +16,15 @@ from estimator.families.counts import outer_modules
 from estimator.families.modules import is_after_layers
 from estimator.families.weights import FLOAT32_BYTES, elements
 from estimator.parallel.parameter_order import At, Trained, trained_in_order
-from estimator.parallel.zero import NORM_PART, NORM_WIDTH, SUB_GROUP, kept_gradients, width
+from estimator.parallel.zero import (
+    NORM_PART,
+    NORM_WIDTH,
+    SUB_GROUP,
+    kept_gradients,
+    slices,
+    stepped_groups,
+    width,
+)
 from estimator.resident.optimizer import Trainable, state_tensors, step_transient
 from estimator.step.blocks import EMPTY, GIVE, GIVE_ALL, TAKE, TAKE_ONCE, Request
 from estimator.values.arithmetic import allocated, ceil_div
@@ -39,12 +47,7 @@ class DecayGroup(NamedTuple):
 
     def slices(self, index: int, start: int) -> list[tuple[int, int]]:
         """Ranks that own part of a tensor, and how many elements, from the tensor's first element in the group."""
-        end = start + self.sizes[index]
-        ranks = range(start // self.part, (end - 1) // self.part + 1)
-        return [
-            (rank, min(end, (rank + 1) * self.part) - max(start, rank * self.part))
-            for rank in ranks
-        ]
+        return slices(start, start + self.sizes[index], self.part)
 
 
 @lru_cache(maxsize=32)
@@ -53,12 +56,8 @@ def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[DecayGroup, ..
 
     Source: ``initialize_gradient_partitioning_data_structures``; transformers 5.23, trainer.py, ``create_optimizer``.
     """
-    decaying: tuple[list[int], list[int]] = ([], [])
-    for tensor in trained_in_order(model, TrainingSetup(adapters=adapters)):
-        decaying[not tensor.decays].append(elements(tensor.shape))
-    return tuple(
-        DecayGroup(tuple(sizes), 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in decaying if sizes
-    )
+    of_all = stepped_groups(model, adapters)
+    return tuple(DecayGroup(sizes, 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in of_all)
 
 
 def has_partitions(mesh: Mesh) -> bool:

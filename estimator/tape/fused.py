@@ -300,17 +300,21 @@ def _chunk(
     del logits
 
 
+def _over_logits(tape: Tape, logits: Tensor) -> Node | None:
+    """The node of a loss whose gradient is written over the logits."""
+    tape.operation = "cross-entropy"
+    elements, width = logits.elements, logits.width
+    name = "cross-entropy backward"
+    return tape.begin(name, [logits], lambda t, g: [_saved(t, 0, elements, width)])
+
+
 @opaque
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Cross-entropy over full logits: forward writes their gradient over them and saves only that.
 
     Source: liger-kernel 0.8.5, ops/cross_entropy.py, ``cross_entropy_forward``, ``LigerCrossEntropyFunction``.
     """
-    tape.operation = "cross-entropy"
-    elements, width = logits.elements, logits.width
-    node = tape.begin(
-        "cross-entropy backward", [logits], lambda t, g: [_saved(t, 0, elements, width)]
-    )
+    node = _over_logits(tape, logits)
     return tape.finish(node, tape.new(1, 4), [logits])
 
 
@@ -321,11 +325,7 @@ def flash_cross_entropy(tape: Tape, logits: Tensor, tokens: int) -> Tensor:
     Source: flash-attn 2.8.3, ops/triton/cross_entropy.py, ``CrossEntropyLoss``; verl 0.9.1, utils/torch_functional.py,
     ``logprobs_from_logits`` (``inplace_backward=True``).
     """
-    tape.operation = "cross-entropy"
-    elements, width = logits.elements, logits.width
-    node = tape.begin(
-        "cross-entropy backward", [logits], lambda t, g: [_saved(t, 0, elements, width)]
-    )
+    node = _over_logits(tape, logits)
     log_sum = tape.new(tokens, 4)
     return tape.finish(node, tape.new(tokens, 4), [logits, log_sum])
 

@@ -8,7 +8,7 @@ Source, where a rule names no other: torch 2.13, tools/autograd/derivatives.yaml
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from estimator.tape.scratch import embedding_backward, rows_summed, softmax_backward
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
@@ -1222,3 +1222,16 @@ def log_softmax_loss(tape: Tape, logits: Tensor, labels: Tensor) -> Tensor:
         lambda t, g: [t.new(elements, 4, LOGITS)],
         [weight, labels],
     )
+
+
+def call_back(tape: Tape, x: Tensor, call: Callable[[Tensor | None], None]) -> Tensor:
+    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
+
+    def backward(_: Tape, gradients: Gradients) -> Gradients:
+        call(gradients[0])
+        return [gradients[0]]
+
+    operation = tape.operation
+    out = tape.record("gather", tape.view(x), [x], backward)
+    tape.operation = operation
+    return out

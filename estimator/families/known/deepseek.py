@@ -30,7 +30,7 @@ from estimator.families.family import (
     Why,
 )
 from estimator.families.layer_kinds import DENSE
-from estimator.families.layers import gated_mlp, late_norm_attention
+from estimator.families.layers import gated_mlp, late_norm_attention, unfused_gated_mlp
 from estimator.families.modules import Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.families.rotary import Rotary
@@ -120,15 +120,7 @@ def shared_experts(b: Block, x: Tensor) -> Tensor:
         gate = b.linear("mlp.shared_experts.gate_proj", x)
         up = b.linear("mlp.shared_experts.up_proj", x)
         return b.linear("mlp.shared_experts.down_proj", fused.gated(b.tape, gate, up))
-    return b.linear(
-        "mlp.shared_experts.down_proj",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear("mlp.shared_experts.gate_proj", x)),
-            b.linear("mlp.shared_experts.up_proj", x),
-            "gate × up",
-        ),
-    )
+    return unfused_gated_mlp(b, x, "mlp.shared_experts")
 
 
 def _softmax_routing(b: Block, x: Tensor) -> Routing:

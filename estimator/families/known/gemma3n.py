@@ -294,18 +294,6 @@ def _streams(read: Config, layers: int) -> dict[str, Any]:
                 name=name,
                 value=short(read.values[name]),
                 model_type="gemma3n_text",
-                config=ConfigClass(
-                    tied=True,
-                    key_value_heads=2,
-                    head_dim=256,
-                    hidden_act="gelu_pytorch_tanh",
-                    activation_key="hidden_activation",
-                    width=_width,
-                    windows=WindowKeys(default=512, pattern=5, pattern_is_fixed=True),
-                    softcaps=(None, 30.0),
-                    own=_own,
-                    wrappers=("gemma3n",),
-                ),
                 instead=short(only),
             )
     if read.values.get("altup_coef_clip", 120.0) is None:

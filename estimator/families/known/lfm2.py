@@ -15,6 +15,7 @@ from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
+from estimator.families.layers import unfused_gated_mlp
 from estimator.families.modules import Norm
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
@@ -36,7 +37,9 @@ def lfm2(b: Block, x: Tensor) -> Tensor:
     residual = x
     mix = _short_convolution if b.has("conv.in_proj") else _attention
     x = op.add(b.tape, mix(b, b.norm("operator_norm", x)), residual)
-    x = op.add(b.tape, x, _mlp(b, b.norm("ffn_norm", x)))
+    x = op.add(
+        b.tape, x, unfused_gated_mlp(b, b.norm("ffn_norm", x), "feed_forward", ("w1", "w3", "w2"))
+    )
     del residual
     return x
 
@@ -76,18 +79,6 @@ def _short_convolution(b: Block, x: Tensor) -> Tensor:
     out = b.linear("conv.out_proj", y)
     del whole, first, inside
     return out
-
-
-def _mlp(b: Block, x: Tensor) -> Tensor:
-    return b.linear(
-        "feed_forward.w2",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear("feed_forward.w1", x)),
-            b.linear("feed_forward.w3", x),
-            "gate × up",
-        ),
-    )
 
 
 def _attention_layer(model: Model) -> Tree:

@@ -26,6 +26,7 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
+from estimator.families.layers import unfused_gated_mlp
 from estimator.families.modules import Linear
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
@@ -44,7 +45,7 @@ def llama4(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, attended)
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = _mixture(b, x) if b.stacks else _mlp(b, x, "feed_forward")
+    x = _mixture(b, x) if b.stacks else unfused_gated_mlp(b, x, "feed_forward")
     x = op.add(b.tape, residual, x)
     del attended
     return x
@@ -87,18 +88,6 @@ def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
     return q
 
 
-def _mlp(b: Block, x: Tensor, block: str) -> Tensor:
-    return b.linear(
-        f"{block}.down_proj",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear(f"{block}.gate_proj", x)),
-            b.linear(f"{block}.up_proj", x),
-            "gate × up",
-        ),
-    )
-
-
 def _mixture(b: Block, x: Tensor) -> Tensor:
     """All tokens once for every expert, times their shares, through all experts at once; and the shared one."""
     tape, experts = b.tape, b.model.num_experts
@@ -106,7 +95,7 @@ def _mixture(b: Block, x: Tensor) -> Tensor:
     routed = op.repeat(tape, x, experts)
     routed = op.multiply(tape, routed, op.clone(tape, scores), "share × token")
     routed_out = _experts(b, routed)
-    out = _mlp(b, x, "feed_forward.shared_expert")
+    out = unfused_gated_mlp(b, x, "feed_forward.shared_expert")
     total = op.sum_of_experts(tape, routed_out, x.elements)
     out = op.add_in_place(tape, out, total)
     del total

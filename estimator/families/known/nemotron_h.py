@@ -134,23 +134,6 @@ def _state_space(read: Config) -> StateSpace:
                 name=name,
                 value=short(read.values[name]),
                 model_type="nemotron_h",
-                config=ConfigClass(
-                    key_value_heads=8,
-                    head_dim=128,
-                    hidden_act="relu2",
-                    activation_key="mlp_hidden_act",
-                    layers=lambda read: len(_layers(read)),
-                    biases=_biases,
-                    mixers=lambda read, layers: _layers(read),
-                    experts=ExpertKeys(
-                        have_own_width=True,
-                        shared_width=_shared_width,
-                        normed=True,
-                        groups=lambda read: read.whole("n_group", default=1),
-                        are_there=lambda read: EXPERTS in _layers(read),
-                    ),
-                    own=_own,
-                ),
                 instead=short(only),
             )
     bias = read.flag("use_bias", default=False)

@@ -110,9 +110,6 @@ def _qwen3_next_mixture(model: Model) -> Tree:
     return parts.sparse_with_shared(model, parts.QWEN_NAMES)
 
 
-SPLIT_PROJECTIONS = "norm out_proj in_proj_qkv in_proj_z in_proj_b in_proj_a"
-
-
 def qwen3_5(b: Block, x: Tensor) -> Tensor:
     """Norm, delta-net or attention, add; norm, MLP or experts, add."""
     residual = x

@@ -299,8 +299,3 @@ class Images(Checked):
     def shows_any(self) -> bool:
         """Whether an example has an image or a video."""
         return bool(self.all_image_sizes) or self.videos_per_example > 0
-
-    @property
-    def has_image_keys(self) -> bool:
-        """Whether anything here is not at its default: the run is one of images."""
-        return self != Images()

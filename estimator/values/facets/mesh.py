@@ -10,6 +10,12 @@ from estimator.values.parallelisms import strategy_asks_for
 from estimator.values.specs import Offload
 from estimator.values.strategies import Strategy
 
+OF_THE_MACHINE = (
+    *("gpus_per_node", "overlap_comm", "num_cpu_threads_per_process", "host_cores"),
+    *("host_memory_bandwidth_gb_per_s", "pcie_generation", "pcie_lanes"),
+)
+"""Keys that a run's time reads and no tensor of its steps depends on, besides offload."""
+
 _OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _UNMODELLED = "only 1 is modelled"
 

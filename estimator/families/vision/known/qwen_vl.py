@@ -22,7 +22,7 @@ from estimator.families.family import (
 )
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
-from estimator.families.layers import plain_mlp
+from estimator.families.layers import plain_mlp, unfused_gated_mlp
 from estimator.families.modules import Embedding, Kernel, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
@@ -153,22 +153,24 @@ def _patches(model: Model, class_name: str, pixels: int, *, bias: bool) -> Tree:
     return tree(class_name, proj=Kernel("", shapes))
 
 
-def _qwen2_root(model: Model) -> Tree:
+def _qwen2_root(
+    model: Model,
+    class_name: str = "Qwen2VisionTransformerPretrainedModel",
+    patches: str = "PatchEmbed",
+) -> Tree:
     return tree(
-        "Qwen2VisionTransformerPretrainedModel",
-        patch_embed=_patches(model, "PatchEmbed", 3 * 2 * 14 * 14, bias=False),
+        class_name,
+        patch_embed=_patches(model, patches, 3 * 2 * 14 * 14, bias=False),
         rotary_pos_emb=turning(model, 4),
         blocks=LAYERS,
     )
 
 
-def _qwen2_5_root(model: Model) -> Tree:
-    return tree(
-        "Qwen2_5_VisionTransformerPretrainedModel",
-        patch_embed=_patches(model, "Qwen2_5_VisionPatchEmbed", 3 * 2 * 14 * 14, bias=False),
-        rotary_pos_emb=turning(model, 4),
-        blocks=LAYERS,
-    )
+_qwen2_5_root = partial(
+    _qwen2_root,
+    class_name="Qwen2_5_VisionTransformerPretrainedModel",
+    patches="Qwen2_5_VisionPatchEmbed",
+)
 
 
 def _qwen3_root(model: Model) -> Tree:
@@ -237,19 +239,7 @@ def _attend(b: Block, x: Tensor) -> Tensor:
 def qwen2_5_vision(b: Block, x: Tensor) -> Tensor:
     """``Qwen2_5_VLVisionBlock``: RMS norms, a gated MLP."""
     x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
-    return op.add(b.tape, x, _gated(b, b.norm("norm2", x)))
-
-
-def _gated(b: Block, x: Tensor) -> Tensor:
-    return b.linear(
-        "mlp.down_proj",
-        op.multiply(
-            b.tape,
-            b.activation(b.linear("mlp.gate_proj", x)),
-            b.linear("mlp.up_proj", x),
-            "gate × up",
-        ),
-    )
+    return op.add(b.tape, x, unfused_gated_mlp(b, b.norm("norm2", x)))
 
 
 def qwen2_vision(b: Block, x: Tensor) -> Tensor:
@@ -424,91 +414,73 @@ _QWEN3 = Family(
     tree=ModelTree("", _qwen3_layer, _qwen3_root),
     architecture=Architecture(qwen3_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
 )
-TOWERS = (
-    VisionFamily(
-        wrappers=("qwen2_vl",),
-        tree=_QWEN2_TREE,
-        tower=Family(
-            model_type="qwen2_vl_vision",
-            tree=ModelTree("", _qwen2_layer, _qwen2_root),
-            architecture=Architecture(
-                qwen2_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES
-            ),
-        ),
-        read=_qwen2,
-        processor=_processor_2_5,
-        videos=_videos_2_5,
-        projector=_qwen2_merger,
-        embed=_embed,
-        project=_project_qwen2,
-        tables=patch_tables,
-        tokens_a_row=one_row,
-        attends_by_image=True,
-        prefix="visual",
-        hooks_embedding=True,
-        returns_features=False,
-        liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
-        liger_needs_older=True,
+_QWEN2 = VisionFamily(
+    wrappers=("qwen2_vl",),
+    tree=_QWEN2_TREE,
+    tower=Family(
+        model_type="qwen2_vl_vision",
+        tree=ModelTree("", _qwen2_layer, _qwen2_root),
+        architecture=Architecture(qwen2_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
     ),
-    VisionFamily(
+    read=_qwen2,
+    processor=_processor_2_5,
+    videos=_videos_2_5,
+    projector=_qwen2_merger,
+    embed=_embed,
+    project=_project_qwen2,
+    tables=patch_tables,
+    tokens_a_row=one_row,
+    attends_by_image=True,
+    prefix="visual",
+    hooks_embedding=True,
+    returns_features=False,
+    liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
+    liger_needs_older=True,
+)
+_QWEN3_VL = VisionFamily(
+    wrappers=("qwen3_vl", "qwen3_vl_moe"),
+    tree=_QWEN3_TREE,
+    tower=_QWEN3,
+    read=_qwen3,
+    processor=_processor_3,
+    videos=_videos_3,
+    projector=_qwen3_mergers,
+    embed=_embed,
+    project=_project_qwen3,
+    project_deep=_project_deep,
+    tables=patch_tables,
+    tokens_a_row=one_row,
+    attends_by_image=True,
+    prefix="visual",
+    hooks_embedding=False,
+    liger=VisionKernels(replace(NO_KERNELS, rotary=True), keeps_mlp=True),
+    liger_needs_older=True,
+    returns_features=False,
+)
+TOWERS = (
+    _QWEN2,
+    replace(
+        _QWEN2,
         wrappers=("qwen2_5_vl",),
-        tree=_QWEN2_TREE,
         tower=Family(
             model_type="qwen2_5_vl_vision",
             tree=ModelTree("", _qwen2_5_layer, _qwen2_5_root),
             architecture=Architecture(qwen2_5_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
         ),
         read=_qwen2_5,
-        processor=_processor_2_5,
-        videos=_videos_2_5,
         projector=_qwen2_5_merger,
         embed=_embed_qwen2_5,
         project=_project_qwen2_5,
         pairs=_windowed_pairs,
-        tables=patch_tables,
-        tokens_a_row=one_row,
-        attends_by_image=True,
-        prefix="visual",
-        hooks_embedding=True,
-        returns_features=False,
-        liger=VisionKernels(replace(TOWER_NORMS, left=frozenset({"visual.merger.ln_q"}))),
-        liger_needs_older=True,
     ),
-    VisionFamily(
-        wrappers=("qwen3_vl", "qwen3_vl_moe"),
-        tree=_QWEN3_TREE,
-        tower=_QWEN3,
-        read=_qwen3,
-        processor=_processor_3,
-        videos=_videos_3,
-        projector=_qwen3_mergers,
-        embed=_embed,
-        project=_project_qwen3,
-        project_deep=_project_deep,
-        tables=patch_tables,
-        tokens_a_row=one_row,
-        attends_by_image=True,
-        prefix="visual",
-        hooks_embedding=False,
-        liger=VisionKernels(replace(NO_KERNELS, rotary=True), keeps_mlp=True),
-        liger_needs_older=True,
-        returns_features=False,
-    ),
-    VisionFamily(
+    _QWEN3_VL,
+    replace(
+        _QWEN3_VL,
         wrappers=("qwen3_5", "qwen3_5_moe"),
         tree=_QWEN3_5_TREE,
-        tower=_QWEN3,
         read=partial(_qwen3, wrapper="qwen3_5", deep=False),
-        processor=_processor_3,
-        videos=_videos_3,
-        projector=_qwen3_mergers,
-        embed=_embed,
-        project=_project_qwen3,
-        tables=patch_tables,
-        tokens_a_row=one_row,
-        attends_by_image=True,
-        prefix="visual",
-        hooks_embedding=False,
-        returns_features=False,
+        project_deep=None,
+        liger=None,
+        liger_needs_older=False,
     ),
 )
