@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Work, attended_pairs, is_eager, work
+from estimator.time.one_gpu import Facets, is_shared, of_micro_step, setup_of
 from estimator.values.arithmetic import Operation, StandIn, real
 from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
@@ -120,6 +121,17 @@ HALVINGS = 48
 
 def works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
     """The work of a micro-batch, whose ends differ in padding and in pairs that the kernel skips."""
+    if is_shared(setup):
+        return _works_on_one_gpu(model, of_micro_step(setup), length)
+    return _works(model, setup, length)
+
+
+@lru_cache(maxsize=1024)
+def _works_on_one_gpu(model: Model, facets: Facets, length: Lengths) -> Range[Work]:
+    return _works(model, setup_of(facets), length)
+
+
+def _works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
     eager = is_eager(model, setup.computation)
     if setup.batch.is_joined:
         return Range.of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from estimator.families.liger import loss_of
 from estimator.objectives.batch import passed_rows, passes_without_grad
@@ -22,6 +22,7 @@ from estimator.time.float8_time import casts_to_float8_part, float8_sizes, produ
 from estimator.time.flops import FORWARD, Matrices, Work, matrices, replayed, trains_whole
 from estimator.time.host_time import launches_part
 from estimator.time.lengths import lengths, works
+from estimator.time.one_gpu import Facets, is_shared, of_micro_step, of_step, setup_of
 from estimator.time.optimizer_time import accumulation_part, optimizer_part
 from estimator.time.products import (
     DORA_WEIGHT_BYTES,
@@ -41,7 +42,7 @@ from estimator.time.spread import Cause, Cost, together
 from estimator.values.arithmetic import StandIn, ceil_div, larger, total
 from estimator.values.range import Range, by_end, summed
 from estimator.values.results import TimePart
-from estimator.values.setup import FACETS, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
 PRODUCTS, ADAPTERS = "matrix products", "adapters"
@@ -80,20 +81,14 @@ def step_parts(
     Leaves out: overlap (a second stream, host work during GPU work); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
-    times = setup.batch.gradient_accumulation_steps
-    found = step_costs(model, setup, resident, rate, length, works.low, optimizer_share)
-    parts = together(found.gpu)
-    if works.low != works.high:
-        costs = step_costs(model, setup, resident, rate, length, works.high, optimizer_share).gpu
-        lows = {part.name: part.seconds.low for part in parts}
-        parts = tuple(
-            TimePart(name, Range(lows.get(name, 0.0), seconds.high))
-            for name, seconds in together(costs)
-        )
-    parts = _not_faster_than(times * works.low.hardware / rate.ceiling, parts)
+    beside = _beside_micro_steps(setup, resident, rate, optimizer_share)
+    if is_shared(setup):
+        busy = _busy_on_one_gpu(model, of_step(setup), rate, length, works, beside)
+    else:
+        busy = _busy(model, setup, rate, length, works, beside)
     again = replayed(model, setup) + passes_without_grad(setup)
-    waiting = launches_part(model, setup, length, parts, again, found.operators, found.calls)
-    return tuple(part for part in (*parts, waiting) if _takes_time(part.seconds))
+    waiting = launches_part(model, setup, length, busy.parts, again, busy.operators, busy.calls)
+    return tuple(part for part in (*busy.parts, waiting) if _takes_time(part.seconds))
 
 
 def step_costs(
@@ -109,40 +104,99 @@ def step_costs(
 
     Source: derived, as ``step_parts``.
     """
-    if isinstance(work.model, StandIn) or setup.task.objective.generates or setup.mesh.tp_size > 1:
-        # is recorded, or has rows by the number of GPUs
-        found = _micro_step(model, setup, rate, length, work)
-    else:
-        facets = tuple(getattr(setup, name) for name in _OF_ONE_GPU)
-        found = _on_one_gpu(model, facets, rate, length, work)
+    beside = _beside_micro_steps(setup, resident, rate, optimizer_share)
+    return _costs_of_step(model, setup, rate, length, work, beside)
+
+
+def _beside_micro_steps(
+    setup: TrainingSetup, resident: Resident, rate: Rates, optimizer_share: float
+) -> tuple[Cost, ...]:
+    """Adding up the gradients of the micro-steps, and the optimizer."""
     name, stepping = optimizer_part(setup, resident, rate)
     costs = (
         Cost(Cause.OPTIMIZER, *accumulation_part(setup, resident, rate)),
         Cost(Cause.OPTIMIZER, name, optimizer_share * stepping),
     )
-    return found._replace(gpu=(*found.gpu, *_taking_time(costs)))
+    return tuple(_taking_time(costs))
 
 
-_OF_ONE_GPU = tuple(name for name in FACETS if name != "mesh")
-"""Facets that the micro-step of one GPU depends on: not how GPUs share the work."""
+class _Busy(NamedTuple):
+    """What one GPU does in a step, with what the host must launch for a micro-batch, as ``Costs`` has it."""
+
+    parts: tuple[TimePart, ...]
+    operators: float
+    calls: float
+
+
+def _busy(
+    model: Model,
+    setup: TrainingSetup,
+    rate: Rates,
+    length: int,
+    works: Range[Work],
+    beside: tuple[Cost, ...],
+) -> _Busy:
+    times = setup.batch.gradient_accumulation_steps
+    found = _costs_of_step(model, setup, rate, length, works.low, beside)
+    parts = together(found.gpu)
+    if works.low != works.high:
+        costs = _costs_of_step(model, setup, rate, length, works.high, beside).gpu
+        lows = {part.name: part.seconds.low for part in parts}
+        parts = tuple(
+            TimePart(name, Range(lows.get(name, 0.0), seconds.high))
+            for name, seconds in together(costs)
+        )
+    parts = _not_faster_than(times * works.low.hardware / rate.ceiling, parts)
+    return _Busy(parts, found.operators, found.calls)
 
 
 @lru_cache(maxsize=2048)
-def _on_one_gpu(
-    model: Model, facets: tuple[object, ...], rate: Rates, length: int, work: Work
-) -> Costs:
+def _busy_on_one_gpu(
+    model: Model,
+    facets: Facets,
+    rate: Rates,
+    length: int,
+    works: Range[Work],
+    beside: tuple[Cost, ...],
+) -> _Busy:
     """The same of these facets, remembered for the setups of a question, which share one GPU's work in many ways."""
-    given: dict[str, Any] = dict(zip(_OF_ONE_GPU, facets, strict=True))
-    return _micro_step(model, TrainingSetup(**given), rate, length, work)
+    return _busy(model, setup_of(facets), rate, length, works, beside)
+
+
+def _costs_of_step(
+    model: Model,
+    setup: TrainingSetup,
+    rate: Rates,
+    length: int,
+    work: Work,
+    beside: tuple[Cost, ...],
+) -> Costs:
+    """The costs of all micro-steps of a step, and of what is beside them."""
+    if is_shared(setup):
+        found = _micro_step_on_one_gpu(model, of_micro_step(setup), rate, length, work)
+    else:
+        found = _micro_step(model, setup, rate, length, work)
+    times = setup.batch.gradient_accumulation_steps
+    return found._replace(
+        gpu=(
+            *(Cost(cause, name, times * seconds) for cause, name, seconds in found.gpu),
+            *beside,
+        )
+    )
+
+
+@lru_cache(maxsize=2048)
+def _micro_step_on_one_gpu(
+    model: Model, facets: Facets, rate: Rates, length: int, work: Work
+) -> Costs:
+    return _micro_step(model, setup_of(facets), rate, length, work)
 
 
 def _micro_step(model: Model, setup: TrainingSetup, rate: Rates, length: int, work: Work) -> Costs:
-    """The costs of all micro-steps of a step but for adding up their gradients."""
+    """The costs of a micro-step but for adding up its gradients."""
     of = MicroBatch.of(model, setup, rate, length, work)
-    times = setup.batch.gradient_accumulation_steps
-    costs = (Cost(cause, name, times * seconds) for cause, name, seconds in _costs(of))
     calls = of.sizes.products * (of.passes + of.again + of.asked)
-    return Costs(tuple(_taking_time(costs)), of.written.operators, calls)
+    return Costs(tuple(_taking_time(_costs(of))), of.written.operators, calls)
 
 
 class MicroBatch(NamedTuple):

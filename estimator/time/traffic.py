@@ -79,20 +79,18 @@ _ALONE = Mesh()
 
 @lru_cache(maxsize=1024)
 def _on_one_gpu(setup: TrainingSetup) -> TrainingSetup:
-    compiled = setup.computation.torch_compile
-    eager = replace(
-        setup.computation,
-        torch_compile=False,
-        torch_compile_mode=None,
-        torch_compile_backend=None,
-    )
-    masked = setup.computation.masks_when_traced and not setup.batch.is_joined
-    batch = replace(setup.batch, padded=True) if masked else setup.batch
-    return (
-        replace(setup, mesh=_ALONE, computation=eager, batch=batch)
-        if compiled
-        else replace(setup, mesh=_ALONE)
-    )
+    """The step whose operators are counted; gradients that are added to earlier ones in place are written as often."""
+    batch, computation = setup.batch.without_accumulation(), setup.computation
+    if computation.torch_compile:
+        if computation.masks_when_traced and not batch.is_joined:
+            batch = replace(batch, padded=True)
+        computation = replace(
+            computation,
+            torch_compile=False,
+            torch_compile_mode=None,
+            torch_compile_backend=None,
+        )
+    return replace(setup, mesh=_ALONE, computation=computation, batch=batch)
 
 
 @lru_cache(maxsize=1024)
