@@ -23,6 +23,7 @@ CUDA := $(GPU)/cuda.stamp
 NULL := .venv-null
 NULL_SOURCES := estimator/rehearse/on_path/headroom_inside
 PLAYED := $(NULL)/null.stamp
+TRITON := $(NULL)/triton
 
 .DEFAULT_GOAL := help
 .PHONY: help run lock audit setup test lint types imports pytest chromium verify bench corpus mutate played rehearsed measure calibrate docs format hooks clean
@@ -31,7 +32,8 @@ help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
 	@echo "make test     set up and run lint, types, import contracts and all tests that do not need torch"
 	@echo "make verify   set up torch 2.13.0 and check parameters, dtypes and the steps of 200 random setups (SETUPS=40: of"
-	@echo "              40; SEED=: others than this week's) against the real libraries"
+	@echo "              40; SEED=: others than this week's) against the real libraries; and torch's CUDA build on a card that is"
+	@echo "              not there, on which ten public scripts are rehearsed (a gigabyte more, and g++)"
 	@echo "make bench    time one estimate, a million needs, and the page's response to each slider"
 	@echo "make mutate   change 20 lines of each folder one by one and print which no test notices (hours; ARGS=estimator/time)"
 	@echo "make corpus   ask all 5,000 frozen setups again (ARGS=\"against HEAD~1\": print each value that differs from then)"
@@ -96,6 +98,10 @@ $(PLAYED): requirements-null.txt $(NULL_SOURCES)/build.py $(NULL_SOURCES)/null.c
 	@$(NULL)/bin/python $(NULL_SOURCES)/build.py $(NULL)/lib/python3*/site-packages $(NULL)/cuda
 	@touch $@
 
+# Triton, which PyTorch's CUDA build brings, lies apart: the runs of `make played` go without.
+$(TRITON): | $(PLAYED)
+	@$(NULL)/bin/python $(PIP_INSTALL) --no-deps --target $@ triton==3.7.1
+
 setup: $(DEV)
 
 # --- what the page stands on --------------------------------------------------------------------
@@ -149,9 +155,11 @@ chromium:
 	         "the browser tests are skipped."; \
 	fi
 
-verify: $(TORCH) $(PARSED)
+verify: $(TORCH) $(PARSED) $(PLAYED) $(TRITON)
 	@echo "== pytest against the real torch, transformers, peft and accelerate"
 	@$(VERIFY)/bin/python -m pytest tests/verify
+	@echo "== ten public scripts, rehearsed on a card that is not there"
+	@PYTHONPATH=$(CURDIR)/$(TRITON) $(VERIFY)/bin/python -m tests.verify.null.ten $(CURDIR)/$(NULL)/bin/python
 
 bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_estimate.py
@@ -170,10 +178,8 @@ mutate: $(DEV)
 played: $(PLAYED)
 	@LD_LIBRARY_PATH=$(CURDIR)/$(NULL)/cuda $(NULL)/bin/python -W ignore -m tests.verify.null.played $(ARGS)
 
-# Triton, which PyTorch's CUDA build brings, lies apart: the runs of `make played` go without.
-rehearsed: $(PLAYED) $(DEV)
-	@test -d $(NULL)/triton || $(NULL)/bin/python $(PIP_INSTALL) --no-deps --target $(NULL)/triton triton==3.7.1
-	@PYTHONPATH=$(CURDIR)/$(NULL)/triton $(VENV)/bin/python -m tests.verify.null.rehearsed $(CURDIR)/$(NULL)/bin/python $(ARGS)
+rehearsed: $(PLAYED) $(TRITON) $(DEV)
+	@PYTHONPATH=$(CURDIR)/$(TRITON) $(VENV)/bin/python -m tests.verify.null.rehearsed $(CURDIR)/$(NULL)/bin/python $(ARGS)
 
 measure: $(CUDA)
 	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)

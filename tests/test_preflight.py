@@ -210,11 +210,11 @@ def test_a_quantised_base_is_qlora_with_its_own_config() -> None:
     assert keys(trainer(model))["prepare_model_for_kbit_training"] is True
 
 
-def test_the_longest_row_sets_the_length_unless_packed() -> None:
+def test_the_longest_row_sets_the_length_packed_or_not() -> None:
     rows = [{"input_ids": [1] * n} for n in (5, 70, 9)]
     assert keys(trainer(rows=rows))["max_length"] == 70
     assert keys(trainer(rows=rows, pad_to_multiple_of=64))["max_length"] == 128
-    assert keys(trainer(rows=rows, packing=True))["max_length"] == 2048
+    assert keys(trainer(rows=rows, packing=True))["max_length"] == 70  # TRL packs before training
     assert keys(trainer(rows=rows), max_length=99)["max_length"] == 99
     assert keys(trainer(rows=rows))["num_train_examples"] == 3
     assert keys(trainer(rows=rows, max_steps=10))["num_train_examples"] == 40  # 10 · 1 · 4
@@ -254,10 +254,25 @@ def test_a_pair_is_as_long_as_its_prompt_and_the_longer_answer() -> None:
     assert keys(trainer(rows=with_prompts))["max_length"] == 6
 
 
+def test_of_a_pair_the_shorter_answer_is_padded_and_no_loss_counts_it() -> None:
+    """DPO of 14 tokens scores 2 and 9 of 28: 6 a row, rounded up, as if 8 of 14 were the prompt's."""
+    pairs = Columns(prompt_ids=[[1] * 5], chosen_ids=[[1] * 2], rejected_ids=[[1] * 9])
+    found = keys(trainer(rows=pairs))
+    assert (found["padded"], found["max_prompt_length"]) == (True, 8)
+    alike = keys(trainer(rows=Columns(chosen_ids=[[1] * 5], rejected_ids=[[1] * 5])))
+    assert alike["padded"] is False
+    assert "max_prompt_length" not in alike
+    answers = Columns(prompt_ids=[[1] * 5], completion_ids=[[1] * 2])
+    assert keys(trainer(rows=answers))["max_prompt_length"] == 5
+
+
 def test_axolotls_packed_rows_lie_in_one_row_as_long_as_all() -> None:
     rows = [{"input_ids": [1] * 5}]
     found = keys(trainer(rows=rows, sample_packing=True, max_seq_length=512))
     assert (found["max_length"], found["packing"], found["padding_free"]) == (512, True, True)
+    as_rows = {"sample_packing": True, "multipack_real_batches": True, "max_seq_length": 512}
+    found = keys(trainer(rows=rows, **as_rows))  # no kernel tells their examples apart
+    assert (found["packing"], found["padding_free"], found["padded"]) == (False, False, False)
 
 
 def test_rows_are_padded_only_in_batches_without_packing() -> None:

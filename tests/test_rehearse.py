@@ -174,6 +174,21 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert "they agree" not in said(read(report), found)
 
 
+def test_an_evaluation_that_no_rehearsal_reaches_stands_apart() -> None:
+    """64 rows are evaluated at once: the steps' estimate stays, and the other is said."""
+    plain = beside(read({**REPORT, "keys": KEYS}), CARD.name)
+    keys = {**KEYS, "eval_strategy": "steps", "per_device_eval_batch_size": 64}
+    found = beside(read({**REPORT, "keys": keys}), CARD.name)
+    assert (found.allocated, found.phases) == (plain.allocated, plain.phases)
+    assert plain.evaluated is None
+    assert found.evaluated is not None
+    assert found.allocated is not None
+    assert found.evaluated > found.allocated
+    assert "Its evaluations are not rehearsed; with them the estimate is" in said(
+        read(REPORT), found
+    )
+
+
 # --- the requests and the peak ------------------------------------------------------------------
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from estimator.sources import catalog
 from estimator.sources.repository import CLASSIFIERS, from_config
@@ -74,14 +74,15 @@ _OBJECTIVES = {
     f"{objective.trl}Trainer": objective.value for objective in Objective if objective.trl
 }
 """TRL's trainers and their objectives in the contract."""
+PROMPT = "prompt_ids"
 _SEQUENCES = (
     ("input_ids",),
-    ("prompt_ids", "chosen_ids", "rejected_ids"),
+    (PROMPT, "chosen_ids", "rejected_ids"),
     ("chosen_ids", "rejected_ids"),
-    ("prompt_ids", "completion_ids"),
+    (PROMPT, "completion_ids"),
     ("chosen_input_ids", "rejected_input_ids"),
 )
-"""Columns of a tokenised dataset that make a row: of a pair the longer answer. trl 1.16, trainer/dpo_trainer.py,
+"""Columns of a tokenised dataset that make a row: a prompt and one answer of a pair. trl 1.16, trainer/dpo_trainer.py,
 reward_trainer.py, kto_trainer.py, ``DataCollatorFor…``; experimental/orpo/orpo_trainer.py, ``tokenize_row``, where
 answers have their prompt."""
 MOST_ROWS = 1_000_000
@@ -233,31 +234,40 @@ def _trl() -> tuple[int, ...]:
 
 
 def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
-    """Tokens in the longest row, whether a batch is padded to it, and how many rows there are."""
+    """Tokens in the longest row and of its prompt, whether a batch is padded, and how many rows there are."""
     args, rows = trainer.args, getattr(trainer, "train_dataset", None)
-    samples = getattr(args, "sample_packing", False)  # axolotl's
+    samples = getattr(args, "sample_packing", False)  # axolotl's, which packs as it draws
     packs = samples or getattr(args, "packing", False)
     limit = max_length or getattr(args, "max_seq_length" if samples else "max_length", None)
-    shortest, longest = _ends(rows)
-    if not packs and max_length is None and longest is not None:
-        limit = min(longest, limit or longest)
+    tokens = _tokens(rows)
+    if not samples and max_length is None and tokens is not None:
+        limit = min(tokens.longest, limit or tokens.longest)
     if limit is None:
         raise InputError(
             "max_length is not known: neither the arguments nor the rows say how many tokens a row has; "
             "give check(trainer, max_length=…)."
         )
-    several = args.per_device_train_batch_size > 1
     laid_out = packs or getattr(trainer, "padding_free", False)
     of = getattr(args, "pad_to_multiple_of", None)
     collator = getattr(trainer, "data_collator", None)
     length = _multiple(limit, of or getattr(collator, "pad_to_multiple_of", None))
     one_row = samples and not getattr(args, "multipack_real_batches", False)
+    answers = 1 if tokens is None else tokens.answers
+    several = args.per_device_train_batch_size * answers > 1
+    alike = tokens is not None and tokens.shortest == tokens.longest == length
     return {
-        **({"packing": True, "padding_free": bool(one_row)} if samples else {}),
+        **({"packing": bool(one_row), "padding_free": bool(one_row)} if samples else {}),
         "max_length": length,
-        "padded": bool(several and not laid_out and not shortest == longest == length),
+        **({} if tokens is None else _prompt(tokens, length)),
+        "padded": bool(several and not laid_out and not alike),
         **_examples(args, rows),
     }
+
+
+def _prompt(tokens: _Tokens, length: int) -> dict[str, object]:
+    """The tokens of a row that no loss counts, its padding included."""
+    scored = tokens.scored
+    return {} if scored is None else {"max_prompt_length": max(length - scored, 1)}
 
 
 def _examples(args: Any, rows: Any) -> dict[str, object]:
@@ -273,25 +283,37 @@ def _count(rows: Any) -> int | None:
     return (len(rows) or None) if hasattr(rows, "__len__") else None
 
 
-def _ends(rows: Any) -> tuple[int | None, int | None]:
-    """Tokens of the shortest and the longest row of a tokenised dataset; None where they cannot be looked at."""
+class _Tokens(NamedTuple):
+    """How many tokens the rows of a dataset have; a pair is two rows, each with its prompt."""
+
+    shortest: int
+    longest: int
+    answers: int = 1
+    """Rows that an example makes."""
+    scored: int | None = None
+    """Most tokens of an example's answers, per row; None where prompts are not told apart."""
+
+
+def _tokens(rows: Any) -> _Tokens | None:
+    """The tokens of a tokenised dataset's rows; None where they cannot be looked at."""
     if not 0 < (_count(rows) or 0) <= MOST_ROWS:
-        return None, None
-    columns = {*(getattr(rows, "column_names", None) or ())}
-    parts = next(filter(columns.issuperset, _SEQUENCES), ())
+        return None
+    columns = getattr(rows, "column_names", None) or ()
+    parts = next((names for names in _SEQUENCES if {*names} <= {*columns}), ())
     if parts:
-        *before, last = ([len(tokens) for tokens in rows[name]] for name in parts)
-        if parts[-1].startswith("rejected"):
-            rejected, last = last, before.pop()
-            last = [*map(max, last, rejected)]
-        lengths = {*map(sum, zip(*before, last, strict=True))}
-    elif isinstance(rows, list) and all(
+        lengths = {name: [len(sequence) for sequence in rows[name]] for name in parts}
+        prompts = lengths.pop(PROMPT, None)
+        answers = [*lengths.values()]
+        before = prompts or [0] * len(answers[0])
+        whole = {sum(pair) for answer in answers for pair in zip(before, answer, strict=True)}
+        scored = max(-(-sum(row) // len(row)) for row in zip(*answers, strict=True))
+        return _Tokens(min(whole), max(whole), len(answers), scored if prompts else None)
+    if isinstance(rows, list) and all(
         isinstance(row, Mapping) and "input_ids" in row for row in rows
     ):
-        lengths = {len(row["input_ids"]) for row in rows}
-    else:
-        return None, None
-    return min(lengths), max(lengths)
+        whole = {len(row["input_ids"]) for row in rows}
+        return _Tokens(min(whole), max(whole))
+    return None
 
 
 def _multiple(length: int, of: int | None) -> int:

@@ -30,19 +30,23 @@ class Beside:
     """An estimate, or why there is none."""
 
     estimate: Estimate | None = None
+    """Of what a rehearsal plays: loading and steps."""
+    with_evaluation: Estimate | None = None
+    """The same with the evaluations between, where the Trainer has some."""
     problem: str = ""
 
     @property
     def allocated(self) -> int | None:
         """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step."""
-        if self.estimate is None:
+        return None if self.estimate is None else _allocated(self.estimate)
+
+    @property
+    def evaluated(self) -> int | None:
+        """The same with evaluations, where these need more than the steps."""
+        if self.with_evaluation is None or self.allocated is None:
             return None
-        model, gpu, setup = self.estimate.model, self.estimate.gpu, self.estimate.setup
-        if not is_replayed(model, gpu, setup):
-            return self.estimate.peak.bytes
-        # from_pretrained has no second copy of a tied head, which models made on the card have for a moment
-        runs = [run for run in rank_runs(model, hardware_of(gpu), setup) if not run.made]
-        return max(run.spare(NO_LIMIT).allocated for run in runs)
+        allocated = _allocated(self.with_evaluation)
+        return allocated if allocated > self.allocated else None
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -74,11 +78,27 @@ class Beside:
         return {name: size for name, size in found.items() if size}
 
 
+def _allocated(of: Estimate) -> int:
+    """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step."""
+    model, gpu, setup = of.model, of.gpu, of.setup
+    if not is_replayed(model, gpu, setup):
+        return of.peak.bytes
+    # from_pretrained has no second copy of a tied head, which models made on the card have for a moment
+    runs = [run for run in rank_runs(model, hardware_of(gpu), setup) if not run.made]
+    return max(run.spare(NO_LIMIT).allocated for run in runs)
+
+
 def beside(run: Rehearsed, gpu: str) -> Beside:
     """The estimate of the Trainer that a run had, on the same card."""
     if run.keys is None:
         return Beside(problem=run.keys_problem or "the script has no transformers Trainer to read")
+    keys = {**run.keys, "gpu": gpu}
+    steps = {**keys, "eval_strategy": "no"}  # the run ends before it evaluates
     try:
-        return Beside(estimate=estimate(*parse({**run.keys, "gpu": gpu})))
+        evaluates = run.keys.get("eval_strategy", "no") != "no"
+        return Beside(
+            estimate=estimate(*parse(steps)),
+            with_evaluation=estimate(*parse(keys)) if evaluates else None,
+        )
     except ValueError as problem:
         return Beside(problem=str(problem))

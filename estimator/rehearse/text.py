@@ -57,6 +57,7 @@ def describe(answer: RehearsalAnswer) -> str:
         _phases(answer.whole, answer.beside),
         _ledger(answer),
         compared(answer),
+        _evaluation(answer.beside),
         *_kept(answer),
     ]
     if answer.ranks > 1:
@@ -196,6 +197,13 @@ def compared(answer: RehearsalAnswer) -> str:
     return "\n".join([f"{said}, {_percent(error)}:", *_differences(answer)])
 
 
+def _evaluation(estimated: Beside) -> str:
+    """What the evaluations, before which a rehearsal ends, are estimated to take."""
+    if estimated.evaluated is None:
+        return ""
+    return f"Its evaluations are not rehearsed; with them the estimate is {gib(estimated.evaluated)} GiB allocated."
+
+
 def _percent(share: float) -> str:
     """A signed share; nothing is neither more nor less.
 
@@ -281,6 +289,7 @@ def as_json(answer: RehearsalAnswer) -> dict[str, Any]:
         "estimate": _estimate(answer.beside.estimate, answer.beside),
         "estimate_problem": answer.beside.problem or None,
         "comparison": compared(answer) or None,
+        "evaluation": _evaluation(answer.beside) or None,
     }
 
 

@@ -30,6 +30,7 @@ def torch_is_here(torch: ModuleType) -> None:
     kernels.compile_nothing(torch)
     ranks.answer(torch)
     torch.cuda._lazy_call(lambda: torch._C._cuda_attach_out_of_memory_observer(_out_of_memory))
+    torch.backends.cudnn.enabled = False  # its convolutions plan with figures that nobody has here
     if torch.backends.cuda.is_built() and hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
         torch.backends.cuda.enable_cudnn_sdp(False)
         if int(os.environ.get("NULL_CAPABILITY", "80")) >= 90:
