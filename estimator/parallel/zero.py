@@ -424,8 +424,8 @@ def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
     def are_alike(_: int, gpus: int) -> int:
         return int(parts.on(gpus).cuts == parts.cuts)
 
-    if Operation(are_alike, lambda *_: 1).of(0, ranks) != 1:  # a comparison of the record
-        raise AssertionError("recorded for other GPUs than the setup's")
+    is_recorded = Operation(are_alike, lambda *_: 1).of(0, ranks) == 1  # a comparison of the record
+    assert is_recorded, "recorded for other GPUs than the setup's"
 
     def most_kept(owners: Collection[range]) -> int:
         numbers = [*map(parts.ranges.index, owners)]
