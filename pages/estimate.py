@@ -11,6 +11,7 @@ from dashboard import theme
 from dashboard.estimate import (
     at_a_glance,
     method_cards,
+    rehearsed,
     sections,
     start,
     verdict_panel,
@@ -49,6 +50,7 @@ def verdict() -> None:
         return
     proposal_cards.propose("offer", {"bfloat16": verdict_panel.OFFERED})
     st.html(at_a_glance.verdict_html(answer))
+    rehearsed.draw(answer)
     start.draw(answer)
 
 

@@ -12,9 +12,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
+from estimator.contract import read_link, read_rehearsal
 from estimator.rehearse import command, running
 from estimator.rehearse.beside import Beside, beside
 from estimator.rehearse.card import card_named, told
@@ -29,7 +31,7 @@ from estimator.rehearse.on_path.headroom_inside import (
     trainers,
 )
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
-from estimator.rehearse.text import AGREES, RehearsalAnswer, as_json, describe, needed
+from estimator.rehearse.text import AGREES, RehearsalAnswer, as_json, describe, link, needed
 from estimator.values.refusals import InputError
 
 GIB = 2**30
@@ -499,6 +501,27 @@ def test_what_runs_in_the_users_process_imports_no_library() -> None:
     code = "from estimator.rehearse.on_path.headroom_inside import begin; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "estimator.preflight"} & {*done.stdout.split()}
+
+
+def test_the_link_opens_the_trainers_setup_with_the_rehearsals_peaks() -> None:
+    keys = {**KEYS, "eval_strategy": "steps"}
+    run = read({**REPORT, "keys": keys})
+    found = RehearsalAnswer(
+        run=run, gpu=CARD, beside=beside(run, CARD.name), page="http://localhost:8501/"
+    )
+    address, _, query = link(found).partition("?")
+    assert address == "http://localhost:8501/"
+    given = dict(parse_qsl(query))
+    peaks = read_rehearsal(given.pop("rehearsed"), urlencode(given))
+    assert peaks == (
+        10 * GIB,
+        11 * GIB,
+        None,
+    )  # nothing was recorded of which the least could be said
+    reading = read_link(given)
+    assert reading.problems == ()
+    assert reading.setup.run.eval_strategy == "steps"
+    assert link(answer(read(REPORT))) == ""  # without an estimate
 
 
 def test_the_answer_as_json_is_one_object() -> None:

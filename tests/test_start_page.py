@@ -10,6 +10,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import parse_qsl
 
 import plotly.graph_objects as go
 import pytest
@@ -245,13 +246,30 @@ def test_moving_a_control_twice_resets_no_other():
 
 def test_a_damaged_address_opens_with_its_valid_keys_and_names_the_others():
     page = open_page(
-        model="Qwen/Qwen3-8B", method="qlroa", max_length="-3", lora_r="32", bogus="1", gpu="H1000"
+        model="Qwen/Qwen3-8B",
+        method="qlroa",
+        max_length="-3",
+        lora_r="32",
+        bogus="1",
+        gpu="H1000",
+        rehearsed="7",
     )
     warnings = "\n".join(warning.value for warning in page.warning)
-    for word in ("qlroa", "max_length", "bogus", "H1000"):
+    for word in ("qlroa", "max_length", "bogus", "H1000", "rehearsed must be three sizes"):
         assert word in warnings
     assert page.session_state["model"] == "Qwen/Qwen3-8B"
     assert setting(page, "lora_r") == 32
+
+
+def test_a_rehearsals_link_shows_both_results_while_the_setup_is_the_rehearsed_one():
+    link = contract.write_link(catalog.model("openai-community/gpt2"), None, TrainingSetup())
+    peaks = contract.RehearsedPeaks(3 * 2**30, 4 * 2**30, 5 * 2**29)
+    query = dict(parse_qsl(contract.write_rehearsal(link, peaks)))
+    page = open_page(**query)
+    assert "Rehearsed with your script: 3.0 GiB allocated at the peak (estimated " in text(page)
+    assert ", 2.5 GiB the least that PyTorch needs" in text(page)
+    move(page, "max_length", 512)
+    assert "Rehearsed with" not in text(page)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from html import escape
 from types import MappingProxyType
 
 from dashboard import theme
-from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import markup, one_line, units
-from estimator import Calibration, Comparison, Method, accuracy, replays
+from estimator import Calibration, Comparison, Method, accuracy, contract, replays
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
@@ -180,7 +179,7 @@ def played_row(of: replays.ReplayedRun) -> dict[str, object]:
         PLAYED["allocated"]: units.in_gib(of.played.allocated),
         PLAYED["least"]: units.in_gib(of.played.least),
         "Run": of.row.id,
-        "Open": f"/?{links.query_of(model, gpu, setup)}",
+        "Open": f"/?{contract.write_link(model, gpu, setup)}",
     }
 
 
@@ -399,7 +398,7 @@ def title(of: Comparison) -> str:
 
 def _query(of: Comparison) -> str:
     model, setup = of.as_run
-    return links.query_of(model, of.reading.gpu, setup)
+    return contract.write_link(model, of.reading.gpu, setup)
 
 
 def picked_html(of: Comparison) -> str:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from urllib.parse import urlencode
-
-from estimator import ALL_LINEAR, Estimate, Gpu, Model, TrainingSetup, contract, default_targets
+from estimator import ALL_LINEAR, Estimate, Model, TrainingSetup, contract, default_targets
 
 
 def query(of: Estimate) -> str:
     """The query of a URL, without the question mark: every key that differs from the contract's defaults."""
-    return query_of(of.model, of.gpu, of.setup)
-
-
-def query_of(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str:
-    """``query`` of a setup that need not be estimated."""
-    pairs = []
-    for key, value in contract.write_fields(model, gpu, setup).items():
-        values = value if isinstance(value, list) else [value]
-        pairs += [(key, it if isinstance(it, str) else json.dumps(it)) for it in values]
-    return urlencode(pairs)
+    return contract.write_link(of.model, of.gpu, of.setup)
 
 
 def targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:

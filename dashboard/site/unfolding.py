@@ -34,7 +34,7 @@ PICTURE = "/share/card.png"
 ESTIMATE = ("", "/", "/setup")
 """Paths of the page Estimate."""
 COMPARE = "/compare"
-PAGE_KEYS = (*parts.KEYS, "s", "setup", "v", "context", "within", "present")
+PAGE_KEYS = (*parts.KEYS, contract.REHEARSED, "s", "setup", "v", "context", "within", "present")
 LONGEST = 8192
 """Maximum characters of a URL that are read. Our choice, above what servers accept."""
 TITLE = "<title>Streamlit</title>"

@@ -20,7 +20,7 @@ from estimator import KEY_FACET, HubModel, catalog, contract
 
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 """The contract's keys stored by ``session``: those with widgets in expanders, and those without a widget."""
-PAGE_KEYS = (*parts.KEYS, *comparison.KEYS)
+PAGE_KEYS = (*parts.KEYS, *comparison.KEYS, contract.REHEARSED)
 """URL keys that describe the page, not the setup."""
 STEPS: Mapping[str, tuple[int, ...]] = {
     key.name: key.widget.steps

@@ -1,5 +1,12 @@
 """How setups and estimates are written and read: one flat JSON object, links, scenarios, text for the terminal."""
 
+from estimator.contract.links import (
+    REHEARSED,
+    RehearsedPeaks,
+    read_rehearsal,
+    write_link,
+    write_rehearsal,
+)
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,
     MOST_SCENARIOS,
@@ -43,6 +50,7 @@ __all__ = [
     "MODEL_MISSING",
     "MOST_SCENARIOS",
     "QUESTION",
+    "REHEARSED",
     "VERSION",
     "Choice",
     "Flag",
@@ -51,6 +59,7 @@ __all__ = [
     "Number",
     "ReadScenarios",
     "Reading",
+    "RehearsedPeaks",
     "Scenario",
     "Section",
     "WholeNumber",
@@ -65,6 +74,7 @@ __all__ = [
     "read_file",
     "read_link",
     "read_object",
+    "read_rehearsal",
     "read_setup",
     "read_texts",
     "scenario_of",
@@ -74,6 +84,8 @@ __all__ = [
     "write_estimate",
     "write_fields",
     "write_file",
+    "write_link",
+    "write_rehearsal",
     "write_shares",
     "write_text",
 ]

@@ -21,6 +21,8 @@ STEPS = 4
 MOST_STEPS = 1000
 ROOMY = 2**41
 """Bytes of a card with memory to spare: more than any has."""
+PAGE = "http://localhost:8501"
+"""Where `make run` serves the page: Streamlit's own port."""
 DESCRIPTION = (
     "Runs your own training command for a few steps with PyTorch's CUDA build, its allocator and its out-of-memory "
     "error, on a GPU that is not there. It runs your code, as you would; no value is computed and no weight saved."
@@ -73,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
         default="even",
         help="mixtures of experts: tokens to all in turn, or all to the same [even]",
     )
+    found.add_argument(
+        "--page",
+        default=PAGE,
+        metavar="URL",
+        help=f"where your page is served, for the link that shows both results there [{PAGE}]",
+    )
     found.add_argument("--json", action="store_true", help="the answer as one JSON object")
     return found
 
@@ -112,6 +120,7 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
         gpu=gpu,
         roomy=roomy,
         beside=beside(roomy or found, gpu.name),
+        page=given.page,
     )
     if given.json:
         said = {**text.as_json(answer), "status": status_of(found)}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimator.check.judged import NOT_READ
+from estimator.contract.links import RehearsedPeaks, write_link, write_rehearsal
 from estimator.contract.text import amount, gib
 from estimator.rehearse.asked import MadeAt
 from estimator.rehearse.beside import Beside
@@ -36,6 +37,8 @@ class RehearsalAnswer:
     ranks: int = 1
     roomy: Rehearsed | None = None
     """The same with memory to spare, where the card has too little."""
+    page: str = ""
+    """Where the page is served, for the link to both results."""
 
     @property
     def whole(self) -> Rehearsed:
@@ -58,6 +61,7 @@ def describe(answer: RehearsalAnswer) -> str:
         _ledger(answer),
         compared(answer),
         _evaluation(answer.beside),
+        _both(answer),
         *_kept(answer),
     ]
     if answer.ranks > 1:
@@ -197,6 +201,22 @@ def compared(answer: RehearsalAnswer) -> str:
     return "\n".join([f"{said}, {_percent(error)}:", *_differences(answer)])
 
 
+def _both(answer: RehearsalAnswer) -> str:
+    found = link(answer)
+    return f"Both on the page: {found}" if found else ""
+
+
+def link(answer: RehearsalAnswer) -> str:
+    """The page with the estimate of the Trainer's setup and this rehearsal; empty where one of them is not whole."""
+    of = answer.beside.with_evaluation or answer.beside.estimate
+    if of is None or not answer.is_whole or not answer.page:
+        return ""
+    run = answer.whole
+    peaks = RehearsedPeaks(run.allocated, run.reserved, run.least)
+    query = write_rehearsal(write_link(of.model, of.gpu, of.setup), peaks)
+    return f"{answer.page.rstrip('/')}/?{query}"
+
+
 def _evaluation(estimated: Beside) -> str:
     """What the evaluations, before which a rehearsal ends, are estimated to take."""
     if estimated.evaluated is None:
@@ -289,6 +309,7 @@ def as_json(answer: RehearsalAnswer) -> dict[str, Any]:
         "estimate": _estimate(answer.beside.estimate, answer.beside),
         "estimate_problem": answer.beside.problem or None,
         "comparison": compared(answer) or None,
+        "link": link(answer) or None,
         "evaluation": _evaluation(answer.beside) or None,
     }
 
