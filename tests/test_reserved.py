@@ -515,7 +515,7 @@ def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict
             setup = TrainingSetup(
                 **{**keys, "per_device_train_batch_size": size[0], "max_length": size[1]}
             )
-            log, trace = allocations._asked.__wrapped__(
+            log, trace = allocations.allocations.__wrapped__(
                 model, hardware, setup, MOVED, 0, on_host=False
             )
             passes = [(it.schedule.runs, it.schedule.program.operations) for it in trace.passes]
