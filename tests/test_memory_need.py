@@ -9,7 +9,7 @@ import pytest
 from estimator import Optimizer, TrainingSetup, catalog, estimate, smallest_gpu
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse
-from estimator.grid.needs import needs
+from estimator.grid.needs import needs, needs_on_each
 from estimator.resident.overhead import (
     NOTHING,
     THREADS_PER_MULTIPROCESSOR,
@@ -87,8 +87,10 @@ def test_each_card_is_judged_by_its_own_context() -> None:
         rough = need(MODEL, gpu, keys)
         in_arrays = needs(MODEL, gpu, keys, per_device_train_batch_size=[1])
         assert Range(in_arrays.low_bytes.item(), in_arrays.high_bytes.item()) == rough
-        as_another = needs(MODEL, h200, keys, per_device_train_batch_size=[1]).on(gpu, h200)
-        assert Range(as_another.low_bytes.item(), as_another.high_bytes.item()) == rough
+    a100 = catalog.gpu("A100-SXM4-80GB")  # whose workspace is another, too
+    on_each = needs_on_each(MODEL, (h200, a100, h20), keys, {"per_device_train_batch_size": [1]})
+    for gpu, found in zip((h200, a100, h20), on_each, strict=True):
+        assert Range(found.low_bytes.item(), found.high_bytes.item()) == need(MODEL, gpu, keys)
     # (132 - 78) x 2 MiB of stacks; kernels that run on more multiprocessors take temporaries of a few MiB more
     stacks = 7 * 54 * 2 * MIB // 4
     assert ends[h200.name][0] - ends[h20.name][0] == pytest.approx(stacks, abs=8 * MIB)

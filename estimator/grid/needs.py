@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,7 +33,7 @@ from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, risen, structure
 from estimator.values.facets.batch import Batch
-from estimator.values.range import Range, by_end
+from estimator.values.range import Range
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Verdict
@@ -55,12 +55,6 @@ class Needs:
     refused: Some
     """Which setups ``need`` refuses; their bytes are 0."""
 
-    def on(self, gpu: Gpu, had: Gpu) -> Needs:
-        """The same setups on a card that differs to them in its CUDA context alone from the card that they had."""
-        changes = zip(context_bytes(gpu), context_bytes(had), strict=True)
-        low, high = (np.where(self.refused, 0, after - before) for after, before in changes)
-        return replace(self, low_bytes=self.low_bytes + low, high_bytes=self.high_bytes + high)
-
     def verdicts(self, gpu: Gpu) -> Mapping[Verdict, Some]:
         """Which setups fit, are tight or do not fit, as by ``verdict``."""
         fits = self.high_bytes <= gpu.memory_bytes
@@ -80,7 +74,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
 
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
-    return _read(model, gpu, setup, asked, plays=True)
+    return needs_on_each(model, (gpu,), setup, asked)[0]
 
 
 def least_needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLike) -> Needs:
@@ -90,17 +84,21 @@ def least_needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: Ar
 
     Source: derived, as ``needs``.
     """
-    return _read(model, gpu, setup, asked, plays=False)
+    return needs_on_each(model, (gpu,), setup, asked, plays=False)[0]
 
 
-def _read(
+def needs_on_each(
     model: Model,
-    gpu: Gpu | None,
+    gpus: Sequence[Gpu | None],
     setup: TrainingSetup,
     asked: Mapping[str, ArrayLike],
     *,
-    plays: bool,
-) -> Needs:
+    plays: bool = True,
+) -> list[Needs]:
+    """``needs`` on each of several cards, whose steps are the same; without ``plays``, ``least_needs``.
+
+    Source: as ``needs``.
+    """
     cells, shape = of(setup, asked)
     accumulation = cells[ACCUMULATION]
     if not setup.task.objective.generates:
@@ -108,42 +106,55 @@ def _read(
         accumulation = np.minimum(accumulation, 2)
     columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
     model, setup = as_trained(model, setup)
-    reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)), plays=plays)
-    low, high, refused = reader.read()
+    reader = _Reader(model, gpus, setup, dict(zip(KEYS, columns, strict=True)), plays=plays)
     back = number.reshape(shape)
-    return Needs(low_bytes=low[back], high_bytes=high[back], refused=refused[back])
+    return [
+        Needs(low_bytes=low[back], high_bytes=high[back], refused=refused[back])
+        for low, high, refused in reader.read()
+    ]
 
 
 class _Group:
     """Setups that differ only in batch and length."""
 
-    def __init__(self, fixed: PerStructure, setup: TrainingSetup, cells: Numbers) -> None:
+    def __init__(self, fixed: Sequence[PerStructure], setup: TrainingSetup, cells: Numbers) -> None:
         self.fixed, self.setup, self.cells = fixed, setup, cells
+        """``fixed``: one for each size of the workspace."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, which no card changes."""
+        return self.fixed[0].plan
 
 
 class _Reader:
     def __init__(
         self,
         model: Model,
-        gpu: Gpu | None,
+        gpus: Sequence[Gpu | None],
         setup: TrainingSetup,
         cells: Cells,
         *,
         plays: bool,
     ) -> None:
-        self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
+        self._model, self._gpus, self._setup, self._cells = model, gpus, setup, cells
         self._plays = plays
-        self._workspace = workspace_bytes(gpu)
+        self._workspaces = tuple(dict.fromkeys(map(workspace_bytes, gpus)))
+        """Of a card only this and the context matter."""
         # rank, GPUs and accumulation, in which groups differ, do not matter to these
         self._scored: dict[int, int] = {}
         """Scored tokens by length."""
         self._is_allowed: dict[tuple[int, int], bool] = {}
         """Whether a batch at a length is not refused."""
-        count = len(cells[BATCH])
-        self._low, self._high = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._refused = np.zeros(count, np.bool_)
+        self._count = len(cells[BATCH])
+        self._peaks = np.zeros((len(self._workspaces), self._count), np.int64)
+        self._paged = np.zeros(self._count, np.int64)
+        self._exchange = Range(*np.zeros((2, self._count), np.int64))
+        self._apart: list[int] = []
+        """Cells that are read one by one, on each card."""
+        self._refused = np.zeros(self._count, np.bool_)
 
-    def read(self) -> tuple[Numbers, Numbers, Some]:
+    def read(self) -> Iterator[tuple[Numbers, Numbers, Some]]:
         by_plan: dict[object, list[_Group]] = {}
         for group in self._groups():
             setup = group.setup
@@ -153,14 +164,20 @@ class _Reader:
                 or setup.task.objective.generates
                 or (evaluates and setup.run.compute_metrics)
             ):
-                self._one_by_one(group.cells)
+                self._apart += group.cells.tolist()
             elif len(self._refuse_rows(group)):
-                key = group.fixed.plan, evaluates and evaluation_plan(self._model, structure(setup))
+                key = group.plan, evaluates and evaluation_plan(self._model, structure(setup))
                 by_plan.setdefault(key, []).append(group)
         for groups in by_plan.values():
             self._read(groups)
-        self._low[self._refused] = self._high[self._refused] = 0
-        return self._low, self._high, self._refused
+        need_of: Callable[..., Range[Any]] = need_bytes  # one formula, for a number and for arrays
+        for gpu in self._gpus:
+            peak = self._peaks[self._workspaces.index(workspace_bytes(gpu))]
+            low, high = need_of(peak, self._paged, context_bytes(gpu), self._exchange)
+            refused = self._refused.copy()
+            self._one_by_one(gpu, low, high, refused)
+            low[refused] = high[refused] = 0
+            yield low, high, refused
 
     def _groups(self) -> Iterator[_Group]:
         """The setups that are not refused, grouped by structure."""
@@ -175,7 +192,10 @@ class _Reader:
             try:
                 numbers = sized(self._setup, rank=rank, gpus=gpus, accumulation=accumulation)
                 setup = as_loaded(self._model, numbers)
-                fixed = per_structure(self._model, structure(setup), self._workspace)
+                fixed = [
+                    per_structure(self._model, structure(setup), workspace)
+                    for workspace in self._workspaces
+                ]
             except ValueError:
                 self._refused[members] = True
                 continue
@@ -201,39 +221,37 @@ class _Reader:
             return False
         return True
 
-    def _one_by_one(self, members: Numbers) -> None:
-        for cell in members.tolist():
+    def _one_by_one(self, gpu: Gpu | None, low: Numbers, high: Numbers, refused: Some) -> None:
+        for cell in self._apart:
             own: dict[str, Any] = {key: int(self._cells[key][cell]) for key in KEYS}
             try:
-                self._low[cell], self._high[cell] = need(
-                    self._model, self._gpu, replace(self._setup, **own)
-                )
+                low[cell], high[cell] = need(self._model, gpu, replace(self._setup, **own))
             except ValueError:
-                self._refused[cell] = True
+                refused[cell] = True
 
     def _read(self, groups: Sequence[_Group]) -> None:
-        """The needs of groups with the same programs."""
+        """The peaks of groups with the same programs, and what is beside them."""
         cells = np.concatenate([group.cells for group in groups])
         number = np.repeat(np.arange(len(groups)), [len(group.cells) for group in groups])
-        fixed = [_Fixed.of(group, self._workspace) for group in groups]
-        highest, left_over = self._walked(groups[0].fixed.plan, groups, cells, None)
-
-        def per_cell(name: str) -> Numbers:
-            return np.array([getattr(numbers, name) for numbers in fixed])[number]
-
-        peak = np.maximum(per_cell("begins") + highest, per_cell("step") + left_over)
-        np.maximum(peak, per_cell("beside"), out=peak)
+        highest, left_over = self._walked(groups[0].plan, groups, cells, None)
+        evaluated = None
         first = groups[0].setup
         if first.run.eval_strategy != "no":
             plan = evaluation_plan(self._model, structure(first))
             evaluated, _ = self._walked(plan, groups, cells, first.run.per_device_eval_batch_size)
-            np.maximum(peak, per_cell("rests") + evaluated, out=peak)
-        exchanges = (numbers.exchange for numbers in fixed)
-        exchange = by_end(lambda *ends: np.array(ends)[number], *exchanges)
-        need_of: Callable[..., Range[Any]] = need_bytes  # one formula, for a number and for arrays
-        self._low[cells], self._high[cells] = need_of(
-            peak, per_cell("paged"), context_bytes(self._gpu), exchange
-        )
+        for at, workspace in enumerate(self._workspaces):
+            fixed = [_Fixed.of(group.setup, group.fixed[at], workspace) for group in groups]
+            begins, rests, step, beside = np.array(fixed).T[:, number]
+            peak = np.maximum(begins + highest, step + left_over)
+            np.maximum(peak, beside, out=peak)
+            if evaluated is not None:
+                np.maximum(peak, rests + evaluated, out=peak)
+            self._peaks[at, cells] = peak
+        paged = [group.fixed[0].resident.states.paged_bytes for group in groups]
+        self._paged[cells] = np.array(paged)[number]
+        exchange = zip(*(exchange_bytes(group.setup.mesh) for group in groups), strict=True)
+        for end, of_groups in zip(self._exchange, exchange, strict=True):
+            end[cells] = np.array(of_groups)[number]
 
     def _walked(
         self, plan: Plan, groups: Sequence[_Group], cells: Numbers, batch: int | None
@@ -274,7 +292,7 @@ class _Reader:
     def _read_part(
         self, plan: Plan, inputs: Numbers, part: Numbers, highest: Numbers, left_over: Numbers
     ) -> None:
-        if len(self._low) <= SINGLE:
+        if self._count <= SINGLE:
             for cell in part.tolist():
                 sizes = Sizes(*inputs[:, cell].tolist())
                 step = plan.step(sizes)
@@ -309,7 +327,7 @@ class _Reader:
         sized = schedule.program.at(inputs[:, held][:, 0].tolist())
         assert sized is not None
         gathered = schedule.gathered(sized, int(inputs[3, held][0]))
-        moments = highest_rows if len(self._low) > FEW else rows
+        moments = highest_rows if self._count > FEW else rows
         highest[part[held]] = peaks(
             moments(schedule, gathered), sizes_of(schedule, table), int(held.sum())
         )
@@ -317,20 +335,16 @@ class _Reader:
         return held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fixed:
+class _Fixed(NamedTuple):
     """Results independent of batch and length, in bytes."""
 
     begins: int
     rests: int
     step: int
     beside: int
-    paged: int
-    exchange: Range[int]
 
     @classmethod
-    def of(cls, group: _Group, workspace: int) -> _Fixed:
-        setup, fixed = group.setup, group.fixed
+    def of(cls, setup: TrainingSetup, fixed: PerStructure, workspace: int) -> _Fixed:
         resident = fixed.resident
         rests = resident.sizes(workspace)
         begins = dict(rests)
@@ -349,8 +363,6 @@ class _Fixed:
             rests=sum(rests.values()),
             step=sum(stepped.values()),
             beside=beside,
-            paged=resident.states.paged_bytes,
-            exchange=exchange_bytes(setup.mesh),
         )
 
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
 from estimator.grid.arrays import Numbers, Some
-from estimator.grid.needs import Needs, least_needs, needs
+from estimator.grid.needs import Needs, needs, needs_on_each
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
-from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.time.rates import missing_rate
 from estimator.values.methods import Method
 from estimator.values.range import Range, by_end
@@ -195,12 +194,13 @@ def candidates(
     table, cards = _Table(), [offer.priced for offer in question.offers]
     with _uncollected():
         for done, (model, setup, places) in enumerate(asked):
-            for group in _alike(question.offers, places, takes_rest=_takes_rest(setup)):
+            for group in _by_node(question.offers, places):
                 cells = _cells(question, [question.offers[place] for place in group], setup)
                 if len(cells[0]):
                     of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
-                    needed = (least_needs if are_bounded else needs)(
-                        model, question.offers[group[0]].gpu, of_node, **_asked_of(of_node, cells)
+                    gpus = [question.offers[place].gpu for place in group]
+                    needed = needs_on_each(
+                        model, gpus, of_node, _asked_of(of_node, cells), plays=not are_bounded
                     )
                     _read(question, cards, model, of_node, group, cells, needed, table, untimed)
             if table.count > MOST_CANDIDATES:
@@ -336,27 +336,11 @@ def _asked(question: Question) -> dict[str, object]:
     }
 
 
-def _takes_rest(setup: TrainingSetup) -> bool:
-    """Whether the run takes memory by what the card has or has left: vLLM, a paged cache."""
-    generation = setup.generation
-    return generation.is_colocated or (
-        setup.task.objective.generates and generation.use_transformers_continuous_batching
-    )
-
-
-def _alike(
-    offers: Sequence[Offer], places: Sequence[int], *, takes_rest: bool = False
-) -> list[list[int]]:
-    """Places of some offers by equal need less the CUDA context: cards matter to it by their workspace alone.
-
-    ``takes_rest``: and by their memory and what the context leaves of it.
-    """
-    groups: dict[object, list[int]] = {}
+def _by_node(offers: Sequence[Offer], places: Sequence[int]) -> list[list[int]]:
+    """Places of some offers by the GPUs of a machine: in their setups alone."""
+    groups: dict[int, list[int]] = {}
     for place in places:
-        offer = offers[place]
-        rest = (offer.gpu.memory_bytes, context_bytes(offer.gpu)) if takes_rest else None
-        key = workspace_bytes(offer.gpu), offer.gpus_per_node, rest
-        groups.setdefault(key, []).append(place)
+        groups.setdefault(offers[place].gpus_per_node, []).append(place)
     return list(groups.values())
 
 
@@ -395,18 +379,17 @@ def _read(
     setup: TrainingSetup,
     group: Sequence[int],
     cells: Sequence[Numbers],
-    needed_on_first: Needs,
+    needs_on_offers: Sequence[Needs],
     table: _Table,
     untimed: dict[str, str],
 ) -> None:
-    """The setups of one structure on all offers whose needs differ by the CUDA context alone.
+    """The setups of one structure on some offers.
 
     ``cards``: those of the offers, with their listings.
     """
-    gpus, first, asked = cells[0], question.offers[group[0]].gpu, _asked_of(setup, cells)
-    for place in group:
+    gpus, asked = cells[0], _asked_of(setup, cells)
+    for place, needed in zip(group, needs_on_offers, strict=True):
         offer = question.offers[place]
-        needed = needed_on_first.on(offer.gpu, first)
         had = np.isin(gpus, offer.counts) & ~needed.refused
         if not had.any():
             continue
