@@ -287,7 +287,8 @@ class Block:
         columns = tape.record("LoRA B transposed", tape.view(b), [b], lambda t, g: [g[0]])
         after_a = op.embedding(tape, ids, rows, rank, self.rows)
         width = self.embedding_widths[name]
-        branch = op.scale(tape, op.matmul(tape, after_a, columns, self.rows * width, "LoRA B"))
+        branch = op.matmul(tape, after_a, columns, self.rows * width, "LoRA B")
+        branch = op.scale(tape, branch, "LoRA scaling")
         if is_scaled:
             branch = op.scale(tape, branch)
         summed = op.add(tape, found, branch)
@@ -440,6 +441,7 @@ class Block:
                 "LoRA B",
                 linked.lora_bias,
             ),
+            "LoRA scaling",
         )
 
     def _matrix(

@@ -79,9 +79,9 @@ def elementwise(
     return tape.finish(node, out, [out] if saves == "output" else [])
 
 
-def scale(tape: Tape, x: Tensor) -> Tensor:
+def scale(tape: Tape, x: Tensor, name: str = "scale") -> Tensor:
     """Multiply by a number: a new tensor each way, nothing saved."""
-    return elementwise(tape, x, "scale", saves="nothing")
+    return elementwise(tape, x, name, saves="nothing")
 
 
 def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
