@@ -10,6 +10,8 @@ from estimator import Optimizer, TrainingSetup, catalog, estimate, smallest_gpu
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse
 from estimator.grid.needs import needs, needs_on_each
+from estimator.parallel import strategies
+from estimator.parallel.strategies import at_rest
 from estimator.resident.overhead import (
     NOTHING,
     THREADS_PER_MULTIPROCESSOR,
@@ -19,6 +21,8 @@ from estimator.resident.overhead import (
     shown_bytes,
     workspace_bytes,
 )
+from estimator.run import checkpoints, loading
+from estimator.step.timeline import structure
 from estimator.values.range import Range
 from estimator.values.specs import Gpu
 from estimator.values.strategies import Strategy
@@ -73,6 +77,22 @@ def test_every_card_with_known_multiprocessors_has_a_known_number_of_threads() -
     known = [it for it in catalog.gpus().values() if it.multiprocessors]
     assert known
     assert {it.compute_capability for it in known} <= set(THREADS_PER_MULTIPROCESSOR)
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "zero2", "zero3", "fsdp", "fsdp_grad_op"])
+def test_what_lies_on_a_card_between_steps_is_the_same_with_any_kernel(strategy: str) -> None:
+    # partitions, a checkpoint's gathers and what is loaded are of weights, which no kernel changes
+    keys = {"gradient_checkpointing": True, "use_liger_kernel": True, "torch_compile": True}
+    gpus = 1 if strategy == "none" else 2
+    for method in ("full", "lora"):
+        of = structure(TrainingSetup(method=method, strategy=strategy, num_gpus=gpus, **keys))
+        rests = at_rest(of)
+        assert rests != of
+        assert strategies._resident(MODEL, of) == strategies._resident(MODEL, rests)
+        assert checkpoints._checkpoint(MODEL, of, False) == checkpoints._checkpoint(
+            MODEL, rests, False
+        )
+        assert loading._highest(MODEL, of) == loading._highest(MODEL, rests)
 
 
 def test_each_card_is_judged_by_its_own_context() -> None:

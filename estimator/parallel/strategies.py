@@ -22,6 +22,7 @@ from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, unsharded
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
 from estimator.tape.tape import Tape
+from estimator.values.facets.computation import Computation
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Optimizer
@@ -86,8 +87,18 @@ def hooks(
 
 
 @lru_cache(maxsize=1024)
+def at_rest(structure: TrainingSetup) -> TrainingSetup:
+    """The setup with the default kernels and no checkpointing: they change what a step computes, not what it trains."""
+    return replace(structure, computation=Computation())
+
+
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and states on the fullest GPU, independent of batch and length."""
+    return _resident(model, at_rest(structure))
+
+
+@lru_cache(maxsize=1024)
+def _resident(model: Model, structure: TrainingSetup) -> Resident:
     resident = _rule(structure.mesh).resident(model, structure)
     if (
         resident.transient

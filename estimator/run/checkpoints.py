@@ -20,7 +20,7 @@ from estimator.parallel.sharding import (
     shard_shape,
     trained_parts,
 )
-from estimator.parallel.strategies import resident_memory
+from estimator.parallel.strategies import at_rest, resident_memory
 from estimator.parallel.tensor_parallel import largest_whole_bytes
 from estimator.parallel.zero import SUB_GROUP, width
 from estimator.resident.model import Resident, unsharded
@@ -58,7 +58,7 @@ def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
     >>> checkpoint(TINY_LLAMA, only).disk_bytes == 2 * total_parameters(TINY_LLAMA)
     True
     """
-    return _checkpoint(model, structure(setup), setup.run.save_only_model)
+    return _checkpoint(model, at_rest(structure(setup)), setup.run.save_only_model)
 
 
 def gathers_to_save(setup: TrainingSetup) -> bool:

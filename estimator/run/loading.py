@@ -21,6 +21,7 @@ from estimator.families.weights import (
     tensors_bytes,
     tower_buffers,
 )
+from estimator.parallel.strategies import at_rest
 from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
@@ -44,7 +45,7 @@ def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
     Leaves out: the order of weights in the files; an adapter's own upcast.
     Source: derived, from ``packing_bytes``, ``merging_bytes`` and ``upcasting_bytes``.
     """
-    name, sizes = _highest(part_of(model, setup.mesh.tp_size), structure(setup))
+    name, sizes = _highest(part_of(model, setup.mesh.tp_size), at_rest(structure(setup)))
     return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
 
 

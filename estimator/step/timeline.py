@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import add
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
 from estimator.objectives.batch import accumulates, alike, joined, scored_tokens
@@ -508,24 +508,23 @@ def _structure(
 @lru_cache(maxsize=1024)
 def plan(model: Model, structure: TrainingSetup) -> Plan:
     """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers, and by DDP."""
+    mesh = structure.mesh
+    replicas = 2 if mesh.strategy.has_groups else 1
+    same: dict[str, Any] = {
+        "lora_r": 1,
+        "num_gpus": replicas * min(2, mesh.num_gpus),
+        "dp_replicate_size": replicas,
+        "save_only_model": False,
+        "fsdp_state_dict_type": FULL_STATE_DICT,
+        "zero3_save_16bit_model": False,
+    }
     if plays_as_alone(model, structure):
-        structure = structure.replace(strategy=Strategy.NONE, num_gpus=1)
-    if forgets_gradients(structure.mesh):
-        structure = structure.replace(gradient_accumulation_steps=1)
-    replicas = 2 if structure.mesh.strategy.has_groups else 1
+        same |= {"strategy": Strategy.NONE, "num_gpus": 1}
+    if forgets_gradients(mesh):
+        same["gradient_accumulation_steps"] = 1
     if not structure.optimisation.optimizer_in_bwd:  # its temporaries are in backward
-        structure = structure.replace(optim=Optimizer.SGD, optim_state_dtype=None)
-    return _plan(
-        model,
-        structure.replace(
-            lora_r=1,
-            num_gpus=replicas * min(2, structure.mesh.num_gpus),
-            dp_replicate_size=replicas,
-            save_only_model=False,
-            fsdp_state_dict_type=FULL_STATE_DICT,
-            zero3_save_16bit_model=False,
-        ),
-    )
+        same |= {"optim": Optimizer.SGD, "optim_state_dtype": None}
+    return _plan(model, structure.replace(**same))
 
 
 @lru_cache(maxsize=256)

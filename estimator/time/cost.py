@@ -5,6 +5,8 @@ US dollars at one price per GPU-hour, quoted with its provider and date.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from estimator.values.arithmetic import ceil_div
 from estimator.values.range import Range
 from estimator.values.results import RunCost, RunTime
@@ -35,6 +37,7 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
     return RunCost(usd_per_gpu_hour=usd, price=listing, cost_usd=cost)
 
 
+@lru_cache(maxsize=1024)
 def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
     """The listing with the lowest total US dollars per hour among those that so many GPUs can be had by.
 
