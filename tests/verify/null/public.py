@@ -6,7 +6,7 @@ axolotl gets PyTorch's attention, since flash-attn has no wheel on the package i
 
 usage: python -m tests.verify.null.public CHECKOUTS [TEXT …]     only plays whose name has one of these
 CHECKOUTS has a folder for each project, at the revisions of public_scripts.py, and the environments' bin folders are
-named in HEADROOM_TRL (transformers', TRL's and PEFT's), HEADROOM_AXOLOTL and HEADROOM_LLAMAFACTORY.
+named in HEADROOM_TRL (transformers', TRL's and PEFT's; with evaluate), HEADROOM_AXOLOTL and HEADROOM_LLAMAFACTORY.
 """
 
 from __future__ import annotations

@@ -61,7 +61,12 @@ ROWS: Mapping[str, Mapping[str, object] | Sequence[Mapping[str, object]]] = {
     "queries": {"query": SHORT, "response": LONG},
     "sentences": [{"sentence1": SHORT, "sentence2": LONG, "label": label} for label in (0, 1)],
     "entities": {"tokens": LONG.split(), "ner_tags": ["O", "B-WORD"] * (len(LONG.split()) // 2)},
-    "questions": {"question": "word", "context": LONG, "answers": {"text": ["word"], "answer_start": [500]}},
+    "questions": {
+        "id": "one",
+        "question": "word",
+        "context": LONG,
+        "answers": {"text": ["word"], "answer_start": [500]},
+    },
 }  # fmt: skip
 
 
