@@ -300,6 +300,21 @@ def test_another_trainer_of_trls_or_head_is_refused_even_one_made_of_sfts() -> N
         keys(trainer(tags({"w": Tensor(1)})))
 
 
+def test_a_loss_or_an_optimizer_that_no_argument_names_is_refused() -> None:
+    """LLaMA-Factory's muon has 39 % less states than the AdamW that ``optim`` names."""
+    it = trainer()
+    it.compute_loss_func = "non-None value to disable scaling"  # trl 1.16, trainer/base_trainer.py
+    it.finetuning_args = Has(use_muon=False)
+    assert keys(it)["objective"] == "sft"
+    it.finetuning_args = Has(use_muon=True)
+    with pytest.raises(RefusedError, match="LLaMA-Factory's use_muon is not modelled yet"):
+        keys(it)
+    it = trainer()
+    it.compute_loss_func = partial(print)
+    with pytest.raises(RefusedError, match="a compute_loss_func of the run's own is not modelled"):
+        keys(it)
+
+
 def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,14 @@ OTHER_HEAD = Refusal(
     "the head of {kind} is not modelled yet in a live Trainer; heads for words and ForSequenceClassification are.",
     NOT_MODELLED,
 )
+OWN_LOSS = Refusal(
+    "a compute_loss_func of the run's own is not modelled yet in a live Trainer; transformers' and TRL's losses are.",
+    NOT_MODELLED,
+)
+OWN_OPTIMIZER = Refusal(
+    "LLaMA-Factory's {name} is not modelled yet in a live Trainer; optimizers that optim names are.",
+    NOT_MODELLED,
+)
 OTHER_TRAINER = Refusal("TRL's {name} is not modelled yet; {known} are.", NOT_MODELLED)
 OTHER_PEFT = Refusal("PEFT's {kind} is not modelled yet; LORA is.", NOT_MODELLED)
 PACKED_ALONE = Refusal(
@@ -69,6 +77,9 @@ _PACKED = frozenset({"Params4bit", "Int8Params"})
 """Classes of bitsandbytes' packed weights."""
 _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
 """Config keys to skip: labels, versions, and quantisation, which is read from the weights."""
+_FACTORYS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
+"""Optimizers that LLaMA-Factory makes whatever ``optim`` says: 0.9.5, train/trainer_utils.py,
+``create_custom_optimizer``."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OBJECTIVES = {
     f"{objective.trl}Trainer": objective.value for objective in Objective if objective.trl
@@ -199,6 +210,7 @@ def _task(trainer: Any) -> dict[str, object]:
     if of_trl and of_trl[0].endswith("Trainer") and of_trl[0] not in _OBJECTIVES:
         raise OTHER_TRAINER(name=of_trl[0], known=", ".join(sorted(_OBJECTIVES)))
     found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
+    _refuse_own_parts(trainer)
     model = _base(trainer.model)
     if type(model).__name__.endswith("WithValueHead"):  # TRL's, of LLaMA-Factory's reward models
         raise VALUE_HEAD()
@@ -223,6 +235,17 @@ def _task(trainer: Any) -> dict[str, object]:
     return keys
 
 
+def _refuse_own_parts(trainer: Any) -> None:
+    """Refuse a loss or an optimizer that no argument of the Trainer names."""
+    loss = getattr(trainer, "compute_loss_func", None)  # TRL sets a text where it has none
+    if callable(loss) and getattr(loss, "__module__", "").split(".")[0] != "trl":
+        raise OWN_LOSS()
+    of_factory = getattr(trainer, "finetuning_args", None)
+    for name in _FACTORYS:
+        if getattr(of_factory, name, False):
+            raise OWN_OPTIMIZER(name=name)
+
+
 def _one(value: object) -> object:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
@@ -245,7 +268,7 @@ def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
     if limit is None:
         raise InputError(
             "max_length is not known: neither the arguments nor the rows say how many tokens a row has; "
-            "give check(trainer, max_length=…)."
+            "give check(trainer, max_length=…), or headroom rehearse --max-length."
         )
     laid_out = packs or getattr(trainer, "padding_free", False)
     of = getattr(args, "pad_to_multiple_of", None)

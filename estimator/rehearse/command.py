@@ -76,6 +76,12 @@ def parser() -> argparse.ArgumentParser:
         help="mixtures of experts: tokens to all in turn, or all to the same [even]",
     )
     found.add_argument(
+        "--max-length",
+        default="",
+        metavar="N",
+        help="tokens of the longest row, prompt and completion, where the Trainer's rows do not say it (GRPO, RLOO)",
+    )
+    found.add_argument(
         "--page",
         default=PAGE,
         metavar="URL",
@@ -97,7 +103,11 @@ def run(arguments: Sequence[str], output: TextIO) -> int:
     gpu, number = card_named(given.gpu)
     alone_of = number if given.first_rank and number > 1 else 0
     card = told(gpu, 1 if alone_of else number)
-    values = {"HEADROOM_VALUES": "\n".join(map(_value, given.value)), "HEADROOM_ROUTE": given.route}
+    values = {
+        "HEADROOM_VALUES": "\n".join(map(_value, given.value)),
+        "HEADROOM_ROUTE": given.route,
+        "HEADROOM_MAX_LENGTH": _length(given.max_length),
+    }
 
     def rehearse(card: Mapping[str, str]) -> list[Rehearsed]:
         status, reports = running.run(
@@ -142,6 +152,12 @@ def _steps(said: str) -> int:
     if not said.isascii() or not said.isdigit() or not 1 <= int(said) <= MOST_STEPS:
         raise InputError(f"steps must be a whole number from 1 to {MOST_STEPS}, not {said}.")
     return int(said)
+
+
+def _length(said: str) -> str:
+    if said and (not said.isascii() or not said.isdigit() or int(said) < 1):
+        raise InputError(f"max-length must be a whole number of tokens, not {said}.")
+    return said
 
 
 def _value(said: str) -> str:

@@ -98,7 +98,8 @@ def _read(trainer: Any) -> None:
     try:
         from estimator.preflight import live  # noqa: PLC0415 - found only while its folder is on the path
 
-        here.keys = live.keys_of(trainer)
+        length = os.environ.get("HEADROOM_MAX_LENGTH")
+        here.keys = live.keys_of(trainer, int(length) if length else None)
     except Exception as problem:  # of whatever kind: the rehearsal goes on without it
         here.keys_problem = f"{problem}"
     finally:
