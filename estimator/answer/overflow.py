@@ -93,21 +93,18 @@ def _refused(of: Estimate, stop: Refused) -> Overflow:
     An evaluation is played after the second step, and comes where Trainer's first one does.
     """
     found = [*instants(of)]
-    evaluation = next(
-        (instant for instant in found if instant.moment.phase is Phase.EVALUATION), None
-    )
+
+    def within(phase: Phase) -> list[Instant]:
+        return [instant for instant in found if instant.moment.phase is phase]
+
+    evaluation = next(iter(within(Phase.EVALUATION)), None)
     step, micro_step = stop.step, 0
     if stop.phase in (Phase.LOAD, Phase.EVALUATION):
-        alike = [instant for instant in found if instant.moment.phase is stop.phase]
-        among = alike[1 if stop.makes_states else 0]
+        among = within(stop.phase)[1 if stop.makes_states else 0]
         step = among.step
     elif stop.phase is Phase.OPTIMIZER_STEP:
         shown = min(step, STEPS)
-        among = next(
-            instant
-            for instant in found
-            if instant.step == shown and instant.moment.phase is stop.phase
-        )
+        among = next(instant for instant in within(stop.phase) if instant.step == shown)
     else:
         micro_step = _micro_step(of, stop)
         alike = [

@@ -116,22 +116,12 @@ def adapted_kinds(model: Model, adapters: Adapters) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _adapted_kinds(model: Model, adapters: Adapters, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    def said(module: Linear) -> str:
-        return f"{left_out(module, adapters):d}{pattern_rank(module, adapters)}"
+    def said(index: int) -> Iterator[str]:
+        for module in modules_of_layer(model, adapters, index):
+            if isinstance(module, Linear):
+                yield f"{left_out(module, adapters):d}{pattern_rank(module, adapters)}"
 
-    return tuple(
-        " ".join(
-            [
-                kind,
-                *(
-                    said(module)
-                    for module in modules_of_layer(model, adapters, index)
-                    if isinstance(module, Linear)
-                ),
-            ]
-        )
-        for index, kind in enumerate(kinds)
-    )
+    return tuple(" ".join((kind, *said(index))) for index, kind in enumerate(kinds))
 
 
 def adapted_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, int], ...]:
