@@ -326,7 +326,8 @@ class Parts:
 
     def on(self, gpus: int) -> Parts:
         """The places of the same tensors on another number of GPUs."""
-        return parts_of(self._model, self._setup.replace(num_gpus=gpus))
+        accumulates = self._setup.batch.gradient_accumulation_steps > 1
+        return _parts(self._model, self._setup.adapters, gpus, accumulates)
 
     def _met(self) -> Iterator[Places]:
         """Outside the layers, of each layer that is alone, and of one that represents the others of its kind."""
@@ -421,25 +422,31 @@ def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
     """
     size, parts = width(setup.precision), parts_of(model, setup)
 
-    def are_alike(_: int, gpus: int) -> int:
-        return int(parts.on(gpus).cuts == parts.cuts)
-
-    is_recorded = Operation(are_alike, lambda *_: 1).of(0, ranks) == 1  # a comparison of the record
-    assert is_recorded, "recorded for other GPUs than the setup's"
+    alike = Operation(lambda _, gpus: int(parts.on(gpus).cuts == parts.cuts), lambda *_: 1)
+    if alike.of(0, ranks) != 1:  # a comparison of the record
+        raise AssertionError("recorded for other GPUs than the setup's")
+    known: dict[frozenset[int], int] = {}
 
     def most_kept(owners: Collection[range]) -> int:
-        numbers = [*map(parts.ranges.index, owners)]
-
-        def most(model: Model, adapters: Adapters, gpus: int) -> int:
-            if not are_alike(0, gpus):  # where the record does not hold
-                return 0
-            kept, ranges = kept_gradients(model, adapters, gpus), parts.on(gpus).ranges
-            among = [ranges[number] for number in numbers] or [range(gpus)]
-            return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
-
-        return _counted(model, setup, ranks, most)
+        numbers = frozenset(map(parts.ranges.index, owners))
+        if numbers not in known:
+            known[numbers] = _counted(model, setup, ranks, _most_of(parts, alike, numbers, size))
+        return known[numbers]
 
     return most_kept
+
+
+def _most_of(parts: Parts, alike: Operation, numbers: Collection[int], size: int) -> Counting:
+    """Bytes that the fullest of these ranges of ranks keeps; 0 on GPUs for which the record does not hold."""
+
+    def most(model: Model, adapters: Adapters, gpus: int) -> int:
+        if not alike(0, gpus):
+            return 0
+        kept, ranges = kept_gradients(model, adapters, gpus), parts.on(gpus).ranges
+        among = [ranges[number] for number in numbers] or [range(gpus)]
+        return allocated(size * max(max(kept[some.start : some.stop]) for some in among))
+
+    return most
 
 
 @lru_cache(maxsize=64)
