@@ -163,6 +163,9 @@ def test_dtype_comes_from_the_weights_not_the_arguments() -> None:
     found = keys(trainer(Module({"w": Tensor(10**6, "torch.float32"), "b": Tensor(10)}), bf16=True))
     assert found["dtype"] == "float32"
     assert found["mixed_precision"] == "bf16"
+    embedding = {"w": Tensor(98), "b": Tensor(2, "torch.float32")}  # 2 %, as axolotl casts
+    with pytest.raises(RefusedError, match="weights in float32 beside most in bfloat16 are not"):
+        keys(trainer(Module(embedding)))
 
 
 def test_the_newer_checkpointing_argument_wins_and_its_kwargs_are_read() -> None:
@@ -301,7 +304,7 @@ def test_another_trainer_of_trls_or_head_is_refused_even_one_made_of_sfts() -> N
 
 
 def test_a_loss_or_an_optimizer_that_no_argument_names_is_refused() -> None:
-    """LLaMA-Factory's muon has 39 % less states than the AdamW that ``optim`` names."""
+    """LLaMA-Factory's muon has 39 % less state than the AdamW that ``optim`` names."""
     it = trainer()
     it.compute_loss_func = "non-None value to disable scaling"  # trl 1.16, trainer/base_trainer.py
     it.finetuning_args = Has(use_muon=False)
@@ -309,6 +312,8 @@ def test_a_loss_or_an_optimizer_that_no_argument_names_is_refused() -> None:
     it.finetuning_args = Has(use_muon=True)
     with pytest.raises(RefusedError, match="LLaMA-Factory's use_muon is not modelled yet"):
         keys(it)
+    with pytest.raises(RefusedError, match="axolotl's lisa_n_layers is not modelled yet"):
+        keys(trainer(lisa_n_layers=4))
     it = trainer()
     it.compute_loss_func = partial(print)
     with pytest.raises(RefusedError, match="a compute_loss_func of the run's own is not modelled"):

@@ -36,12 +36,16 @@ OTHER_HEAD = Refusal(
     "the head of {kind} is not modelled yet in a live Trainer; heads for words and ForSequenceClassification are.",
     NOT_MODELLED,
 )
+TWO_DTYPES = Refusal(
+    "weights in {less} beside most in {most} are not modelled yet in a live Trainer; load all in one dtype.",
+    NOT_MODELLED,
+)
 OWN_LOSS = Refusal(
     "a compute_loss_func of the run's own is not modelled yet in a live Trainer; transformers' and TRL's losses are.",
     NOT_MODELLED,
 )
-OWN_OPTIMIZER = Refusal(
-    "LLaMA-Factory's {name} is not modelled yet in a live Trainer; optimizers that optim names are.",
+OWN_WAY = Refusal(
+    "{tool}'s {name} is not modelled yet in a live Trainer; leave it out for an estimate of the rest.",
     NOT_MODELLED,
 )
 OTHER_TRAINER = Refusal("TRL's {name} is not modelled yet; {known} are.", NOT_MODELLED)
@@ -77,9 +81,15 @@ _PACKED = frozenset({"Params4bit", "Int8Params"})
 """Classes of bitsandbytes' packed weights."""
 _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
 """Config keys to skip: labels, versions, and quantisation, which is read from the weights."""
-_FACTORYS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
-"""Optimizers that LLaMA-Factory makes whatever ``optim`` says: 0.9.5, train/trainer_utils.py,
-``create_custom_optimizer``."""
+_OWN_WAYS = {
+    "LLaMA-Factory": (
+        "finetuning_args",
+        ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"),
+    ),
+    "axolotl": ("args", ("lisa_n_layers",)),
+}
+"""Optimizers that a tool makes whatever ``optim`` says, and layers that it trains in turn, where a Trainer has them:
+llamafactory 0.9.5, train/trainer_utils.py, ``create_custom_optimizer``; axolotl 0.19, core/builders/causal.py."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OBJECTIVES = {
     f"{objective.trl}Trainer": objective.value for objective in Objective if objective.trl
@@ -96,6 +106,8 @@ _SEQUENCES = (
 """Columns of a tokenised dataset that make a row: a prompt and one answer of a pair. trl 1.16, trainer/dpo_trainer.py,
 reward_trainer.py, kto_trainer.py, ``DataCollatorFor…``; experimental/orpo/orpo_trainer.py, ``tokenize_row``, where
 answers have their prompt."""
+OTHERS = 0.01
+"""Share of the weights that may have another dtype, such as norms and routers: ours."""
 MOST_ROWS = 1_000_000
 """Rows of a tokenised dataset searched for the longest: ours."""
 
@@ -240,10 +252,10 @@ def _refuse_own_parts(trainer: Any) -> None:
     loss = getattr(trainer, "compute_loss_func", None)  # TRL sets a text where it has none
     if callable(loss) and getattr(loss, "__module__", "").split(".")[0] != "trl":
         raise OWN_LOSS()
-    of_factory = getattr(trainer, "finetuning_args", None)
-    for name in _FACTORYS:
-        if getattr(of_factory, name, False):
-            raise OWN_OPTIMIZER(name=name)
+    for tool, (holder, names) in _OWN_WAYS.items():
+        for name in names:
+            if getattr(getattr(trainer, holder, None), name, None):
+                raise OWN_WAY(tool=tool, name=name)
 
 
 def _one(value: object) -> object:
@@ -382,6 +394,8 @@ def _weights(model: Any) -> dict[str, object]:
     trained = (".lora_", "modules_to_save")
     frozen = [weight for name, weight in floats if not any(word in name for word in trained)]
     keys["dtype"] = _commonest(frozen)
+    if not packed:
+        _refuse_two_dtypes(frozen)
     if not adapters:
         if packed:
             raise PACKED_ALONE()
@@ -398,6 +412,14 @@ def _weights(model: Any) -> dict[str, object]:
     if keys.get("modules_to_save"):
         keys["modules_to_save"] = _saved(model, keys["modules_to_save"])
     return {**keys, "method": packed.get("method", "lora")}
+
+
+def _refuse_two_dtypes(weights: Iterable[Any]) -> None:
+    """Refuse weights of which more than ``OTHERS`` have another dtype than most, as embeddings that axolotl casts."""
+    elements = _elements(weights)
+    for dtype, number in elements.most_common()[1:]:
+        if number > OTHERS * elements.total():
+            raise TWO_DTYPES(less=dtype, most=elements.most_common(1)[0][0])
 
 
 def _saved(model: Any, named: Any) -> list[str] | None:
@@ -428,10 +450,16 @@ def _targets(model: Any, named: object) -> object:
 
 def _commonest(parameters: Iterable[Any]) -> str | None:
     """The dtype of most elements; None of none."""
+    elements = _elements(parameters)
+    return elements.most_common(1)[0][0] if elements else None
+
+
+def _elements(parameters: Iterable[Any]) -> Counter[str]:
+    """How many elements have each dtype."""
     elements: Counter[str] = Counter()
     for parameter in parameters:
         elements[_dtype(parameter)] += parameter.numel()
-    return elements.most_common(1)[0][0] if elements else None
+    return elements
 
 
 def _dtype(parameter: Any) -> str:

@@ -56,6 +56,8 @@ def rehearse(play: Play, size: str, checkouts: Path) -> dict[str, object]:
             return {**row, "sentence": done.stderr.strip().splitlines()[-1]}
         found = _found(json.loads(done.stdout))
         sentence = str(found["sentence"]).replace(f"{checkouts}/", "").replace(f"{folder}/", "")
+        if sentence and found["error"] and play.reason:
+            sentence = f"{play.reason} {sentence}"
         return {**row, **found, "sentence": sentence}
 
 
@@ -69,7 +71,7 @@ def _run(play: Play, command: Sequence[str], folder: Path) -> subprocess.Complet
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     }
     return subprocess.run(
-        [*HEADROOM, "--gpu", CARD, "--steps", STEPS, "--", *command],
+        [*HEADROOM, "--gpu", CARD, "--steps", STEPS, *play.flags, "--", *command],
         cwd=folder,
         text=True,
         capture_output=True,
@@ -105,9 +107,9 @@ def order(row: Mapping[str, object]) -> tuple[bool, bool, float]:
 
 
 def plays(wanted: Sequence[str]) -> Iterator[tuple[Play, str]]:
-    """Each script with both sizes."""
+    """Each script with its sizes."""
     for play in PLAYS:
-        for size in ("tiny", "real"):
+        for size in play.sizes:
             if not wanted or any(text in f"{play.id} {size}" for text in wanted):
                 yield play, size
 

@@ -81,6 +81,12 @@ class Play(NamedTuple):
     words: str = ""
     """The script's usual words; ours are {model}, {rows} (a folder), {file} (of the same rows) and {output}."""
 
+    flags: Sequence[str] = ()
+    """Of ``headroom rehearse`` itself."""
+    sizes: Sequence[str] = ("tiny", "real")
+    reason: str = ""
+    """Why its estimate differs, where it does."""
+
     @property
     def id(self) -> str:
         """Its project and place, and what is added."""
@@ -101,6 +107,13 @@ ONLINE = (
     "64",
 )
 
+ONLINE_LENGTH = "271"
+"""A prompt's 207 tokens and 64 of its completion."""
+ALL_SELECTED = (
+    "In a rehearsal the mask of a completion's tokens, which is made on the card, selects the prompt's, too: so many "
+    "more are scored."
+)
+
 
 def _of_trl() -> Iterator[Play]:
     def play(path: str, rows: str, *more: str, words: str = OF_TRL) -> Play:
@@ -116,8 +129,9 @@ def _of_trl() -> Iterator[Play]:
         "trl/scripts/sft.py", "chat", "--gradient_checkpointing", "False", "--optim", "adafactor"
     )
     yield play("trl/scripts/dpo.py", "pairs", "--precompute_ref_log_probs")
-    yield play("trl/scripts/grpo.py", "prompts", *ONLINE)
-    yield play("trl/scripts/rloo.py", "prompts", *ONLINE)
+    for name in ("grpo", "rloo"):
+        online = play(f"trl/scripts/{name}.py", "prompts", *ONLINE)
+        yield online._replace(flags=("--max-length", ONLINE_LENGTH), reason=ALL_SELECTED)
     for name, rows in (
         ("orpo", "pairs"), ("cpo", "pairs"), ("tpo", "triples"), ("reward_modeling", "pairs"), ("kto", "labels"),
     ):  # fmt: skip
@@ -188,10 +202,13 @@ def _of_tools() -> Iterator[Play]:
         ("llama-3/instruct-lora-8b.yml", "chat"), ("llama-3/lora-1b-kernels.yml", "alpaca"),
         ("llama-3/lora-1b-sample-packing-sequentially.yml", "alpaca"),
         ("llama-2/lora.yml", "alpaca"), ("llama-2/qlora.yml", "alpaca"), ("llama-2/fft_optimized.yml", "alpaca"),
-        ("llama-2/lisa.yml", "alpaca"), ("mistral/config.yml", "alpaca"), ("mistral/lora.yml", "alpaca"),
+        ("mistral/config.yml", "alpaca"), ("mistral/lora.yml", "alpaca"),
         ("mistral/qlora.yml", "alpaca"),
     ):  # fmt: skip
         yield Play("axolotl", f"examples/{path}", rows)
+    yield Play(
+        "axolotl", "examples/llama-2/lisa.yml", "alpaca", sizes=("real",)
+    )  # it draws 4 layers
     for path, rows in (
         ("train_lora/qwen3_lora_sft", "alpaca"), ("train_lora/qwen3_lora_dpo", "sharegpt"),
         ("train_lora/qwen3_lora_kto", "liked"), ("train_lora/qwen3_lora_pretrain", "text"),
