@@ -423,8 +423,8 @@ def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
     size, parts = width(setup.precision), parts_of(model, setup)
 
     alike = Operation(lambda _, gpus: int(parts.on(gpus).cuts == parts.cuts), lambda *_: 1)
-    if alike.of(0, ranks) != 1:  # a comparison of the record
-        raise AssertionError("recorded for other GPUs than the setup's")
+    is_alike = alike.of(0, ranks) == 1  # a comparison of the record
+    assert is_alike, "recorded for other GPUs than the setup's"
     known: dict[frozenset[int], int] = {}
 
     def most_kept(owners: Collection[range]) -> int:
