@@ -202,8 +202,6 @@ def _of_tools() -> Iterator[Play]:
         ("llama-3/instruct-lora-8b.yml", "chat"), ("llama-3/lora-1b-kernels.yml", "alpaca"),
         ("llama-3/lora-1b-sample-packing-sequentially.yml", "alpaca"),
         ("llama-2/lora.yml", "alpaca"), ("llama-2/qlora.yml", "alpaca"), ("llama-2/fft_optimized.yml", "alpaca"),
-        ("mistral/config.yml", "alpaca"), ("mistral/lora.yml", "alpaca"),
-        ("mistral/qlora.yml", "alpaca"),
     ):  # fmt: skip
         yield Play("axolotl", f"examples/{path}", rows)
     yield Play(
