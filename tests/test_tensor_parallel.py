@@ -183,5 +183,6 @@ def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor() -> None:
 
 def test_a_tool_puts_no_replicas_beside_ranks_that_divide_every_layer() -> None:
     asked = {**HALF, "tool": "trl", "loss": "standard"}
-    strategies = [read_setup({**asked, **it}).setup.mesh.strategy for it in ({}, {"tp_size": 1})]
-    assert strategies == [Strategy.NONE, Strategy.DDP]
+    meshes = [read_setup({**asked, "tp_size": ranks}).setup.mesh for ranks in (2, 1)]
+    found = [(mesh.num_gpus, mesh.tp_size, mesh.strategy) for mesh in meshes]
+    assert found == [(2, 2, Strategy.NONE), (2, 1, Strategy.DDP)]

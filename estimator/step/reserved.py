@@ -149,14 +149,9 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
         return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
     ranks = ranks_played(model, setup)
-    return [run(made, rank) for made in _ways(model, setup.mesh) for rank in ranks]
-
-
-def _ways(model: Model, mesh: Mesh) -> tuple[bool, ...]:
-    """How the weights may come to the GPU, where that makes a difference."""
-    if mesh.tp_size > 1:
-        return (MADE,)
-    return (MOVED, MADE) if tied_head(model) and mesh.strategy.keeps_whole else (MOVED,)
+    is_whole = setup.mesh.strategy.keeps_whole
+    ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
+    return [run(made, rank) for made in ways for rank in ranks]
 
 
 class Replayed(NamedTuple):
