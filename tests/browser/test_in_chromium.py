@@ -128,7 +128,9 @@ def test_the_first_move_after_a_server_restart_counts(browser):
             page.wait_for_selector(CONNECTED, timeout=WAIT, state="detached")
             with serving(port):
                 page.wait_for_selector(CONNECTED, timeout=WAIT, state="attached")
-                settled(page)  # a press while a new server runs the page for the first time may be lost
+                settled(
+                    page
+                )  # a press while a new server runs the page for the first time may be lost
                 page.get_by_role("slider", name="Micro-batch").first.focus()
                 page.keyboard.press("ArrowRight")
                 addressed(page, "per_device_train_batch_size=2", "lora_r=64")
