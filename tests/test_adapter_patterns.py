@@ -24,7 +24,7 @@ Q, UP = 8 + 8, 8 + 16
 
 
 def trained(**keys: object) -> int:
-    return trainable_parameters(TINY_LLAMA, replace(LORA, **keys))
+    return trainable_parameters(TINY_LLAMA, replace(LORA, **keys).adapters)
 
 
 def test_only_listed_layers_get_adapters() -> None:
@@ -60,10 +60,10 @@ def test_base_biases_are_trained_but_not_added() -> None:
     """ "lora_only" trains the bias of q; "all" also those of k, v and o. Llama's norms have no bias."""
     biased = replace(TINY_LLAMA, attention_bias=True, attention_output_bias=True)
     only, every = replace(LORA, bias="lora_only"), replace(LORA, bias="all")
-    added = adapter_parameters(biased, LORA)
-    assert adapter_parameters(biased, every) == added
-    assert trainable_parameters(biased, only) == added + 2 * 8
-    assert trainable_parameters(biased, every) == added + 2 * (8 + 4 + 4 + 8)
+    added = adapter_parameters(biased, LORA.adapters)
+    assert adapter_parameters(biased, every.adapters) == added
+    assert trainable_parameters(biased, only.adapters) == added + 2 * 8
+    assert trainable_parameters(biased, every.adapters) == added + 2 * (8 + 4 + 4 + 8)
 
 
 def test_layers_with_different_adapters_are_simulated_separately() -> None:
@@ -91,10 +91,10 @@ def test_stacked_experts_get_adapters_of_the_configured_rank() -> None:
     converted = replace(
         LORA, lora_dropout=0.0, lora_target_modules=("q_proj", "gate_proj", "up_proj")
     )
-    alone = adapter_parameters(moe, replace(named, target_parameters=None))
-    by_name = adapter_parameters(moe, named) - alone
+    alone = adapter_parameters(moe, replace(named, target_parameters=None).adapters)
+    by_name = adapter_parameters(moe, named.adapters) - alone
     assert by_name == 48 * 128 * 2 * (2048 + 2 * 768)
-    assert adapter_parameters(moe, converted) - alone == 2 * by_name
+    assert adapter_parameters(moe, converted.adapters) - alone == 2 * by_name
 
 
 @pytest.mark.parametrize(

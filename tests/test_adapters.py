@@ -399,7 +399,7 @@ def test_an_unmatched_target_is_ignored_and_reported(
     (said,) = set(of.assumptions) - set(alone.assumptions)
     assert all(name in said for name in lacking)
     with pytest.raises(RefusedError, match="PEFT fails if nothing matches"):
-        adapter_parameters(of.model, replace(of.setup, lora_target_modules=lacking))
+        adapter_parameters(of.model, replace(of.setup, lora_target_modules=lacking).adapters)
 
 
 @pytest.mark.parametrize(
@@ -422,4 +422,4 @@ def test_a_target_without_a_modelled_adapter_is_refused_even_beside_valid_ones(
     for targets in ((target,), (linears_peft_takes(model)[0], target)):
         setup = TrainingSetup(method=Method.LORA, lora_target_modules=targets)
         with pytest.raises(RefusedError, match=said):
-            adapter_parameters(model, setup)
+            adapter_parameters(model, setup.adapters)

@@ -601,7 +601,7 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
     if values["dtype"] is not Dtype.FLOAT32:
         values["mixed_precision"] = draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16]))
     setup = replace(DEFAULT, **values)  # type: ignore[arg-type]
-    if refusal(setup) or clipped_in_backward(setup):
+    if refusal(setup) or clipped_in_backward(setup.optimisation):
         setup = replace(setup, optimizer_in_bwd=False)
     if refusal(setup):
         alone = {name: DEFAULT.value(name) for name in SHARING_KEYS}

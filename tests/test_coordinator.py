@@ -152,7 +152,7 @@ def test_a_model_beyond_the_limits_matches_the_real_stage_3(
 def test_trainer_derives_buckets_from_the_hidden_size() -> None:
     # transformers 5.23, integrations/deepspeed.py, for "auto": int(0.9 * hidden_size * hidden_size), 10 * hidden_size
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
-    rules = gathering(catalog.model("mistralai/Mistral-7B-v0.1"), setup)
+    rules = gathering(catalog.model("mistralai/Mistral-7B-v0.1"), setup.adapters, setup.mesh)
     assert rules is not None
     assert (rules.prefetched, rules.persistent) == (15_099_494, 40_960)
 
@@ -254,7 +254,7 @@ def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family: str) ->
     script = CallTrace(map(schedule.calls_of, schedule.runs), sized.wholes, rules)
     large = [
         (tensor.elements, alike)
-        for tensor, alike in whole_tensors(model, setup)
+        for tensor, alike in whole_tensors(model, setup.adapters)
         if tensor.elements > 10 * model.hidden_size
     ]
     assert sum(script.elements) == sum(elements * alike for elements, alike in large)

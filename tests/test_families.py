@@ -101,7 +101,7 @@ def test_gpt_oss_files_in_mxfp4_are_as_large_as_their_index_says() -> None:
 def test_all_linear_excludes_the_experts_of_gpt_oss() -> None:
     # PEFT lists no former linears for them: 24 layers, r 16, four projections of 2880 to 4096, 512, 512 and back
     per_layer = 16 * (2 * (2880 + 4096) + 2 * (2880 + 512))
-    assert adapter_parameters(GPT_OSS, LORA) == 24 * per_layer
+    assert adapter_parameters(GPT_OSS, LORA.adapters) == 24 * per_layer
 
 
 @pytest.mark.parametrize("name", ["gate_up_proj", "experts", "router"])
@@ -392,7 +392,9 @@ def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> 
         estimate(SCOUT, None, LORA)
     named = replace(LORA, lora_target_modules=ATTENTION)
     # r 16, 48 layers, q and o of 5120 x 5120, k and v of 5120 x 1024
-    assert adapter_parameters(SCOUT, named) == 48 * 16 * (2 * (5120 + 5120) + 2 * (5120 + 1024))
+    assert adapter_parameters(SCOUT, named.adapters) == 48 * 16 * (
+        2 * (5120 + 5120) + 2 * (5120 + 1024)
+    )
 
 
 def test_mlp_target_names_match_the_shared_expert_but_not_the_stack() -> None:

@@ -133,7 +133,7 @@ def test_a_rank_updates_its_shard_of_every_unit() -> None:
     # by hand: every size here is divisible by 8, so the first rank's shards are an eighth of the trained elements
     model, _, setup = parse({"model": LLAMA, **ON_8})
     assert isinstance(setup, TrainingSetup)
-    trained = sum(sum(unit.sizes) * unit.alike for unit in flat_parameters(model, setup))
+    trained = sum(sum(unit.sizes) * unit.alike for unit in flat_parameters(model, setup.adapters))
     pieces = flat_tensors(model, setup)
     assert 8 * sum(piece.alike * piece.shape[0] for piece in pieces) == trained
     assert (

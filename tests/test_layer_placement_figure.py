@@ -12,6 +12,8 @@ from estimator import TrainingSetup, catalog, estimate, placed_with_tower
 from estimator.families.counts import total_parameters
 from estimator.families.modules import module_parameters
 from estimator.families.vision_family import vision_modules
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.precision import Precision
 from estimator.values.specs import Component
 from estimator.values.strategies import Strategy
 from tests.test_start_page import open_page, text
@@ -87,7 +89,7 @@ SEEING = [
 @pytest.mark.parametrize("name", SEEING)
 def test_a_tower_s_layers_and_the_text_s_are_drawn_once_in_order(name):
     model = catalog.model(name)
-    placed = placed_with_tower(model, None, TrainingSetup(), 4)
+    placed = placed_with_tower(model, None, Adapters(), Precision(), 4)
     strip = layer_placement.tower_pieces(placed)
     drawn = [[i for it in strip if it.in_tower == tower for i in it.layers] for tower in (0, 1)]
     assert drawn == [
@@ -113,7 +115,9 @@ def test_the_page_draws_a_tower_and_says_that_a_step_is_not_modelled():
     assert "strategy device_map is not modelled yet for a model with a vision tower" in refused
     placed = layer_placement.with_tower(of)
     assert "vision layers 1–32" in layer_placement.tower_table_html(placed)
-    small = placed_with_tower(of.model, catalog.gpus()["T4"], of.setup, 1)
+    small = placed_with_tower(
+        of.model, catalog.gpus()["T4"], of.setup.adapters, of.setup.precision, 1
+    )
     assert small.startswith("device_map leaves part of the model on the CPU")
 
 

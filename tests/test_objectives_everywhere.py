@@ -131,7 +131,7 @@ def test_every_analysis_works_with_every_objective(way: Mapping[str, Any]):
     answer = estimate(MODEL, CARD, setup)
     batch, length = largest_micro_batch(MODEL, CARD, setup), longest_context(MODEL, CARD, setup)
     assert batch >= least_batch(setup)
-    assert length >= least_length(setup)
+    assert length >= least_length(setup.task)
     assert fits(MODEL, CARD, replace(setup, per_device_train_batch_size=batch))
     fewer_checkpoints(MODEL, CARD, replace(setup, gradient_checkpointing=True))
     too_much = estimate(MODEL, FEW[0], replace(setup, per_device_train_batch_size=batch))

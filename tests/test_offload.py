@@ -22,6 +22,7 @@ from estimator.parallel.offload import (
     sub_groups,
 )
 from estimator.parallel.zero import trained_elements
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.methods import Method
 from estimator.values.range import Range
@@ -309,7 +310,7 @@ def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host()
     few = {
         number: offloaded(MISTRAL, on("zero3", NVME, NVME, num_gpus=number)) for number in (1, 16)
     }
-    largest = max(sub_groups(MISTRAL, on("zero3", CPU, num_gpus=1)))
+    largest = max(sub_groups(MISTRAL, Adapters(), on("zero3", CPU, num_gpus=1).mesh))
     weights = 5 * 2 * 32_000 * 4096 + pinned(2 * 10**9) + 2 * largest
     assert few[1].pinned == pinned(2 * N) + 4 * 4 * largest + weights
     sixteenth = N // 16
@@ -317,20 +318,19 @@ def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host()
 
 
 def test_a_sub_group_ends_at_a_billion_elements() -> None:
-    groups = sub_groups(MISTRAL, on("zero3", CPU, num_gpus=1))
+    groups = sub_groups(MISTRAL, Adapters(), on("zero3", CPU, num_gpus=1).mesh)
     assert sum(groups) == N
     assert all(
-        10**9 <= group < 10**9 + max(trained_elements(MISTRAL, TrainingSetup()))
-        for group in groups[:-1]
+        10**9 <= group < 10**9 + max(trained_elements(MISTRAL, Adapters())) for group in groups[:-1]
     )
-    assert sub_groups(MISTRAL, on("zero3", CPU)) == [N // 8]
+    assert sub_groups(MISTRAL, Adapters(), on("zero3", CPU).mesh) == [N // 8]
 
 
 def test_fsdp_pins_every_shard_and_its_gradient() -> None:
     # by hand, two ranks of the small model: float32 halves of each tensor, rounded one by one
     model = small()
     rest = offloaded(model, on("fsdp", CPU, CPU, num_gpus=2))
-    halves = [2 * count for count in trained_elements(model, TrainingSetup())]
+    halves = [2 * count for count in trained_elements(model, Adapters())]
     assert rest.pinned == 2 * sum(pinned(size) for size in halves)
     assert rest.pageable == 2 * sum(halves)
 

@@ -28,6 +28,7 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.registry import MODELLED
+from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import StateSpace
@@ -107,29 +108,31 @@ def test_all_linear_includes_router_and_experts_that_peft_maps_by_old_names() ->
     stacks = 2 * r * experts * (h + 2 * f) + r * experts * (f + h)
     layer = attention + r * (h + experts) + stacks
     setup = replace(LORA, lora_dropout=0.0)
-    assert adapter_parameters(MIXTRAL, setup) == 32 * layer
+    assert adapter_parameters(MIXTRAL, setup.adapters) == 32 * layer
 
 
 def test_all_linear_adapts_only_true_linears_of_qwen2_moe() -> None:
     model = catalog.model("Qwen/Qwen1.5-MoE-A2.7B")
     h, shared = 2048, 5632
     linears = 4 * (h + h) + 3 * (h + shared) + (h + 1)
-    assert adapter_parameters(model, LORA) == 24 * 8 * linears
+    assert adapter_parameters(model, LORA.adapters) == 24 * 8 * linears
 
 
 def test_dropout_on_adapted_experts_is_refused_as_peft_refuses_it() -> None:
     with pytest.raises(
         ValueError, match=r"PEFT refuses lora_dropout 0\.05 with .*; set lora_dropout to 0"
     ):
-        adapter_parameters(MIXTRAL, LORA)
+        adapter_parameters(MIXTRAL, LORA.adapters)
     attention_alone = replace(LORA, lora_target_modules=("q_proj", "v_proj"))
-    assert adapter_parameters(MIXTRAL, attention_alone) == 32 * 8 * ((4096 + 4096) + (4096 + 1024))
+    assert adapter_parameters(MIXTRAL, attention_alone.adapters) == 32 * 8 * (
+        (4096 + 4096) + (4096 + 1024)
+    )
 
 
 def test_adapting_gate_without_up_is_refused() -> None:
     half = replace(LORA, lora_dropout=0.0, lora_target_modules=("w1", "w2"))
     with pytest.raises(ValueError, match="leaves out 'w3', which mixtral fuses with 'w1'"):
-        adapter_parameters(MIXTRAL, half)
+        adapter_parameters(MIXTRAL, half.adapters)
 
 
 def test_conv1d_stores_its_weight_transposed() -> None:
@@ -197,15 +200,15 @@ def test_learned_positions_need_max_position_embeddings() -> None:
 
 def test_all_linear_adapts_every_linear_but_the_head() -> None:
     per_layer = 8 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3)
-    assert adapter_parameters(LLAMA_3_8B, LORA) == 32 * per_layer == 20_971_520
+    assert adapter_parameters(LLAMA_3_8B, LORA.adapters) == 32 * per_layer == 20_971_520
     assert not is_adapted(Linear("lm_head", 8, 8), LORA.adapters)
 
 
 def test_a_target_matches_an_exact_name_or_its_last_part() -> None:
     both = replace(LORA, lora_target_modules=("c_proj",))
     one = replace(LORA, lora_target_modules=("mlp.c_proj",))
-    assert adapter_parameters(GPT2, both) == 12 * 8 * ((768 + 768) + (3072 + 768))
-    assert adapter_parameters(GPT2, one) == 12 * 8 * (3072 + 768)
+    assert adapter_parameters(GPT2, both.adapters) == 12 * 8 * ((768 + 768) + (3072 + 768))
+    assert adapter_parameters(GPT2, one.adapters) == 12 * 8 * (3072 + 768)
 
 
 def test_a_partial_name_matches_nothing() -> None:
@@ -215,21 +218,23 @@ def test_a_partial_name_matches_nothing() -> None:
 
 
 def test_full_fine_tuning_trains_everything_and_adapts_nothing() -> None:
-    assert trainable_parameters(GPT2, TrainingSetup()) == total_parameters(GPT2)
-    assert adapter_parameters(GPT2, TrainingSetup()) == 0
+    assert trainable_parameters(GPT2, Adapters()) == total_parameters(GPT2)
+    assert adapter_parameters(GPT2, Adapters()) == 0
     assert not is_adapted(Linear("q_proj", 8, 8), TrainingSetup().adapters)
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_only_adapters_are_trained(method: Method) -> None:
     setup = replace(LORA, method=method)
-    assert trainable_parameters(LLAMA_3_8B, setup) == adapter_parameters(LLAMA_3_8B, setup)
+    assert trainable_parameters(LLAMA_3_8B, setup.adapters) == adapter_parameters(
+        LLAMA_3_8B, setup.adapters
+    )
 
 
 @pytest.mark.parametrize("rank", [1, 8, 64])
 def test_adapters_grow_with_the_rank(rank: int) -> None:
-    one = adapter_parameters(GPT2, replace(LORA, lora_r=1))
-    assert adapter_parameters(GPT2, replace(LORA, lora_r=rank)) == rank * one
+    one = adapter_parameters(GPT2, replace(LORA, lora_r=1).adapters)
+    assert adapter_parameters(GPT2, replace(LORA, lora_r=rank).adapters) == rank * one
 
 
 @pytest.mark.parametrize("targets", [("q_proj",), ("q_proj", "k_proj")])
@@ -240,15 +245,17 @@ def test_targets_that_match_nothing_are_refused_with_the_available_names(
     with pytest.raises(
         ValueError, match=re.escape("attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj")
     ):
-        adapter_parameters(GPT2, setup)
+        adapter_parameters(GPT2, setup.adapters)
 
 
 def test_a_target_without_a_match_is_ignored_beside_one_that_matches() -> None:
-    alone = adapter_parameters(GPT2, replace(LORA, lora_target_modules=("c_attn",)))
-    both = adapter_parameters(GPT2, replace(LORA, lora_target_modules=("c_attn", "q_proj")))
+    alone = adapter_parameters(GPT2, replace(LORA, lora_target_modules=("c_attn",)).adapters)
+    both = adapter_parameters(
+        GPT2, replace(LORA, lora_target_modules=("c_attn", "q_proj")).adapters
+    )
     assert both == alone
 
 
 def test_a_regular_expression_is_refused() -> None:
     with pytest.raises(ValueError, match=r"regular expression\. These are not modelled yet"):
-        adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn"))
+        adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn").adapters)

@@ -192,8 +192,13 @@ def lora(**keys: Any) -> TrainingSetup:
 def test_a_copied_module_adds_its_parameters_and_the_original_stays() -> None:
     plain, copied = lora(), lora(modules_to_save=("embed_tokens",))
     added = 10 * 8  # TINY_LLAMA's vocabulary × its width
-    assert adapter_parameters(TINY_LLAMA, copied) == adapter_parameters(TINY_LLAMA, plain) + added
-    assert trainable_parameters(TINY_LLAMA, copied) == adapter_parameters(TINY_LLAMA, copied)
+    assert (
+        adapter_parameters(TINY_LLAMA, copied.adapters)
+        == adapter_parameters(TINY_LLAMA, plain.adapters) + added
+    )
+    assert trainable_parameters(TINY_LLAMA, copied.adapters) == adapter_parameters(
+        TINY_LLAMA, copied.adapters
+    )
     model = told(LLAMA, {}).model
     assert adapter_bytes(model, replace(copied, dtype=Dtype.BFLOAT16)) == (
         adapter_bytes(model, plain) + 2 * EMBEDDING
@@ -215,13 +220,16 @@ def test_a_copied_projection_has_no_adapter() -> None:
     setup = lora(lora_r=1, modules_to_save=("k_proj",))
     # linears of a TINY_LLAMA layer: q 8→8, v 8→4, o 8→8, gate and up 8→16, down 16→8; k 8→4 is copied
     adapters = 2 * ((8 + 8) * 2 + (8 + 4) + 3 * (8 + 16))
-    assert adapter_parameters(TINY_LLAMA, setup) == adapters + 2 * 8 * 4
+    assert adapter_parameters(TINY_LLAMA, setup.adapters) == adapters + 2 * 8 * 4
 
 
 def test_a_tied_pair_is_copied_twice() -> None:
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     both = lora(modules_to_save=("embed_tokens", "lm_head"))
-    assert adapter_parameters(tied, both) == adapter_parameters(tied, lora()) + 2 * 10 * 8
+    assert (
+        adapter_parameters(tied, both.adapters)
+        == adapter_parameters(tied, lora().adapters) + 2 * 10 * 8
+    )
     assert total_parameters(tied) == total_parameters(TINY_LLAMA) - 10 * 8
 
 
@@ -247,7 +255,7 @@ def test_setups_that_peft_or_the_scaler_refuse_are_refused(keys: dict[str, Any],
 def test_full_fine_tuning_copies_no_modules() -> None:
     whole = TrainingSetup(modules_to_save=("lm_head",), mixed_precision=MixedPrecision.NO)
     model: Model = TINY_LLAMA
-    assert trainable_parameters(model, whole) == total_parameters(model)
+    assert trainable_parameters(model, whole.adapters) == total_parameters(model)
 
 
 # --- DoRA -----------------------------------------------------------------------------------------
@@ -256,7 +264,9 @@ def test_full_fine_tuning_copies_no_modules() -> None:
 def test_dora_adds_one_number_per_output() -> None:
     plain, dora = lora(lora_r=2), lora(lora_r=2, use_dora=True)
     outputs = 2 * (8 + 4 + 4 + 8 + 16 + 16 + 8)  # two layers of TINY_LLAMA
-    added = adapter_parameters(TINY_LLAMA, dora) - adapter_parameters(TINY_LLAMA, plain)
+    added = adapter_parameters(TINY_LLAMA, dora.adapters) - adapter_parameters(
+        TINY_LLAMA, plain.adapters
+    )
     assert added == outputs
 
 

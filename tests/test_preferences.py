@@ -597,7 +597,7 @@ def test_limits_respect_the_rows_an_objective_needs(keys: dict[str, Any]):
     size, length = largest_micro_batch(MODEL, gpu, setup), longest_context(MODEL, gpu, setup)
     assert size % least_batch(setup) == 0 or setup.task.objective is Objective.KTO
     assert size >= least_batch(setup)
-    assert length >= least_length(setup)
+    assert length >= least_length(setup.task)
     for held, changed in (
         (size, {"per_device_train_batch_size": size}),
         (length, {"max_length": length}),

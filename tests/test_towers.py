@@ -75,12 +75,12 @@ def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
 def test_all_linear_adapts_the_linears_of_siglip_too() -> None:
     # in 27 layers q, k, v and out of 1152 x 1152, fc1 and fc2 of 1152 x 4304; the projector is not a linear
     by_hand = 27 * 16 * (4 * (1152 + 1152) + 2 * (1152 + 4304))
-    alone = adapter_parameters(GEMMA_3, replace(LORA, **TEXT))
-    assert adapter_parameters(GEMMA_3, LORA) == alone + by_hand
+    alone = adapter_parameters(GEMMA_3, replace(LORA, **TEXT).adapters)
+    assert adapter_parameters(GEMMA_3, LORA.adapters) == alone + by_hand
     # by name: q_proj is in tower and text; the text's output projection is o_proj, the tower's is not
     named = replace(LORA, lora_target_modules=("q_proj", "o_proj"))
-    without = adapter_parameters(GEMMA_3, replace(named, **TEXT))
-    assert adapter_parameters(GEMMA_3, named) == without + 27 * 16 * (1152 + 1152)
+    without = adapter_parameters(GEMMA_3, replace(named, **TEXT).adapters)
+    assert adapter_parameters(GEMMA_3, named.adapters) == without + 27 * 16 * (1152 + 1152)
 
 
 SETUPS = [
@@ -104,7 +104,9 @@ def test_towers_cost_only_their_weights_and_adapters(model: Model, setup: Traini
     adapters = made.pop(Component.ADAPTERS, 0) - alone.pop(Component.ADAPTERS, 0)
     assert adapters == (_rounded(model, setup) if setup.adapters.uses_adapters else 0)
     assert made == alone  # gradients, optimizer states, activations
-    trained = trainable_parameters(model, setup) - trainable_parameters(model, text)
+    trained = trainable_parameters(model, setup.adapters) - trainable_parameters(
+        model, text.adapters
+    )
     assert trained == sum(it.alike * _size(it.shape) for it in idle_tensors(model, setup)) > 0
 
 

@@ -16,4 +16,4 @@ def targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ..
     A model's default targets are stored as ``ALL_LINEAR``, so that another model gets its own defaults.
     """
     targets = setup.adapters.lora_target_modules
-    return ALL_LINEAR if targets == default_targets(model, setup) else targets
+    return ALL_LINEAR if targets == default_targets(model, setup.adapters) else targets

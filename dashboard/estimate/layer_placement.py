@@ -294,7 +294,7 @@ def with_tower(of: Estimate) -> WithTower | str | None:
         return None
     number = min(max(2, of.setup.mesh.num_gpus), of.setup.mesh.gpus_per_node)
     try:
-        return placed_with_tower(of.model, of.gpu, of.setup, number)
+        return placed_with_tower(of.model, of.gpu, of.setup.adapters, of.setup.precision, number)
     except ValueError as problem:
         return str(problem)
 

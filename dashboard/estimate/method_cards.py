@@ -85,7 +85,7 @@ def methods(of: Estimate) -> Mapping[Method, Estimate]:
 def _methods(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Mapping[Method, Estimate]:
     """Cached because the figure and the cards ask for the same."""
     of = estimate(model, gpu, setup)
-    targets = default_targets(of.model, of.setup.replace(method=Method.LORA))
+    targets = default_targets(of.model, of.setup.replace(method=Method.LORA).adapters)
     ways: tuple[dict[str, Any], ...] = (
         {},
         {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},

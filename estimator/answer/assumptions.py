@@ -65,7 +65,7 @@ def _adapters(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[s
             "the frozen originals stay on the GPU."
         )
     targets = adapters.lora_target_modules
-    if adapters.uses_adapters and default_targets(model, setup) == targets != ALL_LINEAR:
+    if adapters.uses_adapters and default_targets(model, setup.adapters) == targets != ALL_LINEAR:
         yield (
             f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
             f"{', '.join(targets)}."
@@ -83,7 +83,7 @@ def _kept_elsewhere(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iter
     """Sentences that stand beside their formulas."""
     yield from image_sentences(model, setup)
     yield from loss_sentences(model, setup)
-    yield from compiled_sentences(setup)
+    yield from compiled_sentences(setup.adapters, setup.computation)
     yield from objective_sentences(model, setup)
     yield from generation_sentences(model, gpu, setup)
 
@@ -136,7 +136,7 @@ def _dtypes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str
             f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
             "refused."
         )
-    yield from float8_sentences(model, setup)
+    yield from float8_sentences(model, setup.adapters, setup.precision)
 
 
 def _sharing(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str]:

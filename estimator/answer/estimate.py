@@ -99,7 +99,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
-    check_float8_card(gpu, setup)
+    check_float8_card(gpu, setup.precision)
     workspace = workspace_bytes(gpu)
     fixed = per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
@@ -318,7 +318,7 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
         return need(model, gpu, setup).high
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
-    check_float8_card(gpu, setup)
+    check_float8_card(gpu, setup.precision)
     highest, paged = _sizes(model, workspace_bytes(gpu), setup)
     return highest + outside(setup, context_bytes(gpu), paged).high
 
@@ -332,7 +332,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
-    check_float8_card(gpu, setup)
+    check_float8_card(gpu, setup.precision)
     if setup.mesh.strategy.places_layers:
         found = _over_devices_sizes(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
@@ -500,10 +500,10 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     check_objective(model, setup)
     check_liger(model, setup)
     check_compiled(model, setup)
-    check_units(model, setup)
+    check_units(model, setup.adapters, setup.mesh)
     check_groups(model, setup)
     check_head(model, setup)
-    check_tensor_parallel(model, setup)
+    check_tensor_parallel(model, setup.mesh)
     _check_outer_adapters(model, setup)
     check_float8(model, setup)
     if problem := refused(setup):
@@ -560,10 +560,10 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
 
 def check_sizes(model: Model, setup: TrainingSetup) -> None:
     """Refuse what a structure cannot tell: a batch, a length or a number of GPUs that the rest forbids."""
-    if problem := beyond_one_machine(setup) or clipped_in_backward(setup):
+    if problem := beyond_one_machine(setup) or clipped_in_backward(setup.optimisation):
         raise problem
     check_rows(setup)
-    check_float8_tokens(setup)
+    check_float8_tokens(setup.precision, setup.batch)
     check_generation(model, setup)
     if 0 < model.position_limit < setup.batch.max_length:
         raise BEYOND_LEARNED_POSITIONS(

@@ -112,7 +112,11 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     given = _as_its_tool(given, known, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    if problem := refused(setup) or beyond_one_machine(setup) or clipped_in_backward(setup):
+    if (
+        problem := refused(setup)
+        or beyond_one_machine(setup)
+        or clipped_in_backward(setup.optimisation)
+    ):
         if (
             "strategy" in values or "strategy" not in given
         ):  # else the problem is in one of our defaults
@@ -129,7 +133,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     if model is not None:
         setup = _with_images(model, setup, given, problems)
         if setup.adapters.uses_adapters and "lora_target_modules" not in given:
-            setup = setup.replace(lora_target_modules=default_targets(model, setup))
+            setup = setup.replace(lora_target_modules=default_targets(model, setup.adapters))
         setup = _agree(model, setup, problems)
         if setup.mesh.strategy.places_layers and (
             sentence := why_left_on_the_cpu(model, gpu, setup)
@@ -392,11 +396,12 @@ def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingS
         setup = setup.replace(max_length=min(learned, DEFAULT.batch.max_length))
     if setup.adapters.uses_adapters:
         try:
-            adapter_parameters(*as_trained(model, setup))
+            trained, seen = as_trained(model, setup)
+            adapter_parameters(trained, seen.adapters)
         except ValueError as problem:
             problems.append(str(problem))
             setup = setup.replace(
-                lora_target_modules=default_targets(model, setup), modules_to_save=None
+                lora_target_modules=default_targets(model, setup.adapters), modules_to_save=None
             )
     return setup
 

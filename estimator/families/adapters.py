@@ -439,7 +439,7 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     )
 
 
-def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
+def default_targets(model: Model, adapters: Adapters) -> str | tuple[str, ...]:
     """Default target modules (names; per model): all linears, or those that PEFT accepts.
 
     For families in PEFT's own table, its entry; for others, every linear whose name was never that of an expert.
@@ -447,10 +447,10 @@ def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]
     Source: PEFT 0.21, utils/constants.py; the refusals as ``refused_targets``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> default_targets(TINY_LLAMA, TrainingSetup(method="lora"))
+    >>> default_targets(TINY_LLAMA, Adapters(method="lora"))
     'all-linear'
     """
-    return _default_targets(model, setup.adapters)
+    return _default_targets(model, adapters)
 
 
 @lru_cache(maxsize=1024)
@@ -626,7 +626,7 @@ def adapter_rank(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     return (adapters.lora_r if rank is None else rank) * fused * (module.stack or 1)
 
 
-def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
+def adapter_parameters(model: Model, adapters: Adapters) -> int:
     """Parameters that PEFT adds to the model, in elements, whole job; 0 for full fine-tuning.
 
         Σ adapted layers  r · (in + out)  (+ out where DoRA or a bias)  +  Σ copied modules  their parameters
@@ -638,10 +638,10 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> setup = TrainingSetup(method="lora", lora_r=2, lora_target_modules=("q_proj", "v_proj"))
-    >>> adapter_parameters(TINY_LLAMA, setup) == 2 * 2 * ((8 + 8) + (8 + 4))
+    >>> adapter_parameters(TINY_LLAMA, setup.adapters) == 2 * 2 * ((8 + 8) + (8 + 4))
     True
     """
-    return _adapter_parameters(model, setup.adapters) if setup.adapters.uses_adapters else 0
+    return _adapter_parameters(model, adapters) if adapters.uses_adapters else 0
 
 
 @lru_cache(maxsize=1024)
@@ -677,7 +677,7 @@ def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
     return module.in_features, module.out_features
 
 
-def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
+def trainable_parameters(model: Model, adapters: Adapters) -> int:
     """Trained parameters, in elements, whole job: all, or the adapters, and with ``bias`` biases of the base.
 
     Includes those of towers, which get no gradient in a step on text.
@@ -686,13 +686,13 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``total_parameters``, ``untrained_parameters`` and ``adapter_parameters``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> trainable_parameters(TINY_LLAMA, TrainingSetup()) == total_parameters(TINY_LLAMA)
+    >>> trainable_parameters(TINY_LLAMA, Adapters()) == total_parameters(TINY_LLAMA)
     True
     """
-    if not setup.adapters.uses_adapters:
-        made = total_parameters(model) + tower_parameters(model, setup.adapters)
-        return made - untrained_parameters(model) - _frozen_parameters(model, setup.adapters)
-    return adapter_parameters(model, setup) + trained_biases(model, setup.adapters)
+    if not adapters.uses_adapters:
+        made = total_parameters(model) + tower_parameters(model, adapters)
+        return made - untrained_parameters(model) - _frozen_parameters(model, adapters)
+    return adapter_parameters(model, adapters) + trained_biases(model, adapters)
 
 
 def _frozen_parameters(model: Model, adapters: Adapters) -> int:

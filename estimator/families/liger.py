@@ -51,7 +51,7 @@ def fuses_head(model: Model, adapters: Adapters) -> bool:
 
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as specified, else Liger's if its kernels are used and fuse the head."""
-    if setup.smooths_labels:
+    if setup.task.smooths_labels:
         return Loss.STANDARD
     if setup.task.loss is not None:
         return setup.task.loss
@@ -81,16 +81,16 @@ NO_FUSED_LOSS = Refusal(
 )
 
 
-def _loaded_type(model: Model, setup: TrainingSetup) -> str:
+def _loaded_type(model: Model, adapters: Adapters) -> str:
     """``model_type`` of the class that is loaded: the checkpoint's, where it has its tower."""
-    if model.vision is not None and sees(model, setup.adapters):
+    if model.vision is not None and sees(model, adapters):
         return model.vision.wrapper
     return model.model_type
 
 
 def check_liger(model: Model, setup: TrainingSetup) -> None:
     """Refuses, in one sentence, what Liger refuses or fails on."""
-    family, is_later = _loaded_type(model, setup), family_of(model).liger_is_later
+    family, is_later = _loaded_type(model, setup.adapters), family_of(model).liger_is_later
     if model.vision is not None and sees(model, setup.adapters):
         is_later |= vision_family(model.vision).liger_is_later
     if is_later and (setup.computation.use_liger_kernel or setup.task.given_loss.fuses_gradient):
@@ -113,7 +113,7 @@ def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
 def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if not setup.computation.use_liger_kernel:
         return []
-    known, loaded = kernels_of_family(model, setup.adapters), _loaded_type(model, setup)
+    known, loaded = kernels_of_family(model, setup.adapters), _loaded_type(model, setup.adapters)
     if known == NO_KERNELS:
         return [
             f"Liger 0.8.5 has no kernels for {loaded}: Trainer logs this and trains without them."

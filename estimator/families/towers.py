@@ -20,7 +20,7 @@ from estimator.families.modules import (
 from estimator.families.registry import family_of
 from estimator.families.vision_family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
-from estimator.values.setup import TrainingSetup
+from estimator.values.facets.images import Images
 from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 
@@ -101,19 +101,19 @@ def tower_parameters(model: Model, adapters: Adapters) -> int:
     )
 
 
-def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
+def run_on_text(model: Model, adapters: Adapters, images: Images) -> Alike:
     """The towers' modules that a step on text runs, and their multiplicity: Gemma 3n's embedders.
 
     Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py, ``Gemma3nModel.forward`` (``vision_embeds``,
     ``audio_embeds``).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> run_on_text(TINY_LLAMA, TrainingSetup())
+    >>> run_on_text(TINY_LLAMA, Adapters(), Images())
     ()
     """
-    modules = tower_modules(model, setup.adapters)
-    if sees(model, setup.adapters):
-        return vision_modules(model) if setup.images.shows_any else ()
+    modules = tower_modules(model, adapters)
+    if sees(model, adapters):
+        return vision_modules(model) if images.shows_any else ()
     classes = family_of(model).with_towers
     return tuple(
         (module, count)
@@ -122,17 +122,17 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
     )
 
 
-def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
+def idle_modules(model: Model, adapters: Adapters, images: Images) -> Alike:
     """The towers' modules that a step on text does not run, and their multiplicity.
 
     Source: derived, from ``tower_modules`` and ``run_on_text``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> idle_modules(TINY_LLAMA, TrainingSetup())
+    >>> idle_modules(TINY_LLAMA, Adapters(), Images())
     ()
     """
-    run = run_on_text(model, setup)
-    return tuple(counted for counted in tower_modules(model, setup.adapters) if counted not in run)
+    run = run_on_text(model, adapters, images)
+    return tuple(counted for counted in tower_modules(model, adapters) if counted not in run)
 
 
 def layers_before_the_text(model: Model, adapters: Adapters) -> int:

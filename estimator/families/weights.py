@@ -219,27 +219,31 @@ class AdapterTensor(NamedTuple):
         return allocated(elements(self.shape) * self.width)
 
 
-def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
-    """LoRA's A [r, in] and B [out, r] on this module, and B's bias or DoRA's magnitudes [out]; none if not adapted.
+def adapter_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
+    """Shapes of LoRA's A [r, in] and B [out, r] on this module, and of B's bias or DoRA's magnitudes [out].
 
-    On a stack of E experts the rank is r · n · E, with n linears fused into one (gate and up: 2). Magnitudes on a
-    packed base are always float32.
+    Empty if the module is not adapted. On a stack of E experts the rank is r · n · E, with n linears fused into one
+    (gate and up: 2).
 
     Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
-    tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
+    tuners/lora/dora.py, ``update_layer``.
     """
-    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup.adapters)):
+    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)):
         return ()
     rows, columns = adapted_sizes(module)
-    rank = adapter_rank(module, setup.adapters)
-    width = adapter_width(setup)
-    matrices = (
-        AdapterTensor((rank, rows), width),
-        AdapterTensor((columns, rank), width),
+    rank = adapter_rank(module, adapters)
+    has_row = adapters.lora_bias or adapters.use_dora
+    return ((rank, rows), (columns, rank), *([(columns,)] if has_row else []))
+
+
+def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
+    """The tensors of ``adapter_shapes``. DoRA's magnitudes on a packed base are always float32.
+
+    Source: trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
+    """
+    adapters, width = setup.adapters, adapter_width(setup)
+    magnitudes = adapters.use_dora and not adapters.lora_bias and is_quantized(module, adapters)
+    return tuple(
+        AdapterTensor(shape, FLOAT32_BYTES if magnitudes and len(shape) == 1 else width)
+        for shape in adapter_shapes(module, adapters)
     )
-    if setup.adapters.lora_bias:
-        return (*matrices, AdapterTensor((columns,), width))
-    if not setup.adapters.use_dora:
-        return matrices
-    magnitude_width = FLOAT32_BYTES if is_quantized(module, setup.adapters) else width
-    return (*matrices, AdapterTensor((columns,), magnitude_width))

@@ -13,7 +13,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     """The rows, the reference and the head of an objective."""
     objective = setup.task.objective
     sentences = []
-    if setup.smooths_labels:
+    if setup.task.smooths_labels:
         sentences.append(
             "Label smoothing needs the whole logits"
             + (
@@ -47,7 +47,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
             )
             + ", which stays all through the run."
         )
-    elif setup.asks_reference:
+    elif setup.task.asks_reference:
         sentences.append("The reference model is the base with its adapters switched off.")
     if (
         RULES[objective].zeroes_dropout

@@ -11,17 +11,17 @@ from estimator.values.facets.objective import Task
 from estimator.values.setup import TrainingSetup
 
 
-def rows_per_example(setup: TrainingSetup) -> int:
+def rows_per_example(task: Task) -> int:
     """Rows of the trained model's forward call for one example (a count): two of a pair, else one.
 
     Source: trl 1.16, trainer/dpo_trainer.py, ``DataCollatorForPreference`` (chosen and rejected are concatenated);
     trainer/reward_trainer.py, likewise; sentence-transformers 6.2, sentence_transformer/losses/
     multiple_negatives_ranking.py (an anchor and its positive).
 
-    >>> rows_per_example(TrainingSetup()), rows_per_example(TrainingSetup(objective="dpo"))
+    >>> rows_per_example(Task()), rows_per_example(Task(objective="dpo"))
     (1, 2)
     """
-    return 2 if setup.task.objective.is_paired else 1
+    return 2 if task.objective.is_paired else 1
 
 
 def passed_rows(setup: TrainingSetup) -> int:
@@ -30,7 +30,7 @@ def passed_rows(setup: TrainingSetup) -> int:
     >>> passed_rows(TrainingSetup(objective="dpo", per_device_train_batch_size=4))
     8
     """
-    return rows_per_example(setup) * setup.batch.per_device_train_batch_size
+    return rows_per_example(setup.task) * setup.batch.per_device_train_batch_size
 
 
 def joined(batch: Batch, rows: int, length: int) -> Batch:
@@ -51,15 +51,15 @@ def joined(batch: Batch, rows: int, length: int) -> Batch:
     return apart.as_rows(rows, length)
 
 
-def asks_kl(setup: TrainingSetup) -> bool:
+def asks_kl(task: Task) -> bool:
     """Whether the loss estimates a divergence on mismatched prompts and answers (a yes or no): KTO's own does.
 
     Source: trl 1.16, trainer/kto_trainer.py, ``calculate_KL``.
 
-    >>> asks_kl(TrainingSetup(objective="kto")), asks_kl(TrainingSetup(objective="kto", loss_type="apo_zero_unpaired"))
+    >>> asks_kl(Task(objective="kto")), asks_kl(Task(objective="kto", loss_type="apo_zero_unpaired"))
     (True, False)
     """
-    return setup.task.objective.is_unpaired and setup.task.loss_type != "apo_zero_unpaired"
+    return task.objective.is_unpaired and task.loss_type != "apo_zero_unpaired"
 
 
 def scores_policy(setup: TrainingSetup) -> bool:
@@ -94,19 +94,19 @@ def least_batch(setup: TrainingSetup) -> int:
         return setup.task.num_generations // gcd(
             setup.task.num_generations, setup.mesh.replicas * steps
         )
-    return 2 if asks_kl(setup) else 1
+    return 2 if asks_kl(setup.task) else 1
 
 
-def least_length(setup: TrainingSetup) -> int:
+def least_length(task: Task) -> int:
     """The shortest row that leaves the loss a token (a count).
 
-    >>> least_length(TrainingSetup(objective="dpo", max_prompt_length=512))
+    >>> least_length(Task(objective="dpo", max_prompt_length=512))
     513
     """
-    if setup.task.objective.generates:
-        return (setup.task.max_prompt_length or 1) + setup.task.max_completion_length
-    if setup.task.objective.is_preference:
-        return 1 + (setup.task.max_prompt_length or 0)
+    if task.objective.generates:
+        return (task.max_prompt_length or 1) + task.max_completion_length
+    if task.objective.is_preference:
+        return 1 + (task.max_prompt_length or 0)
     return 1
 
 
@@ -140,10 +140,10 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     """
     if setup.task.objective.compares_rows:
         return int(setup.task.mini_batch_size is not None)
-    if setup.smooths_labels:
+    if setup.task.smooths_labels:
         return int(setup.task.given_loss.tiles_logits)
-    references = int(setup.asks_reference)
-    return references + scores_policy(setup) + asks_kl(setup) * (1 + references)
+    references = int(setup.task.asks_reference)
+    return references + scores_policy(setup) + asks_kl(setup.task) * (1 + references)
 
 
 def accumulates(setup: TrainingSetup) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.computation import Computation
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
@@ -52,9 +54,8 @@ def check_compiled(model: Model, setup: TrainingSetup) -> None:
         raise COMPILED_LATER(what="images", instead="set images_per_example to 0")
 
 
-def compiled_sentences(setup: TrainingSetup) -> list[str]:
+def compiled_sentences(adapters: Adapters, computation: Computation) -> list[str]:
     """What a compiled step costs beside its steps, and what its figures rest on."""
-    computation = setup.computation
     if not computation.torch_compile:
         return []
     sentences = [
@@ -65,7 +66,7 @@ def compiled_sentences(setup: TrainingSetup) -> list[str]:
         "values are computed again, gradients leave all at once, and the embedding's is added up in float32. Steps of "
         "six families that inductor scheduled agree to 1 %, or need less.",
     ]
-    if computation.gradient_checkpointing and setup.adapters.uses_adapters:
+    if computation.gradient_checkpointing and adapters.uses_adapters:
         sentences.append(
             "Inductor computes a checkpointed layer with adapters again in an order of its own, which took up to 1.3 "
             "times the tensors that are counted for that layer."

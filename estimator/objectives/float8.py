@@ -10,6 +10,9 @@ from estimator.families.modules import HEADS, Linear, Module
 from estimator.families.towers import has_towers
 from estimator.parallel.parameter_order import Located, modules_in_order
 from estimator.tape.float8 import converts, is_aligned
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.precision import Precision
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Fp8Backend, Gpu, Model
@@ -170,17 +173,17 @@ def _later(model: Model, setup: TrainingSetup) -> tuple[tuple[bool, str, str], .
     )
 
 
-def check_float8_tokens(setup: TrainingSetup) -> None:
+def check_float8_tokens(precision: Precision, batch: Batch) -> None:
     """Refuse a number of tokens that FP8's products cannot take as it is."""
-    if not setup.precision.uses_torchao or setup.precision.fp8_pad_inner_dim:
+    if not precision.uses_torchao or precision.fp8_pad_inner_dim:
         return
-    if not is_aligned(setup.batch.tokens):
-        raise UNALIGNED(tokens=setup.batch.tokens)
+    if not is_aligned(batch.tokens):
+        raise UNALIGNED(tokens=batch.tokens)
 
 
-def check_float8_card(gpu: Gpu | None, setup: TrainingSetup) -> None:
+def check_float8_card(gpu: Gpu | None, precision: Precision) -> None:
     """Refuse FP8 on a card without it."""
-    if not setup.precision.uses_fp8 or gpu is None:
+    if not precision.uses_fp8 or gpu is None:
         return
     if gpu.vendor == "Intel":
         raise OTHER_ACCELERATOR(vendor=gpu.vendor, gpu=gpu.name)
@@ -190,9 +193,9 @@ def check_float8_card(gpu: Gpu | None, setup: TrainingSetup) -> None:
         raise NO_FP8_RATE(gpu=gpu.name)
 
 
-def float8_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+def float8_sentences(model: Model, adapters: Adapters, precision: Precision) -> list[str]:
     """What the user should know of FP8: which linears are in it, and what they cost."""
-    if not setup.precision.uses_torchao:
+    if not precision.uses_torchao:
         return []
     taken, linears = converted(model)
     if not taken:
@@ -209,7 +212,7 @@ def float8_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         "enable_fsdp_float8_all_gather is taken as false: at accelerate's default, true, the optimizer keeps weights "
         "that get no gradient outside FSDP 2, and the converted layers are not trained."
     )
-    if setup.adapters.uses_adapters:
+    if adapters.uses_adapters:
         sentences.append(
             "torchao's linears save their input and make the weight's gradient even where the weight is frozen, and "
             "LoRA's A and B are converted too where lora_r is a multiple of 16."

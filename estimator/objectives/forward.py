@@ -135,7 +135,7 @@ class Loaded:
             index=index,
             parameters=self.parameters,
         )
-        if not self.trained and not self.given.freezes_reference:
+        if not self.trained and not self.given.task.given_loss.freezes_reference:
             # from_pretrained leaves requires_grad on, so autocast caches casts
             for owned in block.owned:
                 owned.parameter.requires_grad = True

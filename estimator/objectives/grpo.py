@@ -28,7 +28,7 @@ def grpo(step: Step) -> None:
     if scores_policy(setup):
         asked = Pass(step.trained, rows, length, grad=False, phase=Phase.SCORING, label="old")
         scored.append(_score(step, asked))
-    if setup.asks_reference:
+    if setup.task.asks_reference:
         asked = as_reference(reference, step, rows)._replace(phase=Phase.SCORING)
         scored.append(_score(step, asked))
     ids, mask, labels = (step.ids(rows * length) for _ in range(3))

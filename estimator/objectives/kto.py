@@ -22,7 +22,7 @@ def kto(step: Step) -> None:
     rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
     reference = load_reference(step)
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
-    others = [step.ids(rows * length) for _ in range(3 * asks_kl(setup))]
+    others = [step.ids(rows * length) for _ in range(3 * asks_kl(setup.task))]
     asked = Pass(step.trained, rows, length)
     mismatched = asked._replace(grad=False, phase=Phase.REFERENCE, label="KL")
     loss, *held = _both(step, asked, mismatched, ids)
@@ -51,11 +51,11 @@ def _both(
     """
     is_whole = loss_of(step.trained.model, step.setup).takes_whole_logits
     size = asked.rows * asked.length
-    if asks_kl(step.setup) and not is_whole:
+    if asks_kl(step.setup.task) and not is_whole:
         ask(step, mismatched, ids, step.ids(size))
     labels = step.ids(size)
     loss, held = ask(step, asked, ids, labels)
-    if asks_kl(step.setup) and is_whole:
+    if asks_kl(step.setup.task) and is_whole:
         ask(step, mismatched, ids, step.ids(size))
     if held is not None and is_whole:
         step.tape.operation = "logits of good and of bad answers"

@@ -8,6 +8,12 @@ from estimator.families.modules import Linear
 from estimator.families.registry import architecture, is_classified
 from estimator.families.towers import has_towers
 from estimator.objectives.batch import asks_kl, prompt_tokens
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.computation import Computation
+from estimator.values.facets.images import Images
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.objective import Task
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -156,11 +162,11 @@ TOWERS_EVERY_N = Refusal(
 )
 
 
-def _check_joined(model: Model, setup: TrainingSetup) -> None:
-    if not setup.batch.is_joined:
+def _check_joined(model: Model, batch: Batch, task: Task) -> None:
+    if not batch.is_joined:
         return
-    if not setup.task.objective.is_causal_lm:
-        raise JOINED_LATER(objective=setup.task.objective)
+    if not task.objective.is_causal_lm:
+        raise JOINED_LATER(objective=task.objective)
     has_positions = architecture(model).rotary is not None or model.learned_positions > 0
     if (
         model.state_space or model.delta_net or not has_positions
@@ -168,30 +174,30 @@ def _check_joined(model: Model, setup: TrainingSetup) -> None:
         raise JOINED_FAMILY(model_type=model.model_type)
 
 
-def _check_checkpoints(setup: TrainingSetup) -> None:
-    objective = setup.task.objective
+def _check_checkpoints(computation: Computation, task: Task) -> None:
+    objective = task.objective
     if objective.is_causal_lm:
         return
-    if setup.computation.selective_checkpointing:
+    if computation.selective_checkpointing:
         raise SELECTIVE_IS_SFTS(objective=objective)
-    if setup.computation.activation_offloading and not objective.offloads_activations:
+    if computation.activation_offloading and not objective.offloads_activations:
         raise OFFLOADS_NOT(objective=objective)
-    given = setup.computation.checkpoint_every_n_layers > 1 or setup.computation.offload_checkpoints
-    if not (setup.computation.gradient_checkpointing and given):
+    given = computation.checkpoint_every_n_layers > 1 or computation.offload_checkpoints
+    if not (computation.gradient_checkpointing and given):
         return
     if objective.generates:
         raise SWITCHED_OFF(objective=objective, instead="")
-    if objective.has_reference and not setup.task.precompute_ref_log_probs:
+    if objective.has_reference and not task.precompute_ref_log_probs:
         raise SWITCHED_OFF(objective=objective, instead=", or set precompute_ref_log_probs")
 
 
-def _check_checkpointed_towers(setup: TrainingSetup) -> None:
+def _check_checkpointed_towers(images: Images, computation: Computation) -> None:
     """Layers of a tower are counted with the text's, and their tensors are offloaded too."""
-    if not setup.images.images_per_example:
+    if not images.images_per_example:
         return
-    if setup.computation.gradient_checkpointing and setup.computation.checkpoint_every_n_layers > 1:
+    if computation.gradient_checkpointing and computation.checkpoint_every_n_layers > 1:
         raise TOWERS_EVERY_N(key="checkpoint_every_n_layers", value=1)
-    if setup.computation.activation_offloading:
+    if computation.activation_offloading:
         raise TOWERS_EVERY_N(key="activation_offloading", value="false")
 
 
@@ -213,16 +219,16 @@ def _check_metrics(setup: TrainingSetup) -> None:
 def check_objective(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what the objective does not go with."""
     objective = setup.task.objective
-    _check_joined(model, setup)
-    _check_checkpoints(setup)
-    _check_checkpointed_towers(setup)
+    _check_joined(model, setup.batch, setup.task)
+    _check_checkpoints(setup.computation, setup.task)
+    _check_checkpointed_towers(setup.images, setup.computation)
     if setup.task.loss_type is not None and setup.task.loss_type not in objective.loss_types:
         raise NO_SUCH_TYPE(
             loss_type=setup.task.loss_type,
             objective=objective,
             known=", ".join(objective.loss_types) or "none",
         )
-    if setup.smooths_labels:
+    if setup.task.smooths_labels:
         _check_smoothing(model, setup)
     if objective.is_causal_lm:
         if setup.task.given_loss.selects:
@@ -237,17 +243,17 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     _check_loss(model, setup)
     if objective.has_reference and setup.mesh.uses_fsdp1 and not setup.task.given_loss.is_verls:
         raise FSDP1_LATER(objective=objective)
-    if _is_later(setup):
+    if _is_later(setup.task, setup.mesh):
         raise STRATEGY_LATER(objective=objective, strategy=setup.mesh.strategy)
     if objective.has_score and not is_classified(model.model_type):
         raise NO_CLASS(objective=objective, model_type=model.model_type)
     if objective.has_reference:
-        _check_head(model, setup)
+        _check_head(model, setup.adapters, setup.task)
 
 
-def _is_later(setup: TrainingSetup) -> bool:
-    divided = setup.task.objective.compares_rows and not setup.mesh.strategy.keeps_whole
-    return setup.mesh.strategy.places_layers or divided
+def _is_later(task: Task, mesh: Mesh) -> bool:
+    divided = task.objective.compares_rows and not mesh.strategy.keeps_whole
+    return mesh.strategy.places_layers or divided
 
 
 def check_rows(setup: TrainingSetup) -> None:
@@ -257,7 +263,7 @@ def check_rows(setup: TrainingSetup) -> None:
         _check_groups(setup)
     if setup.task.objective.is_preference and prompt_tokens(setup) >= setup.batch.max_length:
         raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.batch.max_length)
-    if asks_kl(setup) and setup.batch.per_device_train_batch_size == 1:
+    if asks_kl(setup.task) and setup.batch.per_device_train_batch_size == 1:
         raise ONE_ROW_HAS_NO_KL()
 
 
@@ -293,7 +299,7 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
         if given.fuses_gradient:
             raise LIGER_HEAD(objective=objective)
         if given.is_verls:
-            _check_verl(model, setup)
+            _check_verl(model, setup.task, setup.mesh)
         if given.chunks_sequence:
             raise NO_SUCH_LOSS(loss=loss, objective=objective, own="TRL's fused head")
     elif loss is not None and not loss.takes_whole_logits:
@@ -304,28 +310,30 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
     if setup.task.objective.generates and not setup.task.given_loss.scores_completions:
         raise WHOLE_LOGITS_LATER(loss=setup.task.loss, objective=setup.task.objective)
-    if setup.task.precompute_ref_log_probs and setup.freezes_reference:
+    if setup.task.precompute_ref_log_probs and setup.task.given_loss.freezes_reference:
         raise PRECOMPUTED_IS_TRLS(loss=setup.task.loss)
-    if setup.freezes_reference and setup.keeps_reference and setup.mesh.strategy.is_fsdp:
+    if (
+        setup.task.given_loss.freezes_reference
+        and setup.keeps_reference
+        and setup.mesh.strategy.is_fsdp
+    ):
         raise WHOLE_REFERENCE_LATER(loss=setup.task.loss, strategy=setup.mesh.strategy)
     if model.output_router_logits:
         raise WHOLE_ROUTERS_LATER(loss=setup.task.loss, objective=setup.task.objective)
 
 
-def _check_verl(model: Model, setup: TrainingSetup) -> None:
-    if not setup.task.objective.generates:
-        raise NO_SUCH_LOSS(
-            loss=setup.task.loss, objective=setup.task.objective, own="TRL's fused head"
-        )
-    if not (setup.mesh.strategy.is_fsdp or setup.mesh.strategy.is_alone):
-        raise VERL_IS_FSDP(strategy=setup.mesh.strategy)
+def _check_verl(model: Model, task: Task, mesh: Mesh) -> None:
+    if not task.objective.generates:
+        raise NO_SUCH_LOSS(loss=task.loss, objective=task.objective, own="TRL's fused head")
+    if not (mesh.strategy.is_fsdp or mesh.strategy.is_alone):
+        raise VERL_IS_FSDP(strategy=mesh.strategy)
     if model.output_router_logits:
-        raise WHOLE_ROUTERS_LATER(loss=setup.task.loss, objective=setup.task.objective)
+        raise WHOLE_ROUTERS_LATER(loss=task.loss, objective=task.objective)
 
 
-def _check_head(model: Model, setup: TrainingSetup) -> None:
+def _check_head(model: Model, adapters: Adapters, task: Task) -> None:
     for module in (*outer_modules(model), *tied_head(model)):
         if not isinstance(module, Linear) or module.name != "lm_head":
             continue
-        if is_adapted(module, setup.adapters):
-            raise ADAPTER_ON_HEAD(objective=setup.task.objective)
+        if is_adapted(module, adapters):
+            raise ADAPTER_ON_HEAD(objective=task.objective)

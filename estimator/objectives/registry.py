@@ -23,6 +23,7 @@ from estimator.objectives.rloo import rloo
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
 from estimator.parallel.tensor_parallel import part_of
+from estimator.values.facets.objective import Task
 from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -82,9 +83,9 @@ SCORE = "score"
 """The name of a classification head."""
 
 
-def step_of(setup: TrainingSetup) -> MicroStep:
+def step_of(task: Task) -> MicroStep:
     """The micro-step of a setup's objective."""
-    return smoothed if setup.smooths_labels else RULES[setup.task.objective].step
+    return smoothed if task.smooths_labels else RULES[task.objective].step
 
 
 def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
+from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Offload
@@ -22,7 +23,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     Source: as ``estimator.parallel.sharding``, ``fsdp`` and ``zero`` have it.
     """
     if setup.mesh.num_gpus == 1:
-        return offload_sentences(setup)
+        return offload_sentences(setup.batch, setup.mesh)
     sentences = [f"All memory figures are for the fullest of {setup.mesh.num_gpus:,} GPUs."]
     if setup.mesh.tp_size > 1:
         sentences.append(
@@ -48,7 +49,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
             "value). With a larger lora_r, a large weight such as the embedding may be gathered later, and the peak be "
             "lower."
         )
-    return sentences + offload_sentences(setup)
+    return sentences + offload_sentences(setup.batch, setup.mesh)
 
 
 def _threads(mesh: Mesh) -> list[str]:
@@ -61,23 +62,23 @@ def _threads(mesh: Mesh) -> list[str]:
     ]
 
 
-def offload_sentences(setup: TrainingSetup) -> list[str]:
+def offload_sentences(batch: Batch, mesh: Mesh) -> list[str]:
     """Assumptions about offload that may surprise: sentences, no bytes.
 
     Source: as ``estimator.parallel.offload`` has it.
     """
-    away = {setup.mesh.offload_optimizer, setup.mesh.offload_param}
+    away = {mesh.offload_optimizer, mesh.offload_param}
     if away == {Offload.NONE}:
         return []
     sentences = [
-        f"A machine has at most {setup.mesh.gpus_per_node} GPUs, whose processes share its memory, CPU and disks. "
+        f"A machine has at most {mesh.gpus_per_node} GPUs, whose processes share its memory, CPU and disks. "
         "PyTorch rounds pinned memory up to powers of two, which is counted."
     ]
-    if setup.mesh.offload_optimizer is not Offload.NONE:
-        by = "PyTorch's own AdamW" if setup.mesh.strategy.is_fsdp else "DeepSpeedCPUAdam"
+    if mesh.offload_optimizer is not Offload.NONE:
+        by = "PyTorch's own AdamW" if mesh.strategy.is_fsdp else "DeepSpeedCPUAdam"
         sentences.append(f"The optimizer runs on the CPU ({by}), and the GPU waits for it.")
-        sentences += _threads(setup.mesh)
-    if setup.mesh.strategy.is_fsdp and setup.batch.gradient_accumulation_steps == 1:
+        sentences += _threads(mesh)
+    if mesh.strategy.is_fsdp and batch.gradient_accumulation_steps == 1:
         sentences.append(
             "FSDP2 sends each group's gradients to the host as soon as they are reduced."
         )
@@ -86,13 +87,13 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
             "NVMe is one SSD at the slow end and eight striped ones at the fast end; reads and writes do not overlap "
             "the step (pipeline_read and pipeline_write are off by default)."
         )
-    if setup.mesh.offload_optimizer is Offload.NVME:
+    if mesh.offload_optimizer is Offload.NVME:
         sentences.append(
             "Every process pins four buffers for a sub-group's states, up to 16 GB with DeepSpeed's default "
             "sub_group_size of "
             "10⁹. A smaller sub_group_size takes less."
         )
-    if setup.mesh.offload_param is Offload.NVME:
+    if mesh.offload_param is Offload.NVME:
         sentences.append(
             "DeepSpeed's buffer_size is 100 million elements, or a rank's partition of the largest tensor if that is "
             "more."

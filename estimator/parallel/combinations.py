@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.refusals import (
     CONTRADICTION,
     NOT_MODELLED,
@@ -546,7 +547,7 @@ TENSOR_PARALLEL_RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: not s.task.objective.is_causal_lm or s.smooths_labels,
+        lambda s: not s.task.objective.is_causal_lm or s.task.smooths_labels,
         "tp_size is modelled for objective sft without label smoothing alone; take it, or strategy fsdp.",
         NOT_MODELLED,
     ),
@@ -642,9 +643,9 @@ CLIPPED_IN_BACKWARD = Refusal(
 )
 
 
-def clipped_in_backward(setup: TrainingSetup) -> RefusedError | None:
+def clipped_in_backward(optimisation: Optimisation) -> RefusedError | None:
     """Why gradients that die in backward cannot be clipped; None if they are not. Not part of a structure."""
-    if not setup.optimisation.optimizer_in_bwd or not setup.optimisation.max_grad_norm:
+    if not optimisation.optimizer_in_bwd or not optimisation.max_grad_norm:
         return None
     return CLIPPED_IN_BACKWARD()
 

@@ -41,7 +41,7 @@ def plays_as_alone(model: Model, setup: TrainingSetup) -> bool:
     """
     if not setup.mesh.strategy.averages_in_buckets:
         return False
-    returns_loss = setup.task.objective.is_causal_lm and not setup.smooths_labels
+    returns_loss = setup.task.objective.is_causal_lm and not setup.task.smooths_labels
     is_fused = returns_loss and not loss_of(model, setup).takes_whole_logits
     return is_fused or not finds_unused(setup)
 

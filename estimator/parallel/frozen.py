@@ -112,7 +112,7 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
                 * width
             )
             * unit.alike
-            for unit in flat_parameters(model, setup)
+            for unit in flat_parameters(model, setup.adapters)
         ]
         gathered = sum(whole) if stays else whole[0]
         rests = setup.mesh.offload_param is not Offload.NONE

@@ -20,13 +20,14 @@ from estimator.families.counts import layer_groups, layer_modules, outer_modules
 from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
+    adapter_shapes,
     adapter_width,
     elements,
     packed_bytes,
     scale_bytes,
     unquantized_width,
 )
-from estimator.parallel.sharding import adapter_shapes, computed, packed_width
+from estimator.parallel.sharding import computed, packed_width
 from estimator.resident.optimizer import Trainable
 from estimator.tape.operators import call_back
 from estimator.tape.tape import (
@@ -41,6 +42,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
@@ -105,7 +107,7 @@ def module_sizes(module: Module, adapters: Adapters) -> list[int]:
     return sizes
 
 
-def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
+def flat_parameters(model: Model, adapters: Adapters) -> list[FlatParameter]:
     """Every unit of a model: the root, the layers, and each adapter matrix.
 
     Source: as above.
@@ -116,13 +118,13 @@ def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
     ]
     found = []
     for modules, alike in together:
-        sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
+        sizes = [size for module in modules for size in module_sizes(module, adapters)]
         found.append(FlatParameter(tuple(sizes), is_adapter=False, alike=alike))
-        if setup.adapters.uses_adapters:
+        if adapters.uses_adapters:
             found += [
                 FlatParameter((elements(shape),), is_adapter=True, alike=alike)
                 for module in modules
-                for shape in adapter_shapes(module, setup)
+                for shape in adapter_shapes(module, adapters)
             ]
     return found
 
@@ -134,17 +136,17 @@ UNGATHERED_ADAPTERS = Refusal(
 )
 
 
-def check_units(model: Model, setup: TrainingSetup) -> None:
+def check_units(model: Model, adapters: Adapters, mesh: Mesh) -> None:
     """Refuses adapters that FSDP1 never gathers: PEFT reads those of stacked experts without calling them.
 
     Raises ``ValueError`` with one sentence.
     Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``.
     """
-    if not setup.mesh.uses_fsdp1:
+    if not mesh.uses_fsdp1:
         return
     for lowest, _ in layer_groups(model):
         for module in layer_modules(model, lowest):
-            if isinstance(module, Bare) and is_adapted(module, setup.adapters):
+            if isinstance(module, Bare) and is_adapted(module, adapters):
                 raise UNGATHERED_ADAPTERS(name=module.name)
 
 
@@ -178,7 +180,7 @@ def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
     """
     shards = sum(
         unit.alike * allocated(_shard(unit, setup) * stored_width(setup, is_adapter=adapters))
-        for unit in flat_parameters(model, setup)
+        for unit in flat_parameters(model, setup.adapters)
         if unit.is_adapter == adapters
     )
     return shards + (0 if adapters else _scales(model, setup.adapters))
@@ -196,11 +198,11 @@ def _scales(model: Model, adapters: Adapters) -> int:
     )
 
 
-def _trained(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
+def _trained(model: Model, adapters: Adapters) -> list[FlatParameter]:
     return [
         unit
-        for unit in flat_parameters(model, setup)
-        if unit.is_adapter == setup.adapters.uses_adapters
+        for unit in flat_parameters(model, adapters)
+        if unit.is_adapter == adapters.uses_adapters
     ]
 
 
@@ -213,7 +215,8 @@ def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     width = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
     return sum(
-        unit.alike * allocated(_shard(unit, setup) * width) for unit in _trained(model, setup)
+        unit.alike * allocated(_shard(unit, setup) * width)
+        for unit in _trained(model, setup.adapters)
     )
 
 
@@ -226,7 +229,7 @@ def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
     width = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
     return sum(
         unit.alike * allocated(_shard(unit, setup) * setup.mesh.shard_ranks * width)
-        for unit in _trained(model, setup)
+        for unit in _trained(model, setup.adapters)
     )
 
 
@@ -239,7 +242,7 @@ def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     stored = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
     gathered = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
     tensors = []
-    for unit in _trained(model, setup):
+    for unit in _trained(model, setup.adapters):
         shard, ends = _shard(unit, setup), _starts(unit.sizes, gathered)
         for size, end in zip(unit.sizes, ends, strict=True):
             inside = min(end, shard) - (end - size)
@@ -261,7 +264,7 @@ class GatheredUnits(NamedTuple):
 def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUnits:
     """The largest units in their stored dtype; ``beside``: plus a rank's shard of those that are trained."""
     sizes: dict[tuple[bool, bool], int] = {}
-    for place, unit in enumerate(flat_parameters(model, setup)):
+    for place, unit in enumerate(flat_parameters(model, setup.adapters)):
         shard = _shard(unit, setup)
         width = stored_width(setup, is_adapter=unit.is_adapter)
         parts = setup.mesh.shard_ranks

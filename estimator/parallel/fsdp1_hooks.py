@@ -172,7 +172,7 @@ def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
             else flat_accumulated_bytes(model, structure)
         ),
         **stepped(flat_tensors(model, structure), structure.optimisation),
-        **counts(model, structure),
+        **counts(model, structure.adapters),
     )
 
 

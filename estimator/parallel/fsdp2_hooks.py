@@ -321,7 +321,7 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
         return Resident(
             weights=unmoved_weight_bytes(model, structure.adapters) + buffer_bytes(model),
             accumulated=waiting,
-            **counts(model, structure),
+            **counts(model, structure.adapters),
         )
     return Resident(
         weights=sharded_weight_bytes(model, structure) + buffer_bytes(model),
@@ -329,5 +329,5 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
         gradients=sharded_gradient_bytes(model, structure),
         accumulated=waiting,
         **stepped(sharded_tensors(model, structure), structure.optimisation),
-        **counts(model, structure),
+        **counts(model, structure.adapters),
     )

@@ -29,6 +29,7 @@ from estimator.parallel.placement import (
 )
 from estimator.resident.overhead import context_bytes
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -139,7 +140,7 @@ class WithTower(NamedTuple):
 
 @lru_cache(maxsize=64)
 def placed_with_tower(
-    model: Model, gpu: Gpu | None, setup: TrainingSetup, gpus: int
+    model: Model, gpu: Gpu | None, adapters: Adapters, precision: Precision, gpus: int
 ) -> WithTower | str:
     """Where ``from_pretrained(device_map="auto")`` puts a model with its vision tower, on idle cards; a sentence if the
     weights are too large for them. A layer that is split is where its first part is.
@@ -148,15 +149,15 @@ def placed_with_tower(
 
     Source: as ``module_devices``; ``image_text_tree``.
     """
-    tree, packing = image_text_tree(model), _packing(setup.adapters)
+    tree, packing = image_text_tree(model), _packing(adapters)
     limits: dict[Device, int] = dict.fromkeys(range(gpus), UNLIMITED if gpu is None else _free(gpu))
     placed = from_pretrained_device_map(
-        model, limits, dtype=setup.precision.dtype.value, packing=packing, with_tower=True
+        model, limits, dtype=precision.dtype.value, packing=packing, with_tower=True
     )
     if {CPU, DISK} & set(placed.values()):
         assert gpu is not None
         return _too_large(gpus, gpu)
-    sizes = weight_sizes(tree, dtype=setup.precision.dtype.value, packing=packing)
+    sizes = weight_sizes(tree, dtype=precision.dtype.value, packing=packing)
     weights = [
         sum(sizes[name] for name, device in placed.items() if device == seat) // 8
         for seat in range(gpus)

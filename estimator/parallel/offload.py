@@ -35,6 +35,7 @@ from estimator.parallel.zero import (
 )
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.setup import FACETS, TrainingSetup
@@ -155,7 +156,7 @@ def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
     ``async_accumulate_grad_in_cpu_via_gpu``.
     """
     part, size = partition(model, setup), width(setup.precision)
-    tensors = trained_elements(model, setup)
+    tensors = trained_elements(model, setup.adapters)
     blocks = (FLOAT32_BYTES * part, FLOAT32_BYTES * part, size * part, size * max(tensors))
     locked = sum(map(pinned, blocks))
     if setup.batch.gradient_accumulation_steps > 1:
@@ -164,12 +165,12 @@ def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
     return Offloaded(locked, _state_bytes(setup.optimisation) * part, 0)
 
 
-def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
+def sub_groups(model: Model, adapters: Adapters, mesh: Mesh) -> list[int]:
     """Elements of one rank's sub-groups of tensors, which stage 3 updates in turn.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``.
     """
-    parts = [ceil_div(count, setup.mesh.num_gpus) for count in trained_elements(model, setup)]
+    parts = [ceil_div(count, mesh.num_gpus) for count in trained_elements(model, adapters)]
     if sum(parts) <= SUB_GROUP:
         return [sum(parts)]
     groups, current = [], 0
@@ -196,7 +197,7 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     ``_setup_for_real_optimizer``, ``_create_param_groups_fp16_flat_cpu_memory``; partition_parameters.py,
     ``_partition_param``; runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py, ``__init__``.
     """
-    size, groups = width(setup.precision), sub_groups(model, setup)
+    size, groups = width(setup.precision), sub_groups(model, setup.adapters, setup.mesh)
     part, largest = sum(groups), max(groups)
     locked = pageable = files = 0
     states = _state_bytes(setup.optimisation)
@@ -210,12 +211,13 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     elif setup.mesh.offload_optimizer is Offload.NVME:
         locked += OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
         files += (2 * FLOAT32_BYTES + states) * part
-    frozen = _frozen_parts(model, setup)
+    frozen = _frozen_parts(model, setup.adapters, setup.mesh)
     if setup.mesh.offload_param is Offload.CPU:
         locked += pinned(size * part) + sum(n * pinned(size * t) for t, n in frozen)
     elif setup.mesh.offload_param is Offload.NVME:
         tensors = [
-            ceil_div(t.elements, setup.mesh.num_gpus) for t, _ in whole_tensors(model, setup)
+            ceil_div(t.elements, setup.mesh.num_gpus)
+            for t, _ in whole_tensors(model, setup.adapters)
         ]
         locked += WEIGHT_BUFFERS * size * max(WEIGHT_BUFFER, *tensors)
         locked += pinned(size * min(part, KEPT_FROM_NVME))
@@ -224,11 +226,11 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     return Offloaded(locked, pageable, files)
 
 
-def _frozen_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
+def _frozen_parts(model: Model, adapters: Adapters, mesh: Mesh) -> list[tuple[int, int]]:
     """Elements of a rank's partition of each unpacked frozen tensor, and its multiplicity."""
     return [
-        (ceil_div(t.elements, setup.mesh.num_gpus), n)
-        for t, n in whole_tensors(model, setup)
+        (ceil_div(t.elements, mesh.num_gpus), n)
+        for t, n in whole_tensors(model, adapters)
         if not t.trained
     ]
 
@@ -342,8 +344,8 @@ def _shards_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int,
 def _parts_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int]:
     """Elements of a rank's partition of trained and of unpacked frozen weights at stage 3."""
     setup = _of(facets)
-    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
-    return sum(sub_groups(model, setup)), frozen
+    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup.adapters, setup.mesh)))
+    return sum(sub_groups(model, setup.adapters, setup.mesh)), frozen
 
 
 def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:

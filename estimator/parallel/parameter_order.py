@@ -28,8 +28,8 @@ from estimator.families.vision_family import (
     tower_outer,
     vision_family,
 )
-from estimator.families.weights import adapter_tensors
-from estimator.parallel.sharding import adapter_shapes, trained_shapes
+from estimator.families.weights import adapter_shapes, adapter_tensors
+from estimator.parallel.sharding import trained_shapes
 from estimator.resident.model import trained_adapter, trained_whole
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable
 from estimator.values.arithmetic import StandIn
@@ -145,17 +145,16 @@ def _named(model: Model) -> list[tuple[str, Located]]:
     ]
 
 
-def trained_in_order(model: Model, setup: TrainingSetup) -> tuple[Trained, ...]:
+def trained_in_order(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
     """Every trained tensor in the order of ``named_parameters``: weights, or adapters and the copies PEFT trains.
 
     Source: torch 2.13, nn/modules/module.py, ``named_parameters``; transformers 5.23, trainer.py,
     ``get_decay_parameter_names`` (no decay for ``nn.LayerNorm`` or names with norm or bias).
     """
-    adapters = setup.adapters
     if not adapters.uses_adapters:
         return _known(model, without_rank(adapters))
     if isinstance(adapters.lora_r, StandIn):  # a step is being recorded for any rank
-        return tuple(_in_order(model, setup))
+        return tuple(_in_order(model, adapters))
     return _known(model, adapters)
 
 
@@ -173,11 +172,11 @@ def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable
     """
     modules = {
         (located.at, located.module.name): located.module
-        for located in _trainable_modules(model, setup)
+        for located in _trainable_modules(model, setup.adapters)
     }
     projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
-    for trained in trained_in_order(model, setup):
+    for trained in trained_in_order(model, setup.adapters):
         module = modules[trained.at, trained.module]
         if trained.part.startswith("lora"):
             place = int(trained.part.removeprefix("lora"))
@@ -195,38 +194,38 @@ def without_rank(adapters: Adapters) -> Adapters:
 
 @lru_cache(maxsize=64)
 def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
-    """The same, remembered: shapes depend on no other keys."""
-    return tuple(_in_order(model, TrainingSetup(adapters=adapters)))
+    """The same, remembered."""
+    return tuple(_in_order(model, adapters))
 
 
-def _trainable_modules(model: Model, setup: TrainingSetup) -> Iterator[Located]:
+def _trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
     """The tower's modules, where the model is loaded with one, and the text's."""
-    if model.vision is not None and sees(model, setup.adapters):
+    if model.vision is not None and sees(model, adapters):
         yield from _tower_in_order(model.vision, model)
     yield from modules_in_order(model)
 
 
-def _in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
+def _in_order(model: Model, adapters: Adapters) -> Iterator[Trained]:
     heads, vision = tied_head(model), model.vision
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
-    for at, module in _trainable_modules(model, setup):
-        if module in heads and not setup.adapters.uses_adapters:
+    for at, module in _trainable_modules(model, adapters):
+        if module in heads and not adapters.uses_adapters:
             continue
         if module not in found:
             of_text = module.part is Part.TEXT or vision is None
             norms = architecture(model if of_text or vision is None else vision.tower).norm
             is_norm = isinstance(module, Norm) and norms in LAYER_NORMS
             found[module] = (
-                len(adapter_shapes(module, setup)),
+                len(adapter_shapes(module, adapters)),
                 not is_norm and not _WITHOUT_DECAY.search(module.name.lower()),
-                tuple(trained_shapes(module, setup)),
+                tuple(trained_shapes(module, adapters)),
             )
-        adapters, decays, shapes = found[module]
+        of_adapters, decays, shapes = found[module]
         for place, shape in enumerate(shapes):
-            if place < adapters:
+            if place < of_adapters:
                 yield Trained(at, module.name, f"lora{place}", shape, decays=True)
             else:
-                own = place - adapters
+                own = place - of_adapters
                 # xIELU's second is a number like its first, and a tower's bare tensors are no biases
                 is_bias = own > 0 and module.name != ACTIVATION
                 if isinstance(module, Kernel):

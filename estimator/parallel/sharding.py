@@ -17,6 +17,7 @@ from estimator.families.registry import family_of
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
 from estimator.families.weights import (
     FLOAT32_BYTES,
+    adapter_shapes,
     adapter_tensors,
     adapter_width,
     elements,
@@ -28,6 +29,7 @@ from estimator.families.weights import (
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision, Model, Part
@@ -237,14 +239,6 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     )
 
 
-def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
-    """Shapes in elements of a module's adapters; empty if it has none.
-
-    Source: as ``adapter_tensors``.
-    """
-    return tuple(tensor.shape for tensor in adapter_tensors(module, setup))
-
-
 def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
     """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
 
@@ -253,14 +247,14 @@ def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
     return weight_shapes(module) if is_copied(module, adapters) else ()
 
 
-def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+def trained_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
     """Shapes in elements of one module's trained tensors: its weights, or its adapters and its copy.
 
     Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
     """
-    if not setup.adapters.uses_adapters:
-        return weight_shapes(module) if is_trained_whole(module, setup.adapters) else ()
-    return (*adapter_shapes(module, setup), *copied_shapes(module, setup.adapters))
+    if not adapters.uses_adapters:
+        return weight_shapes(module) if is_trained_whole(module, adapters) else ()
+    return (*adapter_shapes(module, adapters), *copied_shapes(module, adapters))
 
 
 class TrainedTensor(NamedTuple):
@@ -278,7 +272,7 @@ def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
     """
     if not setup.adapters.uses_adapters:
         width = member_width(setup, is_adapter=False, part=module.part)
-        return [TrainedTensor(shape, width) for shape in trained_shapes(module, setup)]
+        return [TrainedTensor(shape, width) for shape in trained_shapes(module, setup.adapters)]
     upcast = upcasts_trained(setup)
     copied = member_width(setup, is_adapter=False, is_copy=True)
     return [
@@ -365,7 +359,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup.adapters):
-                total += group.alike * _packed_shard(shapes[0], setup)
+                total += group.alike * _packed_shard(shapes[0], setup.adapters, setup.mesh)
                 shapes = shapes[1:]
             shards = [shard_shape(shape, ranks) for shape in shapes]
             width = member_width(setup, is_adapter=False, part=module.part)
@@ -390,13 +384,13 @@ def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
     return total
 
 
-def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
+def _packed_shard(shape: Shape, adapters: Adapters, mesh: Mesh) -> int:
     count = elements(shape)
-    scales = scale_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
+    scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
     packed = packed_bytes(count)
-    if is_packed_sharded(setup.adapters):
-        width = packed_width(setup.adapters)
-        packed = ceil_div(ceil_div(packed, width), setup.mesh.shard_ranks) * width
+    if is_packed_sharded(adapters):
+        width = packed_width(adapters)
+        packed = ceil_div(ceil_div(packed, width), mesh.shard_ranks) * width
     return allocated(packed) + scales
 
 

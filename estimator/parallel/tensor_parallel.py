@@ -27,6 +27,7 @@ from estimator.resident.model import Resident, counts, unsharded
 from estimator.tape.operators import Gradients
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -54,12 +55,12 @@ UNEVEN = Refusal(
 )
 
 
-def check_tensor_parallel(model: Model, setup: TrainingSetup) -> None:
+def check_tensor_parallel(model: Model, mesh: Mesh) -> None:
     """Raises ``RefusedError`` if the ranks cannot divide the model's heads and widths.
 
     Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaAttention.forward`` (``view`` by whole heads).
     """
-    ranks = setup.mesh.tp_size
+    ranks = mesh.tp_size
     if ranks == 1:
         return
     if not family_of(model).has_tp_plan or model.vision is not None or model.num_experts:
@@ -113,7 +114,7 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
         gradients=rank.gradients + rows - own,
         accumulated=rank.accumulated + rows - own,
         transient=rank.transient + own,
-        **counts(model, structure),
+        **counts(model, structure.adapters),
     )
 
 

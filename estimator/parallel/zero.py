@@ -23,13 +23,14 @@ from estimator.families.modules import Module, is_after_layers, is_quantized, we
 from estimator.families.vision_family import sees, vision_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
+    adapter_shapes,
     elements,
     packed_bytes,
     quantized_bytes,
     scale_bytes,
 )
 from estimator.parallel.parameter_order import At, trained_in_order, without_rank
-from estimator.parallel.sharding import adapter_shapes, packed_width, sharded_on_init
+from estimator.parallel.sharding import packed_width, sharded_on_init
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.operators import call_back
@@ -100,22 +101,24 @@ def gathers_nothing(mesh: Mesh) -> bool:
     return alone and mesh.offload_param is Offload.NONE
 
 
-def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Rules | None:
+def gathering(
+    model: Model, adapters: Adapters, mesh: Mesh, *, trained: bool = True
+) -> Rules | None:
     """Stage 3's gather settings, in elements: 0.9 h² prefetched, tensors up to 10 h persistent; None if it gathers
     nothing.
 
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
     ``stage3_param_persistence_threshold``.
     """
-    if not setup.mesh.strategy.gathers_modules or gathers_nothing(setup.mesh):
+    if not mesh.strategy.gathers_modules or gathers_nothing(mesh):
         return None
     hidden = model.hidden_size
     return Rules(
         prefetched=9 * hidden**2 // 10,
         persistent=10 * hidden,
-        is_offloaded=setup.mesh.offload_param is not Offload.NONE,
-        alone=setup.mesh.num_gpus == 1,
-        is_wrapped=setup.adapters.uses_adapters and trained,
+        is_offloaded=mesh.offload_param is not Offload.NONE,
+        alone=mesh.num_gpus == 1,
+        is_wrapped=adapters.uses_adapters and trained,
         is_frozen=not trained,
     )
 
@@ -130,31 +133,31 @@ def _modules(model: Model, adapters: Adapters) -> Iterable[tuple[Module, int]]:
             yield module, count
 
 
-def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
+def _tensors(module: Module, adapters: Adapters) -> list[Counted]:
     """One module's own unpacked weights, and its adapters."""
-    own = weight_shapes(module)[1 if is_quantized(module, setup.adapters) else 0 :]
-    trained = not setup.adapters.uses_adapters and is_trained_whole(module, setup.adapters)
+    own = weight_shapes(module)[1 if is_quantized(module, adapters) else 0 :]
+    trained = not adapters.uses_adapters and is_trained_whole(module, adapters)
     return [
         *(Counted(elements(shape), trained) for shape in own),
-        *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
+        *(Counted(elements(shape), True) for shape in adapter_shapes(module, adapters)),
     ]
 
 
-def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int]]:
+def whole_tensors(model: Model, adapters: Adapters) -> list[tuple[Counted, int]]:
     """Every unpacked tensor, including adapters, with its elements and multiplicity.
 
     Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
     """
-    modules = _modules(model, setup.adapters)
-    return [(t, n) for module, n in modules for t in _tensors(module, setup)]
+    modules = _modules(model, adapters)
+    return [(t, n) for module, n in modules for t in _tensors(module, adapters)]
 
 
-def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
+def trained_elements(model: Model, adapters: Adapters) -> list[int]:
     """Elements of every trained tensor, in the order of ``model.parameters()``.
 
     Source: as ``trained_in_order``.
     """
-    return [elements(tensor.shape) for tensor in trained_in_order(model, setup)]
+    return [elements(tensor.shape) for tensor in trained_in_order(model, adapters)]
 
 
 def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
@@ -168,7 +171,7 @@ def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], .
 @lru_cache(maxsize=32)
 def _groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
     groups: tuple[list[int], list[int]] = ([], [])
-    for tensor in trained_in_order(model, TrainingSetup(adapters=adapters)):
+    for tensor in trained_in_order(model, adapters):
         groups[not tensor.decays].append(elements(tensor.shape))
     return tuple(tuple(group) for group in groups if group)
 
@@ -177,9 +180,8 @@ Counting = Callable[[Model, Adapters, int], int]
 """A count from the trained tensors, of this rank of adapters, and the number of GPUs."""
 
 
-def _counted(model: Model, setup: TrainingSetup, gpus: int, count: Counting) -> int:
+def _counted(model: Model, adapters: Adapters, gpus: int, count: Counting) -> int:
     """A count over thousands of tensors, which a step that is recorded for any rank holds as one operation."""
-    adapters = setup.adapters
 
     def counted(rank: int, gpus: int) -> int:
         return count(model, replace(adapters, lora_r=rank), gpus)
@@ -199,7 +201,9 @@ def partition(model: Model, setup: TrainingSetup, ranks: int | None = None) -> i
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
-    return _counted(model, setup, setup.mesh.num_gpus if ranks is None else ranks, _partition)
+    return _counted(
+        model, setup.adapters, setup.mesh.num_gpus if ranks is None else ranks, _partition
+    )
 
 
 def _partition(model: Model, adapters: Adapters, gpus: int) -> int:
@@ -242,7 +246,7 @@ def most_kept_bytes(model: Model, setup: TrainingSetup) -> int:
     def most(model: Model, adapters: Adapters, gpus: int) -> int:
         return allocated(size * max(kept_gradients(model, adapters, gpus)))
 
-    return _counted(model, setup, setup.mesh.num_gpus, most)
+    return _counted(model, setup.adapters, setup.mesh.num_gpus, most)
 
 
 def keeps_parts(mesh: Mesh) -> bool:
@@ -290,7 +294,7 @@ class Parts:
     def __init__(self, model: Model, setup: TrainingSetup) -> None:
         self._model, self._setup = model, setup
         self._by_layer: dict[At | None, Places] = {}
-        trained = trained_in_order(model, setup)
+        trained = trained_in_order(model, setup.adapters)
         tensors = [(int(not tensor.decays), elements(tensor.shape), tensor) for tensor in trained]
         ends, totals = [0, 0], [0, 0]
         for group, count, _ in tensors:
@@ -430,7 +434,9 @@ def most_kept_of(model: Model, setup: TrainingSetup, ranks: int) -> MostKept:
     def most_kept(owners: Collection[range]) -> int:
         numbers = frozenset(map(parts.ranges.index, owners))
         if numbers not in known:
-            known[numbers] = _counted(model, setup, ranks, _most_of(parts, alike, numbers, size))
+            known[numbers] = _counted(
+                model, setup.adapters, ranks, _most_of(parts, alike, numbers, size)
+            )
         return known[numbers]
 
     return most_kept
@@ -497,7 +503,7 @@ def after_backward(model: Model, setup: TrainingSetup, gpus: int) -> int:
     def most(model: Model, adapters: Adapters, gpus: int) -> int:
         return _after_backward(model, adapters, gpus, size, offloads=offloads)
 
-    return _counted(model, setup, gpus, most)
+    return _counted(model, setup.adapters, gpus, most)
 
 
 def _after_backward(
@@ -569,12 +575,12 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     """
     ranks, size = setup.mesh.num_gpus, width(setup.precision)
     bucket, optimisation = size * model.hidden_size**2, setup.optimisation
-    whole = whole_tensors(model, setup)
+    whole = whole_tensors(model, setup.adapters)
     stage3 = setup.mesh.strategy.shards_weights
     held = (_sharded_weights if stage3 else _whole_weights)(model, setup, whole)
     if setup.mesh.offload_optimizer is not Offload.NONE:
         on_the_gpu = held.accumulated if setup.mesh.strategy.reduces_after_backward else 0
-        beside = bucket if stage3 else size * max(trained_elements(model, setup))
+        beside = bucket if stage3 else size * max(trained_elements(model, setup.adapters))
         if setup.mesh.offload_optimizer is Offload.NVME:
             beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
         return RankBytes(held.weights, 0, on_the_gpu, 0, States(0, 0), beside)
@@ -585,7 +591,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     master = FLOAT32_BYTES * held.part
     at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
     if not stage3:  # a rank's slice of the largest tensor, which may fill its partition
-        at_once = min(held.part, max(trained_elements(model, setup)))
+        at_once = min(held.part, max(trained_elements(model, setup.adapters)))
     transient = max(
         NORM_WIDTH * at_once,
         held.stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
@@ -645,7 +651,9 @@ def _sharded_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held
 def _whole_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
     """Of stages 1 and 2: all weights, and the gradients of whole tensors."""
     part, size = partition(model, setup), width(setup.precision)
-    packed = sum(n * _packed(module, setup) for module, n in _modules(model, setup.adapters))
+    packed = sum(
+        n * _packed(module, setup.adapters) for module, n in _modules(model, setup.adapters)
+    )
     weights = size * sum(n * t.elements for t, n in whole) + packed
     gradients, accumulated = most_kept_bytes(model, setup), 0
     if setup.batch.gradient_accumulation_steps > 1:
@@ -663,7 +671,7 @@ def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: as ``rank_bytes``.
     """
     ranks, size, persistent = setup.mesh.num_gpus, width(setup.precision), 10 * model.hidden_size
-    whole = whole_tensors(model, setup)
+    whole = whole_tensors(model, setup.adapters)
     small = sum(n * t.elements for t, n in whole if t.elements <= persistent)
     small = 0 if gathers_nothing(setup.mesh) else small
     parts = sum(n * ceil_div(t.elements, ranks) for t, n in whole)
@@ -680,11 +688,11 @@ def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
     return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
 
 
-def _packed(module: Module, setup: TrainingSetup) -> int:
-    if not is_quantized(module, setup.adapters):
+def _packed(module: Module, adapters: Adapters) -> int:
+    if not is_quantized(module, adapters):
         return 0
     count = elements(weight_shapes(module)[0])
-    return quantized_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
+    return quantized_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
 
 
 def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
@@ -722,7 +730,7 @@ def sent_from_stage_2(part: int) -> ToHost:
     return lambda gradients: NORM_WIDTH * smaller(max(gradients), part)
 
 
-def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
+def sent_from_stage_3(precision: Precision, mesh: Mesh, ranks: int) -> ToHost:
     """Bytes at stage 3 while partitions of gradients go to the host.
 
         p · width  +  the larger of 8 · min(p, 250 million) and 4 · p     p: elements of the largest partition
@@ -732,17 +740,17 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``partition_grads``, ``_offload_grad_partition_at_boundary`` and
     ``_swap_out_offload_fp32_gradients``.
 
-    >>> sent_from_stage_3(TrainingSetup(), 2)([10, 20]) == 10 * 2 + 10 * 8
+    >>> sent_from_stage_3(Precision(), Mesh(), 2)([10, 20]) == 10 * 2 + 10 * 8
     True
     """
-    waits = setup.mesh.offload_optimizer is Offload.NVME
+    waits = mesh.offload_optimizer is Offload.NVME
 
     def beside(gradients: Sequence[int]) -> int:
         parts = [ceil_div(elements, ranks) for elements in gradients]
         largest = max(parts)
         others = FLOAT32_BYTES * (sum(parts) - largest) if waits else 0
         norm = NORM_WIDTH * smaller(largest, NORM_PART)
-        return others + largest * width(setup.precision) + larger(norm, FLOAT32_BYTES * largest)
+        return others + largest * width(precision) + larger(norm, FLOAT32_BYTES * largest)
 
     return beside
 

@@ -65,7 +65,7 @@ class ZeroHooks(Hooks):
         most_kept = most_kept_of(model, setup, ranks) if self._parts is not None else None
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, most_kept)
-        self._gathers = gathering(model, setup) is not None
+        self._gathers = gathering(model, setup.adapters, setup.mesh) is not None
         self._called: set[At | Part | None] = set()
         """The layers that were called, and what lies outside them: None for the text's, a part for a tower's. Their
         gradients are taken over once."""
@@ -144,7 +144,7 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
     if setup.mesh.offload_optimizer is Offload.NONE:
         return None
     if setup.mesh.strategy.gathers_modules:
-        return sent_from_stage_3(setup, ranks)
+        return sent_from_stage_3(setup.precision, setup.mesh, ranks)
     return sent_from_stage_2(partition(model, setup, ranks))
 
 
@@ -206,5 +206,5 @@ def zero_part(model: Model, structure: TrainingSetup) -> Resident:
         transient=of.transient,
         states=of.states,
         communication=of.communication,
-        **counts(model, structure),
+        **counts(model, structure.adapters),
     )

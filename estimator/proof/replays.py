@@ -89,7 +89,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
     hardware = allocations.hardware_of(gpu)
     logs = [
         allocations.allocations(model, hardware, setup, MOVED, rank, on_host=False)[0]
-        for rank in ranks_played(model, setup)
+        for rank in ranks_played(model, setup.adapters, setup.mesh)
     ]
     divisions = setup.allocator.roundup_power2_divisions
     found = [_blocks(blocks.rounded(log, divisions), setup) for log in logs]

@@ -34,6 +34,7 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import COMPONENTS
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Model
@@ -96,8 +97,12 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Modules that a step on text does not run get no gradient, and optimizers skip them: ``idle_tensors``.
     """
     text = tuple(text_modules(model, setup.adapters)), copied_modules(model, setup.adapters)
-    run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup.adapters))
-    idle = {module for module, _ in idle_modules(model, setup)}
+    run = (
+        *run_on_text(model, setup.adapters, setup.images),
+        *text[0],
+        *adapted_tied_head(model, setup.adapters),
+    )
+    idle = {module for module, _ in idle_modules(model, setup.adapters, setup.images)}
     copies = [(module, count) for module, count in text[1] if module not in idle]
     return trained_of(run, copies, setup)
 
@@ -108,7 +113,7 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
     optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
     """
-    idle = dict(idle_modules(model, setup))
+    idle = dict(idle_modules(model, setup.adapters, setup.images))
     copies = [copy for copy in copied_modules(model, setup.adapters) if copy[0] in idle]
     return trained_of(idle.items(), copies, setup)
 
@@ -234,7 +239,7 @@ def whole(
         gradients=gradients,
         accumulated=gradients,
         **step,
-        **counts(model, structure),
+        **counts(model, structure.adapters),
     )
 
 
@@ -264,14 +269,14 @@ def stepped(tensors: Sequence[Trainable], optimisation: Optimisation) -> Stepped
     }
 
 
-def counts(model: Model, structure: TrainingSetup) -> Counts:
+def counts(model: Model, adapters: Adapters) -> Counts:
     """Parameters of the whole model (a count), regardless of what one GPU holds.
 
     Source: derived, from the tables of modules.
     """
     return {
         "total_parameters": total_parameters(model)
-        + tower_parameters(model, structure.adapters)
-        + adapter_parameters(model, structure),
-        "trainable_parameters": trainable_parameters(model, structure),
+        + tower_parameters(model, adapters)
+        + adapter_parameters(model, adapters),
+        "trainable_parameters": trainable_parameters(model, adapters),
     }

@@ -138,7 +138,7 @@ def _candidates(
             keys["optim_state_dtype"] = None
         if method.has_adapters:
             adapted = replace(setup, **keys)
-            targets = default_targets(model, adapted)
+            targets = default_targets(model, adapted.adapters)
             if targets != adapted.adapters.lora_target_modules:
                 keys["lora_target_modules"] = targets
     for way in (Strategy.NONE,) if number == 1 else (Strategy.DDP, *WAYS):

@@ -279,14 +279,14 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
 def _references(setup: TrainingSetup) -> Iterator[Change]:
     """What an objective can do without: its reference model on the GPU, all rows at once."""
     objective = setup.task.objective
-    if setup.asks_reference and not objective.generates:
+    if setup.task.asks_reference and not objective.generates:
         leaves = ", and then leaves the GPU" if setup.keeps_reference else ""
         yield Change(
             "Reference precomputed",
             f"The same result: the reference is asked once about every example, before training{leaves}.",
             (
                 {"precompute_ref_log_probs": True}
-                | ({"loss": Loss.CHUNKED_TRL} if setup.freezes_reference else {}),
+                | ({"loss": Loss.CHUNKED_TRL} if setup.task.given_loss.freezes_reference else {}),
             ),
         )
     if objective.compares_rows:

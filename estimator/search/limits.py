@@ -103,7 +103,7 @@ def _largest(
 def shortest_row(model: Model, setup: TrainingSetup) -> int:
     """The shortest row that leaves the loss a token and holds the images of an example, in tokens."""
     seen = row_of_images(model, setup.images) if sees(model, setup.adapters) else 0
-    return max(least_length(setup), seen)
+    return max(least_length(setup.task), seen)
 
 
 def _most_generated(model: Model, setup: TrainingSetup) -> int:

@@ -474,7 +474,7 @@ def with_adapters(model: Model, setup: TrainingSetup) -> Keys:
     adapted = setup.replace(method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup.optimisation))
     if refused_targets(model, adapted.adapters):
-        keys["lora_target_modules"] = default_targets(model, adapted)
+        keys["lora_target_modules"] = default_targets(model, adapted.adapters)
     return keys
 
 

@@ -84,6 +84,9 @@ from estimator.tape.tape import (
     TEMPORARIES,
 )
 from estimator.values.arithmetic import allocated
+from estimator.values.facets.allocator import Allocator
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Phase
 
@@ -210,7 +213,7 @@ def allocations(
     """
     same, workspace = structure(setup), hardware.workspace
     steps, evaluated = _passes_at(model, hardware.card, setup)
-    every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup)
+    every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup.optimisation)
     fixed = _fixed(
         model, card, same, bool(setup.optimisation.max_grad_norm), made, rank, on_host=on_host
     )
@@ -246,9 +249,9 @@ def _passes_at(
     return steps, [_PassAt(evaluation_plan(model, structure(setup)), sizes, card)]
 
 
-def _card_of_step(card: Card, setup: TrainingSetup) -> Card:
+def _card_of_step(card: Card, optimisation: Optimisation) -> Card:
     """The card on which the optimizer's step depends: any where it sums no rows."""
-    return card if RULES[setup.optimisation.optim].sums_rows else Card()
+    return card if RULES[optimisation.optim].sums_rows else Card()
 
 
 class _Named(int):
@@ -385,7 +388,7 @@ def _written(
             others = _Others(waiting, left, records and number == 0, rank, number)
             found += _pass(writer, keys, model, micro_step, setup, workspace, others)
             waiting.collects = False
-            found.append(PassPiece(writer.stretch(_waited(setup))))
+            found.append(PassPiece(writer.stretch(_waited(setup.mesh))))
         return found
 
     step = passes()
@@ -409,7 +412,7 @@ def _written(
         for piece in step if number > 1 else first_step:
             if piece.stretch != BEFORE_BACKWARD:
                 writer.run(number, piece)
-            elif _empties(setup, number):
+            elif _empties(setup.allocator, number):
                 writer.run(number, emptied)
         own = writer.trace.optimizers[min(number, len(writer.trace.optimizers)) - 1]
         writer.run(number, PassPiece(own))
@@ -420,21 +423,21 @@ def _written(
     return writer
 
 
-def _empties(setup: TrainingSetup, step: int) -> bool:
+def _empties(allocator: Allocator, step: int) -> bool:
     """Whether Trainer empties the cache in a step, counted from 1. The last one played stands for all later ones.
 
     Source: transformers 5.23, trainer.py, ``training_step`` (between ``compute_loss`` and ``backward``).
     """
-    every = setup.allocator.torch_empty_cache_steps
+    every = allocator.torch_empty_cache_steps
     return every is not None and ((step - 1) % every == 0 or step == STEPS)
 
 
-def _waited(setup: TrainingSetup) -> Iterator[Request]:
+def _waited(mesh: Mesh) -> Iterator[Request]:
     """The CPU reads the loss of each micro-step, so that what FSDP 1 frees late is free by then.
 
     Source: transformers 5.23, trainer.py, ``_run_epoch`` (``torch.isnan(tr_loss_step)``).
     """
-    if setup.mesh.uses_fsdp1:
+    if mesh.uses_fsdp1:
         yield Request(WAIT, HELD)
 
 
@@ -474,10 +477,13 @@ def _fixed(
         trained = trained_groups(part, same)
         clipped = [*norms(chain(*trained))] if clips else []
         first = keys.first
-        optimizer = [*clipped, *optimizer_step(keys, trained, same, resident, card)]
+        optimizer = [*clipped, *optimizer_step(keys, trained, same.optimisation, resident, card)]
         if RULES[same.optimisation.optim].steps_differ:
             later = [
-                [*clipped, *optimizer_step(Keys(first), trained, same, resident, card, step)]
+                [
+                    *clipped,
+                    *optimizer_step(Keys(first), trained, same.optimisation, resident, card, step),
+                ]
                 for step in range(2, 1 + STEPS)
             ]
     again: list[Request] = []
@@ -565,7 +571,11 @@ class _Segments:
         run = self._here.schedule.runs[index]
         if self._rank is not None:
             runs = self._here.schedule.runs
-            return [*places(self._model, self._setup, self._rank, runs, index)]
+            return [
+                *places(
+                    self._model, self._setup.adapters, self._setup.mesh, self._rank, runs, index
+                )
+            ]
         gathered = self._gathers.get(run.model)
         return gathered.runs[index] if gathered else [0] * run.length
 

@@ -60,7 +60,10 @@ from estimator.step.zero_requests import (
     sharded,
 )
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.objective import Task
+from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -93,7 +96,7 @@ def load_requests(
     elif _knows_each(model, same):
         load = [*_one_after_another(keys, model, same, resident, made)]
     else:
-        load = [*_unordered(model, same, resident)]
+        load = [*_unordered(model, same.adapters, same.mesh, resident)]
     load += _reference(own, same, resident.reference)
     if made is MOVED and not same.mesh.strategy.shards_states:
         load.append(Request(EMPTY, HELD))  # Trainer empties the cache before it trains
@@ -132,10 +135,10 @@ def _one_after_another(
     own, tied = _own_modules(model), tied_head(model)
     modules = [located.module for located in modules_in_order(model)]
     if same.adapters.has_packed_base:
-        yield from _warmed_up(own, same)
+        yield from _warmed_up(own, same.adapters, same.precision)
         yield from _packed(keys, model, same)
     elif same.mesh.tp_size > 1:
-        yield from _warmed_up(own, same)
+        yield from _warmed_up(own, same.adapters, same.precision)
         yield from _arriving(model, same)
     else:
         for module in own:
@@ -152,12 +155,14 @@ def _one_after_another(
     yield from _pieces(resident.adapters - sum(tensor.bytes for tensor in tensors), 1)
 
 
-def _unordered(model: Model, same: TrainingSetup, resident: Resident) -> Iterator[Request]:
+def _unordered(
+    model: Model, adapters: Adapters, mesh: Mesh, resident: Resident
+) -> Iterator[Request]:
     """Equal pieces, as many as there are weights, or units of FSDP 1."""
     pieces = sum(
-        count * len(weight_shapes(module)) for module, count in made_modules(model, same.adapters)
+        count * len(weight_shapes(module)) for module, count in made_modules(model, adapters)
     )
-    if same.mesh.uses_fsdp1:
+    if mesh.uses_fsdp1:
         pieces = model.num_hidden_layers + 1
     return _pieces(resident.weights + resident.adapters, pieces)
 
@@ -238,13 +243,13 @@ def _sharded(
                 again += arrives
     wholes = [
         allocated(trained_width(same) * elements(tensor.shape))
-        for tensor in trained_in_order(model, same)
+        for tensor in trained_in_order(model, same.adapters)
     ]
     sharded_ = [*sharded(model, same, [*frozen, *again], wholes, HELD, keys.new)]
     yield from sharded_
     expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
     expected += resident.accumulated + resident.communication
-    counted, few = whole_tensors(model, same), 10 * model.hidden_size
+    counted, few = whole_tensors(model, same.adapters), 10 * model.hidden_size
     small = sum(count for tensor, count in counted if tensor.elements <= few)
     yield from _pieces(expected - _held_bytes(sharded_), max(1, small))
 
@@ -315,7 +320,9 @@ def _pieces(total: int, count: int) -> Iterator[Request]:
         yield from (Request(TAKE, HELD, allocated(ceil_div(total, count))) for _ in range(count))
 
 
-def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Request]:
+def _warmed_up(
+    modules: Iterable[Module], adapters: Adapters, precision: Precision
+) -> Iterator[Request]:
     """One block of all weights as they stay, without scales, freed before the first one arrives.
 
     Its segment is cut up for the weights, so it is never given back. A model that is packed, or divided among ranks, is
@@ -327,11 +334,11 @@ def _warmed_up(modules: Iterable[Module], same: TrainingSetup) -> Iterator[Reque
     total = 0
     for module in modules:
         weight, *rest = map(elements, weight_shapes(module)) if weight_shapes(module) else (0,)
-        if is_quantized(module, same.adapters):
-            total += weight if same.adapters.has_8bit_base else packed_bytes(weight)
+        if is_quantized(module, adapters):
+            total += weight if adapters.has_8bit_base else packed_bytes(weight)
         else:
-            total += weight * same.precision.dtype.bytes
-        total += sum(rest) * same.precision.dtype.bytes
+            total += weight * precision.dtype.bytes
+        total += sum(rest) * precision.dtype.bytes
     yield Request(TAKE, WARM_UP, allocated(total))
     yield Request(GIVE, WARM_UP)
 
@@ -440,7 +447,7 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
     (``_is_quantized_model``).
     """
     in_the_end: list[tuple[int, int, int]] = []
-    recasts = same.adapters.has_packed_base and _is_trls(same)
+    recasts = same.adapters.has_packed_base and _is_trls(same.task)
     for module in modules:
         tensors = adapter_tensors(module, same)
         is_8bit = same.adapters.has_8bit_base and is_quantized(module, same.adapters)
@@ -480,11 +487,11 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
         yield Request(GIVE, own)
 
 
-def _is_trls(same: TrainingSetup) -> bool:
+def _is_trls(task: Task) -> bool:
     """Whether one of TRL's trainers trains."""
-    if same.task.objective.is_causal_lm:
-        return same.task.given_loss.tiles_logits
-    return bool(same.task.objective.trl)
+    if task.objective.is_causal_lm:
+        return task.given_loss.tiles_logits
+    return bool(task.objective.trl)
 
 
 def _flat_states(keys: Keys, resident: Resident, mesh: Mesh) -> Iterator[Request]:

@@ -24,7 +24,7 @@ from estimator.step.blocks import (
 from estimator.step.request_keys import STEPPED, Keys, scratch, taken
 from estimator.tape.scratch import Card, rows_summed
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.specs import Optimizer
 
 NORM_CHUNK = 65_536
@@ -50,7 +50,7 @@ def flat_step(resident: Resident) -> Iterator[Request]:
 def optimizer_step(
     keys: Keys,
     groups: Sequence[Sequence[Trainable]],
-    setup: TrainingSetup,
+    optimisation: Optimisation,
     resident: Resident,
     card: Card,
     step: int = 1,
@@ -59,7 +59,7 @@ def optimizer_step(
 
     ``step``: of those played, from 1; only APOLLO's differ.
     """
-    optim, width = setup.optimisation.optim, setup.optimisation.optim_state_dtype
+    optim, width = optimisation.optim, optimisation.optim_state_dtype
     if optim is Optimizer.ADAFACTOR:
         yield from _adafactor(keys, chain(*groups), card)
         return

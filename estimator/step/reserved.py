@@ -148,7 +148,7 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
         settings = settings_of(setup.allocator)
         return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
-    ranks = ranks_played(model, setup)
+    ranks = ranks_played(model, setup.adapters, setup.mesh)
     is_whole = setup.mesh.strategy.keeps_whole
     ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
     return [run(made, rank) for made in ways for rank in ranks]

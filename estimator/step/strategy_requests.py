@@ -29,6 +29,7 @@ from estimator.tape.tape import (
     WEIGHTS,
     Mark,
 )
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Phase
@@ -171,11 +172,11 @@ KEEPS, SHARES = 1, 2
 
 
 def places(
-    model: Model, setup: TrainingSetup, rank: int, runs: Sequence[Run], index: int
+    model: Model, adapters: Adapters, mesh: Mesh, rank: int, runs: Sequence[Run], index: int
 ) -> Iterator[int]:
     """For each repetition of a run, what its reductions bring."""
     run = runs[index]
-    where = reached(model, setup.adapters, setup.mesh.num_gpus, rank)
+    where = reached(model, adapters, mesh.num_gpus, rank)
     backward = [at for at, run in enumerate(runs) if run.phase is Phase.BACKWARD]
     if index not in backward:
         yield from [0] * run.length

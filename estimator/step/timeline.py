@@ -295,7 +295,7 @@ class Plan:
         training: bool = True,
         objective: MicroStep | None = None,
     ) -> None:
-        self._objective = objective or step_of(setup)
+        self._objective = objective or step_of(setup.task)
         model, setup = as_played(model, setup)
         self._model = model
         self._setup = setup.replace(attn_implementation=attention_of(model, setup.computation))
@@ -348,7 +348,9 @@ class Plan:
         step.tape.close()
         runs = list(runs_of(program.marks, step.stacks, step.labels))
         rules = [
-            gathering(of.model, of.given, trained=of.trained) if stack is of.stack else None
+            gathering(of.model, of.given.adapters, of.given.mesh, trained=of.trained)
+            if stack is of.stack
+            else None
             for of in step.models
             for stack in of.stacks
         ]

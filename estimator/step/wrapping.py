@@ -11,6 +11,7 @@ from estimator.families.modules import Embedding, Module, weight_shapes
 from estimator.families.vision_family import sees
 from estimator.families.weights import (
     FLOAT32_BYTES,
+    adapter_shapes,
     adapter_width,
     buffer_bytes,
     elements,
@@ -29,7 +30,6 @@ from estimator.parallel.sharding import (
     ROOT,
     TAIL,
     TrainedTensor,
-    adapter_shapes,
     fsdp_groups,
     member_width,
     shard_shape,
@@ -39,6 +39,7 @@ from estimator.parallel.sharding import (
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, GIVE_ALL, TAKE, Request
 from estimator.values.arithmetic import allocated
+from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload
 
@@ -94,7 +95,7 @@ def wrapped(
     for _, of_layer in groupby(layers, key=lambda located: located.at):
         yield from group(whole, [located.module for located in of_layer])
         yield Request(GIVE_ALL, whole)
-    for modules in _outside(model, setup):
+    for modules in _outside(model, setup.adapters):
         yield from group(whole, modules)
     yield Request(GIVE_ALL, whole)
 
@@ -107,7 +108,7 @@ class _Unit(NamedTuple):
     is_adapter: bool
 
 
-def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
+def _units(model: Model, adapters: Adapters) -> Iterator[list[_Unit]]:
     """A layer or the root, and the adapters in it; the layers in order, the root last."""
     tied = tied_head(model)
     untied = [located for located in modules_in_order(model) if located.module not in tied]
@@ -116,13 +117,13 @@ def _units(model: Model, setup: TrainingSetup) -> Iterator[list[_Unit]]:
     layers = groupby(inside, key=lambda located: located.at)
     for group in (*(list(of_layer) for _, of_layer in layers), outside):
         modules = [located.module for located in group]
-        sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
+        sizes = [size for module in modules for size in module_sizes(module, adapters)]
         yield [
             _Unit(tuple(sizes), is_adapter=False),
             *(
                 _Unit((elements(shape),), is_adapter=True)
-                for module in (modules if setup.adapters.uses_adapters else ())
-                for shape in adapter_shapes(module, setup)
+                for module in (modules if adapters.uses_adapters else ())
+                for shape in adapter_shapes(module, adapters)
             ),
         ]
 
@@ -151,7 +152,7 @@ def flattened(
     ``flatten_tensors``, ``shard``, ``init_flat_param_attributes``; csrc/distributed/c10d/comm.cpp,
     ``broadcast_coalesced``; accelerate 1.15, accelerator.py, ``prepare_model``.
     """
-    groups = [*_units(model, setup)]
+    groups = [*_units(model, setup.adapters)]
     root, beside = groups[-1][0], buffer_bytes(model)
     whole = new_keys(2)
     flat = whole + 1
@@ -212,7 +213,7 @@ def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Source: as ``flat_tensors``, layer by layer.
     """
     found = []
-    groups = [*_units(model, setup)]
+    groups = [*_units(model, setup.adapters)]
     for unit in (unit for group in (groups[-1], *groups[:-1]) for unit in group):
         if unit.is_adapter != setup.adapters.uses_adapters:
             continue
@@ -225,8 +226,8 @@ def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
     return found
 
 
-def _outside(model: Model, setup: TrainingSetup) -> list[Sequence[Module]]:
-    groups = {group.name: group.modules for group in fsdp_groups(model, setup.adapters)}
+def _outside(model: Model, adapters: Adapters) -> list[Sequence[Module]]:
+    groups = {group.name: group.modules for group in fsdp_groups(model, adapters)}
     return [groups[name] for name in (EMBEDDING, TAIL, ROOT)]
 
 
@@ -246,7 +247,7 @@ def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """
     tensors = sharded_tensors(model, setup)
     grouped = [tensor._replace(alike=1) for tensor in tensors for _ in range(tensor.alike)]
-    outside = {module for modules in _outside(model, setup) for module in modules}
+    outside = {module for modules in _outside(model, setup.adapters) for module in modules}
     ordered = [
         Trainable(
             shard_shape(part.shape, setup.mesh.shard_ranks),

@@ -30,6 +30,8 @@ from estimator.step.blocks import EMPTY, GIVE, GIVE_ALL, TAKE, TAKE_ONCE, Reques
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
+from estimator.values.facets.precision import Precision
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload
 
@@ -80,7 +82,7 @@ def has_shards(mesh: Mesh) -> bool:
     )
 
 
-def ranks_played(model: Model, setup: TrainingSetup) -> tuple[int, ...]:
+def ranks_played(model: Model, adapters: Adapters, mesh: Mesh) -> tuple[int, ...]:
     """The ranks whose runs differ, and which need most: under ZeRO 1 and 2 the two that keep most gradients, and both
     ends; else the first.
 
@@ -88,11 +90,11 @@ def ranks_played(model: Model, setup: TrainingSetup) -> tuple[int, ...]:
 
     Source: ``kept_gradients``; traces of PyTorch's allocator (``tests/verify``).
     """
-    if not has_partitions(setup.mesh):
+    if not has_partitions(mesh):
         return (0,)
-    kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
-    fullest = sorted(range(setup.mesh.num_gpus), key=lambda rank: -kept[rank])
-    return tuple(dict.fromkeys([*fullest[:2], 0, setup.mesh.num_gpus - 1]))
+    kept = kept_gradients(model, adapters, mesh.num_gpus)
+    fullest = sorted(range(mesh.num_gpus), key=lambda rank: -kept[rank])
+    return tuple(dict.fromkeys([*fullest[:2], 0, mesh.num_gpus - 1]))
 
 
 class Reached(NamedTuple):
@@ -116,7 +118,7 @@ def reached(model: Model, adapters: Adapters, ranks: int, rank: int) -> Reached:
     owners: defaultdict[At, set[int]] = defaultdict(set)
     places, starts = [0, 0], [0, 0]
     own: list[At] = []
-    trained = trained_in_order(model, TrainingSetup(adapters=adapters))
+    trained = trained_in_order(model, adapters)
     numbers = {decays: number for number, decays in enumerate(_decaying(trained))}
     for tensor in trained:
         number = numbers[tensor.decays]
@@ -149,7 +151,7 @@ def flat_weights(
     Source: ``__init__`` (``flatten_on_accelerator``), ``initialize_optimizer_states``.
     """
     size, found = width(setup.precision), groups(model, setup.adapters, setup.mesh.num_gpus)
-    trained = trained_in_order(model, setup)
+    trained = trained_in_order(model, setup.adapters)
     first = new_keys(len(trained))
     for at, tensor in enumerate(trained):
         yield Request(TAKE, first + at, allocated(size * elements(tensor.shape)))
@@ -289,28 +291,26 @@ def stepped(
                     yield Request(GIVE, temporary)
             start += count
     for group in found:
-        yield from _updated(group.part, setup, temporary, new_keys)
+        yield from _updated(group.part, setup.precision, setup.optimisation, temporary, new_keys)
 
 
 def _updated(
-    part: int, setup: TrainingSetup, temporary: int, new_keys: NewKeys
+    part: int, precision: Precision, optimisation: Optimisation, temporary: int, new_keys: NewKeys
 ) -> Iterator[Request]:
     """One flat tensor of so many elements is updated."""
-    size = width(setup.precision)
+    size = width(precision)
     if size != FLOAT32_BYTES:
         yield Request(TAKE, temporary, allocated(size * part))
     gradient = new_keys(1)
     yield Request(TAKE, gradient, allocated(FLOAT32_BYTES * part))
     yield Request(GIVE_ALL, temporary)
     flat = Trainable((part,), FLOAT32_BYTES, 1)
-    states = state_tensors(flat, setup.optimisation.optim, setup.optimisation.optim_state_dtype)
+    states = state_tensors(flat, optimisation.optim, optimisation.optim_state_dtype)
     key = new_keys(len(states))
     for at, state in enumerate(states):
         if state:
             yield Request(TAKE_ONCE, key + at, state)
-    if beside := step_transient(
-        [flat], setup.optimisation.optim, setup.optimisation.optim_state_dtype
-    ):
+    if beside := step_transient([flat], optimisation.optim, optimisation.optim_state_dtype):
         yield Request(TAKE, temporary, allocated(beside))
         yield Request(GIVE, temporary)
     yield Request(GIVE, gradient)
@@ -349,7 +349,7 @@ def sharded(
         yield Request(GIVE, temporary)
     yield Request(GIVE_ALL, first)
     yield Request(EMPTY, 0)
-    found = sub_groups(model, setup)
+    found = sub_groups(model, setup.adapters, setup.mesh)
     flat = allocated(size * sum(found))
     yield Request(TAKE, held, flat)
     for part in found:
@@ -365,16 +365,16 @@ def sharded(
         yield Request(GIVE, temporary)
 
 
-def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
+def sub_groups(model: Model, adapters: Adapters, mesh: Mesh) -> list[int]:
     """Elements of a rank's part of the weights that are updated together.
 
     Source: stage3.py, ``_create_fp16_sub_groups``.
     """
     found = []
-    for group in groups(model, setup.adapters, setup.mesh.num_gpus):
+    for group in groups(model, adapters, mesh.num_gpus):
         inside = 0
         for count in group.sizes:
-            inside += ceil_div(count, setup.mesh.num_gpus)
+            inside += ceil_div(count, mesh.num_gpus)
             if inside >= SUB_GROUP:
                 found.append(inside)
                 inside = 0
@@ -395,8 +395,8 @@ def stepped_in_groups(
             part = min(ceil_div(count, setup.mesh.num_gpus), NORM_PART)
             yield Request(TAKE, temporary, allocated(NORM_WIDTH * part))
             yield Request(GIVE, temporary)
-    for part in sub_groups(model, setup):
-        yield from _updated(part, setup, temporary, new_keys)
+    for part in sub_groups(model, setup.adapters, setup.mesh):
+        yield from _updated(part, setup.precision, setup.optimisation, temporary, new_keys)
 
 
 def by_size(found: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

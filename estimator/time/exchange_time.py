@@ -71,7 +71,7 @@ def communication(
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = times * narrow * exchanged
     elif strategy.shards_states:
-        after = real(width(setup.precision) * trainable_parameters(model, setup))
+        after = real(width(setup.precision) * trainable_parameters(model, setup.adapters))
         size = 2 * after * (1 if strategy.reduces_after_backward else times)
     else:
         size = 2.0 * resident.gradients
@@ -155,7 +155,7 @@ def copies_part(
     if not mesh.strategy.is_zero:
         return None
     times, ranks = setup.batch.gradient_accumulation_steps, mesh.num_gpus
-    reduced = width(setup.precision) * trainable_parameters(model, setup)
+    reduced = width(setup.precision) * trainable_parameters(model, setup.adapters)
     if mesh.strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         gathered = (

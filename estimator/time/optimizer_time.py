@@ -52,7 +52,7 @@ def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> Tim
 
 def zero_optimizer_part(model: Model, setup: TrainingSetup, rate: Rates) -> TimePart:
     """The optimizer's step of one rank under ZeRO: float32 weights, gradients and states of its partition."""
-    part = ceil_div(trainable_parameters(model, setup), setup.mesh.num_gpus)
+    part = ceil_div(trainable_parameters(model, setup.adapters), setup.mesh.num_gpus)
     of = setup.optimisation
     states = optimizer_states(
         [Trainable((part,), FLOAT32_BYTES, 1)], of.optim, of.optim_state_dtype

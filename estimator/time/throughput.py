@@ -92,7 +92,7 @@ def run_time(
         hardware_flops_per_step=accumulation * work.high.hardware,
         peak_tflops=peak / TERA,
         tokens_per_step=smaller(setup.effective_batch_size, length.rows_per_epoch)
-        * rows_per_example(setup)
+        * rows_per_example(setup.task)
         * length.text,
         steps_per_epoch=steps,
         total_steps=math.ceil(steps * setup.run.num_train_epochs),

@@ -29,7 +29,10 @@ class LossFacts:
     is_verls: bool = False
     """verl trains."""
     freezes_reference: bool = False
-    """The reference's weights ask for no gradient."""
+    """The reference's weights ask for no gradient, so that autocast keeps none of their casts. TRL leaves them asking.
+
+    Source: llamafactory 0.9.5, model/loader.py:206; ms-swift 4.6.0, swift/pipelines/train/rlhf.py:111.
+    """
 
 
 class Loss(LossFacts, Record):

@@ -173,15 +173,6 @@ class TrainingSetup(Hashed):
         return self.mesh.num_gpus + server
 
     @property
-    def smooths_labels(self) -> bool:
-        """Whether labels are smoothed, which needs the whole logits.
-
-        Source: transformers 5.23, trainer.py, ``compute_loss``; trl 1.16, trainer/sft_trainer.py (of ``nll`` alone).
-        """
-        is_plain = self.task.objective.is_causal_lm and self.task.loss_type in (None, "nll")
-        return is_plain and self.task.label_smoothing_factor > 0
-
-    @property
     def casts_base_back(self) -> bool:
         """Whether the trainer casts a prepared 4-bit base's head and embeddings back to bfloat16: ORPO's does."""
         is_packed = self.task.objective.prepares_base and self.adapters.has_4bit_base
@@ -190,17 +181,7 @@ class TrainingSetup(Hashed):
     @property
     def keeps_reference(self) -> bool:
         """Whether a reference model of its own stays on the GPU; with adapters it is the policy without them."""
-        return self.asks_reference and not self.adapters.uses_adapters
-
-    @property
-    def freezes_reference(self) -> bool:
-        """Whether the reference's weights ask for no gradient, so that autocast keeps none of their casts.
-
-        TRL leaves them asking; LLaMA-Factory and ms-swift, whose losses take whole logits, do not.
-
-        Source: llamafactory 0.9.5, model/loader.py:206; ms-swift 4.6.0, swift/pipelines/train/rlhf.py:111.
-        """
-        return self.task.given_loss.freezes_reference
+        return self.task.asks_reference and not self.adapters.uses_adapters
 
     @property
     def reduces_every_micro_step(self) -> bool:
@@ -221,16 +202,6 @@ class TrainingSetup(Hashed):
         """
         is_verl = self.task.given_loss.is_verls and self.task.objective.generates
         return 2 if is_verl and self.generation.is_colocated else 1
-
-    @property
-    def asks_reference(self) -> bool:
-        """Whether steps ask a reference: GRPO's and RLOO's only where it has a weight in the loss.
-
-        Source: trl 1.16, trainer/grpo_config.py:681 (``beta`` 0.0), trainer/rloo_config.py:502 (0.05).
-        """
-        if self.task.objective.generates:
-            return (self.task.objective.beta if self.task.beta is None else self.task.beta) != 0
-        return self.task.objective.has_reference and not self.task.precompute_ref_log_probs
 
 
 KEY_FACET: Mapping[str, str] = MappingProxyType(

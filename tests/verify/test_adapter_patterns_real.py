@@ -26,7 +26,7 @@ def asked(model: Model, given: dict[str, Any]) -> int | str:
     """Our count, or the sentence of the refusal."""
     setup = TrainingSetup(method="lora", lora_r=4, lora_dropout=0.0, **given)
     try:
-        return trainable_parameters(model, setup)
+        return trainable_parameters(model, setup.adapters)
     except ValueError as refusal:
         return str(refusal)
 

@@ -166,9 +166,9 @@ def test_four_steps_run_and_mark_every_phase_in_order(keys: dict[str, Any]) -> N
     assert len(recorder.seconds) == 4
     total = total_parameters(case.model)
     if case.setup.adapters.method is not Method.FULL:
-        total += adapter_parameters(case.model, case.setup)
+        total += adapter_parameters(case.model, case.setup.adapters)
     assert facts["total_parameters"] == total
-    assert facts["trainable_parameters"] == trainable_parameters(case.model, case.setup)
+    assert facts["trainable_parameters"] == trainable_parameters(case.model, case.setup.adapters)
 
 
 class Tally:

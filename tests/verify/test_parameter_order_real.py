@@ -14,6 +14,7 @@ from test_parameters_meta import IDS, VARIANTS, build
 from estimator.contract.setups import parse
 from estimator.families.weights import elements
 from estimator.parallel.parameter_order import trained_in_order
+from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 
@@ -31,7 +32,7 @@ def _theirs(real: Any) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
 def test_weights_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, TrainingSetup())]
+    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, Adapters())]
     assert ours == _theirs(real)
 
 
@@ -61,7 +62,7 @@ def test_adapters_and_copies_have_peft_s_order(
         lora_target_modules=targets,
         modules_to_save=copies and tuple(copies),
     )
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup)]
+    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup.adapters)]
     assert ours == _theirs(real)
 
 
@@ -115,5 +116,5 @@ def test_a_tower_has_the_order_of_the_real_class(model_type: str) -> None:
         real = transformers.AutoModelForImageTextToText.from_config(given)
     keys = {"model_class": "image_text", "image_sizes": [[448, 448]], "max_length": 8192}
     model, _, setup = parse({"model": {"model_type": model_type, **config}, **keys})
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup)]
+    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup.adapters)]
     assert ours == _theirs(real)

@@ -17,6 +17,7 @@ from estimator.families.hf_config import model_from_config, text_parts
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
 from estimator.resident.model import trainable_tensors
+from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -301,7 +302,7 @@ def test_names_and_counts_match_the_real_module_tree(model_type: str, keys: dict
     everything = list(real.parameters())
     assert total_parameters(model) == sum(parameter.numel() for parameter in everything)
     trained = sum(parameter.numel() for parameter in everything if parameter.requires_grad)
-    assert trainable_parameters(model, TrainingSetup()) == trained
+    assert trainable_parameters(model, Adapters()) == trained
 
 
 def test_every_family_is_compared() -> None:
@@ -383,8 +384,8 @@ def test_adapters_match_peft(
         method=Method.LORA, lora_r=4, lora_dropout=0.0, lora_target_modules=targets
     )
     trainable, everything = adapted.get_nb_trainable_parameters()
-    assert trainable_parameters(model, setup) == trainable
-    assert total_parameters(model) + adapter_parameters(model, setup) == everything
+    assert trainable_parameters(model, setup.adapters) == trainable
+    assert total_parameters(model) + adapter_parameters(model, setup.adapters) == everything
 
 
 COPIES = [
@@ -415,8 +416,8 @@ def test_copies_match_peft(model_type: str, keys: dict[str, Any], copied: tuple[
         adapted = peft.get_peft_model(real.to(torch.bfloat16), config)
     setup = TrainingSetup(method=Method.LORA, lora_r=4, modules_to_save=copied)
     trainable, everything = adapted.get_nb_trainable_parameters()
-    assert trainable_parameters(model, setup) == trainable
-    assert total_parameters(model) + adapter_parameters(model, setup) == everything
+    assert trainable_parameters(model, setup.adapters) == trainable
+    assert total_parameters(model) + adapter_parameters(model, setup.adapters) == everything
     trained = sum(p.numel() * p.element_size() for p in adapted.parameters() if p.requires_grad)
     ours = sum(t.alike * t.width * math.prod(t.shape) for t in trainable_tensors(model, setup))
     assert ours == trained
@@ -438,7 +439,7 @@ def test_magnitudes_match_peft(model_type: str) -> None:
     with torch.device("meta"):
         adapted = peft.get_peft_model(real, config)
     setup = TrainingSetup(method=Method.LORA, lora_r=4, use_dora=True)
-    assert trainable_parameters(model, setup) == adapted.get_nb_trainable_parameters()[0]
+    assert trainable_parameters(model, setup.adapters) == adapted.get_nb_trainable_parameters()[0]
 
 
 def test_targets_follow_peft_s_table_when_it_refuses_all_linears() -> None:

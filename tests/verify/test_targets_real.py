@@ -50,7 +50,7 @@ def test_names_are_accepted_ignored_or_refused_as_by_peft(family: str, name: str
             method=Method.LORA, lora_r=2, lora_dropout=0.0, lora_target_modules=tuple(targets)
         )
         try:
-            ours = adapter_parameters(model, setup)
+            ours = adapter_parameters(model, setup.adapters)
         except ValueError as refusal:
             if "not modelled yet" not in str(refusal):
                 with pytest.raises(

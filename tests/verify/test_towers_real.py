@@ -193,10 +193,14 @@ def test_a_real_step_gives_gradients_to_exactly_the_modules_we_list_as_run(
     assert not [name for name in idle if "language_model" in name]
     states = sum(bool(optimizer.state[it]) for it in made.parameters())
     assert states == len(list(made.parameters())) - len(idle)
-    timm = [it for it in idle_modules(model, setup) if it[0].name.startswith("vision_tower.timm")]
+    timm = [
+        it
+        for it in idle_modules(model, setup.adapters, setup.images)
+        if it[0].name.startswith("vision_tower.timm")
+    ]
     said = sum(
         count * module_parameters(it)
-        for it, count in idle_modules(model, setup)
+        for it, count in idle_modules(model, setup.adapters, setup.images)
         if (it, count) not in timm
     )
     assert said == sum(made.get_parameter(name).numel() for name in idle)
@@ -226,9 +230,9 @@ def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
         trained, everything = peft.get_peft_model(
             real(wrapper), config
         ).get_nb_trainable_parameters()
-        assert trainable_parameters(model, setup) == trained, names
+        assert trainable_parameters(model, setup.adapters) == trained, names
         total = total_parameters(model) + without_timm(model, setup)
-        assert total + adapter_parameters(model, setup) == everything
+        assert total + adapter_parameters(model, setup.adapters) == everything
         text = replace(setup, model_class=ModelClass.TEXT)
         if isinstance(names, str):
             with torch.device("meta"):
@@ -237,7 +241,7 @@ def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
                 )
             anew = peft.LoraConfig(r=4, target_modules=names, task_type="CAUSAL_LM")
             counts = peft.get_peft_model(alone, anew).get_nb_trainable_parameters()
-            assert trainable_parameters(model, text) == counts[0]
+            assert trainable_parameters(model, text.adapters) == counts[0]
 
 
 def test_peft_refuses_the_linears_that_gemma_4_wraps() -> None:
@@ -247,7 +251,7 @@ def test_peft_refuses_the_linears_that_gemma_4_wraps() -> None:
         peft.get_peft_model(real(wrapper), config)
     setup = TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj",))
     with pytest.raises(ValueError, match="linears of a custom class"):
-        adapter_parameters(ours(wrapper), setup)
+        adapter_parameters(ours(wrapper), setup.adapters)
 
 
 @EACH

@@ -242,3 +242,22 @@ class Task(Checked):
     def given_loss(self) -> LossFacts:
         """The facts of the loss that is given; ``loss_of`` has those of the trainer's own."""
         return self.loss or NOT_GIVEN
+
+    @property
+    def smooths_labels(self) -> bool:
+        """Whether labels are smoothed, which needs the whole logits.
+
+        Source: transformers 5.23, trainer.py, ``compute_loss``; trl 1.16, trainer/sft_trainer.py (of ``nll`` alone).
+        """
+        is_plain = self.objective.is_causal_lm and self.loss_type in (None, "nll")
+        return is_plain and self.label_smoothing_factor > 0
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether steps ask a reference: GRPO's and RLOO's only where it has a weight in the loss.
+
+        Source: trl 1.16, trainer/grpo_config.py:681 (``beta`` 0.0), trainer/rloo_config.py:502 (0.05).
+        """
+        if self.objective.generates:
+            return (self.objective.beta if self.beta is None else self.beta) != 0
+        return self.objective.has_reference and not self.precompute_ref_log_probs
