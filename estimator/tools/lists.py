@@ -10,3 +10,12 @@ def listed(text: str) -> tuple[str, ...]:
     ('seed', 'output_dir')
     """
     return tuple(text.split())
+
+
+def under(part: str, text: str) -> frozenset[str]:
+    """Full names of the keys of one part.
+
+    >>> sorted(under("args", "seed output_dir"))
+    ['args.output_dir', 'args.seed']
+    """
+    return frozenset(f"{part}.{name}" for name in listed(text))

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.sources.catalog import ToolDefault, tool_defaults
+from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Unresolved
 from estimator.values.keys import default_of
 from estimator.values.specs import Model
@@ -198,13 +199,26 @@ class Later:
     """Another key of theirs, whose value has no effect either."""
 
 
-def later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
-    """An argument of theirs that is not modelled yet; null and false have no effect, nor have the values listed."""
-    return Later(
-        theirs=f"args.{key}",
-        sentence=sentence,
-        direction=direction,
-        harmless=(None, False, *harmless),
+def not_modelled(
+    part: str, *rows: tuple[Any, ...], harmless: tuple[Value, ...] = (None, False)
+) -> tuple[Later, ...]:
+    """Keys of one part of theirs that are not modelled yet.
+
+    A row has their names, a sentence, a direction, and the values without effect beside ``harmless``.
+
+    >>> rows = not_modelled("args", ("galore_rank galore_scale", "GaLore projects", LESS, 8))
+    >>> [(row.theirs, row.harmless) for row in rows]
+    [('args.galore_rank', (None, False, 8)), ('args.galore_scale', (None, False, 8))]
+    """
+    return tuple(
+        Later(
+            theirs=f"{part}.{name}",
+            sentence=sentence,
+            direction=direction,
+            harmless=(*harmless, *more),
+        )
+        for names, sentence, direction, *more in rows
+        for name in listed(names)
     )
 
 
@@ -231,18 +245,47 @@ class Tool:
 # --- rows that are written often ----------------------------------------------------------------
 
 
-def same(theirs: str, ours: str = "", *others: str) -> Rule:
-    """A key of theirs that is one of ours, value for value; ``others`` are its other names."""
+def row(
+    theirs: str,
+    ours: str,
+    read: Read,
+    write: Write | str | None = None,
+    *,
+    says: str = "",
+    source: str = "",
+) -> Rule:
+    """A rule whose names stand in texts; a ``write`` of names takes the values of ours in their order.
+
+    >>> twice = row("args.half", "num_gpus", lambda theirs, so_far: {"num_gpus": 2 * theirs["args.half"]})
+    >>> twice.theirs, twice.ours
+    (('args.half',), ('num_gpus',))
+    """
+    keys = listed(ours)
+    if isinstance(write, str):
+        told = tuple(zip(listed(write), keys, strict=False))
+        by_name: Write = lambda values: {their: values[our] for their, our in told}  # noqa: E731
+    return Rule(
+        theirs=listed(theirs),
+        ours=keys,
+        read=read,
+        write=by_name if isinstance(write, str) else write,
+        says=says,
+        source=source,
+    )
+
+
+def same(
+    theirs: str, ours: str = "", *others: str, as_: Callable[[Value], Value] = lambda value: value
+) -> Rule:
+    """A key of theirs that is one of ours; ``others`` are its other names, ``as_`` what a value is, None if none."""
     ours = ours or theirs.rpartition(".")[2]
 
     def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         value = given.first(theirs, *others)
-        return {} if value is None else {ours: value}
+        meant = None if value is None else as_(value)
+        return {} if meant is None else {ours: meant}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
-        return {theirs: values[ours]}
-
-    return Rule(theirs=(theirs, *others), ours=(ours,), read=read, write=write)
+    return row(" ".join([theirs, *others]), ours, read, theirs)
 
 
 def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
@@ -257,14 +300,12 @@ def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
         value = values[ours]
         return {theirs: next((word for word, meant in meaning.items() if meant == value), value)}
 
-    return Rule(theirs=(theirs,), ours=(ours,), read=read, write=write)
+    return row(theirs, ours, read, write)
 
 
 def always(ours: str, value: Value, says: str, source: str) -> Rule:
     """What a tool does regardless of its keys."""
-    return Rule(
-        theirs=(), ours=(ours,), read=lambda theirs, so_far: {ours: value}, says=says, source=source
-    )
+    return row("", ours, lambda theirs, so_far: {ours: value}, says=says, source=source)
 
 
 # --- reading ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
-from estimator.tools.lists import listed
+from estimator.tools.lists import under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -25,7 +25,8 @@ from estimator.tools.rules import (
     Tool,
     Value,
     always,
-    later,
+    not_modelled,
+    row,
     same,
 )
 from estimator.values.arithmetic import ceil_div
@@ -356,18 +357,18 @@ def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.rl", "args.reward_model", "args.dpo_loss_type"),
-        ours=("objective", "loss_type"),
-        read=_objective,
-        write=_write_objective,
+    row(
+        "args.rl args.reward_model args.dpo_loss_type",
+        "objective loss_type",
+        _objective,
+        _write_objective,
     ),
     same("args.base_model", "model"),
-    Rule(
-        theirs=("args.adapter", "args.load_in_4bit", "args.load_in_8bit"),
-        ours=("method", "load_in_8bit"),
-        read=_method,
-        write=_write_method,
+    row(
+        "args.adapter args.load_in_4bit args.load_in_8bit",
+        "method load_in_8bit",
+        _method,
+        _write_method,
     ),
     *parallel.RULES,
     allocator.rule(
@@ -375,89 +376,61 @@ RULES: tuple[Rule, ...] = (
         "axolotl sets PYTORCH_CUDA_ALLOC_CONF where it is not set",
         f"{VERSION}, axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf",
     ),
-    Rule(
-        theirs=("args.bf16", "args.fp16", "args.fp8", "args.bfloat16", "args.float16"),
-        ours=("dtype", "mixed_precision", "fp8_pad_inner_dim"),
-        read=_precision,
-        write=transformers.write_autocast,
+    row(
+        "args.bf16 args.fp16 args.fp8 args.bfloat16 args.float16",
+        "dtype mixed_precision fp8_pad_inner_dim",
+        _precision,
+        transformers.write_autocast,
         says="bf16: auto is bfloat16 weights under bfloat16 autocast on a card that has it",
         source=f"{VERSION}, axolotl/utils/config/__init__.py:197",
     ),
-    Rule(
-        theirs=(
-            "args.micro_batch_size",
-            "args.sequence_len",
-            "args.sample_packing",
-            "args.multipack_real_batches",
-            "args.batch_size",
-        ),
-        ours=("per_device_train_batch_size", "max_length", "packing", "padding_free"),
-        read=_rows,
-        write=_write_rows,
+    row(
+        """args.micro_batch_size args.sequence_len args.sample_packing args.multipack_real_batches
+            args.batch_size""",
+        "per_device_train_batch_size max_length packing padding_free",
+        _rows,
+        _write_rows,
         says="the rows of a packed micro-batch are joined into one of micro_batch_size · sequence_len tokens",
     ),
     same("args.gradient_accumulation_steps"),
-    Rule(
-        theirs=("args.pad_to_sequence_len",),
-        ours=("padded",),
-        read=_padded,
-        says="rows are padded to the longest",
-    ),
+    row("args.pad_to_sequence_len", "padded", _padded, says="rows are padded to the longest"),
     same("args.optimizer", "optim"),
     same("args.optim_args"),
-    Rule(
-        theirs=("args.torch_empty_cache_steps", "args.gc_steps", "args.gc_collect_steps"),
-        ours=("torch_empty_cache_steps",),
-        read=_emptied,
-        write=lambda values: {"args.torch_empty_cache_steps": values["torch_empty_cache_steps"]},
+    row(
+        "args.torch_empty_cache_steps args.gc_steps args.gc_collect_steps",
+        "torch_empty_cache_steps",
+        _emptied,
+        "args.torch_empty_cache_steps",
     ),
-    Rule(
-        theirs=("args.max_grad_norm",),
-        ours=("max_grad_norm",),
-        read=_clipped,
-        write=lambda values: {"args.max_grad_norm": values["max_grad_norm"]},
-    ),
-    Rule(
-        theirs=(
-            "args.gradient_checkpointing",
-            "args.gradient_checkpointing_kwargs.use_reentrant",
-            "args.activation_offloading",
-        ),
-        ours=("gradient_checkpointing", "use_reentrant", "activation_offloading"),
-        read=_checkpointing,
-        write=_write_checkpointing,
+    row("args.max_grad_norm", "max_grad_norm", _clipped, "args.max_grad_norm"),
+    row(
+        """args.gradient_checkpointing args.gradient_checkpointing_kwargs.use_reentrant
+            args.activation_offloading""",
+        "gradient_checkpointing use_reentrant activation_offloading",
+        _checkpointing,
+        _write_checkpointing,
         says="without options axolotl checkpoints the older, reentrant way",
     ),
-    Rule(
-        theirs=(
-            "args.attn_implementation",
-            "args.flash_attention",
-            "args.flex_attention",
-            "args.eager_attention",
-            "args.sdp_attention",
-            "args.xformers_attention",
-        ),
-        ours=("attn_implementation",),
-        read=_attention,
-        write=lambda values: {"args.attn_implementation": values["attn_implementation"]},
+    row(
+        """args.attn_implementation args.flash_attention args.flex_attention args.eager_attention
+            args.sdp_attention args.xformers_attention""",
+        "attn_implementation",
+        _attention,
+        "args.attn_implementation",
         says="transformers takes the model's own kernel, sdpa",
     ),
-    Rule(
-        theirs=(
-            "args.liger_fused_linear_cross_entropy",
-            "args.liger_rms_norm",
-            "args.liger_glu_activation",
-            "args.liger_swiglu",
-        ),
-        ours=("loss", "use_liger_kernel"),
-        read=_loss,
-        write=_write_loss,
+    row(
+        """args.liger_fused_linear_cross_entropy args.liger_rms_norm args.liger_glu_activation
+            args.liger_swiglu""",
+        "loss use_liger_kernel",
+        _loss,
+        _write_loss,
     ),
-    Rule(
-        theirs=("args.torch_compile", "args.torch_compile_mode", "args.torch_compile_backend"),
-        ours=("torch_compile", "torch_compile_mode", "torch_compile_backend"),
-        read=_compiled,
-        write=transformers.write_compiled,
+    row(
+        "args.torch_compile args.torch_compile_mode args.torch_compile_backend",
+        "torch_compile torch_compile_mode torch_compile_backend",
+        _compiled,
+        transformers.write_compiled,
     ),
     whole_logits(
         "TRL 1.9, which it pins, keeps the logits of preferences whole",
@@ -467,11 +440,11 @@ RULES: tuple[Rule, ...] = (
     same("args.lora_r"),
     same("args.lora_alpha"),
     same("args.lora_dropout"),
-    Rule(
-        theirs=("args.lora_target_modules", "args.lora_target_linear"),
-        ours=("lora_target_modules",),
-        read=_targets,
-        write=_write_targets,
+    row(
+        "args.lora_target_modules args.lora_target_linear",
+        "lora_target_modules",
+        _targets,
+        _write_targets,
     ),
     modules_to_save_from("args.lora_modules_to_save"),
     same("args.peft_use_dora", "use_dora"),
@@ -479,13 +452,12 @@ RULES: tuple[Rule, ...] = (
     same("args.lora_rank_pattern", "rank_pattern"),
     same("args.lora_target_parameters", "target_parameters"),
     same("args.peft_autocast_adapter_dtype", "autocast_adapter_dtype"),
-    Rule(
-        theirs=("args.bnb_config_kwargs.*",),
-        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
-        read=_packed,
-        write=lambda values: {
-            f"args.bnb_config_kwargs.{key}": value for key, value in values.items()
-        },
+    row(
+        "args.bnb_config_kwargs.*",
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        _packed,
+        """args.bnb_config_kwargs.bnb_4bit_quant_type args.bnb_config_kwargs.bnb_4bit_use_double_quant
+            args.bnb_config_kwargs.bnb_4bit_quant_storage""",
         says="axolotl packs into nf4 with double quantisation",
         source=f"{VERSION}, axolotl/loaders/model.py:806",
     ),
@@ -495,34 +467,22 @@ RULES: tuple[Rule, ...] = (
         "PEFT's upcasts of norms and embeddings are undone again",
         f"{VERSION}, axolotl/loaders/model.py:488",
     ),
-    Rule(
-        theirs=(
-            "args.eval_strategy",
-            "args.val_set_size",
-            "args.eval_steps",
-            "args.evals_per_epoch",
-            "args.eval_batch_size",
-            "args.eval_sample_packing",
-            "args.save_strategy",
-            "args.save_steps",
-            "args.saves_per_epoch",
-        ),
-        ours=(
-            *("eval_strategy", "per_device_eval_batch_size", "save_strategy"),
-            *("packing", "per_device_train_batch_size"),
-        ),
-        read=_run,
-        write=_write_run,
+    row(
+        """args.eval_strategy args.val_set_size args.eval_steps args.evals_per_epoch args.eval_batch_size
+            args.eval_sample_packing args.save_strategy args.save_steps args.saves_per_epoch""",
+        "eval_strategy per_device_eval_batch_size save_strategy packing per_device_train_batch_size",
+        _run,
+        _write_run,
         says="it evaluates with the micro-batch, and saves every epoch",
         source=f"{VERSION}, axolotl/core/builders/base.py:517",
     ),
     same("args.save_total_limit"),
     same("args.save_only_model"),
-    Rule(
-        theirs=("args.num_epochs", "args.max_steps"),
-        ours=("num_train_examples", "num_train_epochs"),
-        read=_examples,
-        write=lambda values: {"args.num_epochs": values["num_train_epochs"]},
+    row(
+        "args.num_epochs args.max_steps",
+        "num_train_examples num_train_epochs",
+        _examples,
+        lambda values: {"args.num_epochs": values["num_train_epochs"]},
     ),
     same("args.precompute_ref_log_probs"),
     same("args.rl_beta", "beta", "args.trl.beta"),
@@ -537,18 +497,18 @@ RULES: tuple[Rule, ...] = (
     same("args.vllm.max_model_len", "vllm_max_model_length"),
     same("args.num_labels"),
     *images.from_processor("args.processor_kwargs"),
-    Rule(
-        theirs=("args.image_size",),
-        ours=("image_height", "image_width"),
-        read=_image_size,
+    row(
+        "args.image_size",
+        "image_height image_width",
+        _image_size,
         says="an image becomes a square of this size",
         source=f"{VERSION}, axolotl/processing_strategies.py, process_image",
     ),
-    Rule(
-        theirs=("args.freeze_mm_modules",),
-        ours=("freeze_vision", "freeze_projector"),
-        read=_frozen,
-        write=lambda values: {
+    row(
+        "args.freeze_mm_modules",
+        "freeze_vision freeze_projector",
+        _frozen,
+        lambda values: {
             "args.freeze_mm_modules": values["freeze_vision"] and values["freeze_projector"]
         },
     ),
@@ -558,172 +518,151 @@ RULES: tuple[Rule, ...] = (
 LATER: tuple[Later, ...] = (
     *parallel.LATER,
     *allocator.LATER,
-    later("cut_cross_entropy", "The logits are never held whole (Cut Cross Entropy)", LESS),
-    later("chunked_cross_entropy", "The loss is computed in chunks", LESS),
-    later("chunked_cross_entropy_num_chunks", "The loss is computed in so many chunks", LESS),
-    later("liger_cross_entropy", "Liger computes the loss in place of the logits", LESS),
-    later("liger_rope", "Liger's rotation", LESS),
-    later("liger_layer_norm", "Liger's layer norm", LESS),
-    later("liger_fused_rms_norm_add", "Liger's norm with the residual", LESS),
-    later("liger_use_token_scaling", "Each token's loss is scaled", EITHER),
-    later("lora_mlp_kernel", "Axolotl's fused LoRA kernels keep less of the MLP", LESS),
-    later("lora_qkv_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
-    later("lora_o_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
-    later("lora_embedding_kernel", "Axolotl's fused LoRA kernels keep less of the embedding", LESS),
-    later("unfrozen_parameters", "Only these parameters are trained", LESS),
-    later("layer_offloading", "Frozen layers rest in the host's memory", LESS),
-    later("selective_checkpointing", "Checkpointed layers keep their attention", MORE),
-    later("tiled_mlp", "The MLP is computed in tiles", LESS),
-    later("tiled_mlp_num_shards", "The MLP is computed in tiles", LESS),
-    later("tiled_mlp_use_original_mlp", "The MLP is computed in tiles", LESS, True),
-    later("quantize_moe_experts", "Stacked experts are packed, too", LESS),
-    later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
-    later("deepcompile", "DeepSpeed compiles the model", LESS),
-    later("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),
-    later("group_by_length", "Rows of like length share a batch: less padding", LESS),
-    later("train_on_inputs", "Prompts are scored, too; as all tokens are here", EITHER, True),
-    later("gc_collect_steps", "Free blocks go back to the driver now and then", LESS, -1),
-    later("eval_sequence_len", "Evaluation has rows of another length", EITHER),
-    later("batch_flattening", "A batch is flattened to one row", LESS, "auto"),
-    later("pad_to_multiple_of", "Rows are padded further", MORE),
-    later("context_parallel_size", "Rows are divided (context parallelism)", LESS, 1),
-    later("sequence_parallel_degree", "Rows are divided (sequence parallelism)", LESS, 1),
-    later("tensor_parallel_size", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
-    later("expert_parallel_size", "Experts are divided (expert parallelism)", LESS, 1),
-    later("flash_attn_fuse_mlp", "The MLP is fused", LESS),
-    later("sage_attention", "Attention in 8 bits", LESS),
-    later("flash_optimum", "BetterTransformer's attention", LESS),
-    later("scaling_softmax", "Attention with a scaled softmax", EITHER),
-    later("relora", "Adapters are merged and begun anew", EITHER),
-    later("relora_cpu_offload", "Merged weights rest on the CPU", LESS),
-    later("lisa_n_layers", "Only so many layers are trained at a time", LESS),
-    later("lora_on_cpu", "Adapters rest on the CPU", LESS),
-    later("gptq", "The base is packed by GPTQ", LESS),
-    later("gptq_groupsize", "The base is packed by GPTQ", LESS),
-    later("gptq_model_v1", "The base is packed by GPTQ", LESS),
-    later("liger_rms_norm_gated", "Liger's gated norm", LESS),
-    later("model_config", "The model's config is changed", EITHER),
-    later("dsv4_fp4_grouped_mode", "Experts in 4-bit floats", LESS),
-    later("nvfp4_merge_aware", "Experts in 4-bit floats", LESS),
-    later("use_onebitllms", "Weights of one bit", LESS),
-    later(
-        "plugins",
-        "A plugin changes how the model is computed",
-        LESS,
-        [LIGER],
+    *not_modelled(
+        "args",
+        ("cut_cross_entropy", "The logits are never held whole (Cut Cross Entropy)", LESS),
+        ("chunked_cross_entropy", "The loss is computed in chunks", LESS),
+        ("chunked_cross_entropy_num_chunks", "The loss is computed in so many chunks", LESS),
+        ("liger_cross_entropy", "Liger computes the loss in place of the logits", LESS),
+        ("liger_rope", "Liger's rotation", LESS),
+        ("liger_layer_norm", "Liger's layer norm", LESS),
+        ("liger_fused_rms_norm_add", "Liger's norm with the residual", LESS),
+        ("liger_use_token_scaling", "Each token's loss is scaled", EITHER),
+        ("lora_mlp_kernel", "Axolotl's fused LoRA kernels keep less of the MLP", LESS),
+        ("lora_qkv_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
+        ("lora_o_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
+        ("lora_embedding_kernel", "Axolotl's fused LoRA kernels keep less of the embedding", LESS),
+        ("unfrozen_parameters", "Only these parameters are trained", LESS),
+        ("layer_offloading", "Frozen layers rest in the host's memory", LESS),
+        ("selective_checkpointing", "Checkpointed layers keep their attention", MORE),
+        ("tiled_mlp tiled_mlp_num_shards", "The MLP is computed in tiles", LESS),
+        ("tiled_mlp_use_original_mlp", "The MLP is computed in tiles", LESS, True),
+        ("quantize_moe_experts", "Stacked experts are packed, too", LESS),
+        ("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
+        ("deepcompile", "DeepSpeed compiles the model", LESS),
+        ("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),
+        ("group_by_length", "Rows of like length share a batch: less padding", LESS),
+        ("train_on_inputs", "Prompts are scored, too; as all tokens are here", EITHER, True),
+        ("gc_collect_steps", "Free blocks go back to the driver now and then", LESS, -1),
+        ("eval_sequence_len", "Evaluation has rows of another length", EITHER),
+        ("batch_flattening", "A batch is flattened to one row", LESS, "auto"),
+        ("pad_to_multiple_of", "Rows are padded further", MORE),
+        ("context_parallel_size", "Rows are divided (context parallelism)", LESS, 1),
+        ("sequence_parallel_degree", "Rows are divided (sequence parallelism)", LESS, 1),
+        ("tensor_parallel_size", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
+        ("expert_parallel_size", "Experts are divided (expert parallelism)", LESS, 1),
+        ("flash_attn_fuse_mlp", "The MLP is fused", LESS),
+        ("sage_attention", "Attention in 8 bits", LESS),
+        ("flash_optimum", "BetterTransformer's attention", LESS),
+        ("scaling_softmax", "Attention with a scaled softmax", EITHER),
+        ("relora", "Adapters are merged and begun anew", EITHER),
+        ("relora_cpu_offload", "Merged weights rest on the CPU", LESS),
+        ("lisa_n_layers", "Only so many layers are trained at a time", LESS),
+        ("lora_on_cpu", "Adapters rest on the CPU", LESS),
+        ("gptq gptq_groupsize gptq_model_v1", "The base is packed by GPTQ", LESS),
+        ("liger_rms_norm_gated", "Liger's gated norm", LESS),
+        ("model_config overrides_of_model_config", "The model's config is changed", EITHER),
+        ("dsv4_fp4_grouped_mode nvfp4_merge_aware", "Experts in 4-bit floats", LESS),
+        ("use_onebitllms", "Weights of one bit", LESS),
+        ("plugins", "A plugin changes how the model is computed", LESS, [LIGER]),
+        ("lora_model_dir", "Training goes on from these adapters", EITHER),
+        ("peft_layer_replication", "Layers are repeated, each with adapters of its own", MORE),
+        ("peft_trainable_token_indices", "Rows of the embedding are trained", MORE),
+        (
+            "peft_init_lora_weights",
+            "The adapters begin from a decomposition of the weights",
+            MORE,
+            True,
+        ),
+        ("peft", "Another beginning of the adapters", EITHER),
+        ("qat", "Weights are quantised as they train", MORE),
+        ("max_memory gpu_memory_limit", "Each device takes no more than this", EITHER),
+        ("device_map", "Layers lie on different devices", LESS, "auto"),
+        ("embeddings_skip_upcast", "Embeddings stay in 16 bits", LESS),
+        ("resize_token_embeddings_to_32x", "The embedding has a few rows more", MORE),
+        ("optim_target_modules", "Only these modules are projected", EITHER),
+        ("use_kernels", "The Hub's kernels replace layers", LESS),
+        ("use_scattermoe use_sonicmoe", "Experts are computed by a kernel of their own", LESS),
+        ("experts_implementation", "Experts are computed another way", EITHER),
+        ("llama4_linearized_experts", "Experts are linears of their own", EITHER),
+        ("model_quantization_config", "The checkpoint is loaded in its own quantised format", LESS),
+        ("spectrum_top_fraction", "Only the layers with the most signal are trained", LESS),
+        ("kd_trainer", "A teacher's logits are kept beside", MORE),
+        ("curriculum_sampling", "Rows come in their own order", EITHER),
+        ("auto_find_batch_size", "The batch is halved until it fits", LESS),
+        ("process_reward_model", "A reward for each step", EITHER),
+        ("dpo_use_liger_kernel", "Liger's fused preference loss", LESS),
+        ("dpo_padding_free", "Batches of pairs have no padding", LESS),
+        ("trl.use_liger_loss", "Liger's fused loss", LESS),
+        ("trl.sync_ref_model", "The reference follows the policy", EITHER),
+        ("ddp_find_unused_parameters", "DDP looks for unused parameters", MORE),
+        ("fp32_norms", "Norms are float32", MORE),
+        ("use_pose", "Rows skip positions", EITHER),
+        ("reinit_weights", "Weights begin anew", EITHER),
+        ("ple_cpu_offload", "Embeddings of each layer rest on the CPU", LESS),
+        ("gemma4_hybrid_attn_impl", "Two attention kernels in one model", EITHER),
+        ("large_head_attention", "A kernel for wide heads", EITHER),
+        ("sdpa_varlen", "Packed rows by SDPA", EITHER),
+        ("fused_attn_kernel", "A fused attention kernel", LESS),
     ),
-    later("lora_model_dir", "Training goes on from these adapters", EITHER),
-    later("peft_layer_replication", "Layers are repeated, each with adapters of its own", MORE),
-    later("peft_trainable_token_indices", "Rows of the embedding are trained", MORE),
-    later(
-        "peft_init_lora_weights",
-        "The adapters begin from a decomposition of the weights",
-        MORE,
-        True,
-    ),
-    later("peft", "Another beginning of the adapters", EITHER),
-    later("qat", "Weights are quantised as they train", MORE),
-    later("max_memory", "Each device takes no more than this", EITHER),
-    later("gpu_memory_limit", "Each device takes no more than this", EITHER),
-    later("device_map", "Layers lie on different devices", LESS, "auto"),
-    later("embeddings_skip_upcast", "Embeddings stay in 16 bits", LESS),
-    later("resize_token_embeddings_to_32x", "The embedding has a few rows more", MORE),
-    later("optim_target_modules", "Only these modules are projected", EITHER),
-    later("use_kernels", "The Hub's kernels replace layers", LESS),
-    later("use_scattermoe", "Experts are computed by a kernel of their own", LESS),
-    later("use_sonicmoe", "Experts are computed by a kernel of their own", LESS),
-    later("experts_implementation", "Experts are computed another way", EITHER),
-    later("llama4_linearized_experts", "Experts are linears of their own", EITHER),
-    later(
-        "model_quantization_config", "The checkpoint is loaded in its own quantised format", LESS
-    ),
-    later("spectrum_top_fraction", "Only the layers with the most signal are trained", LESS),
-    later("kd_trainer", "A teacher's logits are kept beside", MORE),
-    later("curriculum_sampling", "Rows come in their own order", EITHER),
-    later("auto_find_batch_size", "The batch is halved until it fits", LESS),
-    later("process_reward_model", "A reward for each step", EITHER),
-    later("dpo_use_liger_kernel", "Liger's fused preference loss", LESS),
-    later("dpo_padding_free", "Batches of pairs have no padding", LESS),
-    later("trl.use_liger_loss", "Liger's fused loss", LESS),
-    later("trl.sync_ref_model", "The reference follows the policy", EITHER),
-    later("ddp_find_unused_parameters", "DDP looks for unused parameters", MORE),
-    later("fp32_norms", "Norms are float32", MORE),
-    later("use_pose", "Rows skip positions", EITHER),
-    later("overrides_of_model_config", "The model's config is changed", EITHER),
-    later("reinit_weights", "Weights begin anew", EITHER),
-    later("ple_cpu_offload", "Embeddings of each layer rest on the CPU", LESS),
-    later("gemma4_hybrid_attn_impl", "Two attention kernels in one model", EITHER),
-    later("large_head_attention", "A kernel for wide heads", EITHER),
-    later("sdpa_varlen", "Packed rows by SDPA", EITHER),
-    later("fused_attn_kernel", "A fused attention kernel", LESS),
 )
 
 NO_EFFECT = (
     parallel.NO_EFFECT
     | allocator.NO_EFFECT
-    | frozenset(
-        f"args.{key}"
-        for key in (
-            *transformers.NO_EFFECT_NAMES,
-            *listed("""
-        base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
-        tokenizer_type tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type
-        processor_kwargs.use_fast trust_remote_code type_of_model model_type revision_of_model hub_revision
-        strict resume_from_checkpoint auto_resume_from_checkpoints mean_resizing_embeddings
-        shrink_embeddings datasets.* datasets test_datasets.* test_datasets shuffle_merged_datasets
+    | transformers.ARGS_WITHOUT_EFFECT
+    | under(
+        "args",
+        """base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_type
+        tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type processor_kwargs.use_fast
+        trust_remote_code type_of_model model_type revision_of_model strict auto_resume_from_checkpoints
+        mean_resizing_embeddings shrink_embeddings datasets.* test_datasets.* shuffle_merged_datasets
         shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
-        skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset.* pretraining_dataset
-        dataset_processes dataset_num_proc dataset_exact_deduplication dataset_keep_in_memory
-        push_dataset_to_hub hf_use_auth_token device world_size ddp do_causal_lm_eval
-        eval_causal_lm_metrics do_bench_eval bench_dataset bench_split loss_watchdog_threshold
-        loss_watchdog_patience tf32 excess_length_strategy min_sample_len max_prompt_len
+        skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset.* dataset_processes dataset_num_proc
+        dataset_exact_deduplication dataset_keep_in_memory push_dataset_to_hub hf_use_auth_token device
+        world_size ddp do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_dataset bench_split
+        loss_watchdog_threshold loss_watchdog_patience excess_length_strategy min_sample_len max_prompt_len
         sample_packing_group_size sample_packing_bin_size sample_packing_sequentially
         sample_packing_mp_start_method sample_packing_eff_est pretrain_multipack_buffer_size
-        pretrain_multipack_attn pretraining_sample_concatenation streaming
-        streaming_multipack_buffer_size flex_attn_compile_kwargs.* flash_attn_cross_entropy
-        flash_attn_rms_norm scaling_softmax_factor scaling_softmax_bias special_tokens.* special_tokens
-        tokens added_tokens_overrides.* torch_compile_options.* warmup_ratio lr_scheduler lr_groups.*
-        lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor embedding_lr
-        embedding_lr_scale adam_epsilon2 adam_beta3 early_stopping_patience save_first_step
-        use_tensorboard profiler_steps profiler_steps_start include_tokens_per_second include_tkps
-        orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight low_cpu_mem_usage
-        chat_template chat_template_jinja chat_template_kwargs.* eot_tokens default_system_message
-        fix_untrained_tokens is_preprocess preprocess_iterable total_num_tokens total_supervised_tokens
-        axolotl_config_path is_falcon_derived_model is_llama_derived_model is_mistral_derived_model
-        is_qwen_derived_model generate_samples num_generation_samples generation_* wandb_project
-        wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id wandb_mode use_wandb use_mlflow
-        mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet
-        comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
-        use_trackio trackio_project_name trackio_run_name use_otel_metrics otel_metrics_host
-        otel_metrics_port gradio_title gradio_share gradio_server_name gradio_server_port use_ray
-        ray_run_name ray_num_workers resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.*
+        pretrain_multipack_attn pretraining_sample_concatenation streaming streaming_multipack_buffer_size
+        flex_attn_compile_kwargs.* flash_attn_cross_entropy flash_attn_rms_norm scaling_softmax_factor
+        scaling_softmax_bias special_tokens.* added_tokens_overrides.* torch_compile_options.* lr_scheduler
+        lr_groups.* lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor embedding_lr
+        embedding_lr_scale adam_epsilon2 adam_beta3 early_stopping_patience save_first_step use_tensorboard
+        profiler_steps profiler_steps_start include_tkps orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight
+        kto_undesirable_weight low_cpu_mem_usage chat_template chat_template_jinja chat_template_kwargs.*
+        eot_tokens default_system_message fix_untrained_tokens is_preprocess preprocess_iterable
+        total_num_tokens total_supervised_tokens axolotl_config_path is_falcon_derived_model
+        is_llama_derived_model is_mistral_derived_model is_qwen_derived_model generate_samples
+        num_generation_samples generation_* wandb_project wandb_entity wandb_watch wandb_name wandb_log_model
+        wandb_run_id wandb_mode use_wandb use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name
+        hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name comet_experiment_key
+        comet_mode comet_online use_trackio trackio_project_name trackio_run_name use_otel_metrics
+        otel_metrics_host otel_metrics_port gradio_title gradio_share gradio_server_name gradio_server_port
+        use_ray ray_run_name ray_num_workers resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.*
         peft_use_rslora loraplus_lr_ratio loraplus_lr_embedding merge_lora merge_method
-        qlora_sharded_model_loading bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size
-        eval_max_new_tokens fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.*
-        unfrozen_* rope_scaling.* noisy_embedding_alpha s2_attention max_packed_sequence_len debug
-        xformers_* local_rank seed trl.reward_funcs trl.reward_weights trl.log_completions
-        trl.temperature trl.top_p trl.top_k trl.min_p trl.repetition_penalty trl.epsilon
-        trl.epsilon_high trl.scale_rewards trl.vllm_server_host trl.vllm_server_port
-        trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions trl.ref_model_mixup_alpha
-        trl.ref_model_sync_steps trl.importance_sampling_level trl.generation_batch_size
-        trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
+        qlora_sharded_model_loading bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size eval_max_new_tokens
+        fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.* unfrozen_* rope_scaling.*
+        noisy_embedding_alpha s2_attention max_packed_sequence_len xformers_* trl.reward_funcs
+        trl.reward_weights trl.log_completions trl.temperature trl.top_p trl.top_k trl.min_p
+        trl.repetition_penalty trl.epsilon trl.epsilon_high trl.scale_rewards trl.vllm_server_host
+        trl.vllm_server_port trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions
+        trl.ref_model_mixup_alpha trl.ref_model_sync_steps trl.importance_sampling_level
+        trl.generation_batch_size trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
         vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser vllm.data_parallel_size
         vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
         center_rewards_coefficient dpo_use_weighting dpo_label_smoothing rpo_alpha
-        gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm
-        qat.* quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url
-        kd_online_topk kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos
-        dion_lr dion_momentum optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps
-        save_safetensors device_map.* swanlab_* use_swanlab model_quantization_config_kwargs.*
-        overrides_of_model_config.* peft.* tokens.* trl.generation_kwargs.* trl.chat_template_kwargs.*
-        swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace
-        swanlab_log_model swanlab_log_completions swanlab_completion_log_interval
+        gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm qat.*
+        quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url kd_online_topk
+        kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos dion_lr dion_momentum
+        optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps device_map.* swanlab_* use_swanlab
+        model_quantization_config_kwargs.* overrides_of_model_config.* peft.* tokens.* trl.generation_kwargs.*
+        trl.chat_template_kwargs.* swanlab_project swanlab_experiment_name swanlab_description swanlab_mode
+        swanlab_workspace swanlab_log_model swanlab_log_completions swanlab_completion_log_interval
         swanlab_completion_max_buffer torchdistx_path experimental_skip_move_to_device eta_min adam_eps
         trl.multi_objective_aggregation trl.async_prefetch base_model_ignore_patterns
         jagged_restart_anneal_steps gptq_disable_exllama vllm.serve_module evaluation_strategy
-        selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn unsloth_*
-        """),
-        )
+        selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn unsloth_*""",
     )
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from estimator.families.vision.by_tool import settings_of, video_settings_of
 from estimator.families.vision_family import SETTINGS, vision_family
 from estimator.tools.known.parallel import is_on, whole
-from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Value
+from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Value, row
 from estimator.values.specs import Model
 
 SWITCHES = frozenset({"do_image_splitting", "crop_to_patches", "do_pan_and_scan"})
@@ -47,10 +47,7 @@ def setting(ours: str, *theirs: str) -> Rule:
         return {} if value is None else {ours: value}
 
     return Rule(
-        theirs=theirs,
-        ours=(ours,),
-        read=read,
-        write=lambda values: {theirs[0]: values[ours]},
+        theirs=theirs, ours=(ours,), read=read, write=lambda values: {theirs[0]: values[ours]}
     )
 
 
@@ -73,11 +70,11 @@ def from_processor(part: str) -> tuple[Rule, ...]:
     rules = [setting(key, f"{part}.{key}") for key in SETTINGS if key not in names]
     if part != "processor":
         return tuple(rules)
-    sizes = Rule(
-        theirs=("processor.size.longest_edge", "processor.size.shortest_edge"),
-        ours=("max_pixels", "min_pixels", "image_longest_edge"),
-        read=_sizes,
-        write=lambda values: (
+    sizes = row(
+        "processor.size.longest_edge processor.size.shortest_edge",
+        "max_pixels min_pixels image_longest_edge",
+        _sizes,
+        lambda values: (
             {"processor.size": {"longest_edge": values["image_longest_edge"]}}
             if values.get("image_longest_edge")
             else {}

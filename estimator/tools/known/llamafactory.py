@@ -12,7 +12,7 @@ from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import modules_to_save_from, names
 from estimator.tools.known.transformers import checkpoint_dtype
 from estimator.tools.known.trl import whole_logits
-from estimator.tools.lists import listed
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -23,7 +23,8 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
-    later,
+    not_modelled,
+    row,
     same,
 )
 from estimator.values.specs import ALL_LINEAR
@@ -208,30 +209,22 @@ FRAMES = {"video_max_pixels": 256 * 256, "video_min_pixels": 56 * 56}
 """Its own default beside the least area of the processor, which is larger than its own: hparams/model_args.py."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.stage", "args.pref_loss"),
-        ours=("objective", "loss_type"),
-        read=_objective,
-        write=_write_objective,
-    ),
+    row("args.stage args.pref_loss", "objective loss_type", _objective, _write_objective),
     whole_logits(
         "its own trainers of preferences keep the logits whole, in float32",
         f"{VERSION}, llamafactory/train/dpo/trainer.py, concatenated_forward",
     ),
     same("args.model_name_or_path", "model"),
-    Rule(
-        theirs=("args.finetuning_type", "args.quantization_bit"),
-        ours=("method", "load_in_8bit"),
-        read=_method,
-        write=_write_method,
+    row(
+        "args.finetuning_type args.quantization_bit", "method load_in_8bit", _method, _write_method
     ),
     *parallel.RULES,
     allocator.RULE,
-    Rule(
-        theirs=("args.bf16", "args.fp16", "args.pure_bf16", "accelerate.mixed_precision"),
-        ours=("mixed_precision", "dtype", "strategy"),
-        read=_precision,
-        write=_write_precision,
+    row(
+        "args.bf16 args.fp16 args.pure_bf16 accelerate.mixed_precision",
+        "mixed_precision dtype strategy",
+        _precision,
+        _write_precision,
         says="every weight that is trained is cast to float32, but under pure_bf16 and ZeRO-3",
         source=f"{VERSION}, llamafactory/model/adapter.py:313",
     ),
@@ -250,62 +243,55 @@ RULES: tuple[Rule, ...] = (
         write=transformers.OPTIMISER[0].write,
     ),
     *transformers.OPTIMISER[1:],
-    Rule(
-        theirs=(
-            "args.disable_gradient_checkpointing",
-            "args.use_reentrant_gc",
-            "args.use_unsloth_gc",
-        ),
-        ours=("gradient_checkpointing", "use_reentrant", "offload_checkpoints"),
-        read=_checkpointing,
-        write=_write_checkpointing,
+    row(
+        "args.disable_gradient_checkpointing args.use_reentrant_gc args.use_unsloth_gc",
+        "gradient_checkpointing use_reentrant offload_checkpoints",
+        _checkpointing,
+        _write_checkpointing,
         says="LLaMA-Factory checkpoints, the older way, but for FSDP 2",
         source=f"{VERSION}, llamafactory/model/model_utils/checkpointing.py:160",
     ),
-    Rule(
-        theirs=("args.flash_attn",),
-        ours=("attn_implementation",),
-        read=_attention,
-        write=_write_attention,
+    row(
+        "args.flash_attn",
+        "attn_implementation",
+        _attention,
+        _write_attention,
         says="auto takes the model's own kernel, sdpa",
     ),
     same("args.enable_liger_kernel", "use_liger_kernel", "args.use_liger_kernel"),
     transformers.COMPILED,
-    Rule(
-        theirs=("args.packing", "args.neat_packing"),
-        ours=("packing", "padded"),
-        read=_packing,
-        write=lambda _: {"args.packing": False},
+    row(
+        "args.packing args.neat_packing",
+        "packing padded",
+        _packing,
+        lambda _: {"args.packing": False},
         says="rows of a batch are padded to its longest, unless they are packed",
     ),
     same("args.cutoff_len", "max_length"),
     same("args.lora_rank", "lora_r"),
-    Rule(
-        theirs=("args.lora_alpha",),
-        ours=("lora_alpha",),
-        read=_alpha,
-        write=lambda values: {"args.lora_alpha": values["lora_alpha"]},
+    row(
+        "args.lora_alpha",
+        "lora_alpha",
+        _alpha,
+        "args.lora_alpha",
         says="twice the rank",
         source=f"{VERSION}, llamafactory/hparams/finetuning_args.py:568",
     ),
     same("args.lora_dropout"),
-    Rule(
-        theirs=("args.lora_target",),
-        ours=("lora_target_modules",),
-        read=_targets,
-        write=_write_targets,
+    row(
+        "args.lora_target",
+        "lora_target_modules",
+        _targets,
+        _write_targets,
         says="all linear layers get an adapter",
     ),
     modules_to_save_from("args.additional_target"),
     same("args.use_dora"),
-    Rule(
-        theirs=("args.quantization_type", "args.double_quantization"),
-        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
-        read=_packed,
-        write=lambda values: {
-            "args.quantization_type": values["bnb_4bit_quant_type"],
-            "args.double_quantization": values["bnb_4bit_use_double_quant"],
-        },
+    row(
+        "args.quantization_type args.double_quantization",
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        _packed,
+        "args.quantization_type args.double_quantization",
         says="it packs with double quantisation",
     ),
     images.frozen(
@@ -313,10 +299,10 @@ RULES: tuple[Rule, ...] = (
         "args.freeze_multi_modal_projector",
         "args.freeze_language_model",
     ),
-    Rule(
-        theirs=(),
-        ours=("vision_gradient_checkpointing",),
-        read=_tower_checkpoints,
+    row(
+        "",
+        "vision_gradient_checkpointing",
+        _tower_checkpoints,
         says="layers that are not trained, as those of a frozen tower, are not checkpointed",
         source=f"{VERSION}, llamafactory/model/model_utils/checkpointing.py:100",
     ),
@@ -326,111 +312,102 @@ RULES: tuple[Rule, ...] = (
     images.most_frames("args.video_maxlen"),
     images.setting("crop_to_patches", "args.crop_to_patches"),
     images.setting("do_pan_and_scan", "args.image_do_pan_and_scan"),
-    Rule(
-        theirs=("args.pref_beta",),
-        ours=("beta",),
-        read=_beta,
-        write=lambda values: {"args.pref_beta": values["beta"]},
-    ),
+    row("args.pref_beta", "beta", _beta, "args.pref_beta"),
     *transformers.RUN,
 )
 
 
 LATER: tuple[Later, ...] = (
     *(key for key in transformers.LATER if not key.theirs.startswith(("model.", "peft.", "bnb."))),
-    later("upcast_layernorm", "Norms are float32", MORE),
-    later("upcast_lmhead_output", "The logits are float32", MORE),
-    later("shift_attn", "Attention in shifted groups (LongLoRA)", LESS),
-    later("mixture_of_depths", "Tokens skip layers", EITHER),
-    later("use_unsloth", "Unsloth's kernels train the model", LESS),
-    later(
-        "quantization_method", "Another quantiser than bitsandbytes", EITHER, "bnb", "bitsandbytes"
+    *not_modelled(
+        "args",
+        ("upcast_layernorm", "Norms are float32", MORE),
+        ("upcast_lmhead_output", "The logits are float32", MORE),
+        ("shift_attn", "Attention in shifted groups (LongLoRA)", LESS),
+        ("mixture_of_depths", "Tokens skip layers", EITHER),
+        ("use_unsloth", "Unsloth's kernels train the model", LESS),
+        (
+            "quantization_method",
+            "Another quantiser than bitsandbytes",
+            EITHER,
+            "bnb",
+            "bitsandbytes",
+        ),
+        ("resize_vocab", "The embedding grows with the tokenizer", MORE),
+        ("train_from_scratch", "Weights begin at random", EITHER),
+        ("pissa_init", "The adapters begin from a decomposition of the weights", MORE),
+        ("create_new_adapter", "Old adapters are merged first", EITHER),
+        ("adapter_name_or_path", "Training goes on from these adapters", EITHER),
+        ("freeze_trainable_layers", "Only these layers are trained", LESS),
+        ("freeze_trainable_modules", "Only these modules are trained", LESS),
+        ("freeze_extra_modules", "Some modules more are trained", MORE),
+        ("use_llama_pro", "Only the new blocks are trained", LESS),
+        ("use_mca", "Megatron-Core trains the model", LESS),
+        ("use_kt kt_cpu_activation kt_config", "KTransformers trains experts on the CPU", LESS),
+        ("use_hyper_parallel", "HyperParallel trains the model", LESS),
+        ("use_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
+        ("use_asft_loss", "A reference is kept for the loss", MORE),
+        ("use_eaft_loss", "The loss is weighed by entropy", MORE),
+        ("pref_ftx", "A supervised loss is added", EITHER, 0, 0.0),
+        ("ref_model", "The reference is a model of its own", MORE),
+        ("ref_model_quantization_bit", "The reference is packed", LESS),
+        ("reward_model", "A reward model is kept", MORE),
+        ("reward_model_quantization_bit", "The reward model is packed", LESS),
+        ("reward_model_type", "How the reward model is kept", EITHER),
+        ("compute_accuracy", "Evaluation keeps predictions", MORE),
+        ("predict_with_generate", "Evaluation generates", MORE),
+        ("video_fps", "Videos are sampled so often", EITHER),
+        ("use_audio_in_video", "Videos have their sound", MORE),
+        ("galore_rank", "GaLore projects to this rank", EITHER),
+        ("apollo_rank", "APOLLO projects to this rank", EITHER),
+        ("fp8", "Matrix products are computed in 8 bits", EITHER),
+        ("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
+        ("train_on_prompt", "Prompts are scored, too; as all tokens are here", EITHER),
+        ("mask_history", "Only the last turn is scored", LESS),
+        ("tokenized_path", "Rows are as long as they were made", EITHER),
+        ("oft_rank oft_block_size oft_target", "Orthogonal adapters", EITHER),
+        ("moe_aux_loss_coef", "The routers' scores are kept for a second loss", MORE),
+        ("tensor_model_parallel_size", "Layers' matrices are divided (Megatron)", LESS, 1),
+        ("pipeline_model_parallel_size", "Layers are divided (Megatron)", LESS, 1),
+        ("expert_model_parallel_size", "Experts are divided (Megatron)", LESS, 1),
+        ("sequence_parallel", "Rows are divided between norms (Megatron)", LESS),
+        ("use_distributed_optimizer", "Optimizer states are divided (Megatron)", LESS),
+        ("rope_scaling", "Positions are scaled", EITHER),
     ),
-    later("resize_vocab", "The embedding grows with the tokenizer", MORE),
-    later("train_from_scratch", "Weights begin at random", EITHER),
-    later("pissa_init", "The adapters begin from a decomposition of the weights", MORE),
-    later("create_new_adapter", "Old adapters are merged first", EITHER),
-    later("adapter_name_or_path", "Training goes on from these adapters", EITHER),
-    later("freeze_trainable_layers", "Only these layers are trained", LESS),
-    later("freeze_trainable_modules", "Only these modules are trained", LESS),
-    later("freeze_extra_modules", "Some modules more are trained", MORE),
-    later("use_llama_pro", "Only the new blocks are trained", LESS),
-    later("use_mca", "Megatron-Core trains the model", LESS),
-    later("use_kt", "KTransformers trains experts on the CPU", LESS),
-    later("use_hyper_parallel", "HyperParallel trains the model", LESS),
-    later("use_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
-    later("use_asft_loss", "A reference is kept for the loss", MORE),
-    later("use_eaft_loss", "The loss is weighed by entropy", MORE),
-    later("pref_ftx", "A supervised loss is added", EITHER, 0, 0.0),
-    later("ref_model", "The reference is a model of its own", MORE),
-    later("ref_model_quantization_bit", "The reference is packed", LESS),
-    later("reward_model", "A reward model is kept", MORE),
-    later("reward_model_quantization_bit", "The reward model is packed", LESS),
-    later("reward_model_type", "How the reward model is kept", EITHER),
-    later("compute_accuracy", "Evaluation keeps predictions", MORE),
-    later("predict_with_generate", "Evaluation generates", MORE),
-    later("video_fps", "Videos are sampled so often", EITHER),
-    later("use_audio_in_video", "Videos have their sound", MORE),
-    later("galore_rank", "GaLore projects to this rank", EITHER),
-    later("apollo_rank", "APOLLO projects to this rank", EITHER),
-    later("fp8", "Matrix products are computed in 8 bits", EITHER),
-    later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
-    later("train_on_prompt", "Prompts are scored, too; as all tokens are here", EITHER),
-    later("mask_history", "Only the last turn is scored", LESS),
-    later("tokenized_path", "Rows are as long as they were made", EITHER),
-    later("oft_rank", "Orthogonal adapters", EITHER),
-    later("oft_block_size", "Orthogonal adapters", EITHER),
-    later("moe_aux_loss_coef", "The routers' scores are kept for a second loss", MORE),
-    later("kt_cpu_activation", "KTransformers trains experts on the CPU", LESS),
-    later("kt_config", "KTransformers trains experts on the CPU", LESS),
-    later("tensor_model_parallel_size", "Layers' matrices are divided (Megatron)", LESS, 1),
-    later("pipeline_model_parallel_size", "Layers are divided (Megatron)", LESS, 1),
-    later("expert_model_parallel_size", "Experts are divided (Megatron)", LESS, 1),
-    later("sequence_parallel", "Rows are divided between norms (Megatron)", LESS),
-    later("use_distributed_optimizer", "Optimizer states are divided (Megatron)", LESS),
-    later("oft_target", "Orthogonal adapters", EITHER),
-    later("rope_scaling", "Positions are scaled", EITHER),
 )
 
 NO_EFFECT = (
     parallel.NO_EFFECT
     | allocator.NO_EFFECT
-    | frozenset(
-        f"args.{key}"
-        for key in (
-            *transformers.NO_EFFECT_NAMES,
-            *listed("""
-        adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
+    | transformers.ARGS_WITHOUT_EFFECT
+    | under(
+        "args",
+        """adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
         new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage infer_backend
         offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token ms_hub_token om_hub_token
-        print_param_status trust_remote_code quantization_device_map template dataset eval_dataset
-        dataset_dir media_dir streaming buffer_size mix_strategy interleave_probs overwrite_cache
-        preprocessing_batch_size preprocessing_num_workers max_samples eval_num_beams
-        ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system
-        enable_thinking preserve_thinking data_shared_file_system loraplus_lr_ratio
-        loraplus_lr_embedding use_rslora pissa_iter pissa_convert pref_bco_weight dpo_label_smoothing
-        kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm
-        ppo_target ppo_whiten_rewards ref_model_adapters reward_model_adapters ld_alpha galore_target
-        galore_update_interval galore_scale galore_proj_type apollo_target apollo_update_interval
-        apollo_scale apollo_proj apollo_proj_type apollo_scale_type apollo_scale_front badam_mode
-        badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode
+        print_param_status trust_remote_code quantization_device_map template dataset eval_dataset dataset_dir
+        media_dir streaming buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_batch_size
+        preprocessing_num_workers max_samples eval_num_beams ignore_pad_token_for_loss val_size
+        eval_on_each_dataset tool_format default_system enable_thinking preserve_thinking
+        data_shared_file_system loraplus_lr_ratio loraplus_lr_embedding use_rslora pissa_iter pissa_convert
+        pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size
+        ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_adapters reward_model_adapters
+        ld_alpha galore_target galore_update_interval galore_scale galore_proj_type apollo_target
+        apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type apollo_scale_front
+        badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode
         badam_verbose use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode
         swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret hyper_parallel_args
         asft_alpha eaft_alpha disable_shuffling early_stopping_steps plot_loss
         include_effective_tokens_per_second ray_num_workers ray_init_kwargs.* master_addr master_port
-        ray_run_name placement_strategy resources_per_worker.* enable_torch_profiler profiler_*
-        do_sample temperature top_p top_k num_beams max_length_ max_new_tokens repetition_penalty
-        length_penalty skip_special_tokens vllm_maxlen vllm_gpu_util vllm_enforce_eager
-        audio_sampling_rate kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts export_dir
-        export_size export_device export_legacy_format export_hub_model_id fp8_backend
-        extra_special_tokens version eval_dataset_ reserved_label_len ray_storage_path
-        ray_storage_filesystem freeze_language_model fsdp_plugin.* chunk_size use_kt_ cpu_infer
-        kt_optimize_rule kt_mode
-        """),
-        )
+        ray_run_name placement_strategy resources_per_worker.* enable_torch_profiler profiler_* do_sample
+        temperature top_p top_k num_beams max_length_ max_new_tokens repetition_penalty length_penalty
+        skip_special_tokens vllm_maxlen vllm_gpu_util vllm_enforce_eager audio_sampling_rate kt_weight_path
+        kt_expert_checkpoint_path kt_use_lora_experts export_dir export_size export_device export_legacy_format
+        export_hub_model_id fp8_backend extra_special_tokens version eval_dataset_ reserved_label_len
+        ray_storage_path ray_storage_filesystem fsdp_plugin.* chunk_size use_kt_ cpu_infer kt_optimize_rule
+        kt_mode""",
     )
 )
-NO_EFFECT -= {"args.freeze_language_model"}
 
 TOOL = Tool(
     name="llamafactory",

@@ -12,7 +12,7 @@ from estimator.tools.known.llamafactory import LATER as ALIKE
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
-from estimator.tools.lists import listed
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -23,7 +23,8 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
-    later,
+    not_modelled,
+    row,
     same,
     words,
 )
@@ -215,52 +216,45 @@ FRAMES = {"video_max_pixels": 602_112, "video_min_pixels": 100_352, "cap_pixels_
 vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_video``; ms-swift logs them."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.rlhf_type", "args.task_type"),
-        ours=("objective",),
-        read=_objective,
-        write=_write_objective,
-    ),
+    row("args.rlhf_type args.task_type", "objective", _objective, _write_objective),
     same("args.model", "model", "args.model_id_or_path"),
-    Rule(
-        theirs=("args.tuner_type", "args.train_type", "args.sft_type", "args.quant_bits"),
-        ours=("method", "load_in_8bit"),
-        read=_method,
-        write=_write_method,
+    row(
+        "args.tuner_type args.train_type args.sft_type args.quant_bits",
+        "method load_in_8bit",
+        _method,
+        _write_method,
     ),
     *parallel.RULES,
     allocator.RULE,
-    Rule(
-        theirs=("args.torch_dtype", "args.bf16", "args.fp16"),
-        ours=("dtype", "mixed_precision"),
-        read=_precision,
-        write=_write_precision,
+    row(
+        "args.torch_dtype args.bf16 args.fp16",
+        "dtype mixed_precision",
+        _precision,
+        _write_precision,
         says="the checkpoint's dtype decides weights and autocast",
         source=f"{VERSION}, swift/arguments/base_args/model_args.py:130",
     ),
     transformers.BATCH[0],
-    Rule(
-        theirs=("args.gradient_accumulation_steps",),
-        ours=("gradient_accumulation_steps",),
-        read=_accumulation,
-        write=lambda values: {
-            "args.gradient_accumulation_steps": values["gradient_accumulation_steps"]
-        },
+    row(
+        "args.gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        _accumulation,
+        "args.gradient_accumulation_steps",
         says="as many as make 16 examples over all GPUs",
         source=f"{VERSION}, swift/trainers/arguments.py:291",
     ),
     *transformers.OPTIMISER,
-    Rule(
-        theirs=("args.gradient_checkpointing", "args.gradient_checkpointing_kwargs.*"),
-        ours=("gradient_checkpointing", "use_reentrant"),
-        read=_checkpointing,
-        write=transformers.CHECKPOINTING.write,
+    row(
+        "args.gradient_checkpointing args.gradient_checkpointing_kwargs.*",
+        "gradient_checkpointing use_reentrant",
+        _checkpointing,
+        transformers.CHECKPOINTING.write,
     ),
-    Rule(
-        theirs=("args.attn_impl", "args.attn_implementation"),
-        ours=("attn_implementation",),
-        read=_attention,
-        write=lambda values: {"args.attn_impl": values["attn_implementation"]},
+    row(
+        "args.attn_impl args.attn_implementation",
+        "attn_implementation",
+        _attention,
+        "args.attn_impl",
         says="transformers takes the model's own kernel, sdpa",
     ),
     same("args.use_liger_kernel"),
@@ -274,74 +268,58 @@ RULES: tuple[Rule, ...] = (
     same("args.packing"),
     same("args.padding_free"),
     transformers.PADDED,
-    Rule(
-        theirs=("args.max_length",),
-        ours=("max_length",),
-        read=_length,
-        write=lambda values: {"args.max_length": values["max_length"]},
-    ),
+    row("args.max_length", "max_length", _length, "args.max_length"),
     same("args.lora_rank", "lora_r"),
-    Rule(
-        theirs=("args.lora_alpha",),
-        ours=("lora_alpha",),
-        read=_alpha,
-        write=lambda values: {"args.lora_alpha": values["lora_alpha"]},
-    ),
+    row("args.lora_alpha", "lora_alpha", _alpha, "args.lora_alpha"),
     same("args.lora_dropout"),
-    Rule(
-        theirs=("args.target_modules",),
-        ours=("lora_target_modules",),
-        read=_targets,
-        write=lambda values: {"args.target_modules": values["lora_target_modules"]},
+    row(
+        "args.target_modules",
+        "lora_target_modules",
+        _targets,
+        "args.target_modules",
         says="all linear layers get an adapter",
     ),
     modules_to_save_from("args.modules_to_save"),
     same("args.use_dora"),
     same("args.lora_bias", "bias"),
     same("args.target_parameters"),
-    Rule(
-        theirs=(
-            "args.bnb_4bit_quant_type",
-            "args.bnb_4bit_use_double_quant",
-            "args.bnb_4bit_quant_storage",
-        ),
-        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
-        read=_packed,
-        write=lambda values: {f"args.{key}": value for key, value in values.items()},
+    row(
+        "args.bnb_4bit_quant_type args.bnb_4bit_use_double_quant args.bnb_4bit_quant_storage",
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        _packed,
+        "args.bnb_4bit_quant_type args.bnb_4bit_use_double_quant args.bnb_4bit_quant_storage",
         says="it packs with double quantisation",
     ),
     images.frozen("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
-    Rule(
-        theirs=("args.vit_gradient_checkpointing",),
-        ours=("vision_gradient_checkpointing",),
-        read=_tower_checkpoints,
-        write=lambda values: {
-            "args.vit_gradient_checkpointing": values["vision_gradient_checkpointing"]
-        },
+    row(
+        "args.vit_gradient_checkpointing",
+        "vision_gradient_checkpointing",
+        _tower_checkpoints,
+        "args.vit_gradient_checkpointing",
     ),
     images.setting("max_pixels", "args.max_pixels"),
     images.setting("min_pixels", "args.min_pixels"),
     images.setting("max_patches", "args.max_num"),
-    Rule(
-        theirs=("args.image_max_token_num", "args.image_min_token_num"),
-        ours=("max_pixels", "min_pixels"),
-        read=_tokens_of_images,
+    row(
+        "args.image_max_token_num args.image_min_token_num",
+        "max_pixels min_pixels",
+        _tokens_of_images,
     ),
     images.area_of_frames("args.video_max_pixels", "args.video_min_pixels", FRAMES),
     images.most_frames("args.nframes", "args.fps_max_frames"),
-    Rule(
-        theirs=("args.beta",),
-        ours=("beta",),
-        read=_beta,
-        write=lambda values: {"args.beta": values["beta"]},
+    row(
+        "args.beta",
+        "beta",
+        _beta,
+        "args.beta",
         says="GRPO weighs a reference by 0.04",
         source=f"{VERSION}, swift/arguments/rlhf_args.py:357",
     ),
-    Rule(
-        theirs=("args.max_completion_length", "args.max_length"),
-        ours=("max_length", "max_prompt_length", "max_completion_length"),
-        read=_generated,
-        write=_write_generated,
+    row(
+        "args.max_completion_length args.max_length",
+        "max_length max_prompt_length max_completion_length",
+        _generated,
+        _write_generated,
         says=f"GRPO writes 512 tokens after {USUAL_PROMPT} of the prompt: set max_length to the longest prompt",
         source=f"{VERSION}, swift/arguments/rlhf_args.py:242",
     ),
@@ -352,22 +330,20 @@ RULES: tuple[Rule, ...] = (
         vllm_tensor_parallel_size vllm_data_parallel_size ds3_gather_for_generation num_labels
         """)
     ),
-    Rule(
-        theirs=("args.vllm_gpu_memory_utilization", "args.use_vllm"),
-        ours=("vllm_gpu_memory_utilization",),
-        read=_share,
-        write=lambda values: {
-            "args.vllm_gpu_memory_utilization": values["vllm_gpu_memory_utilization"]
-        },
+    row(
+        "args.vllm_gpu_memory_utilization args.use_vllm",
+        "vllm_gpu_memory_utilization",
+        _share,
+        "args.vllm_gpu_memory_utilization",
         says="vLLM takes 0.9 of the GPU",
         source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:37",
     ),
     same("args.vllm_max_model_len", "vllm_max_model_length"),
-    Rule(
-        theirs=("args.vllm_max_num_seqs",),
-        ours=("vllm_max_num_seqs",),
-        read=_rows_at_once,
-        write=lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"] or 0},
+    row(
+        "args.vllm_max_num_seqs",
+        "vllm_max_num_seqs",
+        _rows_at_once,
+        lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"] or 0},
         says="vLLM runs 256 rows at once",
         source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:41",
     ),
@@ -381,111 +357,101 @@ RULES: tuple[Rule, ...] = (
 LATER: tuple[Later, ...] = (
     *allocator.LATER,
     *ALIKE,
-    later("move_model_batches", "Weights go to vLLM in parts", LESS),
-    later("vllm_max_lora_rank", "The engine keeps adapters", MORE),
-    later("vllm_enable_lora", "The engine keeps adapters", MORE),
-    later("vllm_enforce_eager", "vLLM captures no CUDA graphs", LESS, False),
-    later("vllm_limit_mm_per_prompt", "The engine keeps room for images", EITHER),
-    later("sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
-    later("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
-    later("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
-    later("lora_ga_batch_size", "LoRA-GA begins from gradients of the data", MORE),
-    later("to_cached_dataset", "Rows are made beforehand", EITHER),
-    later("chord_sft_per_device_train_batch_size", "A supervised loss is added", MORE),
-    later("gkd_logits_topk", "A teacher's logits are kept beside", MORE),
-    later("freeze_parameters_ratio", "The first layers are frozen", LESS, 0, 0.0),
-    later("freeze_parameters", "These parameters are frozen", LESS),
-    later("freeze_parameters_regex", "These parameters are frozen", LESS),
-    later("trainable_parameters", "These parameters are trained", MORE),
-    later("trainable_parameters_regex", "These parameters are trained", MORE),
-    later("target_regex", "A pattern chooses the modules with an adapter", EITHER),
-    later("lora_dtype", "The adapters' dtype", EITHER, "AUTO"),
-    later("quant_method", "Another quantiser than bitsandbytes", EITHER, "bnb"),
-    later("lisa_activated_layers", "Only so many layers are trained at a time", LESS, 0),
-    later("use_galore", "GaLore projects the optimizer's states", LESS),
-    later("galore_rank", "GaLore projects to this rank", EITHER),
-    later("galore_quantization", "GaLore quantises its projections", LESS),
-    later("optimizer", "An optimizer of its own", EITHER),
-    later(
-        "init_weights",
-        "The adapters begin from a decomposition of the weights",
-        MORE,
-        "true",
-        True,
-        "gaussian",
+    *not_modelled(
+        "args",
+        ("move_model_batches", "Weights go to vLLM in parts", LESS),
+        ("vllm_max_lora_rank vllm_enable_lora", "The engine keeps adapters", MORE),
+        ("vllm_enforce_eager", "vLLM captures no CUDA graphs", LESS),
+        ("vllm_limit_mm_per_prompt", "The engine keeps room for images", EITHER),
+        ("sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
+        ("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
+        ("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
+        ("lora_ga_batch_size", "LoRA-GA begins from gradients of the data", MORE),
+        ("to_cached_dataset", "Rows are made beforehand", EITHER),
+        ("chord_sft_per_device_train_batch_size", "A supervised loss is added", MORE),
+        ("gkd_logits_topk", "A teacher's logits are kept beside", MORE),
+        ("freeze_parameters_ratio", "The first layers are frozen", LESS, 0, 0.0),
+        ("freeze_parameters freeze_parameters_regex", "These parameters are frozen", LESS),
+        ("trainable_parameters trainable_parameters_regex", "These parameters are trained", MORE),
+        ("target_regex", "A pattern chooses the modules with an adapter", EITHER),
+        ("lora_dtype", "The adapters' dtype", EITHER, "AUTO"),
+        ("quant_method", "Another quantiser than bitsandbytes", EITHER, "bnb"),
+        ("lisa_activated_layers", "Only so many layers are trained at a time", LESS, 0),
+        ("use_galore", "GaLore projects the optimizer's states", LESS),
+        ("galore_rank", "GaLore projects to this rank", EITHER),
+        ("galore_quantization", "GaLore quantises its projections", LESS),
+        ("optimizer", "An optimizer of its own", EITHER),
+        (
+            "init_weights",
+            "The adapters begin from a decomposition of the weights",
+            MORE,
+            "true",
+            True,
+            "gaussian",
+        ),
+        ("tuner_backend", "Another library makes the adapters", EITHER, "peft"),
+        ("use_logits_to_keep", "Only the scored tokens' logits are computed", LESS),
+        ("enable_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
+        ("enable_channel_loss", "A loss for each channel", EITHER),
+        ("loss_type", "Another loss", EITHER),
+        ("router_aux_loss_coef", "The routers' scores are kept for a second loss", MORE, 0, 0.0),
+        ("experts_impl", "Experts are computed another way", EITHER),
+        ("ref_model", "The reference is a model of its own", MORE),
+        ("ref_adapters", "The reference is an adapter", LESS),
+        ("teacher_model", "A teacher is kept", MORE),
+        ("offload_teacher_model", "The teacher rests on the CPU", LESS),
+        ("teacher_deepspeed", "The teacher is divided", LESS),
+        ("sft_alpha", "A supervised loss is added", EITHER, 0),
+        ("rpo_alpha", "A supervised loss is added", EITHER),
+        ("cached_dataset", "Rows are as long as they were made", EITHER),
+        ("packing_length", "Rows are packed to this length", EITHER),
+        ("resume_only_model", "Training goes on without its optimizer", EITHER),
+        ("adapters", "Training goes on from these adapters", EITHER),
+        ("async_generate", "Generation runs beside training", MORE),
+        ("overlong_filter", "Rows that are cut are not scored", LESS),
+        ("dynamic_sample", "More is generated until rewards differ", MORE),
+        ("device_map", "Layers lie on different devices", LESS, "auto"),
+        ("max_memory", "Each device takes no more than this", EITHER),
+        ("interleave_prob", "Data sets are mixed", EITHER),
+        ("use_flash_ckpt", "Checkpoints are kept in the host's memory first", MORE),
     ),
-    later("tuner_backend", "Another library makes the adapters", EITHER, "peft"),
-    later("use_logits_to_keep", "Only the scored tokens' logits are computed", LESS),
-    later("enable_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
-    later("enable_channel_loss", "A loss for each channel", EITHER),
-    later("loss_type", "Another loss", EITHER),
-    later("router_aux_loss_coef", "The routers' scores are kept for a second loss", MORE, 0, 0.0),
-    later("experts_impl", "Experts are computed another way", EITHER),
-    later("ref_model", "The reference is a model of its own", MORE),
-    later("ref_adapters", "The reference is an adapter", LESS),
-    later("teacher_model", "A teacher is kept", MORE),
-    later("offload_teacher_model", "The teacher rests on the CPU", LESS),
-    later("teacher_deepspeed", "The teacher is divided", LESS),
-    later("sft_alpha", "A supervised loss is added", EITHER, 0),
-    later("rpo_alpha", "A supervised loss is added", EITHER),
-    later("cached_dataset", "Rows are as long as they were made", EITHER),
-    later("packing_length", "Rows are packed to this length", EITHER),
-    later("resume_only_model", "Training goes on without its optimizer", EITHER),
-    later("adapters", "Training goes on from these adapters", EITHER),
-    later("async_generate", "Generation runs beside training", MORE),
-    later("overlong_filter", "Rows that are cut are not scored", LESS),
-    later("dynamic_sample", "More is generated until rewards differ", MORE),
-    later("device_map", "Layers lie on different devices", LESS, "auto"),
-    later("max_memory", "Each device takes no more than this", EITHER),
-    later("interleave_prob", "Data sets are mixed", EITHER),
-    later("use_flash_ckpt", "Checkpoints are kept in the host's memory first", MORE),
 )
 
 NO_EFFECT = (
     parallel.NO_EFFECT
     | allocator.NO_EFFECT
-    | frozenset(
-        f"args.{key}"
-        for key in (
-            *transformers.NO_EFFECT_NAMES,
-            *listed("""
-        lora_ga_iters lora_ga_direction lora_ga_scale lora_ga_stable_gamma lora_ga_max_length tau_pos
-        tau_neg teacher_model_server command config dataset val_dataset cached_val_dataset
-        split_dataset_ratio data_seed dataset_num_proc load_from_cache_file dataset_shuffle
-        val_dataset_shuffle streaming stopping_strategy shuffle_buffer_size download_mode columns
-        columns.* strict remove_unused_columns disable_auto_column_mapping model_name model_author
-        custom_dataset_info template system truncation_strategy agent_template norm_bbox
-        use_chat_template padding_side loss_scale is_binary_loss_scale template_backend response_prefix
-        enable_thinking preserve_thinking add_non_thinking_prefix max_new_tokens temperature top_k top_p
-        repetition_penalty num_beams stream stop_words logprobs top_logprobs tuner_backend_
-        external_plugins custom_register_path custom_register model_kwargs.* model_kwargs load_args
-        load_data_args packing_num_proc packing_strategy lazy_tokenize use_hf hub_token
-        ignore_args_error use_swift_lora hqq_axis bnb_4bit_compute_dtype swanlab_token swanlab_project
-        swanlab_workspace swanlab_exp_name swanlab_mode add_version create_checkpoint_symlink
-        lorap_lr_ratio use_rslora model_type model_revision problem_type rope_scaling.* rope_scaling
-        max_model_len local_repo_path init_strategy check_model acc_strategy train_dataloader_shuffle
-        group_by_length_ max_epochs aligner_lr vit_lr eval_metric metric callbacks early_stop_interval
-        eval_use_evalscope eval_dataset eval_limit eval_generation_config eval_datasets
-        eval_datasets_args eval_dataset_args extra_eval_args galore_target_modules
-        galore_update_proj_gap galore_scale galore_proj_type galore_optim_per_parameter
-        galore_with_embedding logging_dir reward_funcs reward_weights log_completions epsilon
-        epsilon_high advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong
-        num_ppo_epochs kl_coef cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty
-        label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
-        center_rewards_coefficient lmbda seq_kd vllm_server_host
+    | transformers.ARGS_WITHOUT_EFFECT
+    | under(
+        "args",
+        """lora_ga_iters lora_ga_direction lora_ga_scale lora_ga_stable_gamma lora_ga_max_length tau_pos tau_neg
+        teacher_model_server command config dataset val_dataset cached_val_dataset split_dataset_ratio
+        dataset_num_proc load_from_cache_file dataset_shuffle val_dataset_shuffle streaming stopping_strategy
+        shuffle_buffer_size download_mode columns.* strict disable_auto_column_mapping model_name model_author
+        custom_dataset_info template system truncation_strategy agent_template norm_bbox use_chat_template
+        padding_side loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking
+        preserve_thinking add_non_thinking_prefix max_new_tokens temperature top_k top_p repetition_penalty
+        num_beams stream stop_words logprobs top_logprobs tuner_backend_ external_plugins custom_register_path
+        custom_register model_kwargs.* load_args load_data_args packing_num_proc packing_strategy lazy_tokenize
+        use_hf ignore_args_error use_swift_lora hqq_axis bnb_4bit_compute_dtype swanlab_token swanlab_project
+        swanlab_workspace swanlab_exp_name swanlab_mode add_version create_checkpoint_symlink lorap_lr_ratio
+        use_rslora model_type model_revision problem_type rope_scaling.* rope_scaling max_model_len
+        local_repo_path init_strategy check_model acc_strategy train_dataloader_shuffle group_by_length_
+        max_epochs aligner_lr vit_lr eval_metric metric callbacks early_stop_interval eval_use_evalscope
+        eval_dataset eval_limit eval_generation_config eval_datasets eval_datasets_args eval_dataset_args
+        extra_eval_args galore_target_modules galore_update_proj_gap galore_scale galore_proj_type
+        galore_optim_per_parameter galore_with_embedding reward_funcs reward_weights log_completions epsilon
+        epsilon_high advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong num_ppo_epochs
+        kl_coef cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty label_smoothing cpo_alpha
+        simpo_gamma desirable_weight undesirable_weight center_rewards_coefficient lmbda seq_kd vllm_server_host
         vllm_server_port vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching
-        vllm_disable_custom_all_reduce vllm_server_pass_dataset multi_turn_scheduler
-        max_turns delta importance_sampling_level loss_scale_ max_resample_times
-        cosine_max_len_value_wrong repetition_n_grams repetition_max_penalty soft_max_length
-        soft_cache_length lisa_step_interval llamapro_num_new_blocks adalora_target_r boft_block_size
-        vera_rank reft_layers reft_rank fourier_n_frequency logprobs_mode
-        rollout_importance_sampling_mode rollout_importance_sampling_threshold log_entropy
-        top_entropy_quantile use_ray device_groups push_to_hub save_safetensors safe_serialization
-        max_shard_size new_special_tokens logits_to_keep enable_npu_model_patch ddp_backend
-        dataset_test_ratio output_dir seed truncation_strategy_ eval_human structured_outputs_regex
-        response_length deepspeed_ merge_lora infer_backend result_path gradient_checkpointing_
-        """),
-        )
+        vllm_disable_custom_all_reduce vllm_server_pass_dataset multi_turn_scheduler max_turns delta
+        importance_sampling_level loss_scale_ max_resample_times cosine_max_len_value_wrong repetition_n_grams
+        repetition_max_penalty soft_max_length soft_cache_length lisa_step_interval llamapro_num_new_blocks
+        adalora_target_r boft_block_size vera_rank reft_layers reft_rank fourier_n_frequency logprobs_mode
+        rollout_importance_sampling_mode rollout_importance_sampling_threshold log_entropy top_entropy_quantile
+        use_ray device_groups safe_serialization max_shard_size new_special_tokens logits_to_keep
+        enable_npu_model_patch dataset_test_ratio truncation_strategy_ eval_human structured_outputs_regex
+        response_length deepspeed_ merge_lora infer_backend result_path gradient_checkpointing_""",
     )
 )
 

@@ -11,8 +11,19 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value
+from estimator.tools.lists import listed, under
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Value,
+    not_modelled,
+    row,
+)
 
 CHAINS = {"accelerate": (("accelerate", "ClusterConfig"),)}
 
@@ -242,279 +253,189 @@ def _fp8(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    row(
         # accelerate 1.15, utils/launch.py, setup_fp8_env
-        theirs=(
-            *("accelerate.fp8_config.backend", "accelerate.fp8_config.pad_inner_dim"),
-            *("accelerate.fp8_backend", "accelerate.fp8_pad_inner_dim"),
-        ),
-        ours=("fp8_backend", "fp8_pad_inner_dim"),
-        read=_fp8,
+        """accelerate.fp8_config.backend accelerate.fp8_config.pad_inner_dim accelerate.fp8_backend
+            accelerate.fp8_pad_inner_dim""",
+        "fp8_backend fp8_pad_inner_dim",
+        _fp8,
     ),
-    Rule(
-        theirs=(
-            "accelerate.num_processes",
-            "accelerate.num_machines",
-            "accelerate.distributed_type",
-            "launch.nnodes",
-            "launch.nproc_per_node",
-            "launch.num_gpus",
-            "launch.visible_devices",
-        ),
-        ours=("num_gpus",),
-        read=_gpus,
-        write=lambda values: {"accelerate.num_processes": values["num_gpus"]},
+    row(
+        """accelerate.num_processes accelerate.num_machines accelerate.distributed_type launch.nnodes
+            launch.nproc_per_node launch.num_gpus launch.visible_devices""",
+        "num_gpus",
+        _gpus,
+        "accelerate.num_processes",
         says="one process, on one GPU",
     ),
-    Rule(theirs=("accelerate.num_machines", "launch.nnodes"), ours=("gpus_per_node",), read=_node),
-    Rule(
-        theirs=("deepspeed.zero_optimization.overlap_comm",),
-        ours=("overlap_comm",),
-        read=_overlap,
-    ),
-    Rule(
-        theirs=("accelerate.num_cpu_threads_per_process",),
-        ours=("num_cpu_threads_per_process",),
-        read=_threads,
-    ),
-    Rule(
-        theirs=(
-            "args.fsdp",
-            "args.fsdp_version",
-            "args.fsdp_config.*",
-            "args.deepspeed",
-            "accelerate.distributed_type",
-            "accelerate.use_fsdp",
-            "accelerate.use_deepspeed",
-            "accelerate.fsdp_config.fsdp_version",
-            "accelerate.fsdp_config.fsdp_sharding_strategy",
-            "accelerate.fsdp_config.fsdp_reshard_after_forward",
-            "accelerate.fsdp_config.fsdp_offload_params",
-            "accelerate.fsdp_config.fsdp_state_dict_type",
-            "accelerate.fsdp_config.fsdp_activation_checkpointing",
-            "accelerate.deepspeed_config.zero_stage",
-            "accelerate.deepspeed_config.offload_optimizer_device",
-            "accelerate.deepspeed_config.offload_param_device",
-            "accelerate.deepspeed_config.zero3_save_16bit_model",
-            "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
-            "args.dp_replicate_size",
-            "args.dp_shard_size",
-            "deepspeed.zero_optimization.stage",
-            "deepspeed.zero_optimization.offload_optimizer.device",
-            "deepspeed.zero_optimization.offload_param.device",
-            "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save",
-        ),
-        ours=(
-            "strategy",
-            "fsdp_version",
-            "offload_optimizer",
-            "offload_param",
-            "fsdp_state_dict_type",
-            "zero3_save_16bit_model",
-            "dp_replicate_size",
-        ),
-        read=_strategy,
+    row("accelerate.num_machines launch.nnodes", "gpus_per_node", _node),
+    row("deepspeed.zero_optimization.overlap_comm", "overlap_comm", _overlap),
+    row("accelerate.num_cpu_threads_per_process", "num_cpu_threads_per_process", _threads),
+    row(
+        """args.fsdp args.fsdp_version args.fsdp_config.* args.deepspeed accelerate.distributed_type
+            accelerate.use_fsdp accelerate.use_deepspeed accelerate.fsdp_config.fsdp_version
+            accelerate.fsdp_config.fsdp_sharding_strategy accelerate.fsdp_config.fsdp_reshard_after_forward
+            accelerate.fsdp_config.fsdp_offload_params accelerate.fsdp_config.fsdp_state_dict_type
+            accelerate.fsdp_config.fsdp_activation_checkpointing accelerate.deepspeed_config.zero_stage
+            accelerate.deepspeed_config.offload_optimizer_device
+            accelerate.deepspeed_config.offload_param_device
+            accelerate.deepspeed_config.zero3_save_16bit_model
+            accelerate.parallelism_config.parallelism_config_dp_replicate_size args.dp_replicate_size
+            args.dp_shard_size deepspeed.zero_optimization.stage
+            deepspeed.zero_optimization.offload_optimizer.device
+            deepspeed.zero_optimization.offload_param.device
+            deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save""",
+        """strategy fsdp_version offload_optimizer offload_param fsdp_state_dict_type zero3_save_16bit_model
+            dp_replicate_size""",
+        _strategy,
         says="several processes without FSDP or DeepSpeed are DistributedDataParallel",
     ),
 )
 
+AT_DEFAULT = "The size of this buffer is taken at DeepSpeed's default"
+MATRICES = "Layers' matrices are divided (tensor parallelism)"
 LATER: tuple[Later, ...] = (
-    *(
-        Later(
-            theirs=f"deepspeed.zero_optimization.{key}",
-            sentence="The size of this buffer is taken as Trainer sets it for auto",
-            direction=Direction.EITHER,
-            harmless=(None, "auto"),
-        )
-        for key in (
-            "reduce_bucket_size",
-            "stage3_prefetch_bucket_size",
-            "stage3_param_persistence_threshold",
-        )
+    *not_modelled(
+        "deepspeed.zero_optimization",
+        (
+            "reduce_bucket_size stage3_prefetch_bucket_size stage3_param_persistence_threshold",
+            "The size of this buffer is taken as Trainer sets it for auto",
+            EITHER,
+            "auto",
+        ),
+        ("allgather_bucket_size", AT_DEFAULT, EITHER, "auto", 5e8),
+        ("sub_group_size stage3_max_live_parameters", AT_DEFAULT, EITHER, "auto", 1e9),
+        ("stage3_max_reuse_distance", AT_DEFAULT, EITHER, "auto", 1e9),
+        (
+            "zero_hpz_partition_size",
+            "ZeRO++ keeps a second copy of the weights inside each machine",
+            MORE,
+            1,
+            "auto",
+        ),
+        ("zero_quantized_weights", "ZeRO++ sends weights quantised", LESS),
+        ("zero_quantized_gradients", "ZeRO++ sends gradients quantised", LESS),
+        ("offload_optimizer.ratio", "A part of the optimizer's states stays on the GPU", MORE, 1),
     ),
-    *(
-        Later(
-            theirs=f"deepspeed.zero_optimization.{key}",
-            sentence="The size of this buffer is taken at DeepSpeed's default",
-            direction=Direction.EITHER,
-            harmless=harmless,
-        )
-        for key, harmless in {
-            "allgather_bucket_size": (None, "auto", 5e8, 500_000_000),
-            "sub_group_size": (None, "auto", 1e9),
-            "stage3_max_live_parameters": (None, "auto", 1e9),
-            "stage3_max_reuse_distance": (None, "auto", 1e9),
-        }.items()
+    *not_modelled(
+        "deepspeed",
+        (
+            "activation_checkpointing.cpu_checkpointing",
+            "DeepSpeed's own checkpoints go to the host, where the model asks for them",
+            LESS,
+        ),
+        (
+            "activation_checkpointing.partition_activations",
+            "DeepSpeed's own checkpoints are divided, where the model asks for them",
+            LESS,
+        ),
+        (
+            "tensor_parallel.autotp_size",
+            "DeepSpeed divides the layers' matrices (AutoTP)",
+            LESS,
+            0,
+            1,
+        ),
+        ("compression_training", "DeepSpeed compresses the model", LESS),
+        (
+            "optimizer.type",
+            "DeepSpeed makes the optimizer; what Trainer's optim says is estimated",
+            EITHER,
+            "AdamW",
+            "Adam",
+            "adamw",
+        ),
+        (
+            "data_types.grad_accum_dtype",
+            "DeepSpeed adds gradients up in this dtype",
+            EITHER,
+            "fp32",
+        ),
     ),
-    Later(
-        theirs="deepspeed.zero_optimization.zero_hpz_partition_size",
-        sentence="ZeRO++ keeps a second copy of the weights inside each machine",
-        direction=Direction.MORE,
-        harmless=(None, 1, "auto"),
+    *not_modelled(
+        "accelerate",
+        (
+            "fsdp_config.fsdp_auto_wrap_policy",
+            "Modules are divided otherwise than layer by layer",
+            MORE,
+            "TRANSFORMER_BASED_WRAP",
+        ),
+        (
+            "fsdp_config.fsdp_forward_prefetch",
+            "The next layer is gathered while this one computes",
+            MORE,
+            "false",
+            "False",
+        ),
+        (
+            "fp8_config.enable_fsdp_float8_all_gather fp8_enable_fsdp_float8_all_gather",
+            "Outside FSDP 2 converted layers are not trained",
+            LESS,
+            "false",
+            "False",
+        ),
+        ("megatron_lm_config", "Megatron-LM trains the model", LESS),
+        ("downcast_bf16", "On TPUs float is cast to bfloat16", LESS, "no", "false"),
     ),
-    Later(
-        theirs="deepspeed.zero_optimization.zero_quantized_weights",
-        sentence="ZeRO++ sends weights quantised",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="deepspeed.zero_optimization.zero_quantized_gradients",
-        sentence="ZeRO++ sends gradients quantised",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="deepspeed.zero_optimization.offload_optimizer.ratio",
-        sentence="A part of the optimizer's states stays on the GPU",
-        direction=Direction.MORE,
-        harmless=(None, 1, 1.0),
-    ),
-    Later(
-        theirs="deepspeed.activation_checkpointing.cpu_checkpointing",
-        sentence="DeepSpeed's own checkpoints go to the host, where the model asks for them",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="deepspeed.activation_checkpointing.partition_activations",
-        sentence="DeepSpeed's own checkpoints are divided, where the model asks for them",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="deepspeed.tensor_parallel.autotp_size",
-        sentence="DeepSpeed divides the layers' matrices (AutoTP)",
-        direction=Direction.LESS,
-        harmless=(None, 0, 1),
-    ),
-    Later(
-        theirs="deepspeed.compression_training",
-        sentence="DeepSpeed compresses the model",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="deepspeed.optimizer.type",
-        sentence="DeepSpeed makes the optimizer; what Trainer's optim says is estimated",
-        direction=Direction.EITHER,
-        harmless=(None, "AdamW", "Adam", "adamw"),
-    ),
-    Later(
-        theirs="deepspeed.data_types.grad_accum_dtype",
-        sentence="DeepSpeed adds gradients up in this dtype",
-        direction=Direction.EITHER,
-        harmless=(None, "fp32"),
-    ),
-    Later(
-        theirs="accelerate.fsdp_config.fsdp_auto_wrap_policy",
-        sentence="Modules are divided otherwise than layer by layer",
-        direction=Direction.MORE,
-        harmless=(None, "TRANSFORMER_BASED_WRAP"),
-    ),
-    Later(
-        theirs="accelerate.fsdp_config.fsdp_forward_prefetch",
-        sentence="The next layer is gathered while this one computes",
-        direction=Direction.MORE,
-        harmless=(None, False, "false", "False"),
-    ),
-    Later(
-        theirs="accelerate.fp8_config.enable_fsdp_float8_all_gather",
-        sentence="Outside FSDP 2 converted layers are not trained",
-        direction=Direction.LESS,
-        harmless=(None, False, "false", "False"),
-    ),
-    Later(
-        theirs="accelerate.fp8_enable_fsdp_float8_all_gather",
-        sentence="Outside FSDP 2 converted layers are not trained",
-        direction=Direction.LESS,
-        harmless=(None, False, "false", "False"),
-    ),
-    *(
-        Later(
-            theirs=f"accelerate.parallelism_config.parallelism_config_{key}_size",
-            sentence=sentence,
-            direction=Direction.LESS,
-            harmless=(None, 1),
-        )
-        for key, sentence in {
-            "tp": "Layers' matrices are divided (tensor parallelism)",
-            "cp": "Rows are divided (context parallelism)",
-            "sp": "Rows are divided (sequence parallelism)",
-            "ep": "Experts are divided (expert parallelism)",
-        }.items()
-    ),
-    Later(
-        theirs="accelerate.megatron_lm_config",
-        sentence="Megatron-LM trains the model",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="accelerate.downcast_bf16",
-        sentence="On TPUs float is cast to bfloat16",
-        direction=Direction.LESS,
-        harmless=(None, False, "no", "false"),
+    *not_modelled(
+        "accelerate.parallelism_config",
+        ("parallelism_config_tp_size", MATRICES, LESS, 1),
+        ("parallelism_config_cp_size", "Rows are divided (context parallelism)", LESS, 1),
+        ("parallelism_config_sp_size", "Rows are divided (sequence parallelism)", LESS, 1),
+        ("parallelism_config_ep_size", "Experts are divided (expert parallelism)", LESS, 1),
     ),
 )
 
-NO_EFFECT = frozenset(
-    listed("""
-        accelerate.compute_environment accelerate.debug accelerate.machine_rank
-        accelerate.main_process_ip accelerate.main_process_port accelerate.main_training_function
-        accelerate.rdzv_backend accelerate.same_network accelerate.tpu_env accelerate.tpu_use_cluster
-        accelerate.tpu_use_sudo accelerate.tpu_name accelerate.tpu_zone accelerate.tpu_vm
-        accelerate.command_file accelerate.commands accelerate.use_cpu accelerate.gpu_ids
-        accelerate.enable_cpu_affinity accelerate.deepspeed_config.deepspeed_multinode_launcher
-        accelerate.deepspeed_config.zero3_init_flag accelerate.deepspeed_config.deepspeed_config_file
-        accelerate.deepspeed_config.deepspeed_hostfile
-        accelerate.deepspeed_config.deepspeed_inclusion_filter
-        accelerate.deepspeed_config.deepspeed_exclusion_filter
-        accelerate.deepspeed_config.offload_optimizer_nvme_path
-        accelerate.deepspeed_config.offload_param_nvme_path
-        accelerate.deepspeed_config.deepspeed_moe_layer_cls_names
-        accelerate.fsdp_config.fsdp_backward_prefetch
-        accelerate.fsdp_config.fsdp_backward_prefetch_policy
-        accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading
-        accelerate.fsdp_config.fsdp_sync_module_states
-        accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap
-        accelerate.fsdp_config.fsdp_use_orig_params accelerate.fsdp_config.fsdp_min_num_params
-        accelerate.dynamo_config.* accelerate.parallelism_config.parallelism_config_dp_shard_size
-        accelerate.parallelism_config.parallelism_config_cp_comm_strategy accelerate.config_file
-        accelerate.module accelerate.multi_gpu
-        accelerate.mpirun_config.* accelerate.fp8_config.* accelerate.use_parallelism_config
-        accelerate.ipex_config.* accelerate.deepspeed_config.gradient_accumulation_steps
-        accelerate.deepspeed_config.gradient_clipping
-        accelerate.deepspeed_config.seq_parallel_communication_data_type
-        accelerate.parallelism_config.parallelism_config_sp_backend
-        accelerate.parallelism_config.parallelism_config_sp_seq_length_is_variable
-        accelerate.parallelism_config.parallelism_config_sp_attn_implementation
-        deepspeed._comment deepspeed.compile.disable deepspeed.compile.backend
-        deepspeed.seq_parallel_communication_data_type
-        deepspeed.zero_optimization.gather_16bit_weights_on_model_save
-        deepspeed.zero_optimization.max_live_parameters deepspeed.zero_optimization.max_reuse_distance
-        deepspeed.comms_config.* deepspeed.monitor_config.* deepspeed.steps_per_print
-        deepspeed.wall_clock_breakdown deepspeed.scheduler.* deepspeed.optimizer.params.*
-        deepspeed.fp16.loss_scale deepspeed.fp16.loss_scale_window deepspeed.fp16.initial_scale_power
-        deepspeed.fp16.hysteresis deepspeed.fp16.min_loss_scale deepspeed.fp16.auto_cast
-        deepspeed.fp16.consecutive_hysteresis deepspeed.dump_state deepspeed.train_batch_size
-        deepspeed.train_micro_batch_size_per_gpu deepspeed.gradient_accumulation_steps
-        deepspeed.gradient_clipping deepspeed.fp16.enabled deepspeed.bf16.enabled
-        deepspeed.bfloat16.enabled
-        deepspeed.zero_optimization.contiguous_gradients deepspeed.zero_optimization.reduce_scatter
-        deepspeed.zero_optimization.allgather_partitions
-        deepspeed.zero_optimization.round_robin_gradients deepspeed.zero_allow_untested_optimizer
-        deepspeed.zero_optimization.offload_optimizer.pin_memory
-        deepspeed.zero_optimization.offload_param.pin_memory
-        deepspeed.zero_optimization.offload_optimizer.nvme_path
-        deepspeed.zero_optimization.offload_param.nvme_path
-        deepspeed.zero_optimization.offload_optimizer.* deepspeed.zero_optimization.offload_param.*
-        deepspeed.zero_optimization.memory_efficient_linear
-        deepspeed.zero_optimization.ignore_unused_parameters
-        deepspeed.zero_optimization.stage3_gather_fp16_weights_on_model_save
-        deepspeed.zero_force_ds_cpu_optimizer deepspeed.prescale_gradients
-        deepspeed.gradient_predivide_factor deepspeed.sparse_gradients deepspeed.aio.*
-        deepspeed.flops_profiler.* deepspeed.comms_logger.* deepspeed.activation_checkpointing.*
-        deepspeed.communication_data_type deepspeed.checkpoint.* deepspeed.elasticity.*
-        deepspeed.tensorboard.* deepspeed.wandb.* deepspeed.csv_monitor.* deepspeed.amp.*
-        deepspeed.zero_optimization.cpu_offload deepspeed.zero_optimization.zero_hpz_partition_size
-        deepspeed.torch_autocast.* launch.launcher launch.command launch.script launch.node_rank
-        launch.master_addr launch.master_port launch.rdzv_backend launch.rdzv_endpoint launch.rdzv_id
-        launch.include launch.hostfile launch.standalone launch.module launch.num_nodes
-        launch.max_restarts launch.log_dir launch.env.*
-        """)
+NO_EFFECT = (
+    under(
+        "accelerate",
+        """compute_environment debug machine_rank main_process_ip main_process_port main_training_function
+        rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone tpu_vm command_file
+        commands use_cpu gpu_ids enable_cpu_affinity dynamo_config.* config_file module multi_gpu
+        mpirun_config.* fp8_config.* use_parallelism_config ipex_config.*""",
+    )
+    | under(
+        "accelerate.deepspeed_config",
+        """deepspeed_multinode_launcher zero3_init_flag deepspeed_config_file deepspeed_hostfile
+        deepspeed_inclusion_filter deepspeed_exclusion_filter offload_optimizer_nvme_path
+        offload_param_nvme_path deepspeed_moe_layer_cls_names gradient_accumulation_steps gradient_clipping
+        seq_parallel_communication_data_type""",
+    )
+    | under(
+        "accelerate.fsdp_config",
+        """fsdp_backward_prefetch fsdp_backward_prefetch_policy fsdp_cpu_ram_efficient_loading
+        fsdp_sync_module_states fsdp_transformer_layer_cls_to_wrap fsdp_use_orig_params fsdp_min_num_params""",
+    )
+    | under(
+        "accelerate.parallelism_config",
+        """parallelism_config_dp_shard_size parallelism_config_cp_comm_strategy parallelism_config_sp_backend
+        parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation""",
+    )
+    | under(
+        "deepspeed",
+        """_comment compile.disable compile.backend seq_parallel_communication_data_type comms_config.*
+        monitor_config.* steps_per_print wall_clock_breakdown scheduler.* optimizer.params.* dump_state
+        train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+        bf16.enabled bfloat16.enabled zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+        prescale_gradients gradient_predivide_factor sparse_gradients aio.* flops_profiler.* comms_logger.*
+        activation_checkpointing.* communication_data_type checkpoint.* elasticity.* tensorboard.* wandb.*
+        csv_monitor.* amp.* torch_autocast.*""",
+    )
+    | under(
+        "deepspeed.zero_optimization",
+        """gather_16bit_weights_on_model_save max_live_parameters max_reuse_distance contiguous_gradients
+        reduce_scatter allgather_partitions round_robin_gradients offload_optimizer.* offload_param.*
+        memory_efficient_linear ignore_unused_parameters stage3_gather_fp16_weights_on_model_save cpu_offload
+        zero_hpz_partition_size""",
+    )
+    | under(
+        "deepspeed.fp16",
+        """loss_scale loss_scale_window initial_scale_power hysteresis min_loss_scale auto_cast
+        consecutive_hysteresis enabled""",
+    )
+    | under(
+        "launch",
+        """launcher command script node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id include
+        hostfile standalone module num_nodes max_restarts log_dir env.*""",
+    )
 )

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, same
+from estimator.tools.lists import under
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Value,
+    not_modelled,
+    row,
+    same,
+)
 from estimator.values.specs import ALL_LINEAR
 
 CHAINS = {
@@ -94,47 +106,31 @@ LORA: tuple[Rule, ...] = (
 )
 
 LATER: tuple[Later, ...] = (
-    Later(
-        theirs="peft.trainable_token_indices",
-        sentence="Rows of the embedding are trained beside the adapters",
-        direction=Direction.MORE,
-    ),
-    Later(
-        theirs="peft.layer_replication",
-        sentence="Layers are repeated, each with adapters of its own",
-        direction=Direction.MORE,
-    ),
-    Later(
-        theirs="peft.init_lora_weights",
-        sentence="The adapters begin from a decomposition of the weights, which loading takes memory for",
-        direction=Direction.MORE,
-        harmless=(None, True, False, "gaussian"),
-    ),
-    Later(
-        theirs="peft.peft_type",
-        sentence="Another kind of adapter than LoRA is trained",
-        direction=Direction.EITHER,
-        harmless=(None, "LORA", "lora"),
-    ),
-    *(
-        Later(theirs=f"peft.{key}", sentence=sentence, direction=Direction.MORE)
-        for key, sentence in {
-            "use_qalora": "QA-LoRA pools the inputs of its adapters",
-            "alora_invocation_tokens": "Activated LoRA keeps adapters off a part of each row",
-            "ensure_weight_tying": "Copies of tied modules are tied again",
-            "eva_config": "EVA begins from activations of the data",
-            "corda_config": "CorDA begins from covariances of the data",
-        }.items()
+    *not_modelled(
+        "peft",
+        ("trainable_token_indices", "Rows of the embedding are trained beside the adapters", MORE),
+        ("layer_replication", "Layers are repeated, each with adapters of its own", MORE),
+        (
+            "init_lora_weights",
+            "The adapters begin from a decomposition of the weights, which loading takes memory for",
+            MORE,
+            True,
+            "gaussian",
+        ),
+        ("peft_type", "Another kind of adapter than LoRA is trained", EITHER, "LORA", "lora"),
+        ("use_qalora", "QA-LoRA pools the inputs of its adapters", MORE),
+        ("alora_invocation_tokens", "Activated LoRA keeps adapters off a part of each row", MORE),
+        ("ensure_weight_tying", "Copies of tied modules are tied again", MORE),
+        ("eva_config", "EVA begins from activations of the data", MORE),
+        ("corda_config", "CorDA begins from covariances of the data", MORE),
     ),
 )
 
-NO_EFFECT = frozenset(
-    f"peft.{key}"
-    for key in listed("""
-        task_type inference_mode base_model_name_or_path revision fan_in_fan_out use_rslora
-        layers_pattern alpha_pattern megatron_config megatron_core loftq_config qalora_group_size
-        auto_mapping runtime_config.* peft_version lora_ga_config arrow_config use_bdlora velora_config
-        """)
+NO_EFFECT = under(
+    "peft",
+    """task_type inference_mode base_model_name_or_path revision fan_in_fan_out use_rslora layers_pattern
+    alpha_pattern megatron_config megatron_core loftq_config qalora_group_size auto_mapping runtime_config.*
+    peft_version lora_ga_config arrow_config use_bdlora velora_config""",
 )
 
 # --- bitsandbytes -------------------------------------------------------------------------------
@@ -171,43 +167,27 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 BNB: tuple[Rule, ...] = (
-    Rule(
-        theirs=(
-            "bnb.bnb_4bit_quant_type",
-            "bnb.bnb_4bit_use_double_quant",
-            "bnb.bnb_4bit_quant_storage",
-        ),
-        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
-        read=_packing,
-        write=lambda values: {f"bnb.{key}": value for key, value in values.items()},
+    row(
+        "bnb.bnb_4bit_quant_type bnb.bnb_4bit_use_double_quant bnb.bnb_4bit_quant_storage",
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        _packing,
+        "bnb.bnb_4bit_quant_type bnb.bnb_4bit_use_double_quant bnb.bnb_4bit_quant_storage",
     ),
 )
 
 BNB_LATER: tuple[Later, ...] = (
-    Later(
-        theirs="bnb.llm_int8_skip_modules",
-        sentence="Some modules are left unquantised",
-        direction=Direction.MORE,
-    ),
-    Later(
-        theirs="bnb.llm_int8_enable_fp32_cpu_offload",
-        sentence="Parts that do not fit stay in the host's memory",
-        direction=Direction.LESS,
-    ),
-    Later(
-        theirs="bnb.llm_int8_has_fp16_weight",
-        sentence="8-bit weights are kept in 16 bits as well",
-        direction=Direction.MORE,
+    *not_modelled(
+        "bnb",
+        ("llm_int8_skip_modules", "Some modules are left unquantised", MORE),
+        (
+            "llm_int8_enable_fp32_cpu_offload",
+            "Parts that do not fit stay in the host's memory",
+            LESS,
+        ),
+        ("llm_int8_has_fp16_weight", "8-bit weights are kept in 16 bits as well", MORE),
     ),
 )
 
-BNB_NO_EFFECT = frozenset(
-    f"bnb.{key}"
-    for key in [
-        "bnb_4bit_compute_dtype",
-        "llm_int8_threshold",
-        "quant_method",
-        "_load_in_4bit",
-        "_load_in_8bit",
-    ]
+BNB_NO_EFFECT = under(
+    "bnb", "bnb_4bit_compute_dtype llm_int8_threshold quant_method _load_in_4bit _load_in_8bit"
 )

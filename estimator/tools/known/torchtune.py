@@ -15,7 +15,7 @@ from types import MappingProxyType
 from estimator.tools.known import allocator, parallel, peft
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word
-from estimator.tools.lists import listed
+from estimator.tools.lists import under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -27,7 +27,8 @@ from estimator.tools.rules import (
     Tool,
     Value,
     always,
-    later,
+    not_modelled,
+    row,
     same,
 )
 
@@ -255,53 +256,32 @@ def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.compile", "args.compile.model"),
-        ours=("torch_compile",),
-        read=_compiled,
-        write=lambda values: {"args.compile": values["torch_compile"]},
-    ),
-    Rule(theirs=("args.recipe", "args.loss._component_"), ours=("objective",), read=_objective),
-    Rule(theirs=("args.model._component_",), ours=("model",), read=_model),
-    Rule(
-        theirs=("args.model._component_", "args.model.quantize_base"),
-        ours=("method", "load_in_8bit"),
-        read=_method,
-    ),
+    row("args.compile args.compile.model", "torch_compile", _compiled, "args.compile"),
+    row("args.recipe args.loss._component_", "objective", _objective),
+    row("args.model._component_", "model", _model),
+    row("args.model._component_ args.model.quantize_base", "method load_in_8bit", _method),
     *parallel.RULES[:2],
     allocator.RULE,
-    Rule(
-        theirs=("args.fsdp_cpu_offload", "args.fsdp_reshard_after_forward"),
-        ours=("strategy", "fsdp_version", "offload_optimizer", "offload_param"),
-        read=_gpus,
+    row(
+        "args.fsdp_cpu_offload args.fsdp_reshard_after_forward",
+        "strategy fsdp_version offload_optimizer offload_param",
+        _gpus,
         says="distributed recipes divide by FSDP 2",
         source=f"{VERSION}, recipes/full_finetune_distributed.py",
     ),
-    Rule(
-        theirs=("args.dtype",),
-        ours=("dtype", "mixed_precision"),
-        read=_dtype,
-        write=lambda values: {
-            "args.dtype": {"bfloat16": "bf16", "float32": "fp32"}[values["dtype"]]
-        },
+    row(
+        "args.dtype",
+        "dtype mixed_precision",
+        _dtype,
+        lambda values: {"args.dtype": {"bfloat16": "bf16", "float32": "fp32"}[values["dtype"]]},
         says="weights, gradients and states are in dtype, without autocast",
         source=f"{VERSION}, recipes/lora_finetune_single_device.py",
     ),
-    Rule(
-        theirs=(
-            "args.batch_size",
-            "args.gradient_accumulation_steps",
-            "args.epochs",
-            "args.max_steps_per_epoch",
-        ),
-        ours=(
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "num_train_epochs",
-            "num_train_examples",
-        ),
-        read=_counts,
-        write=lambda values: {
+    row(
+        "args.batch_size args.gradient_accumulation_steps args.epochs args.max_steps_per_epoch",
+        "per_device_train_batch_size gradient_accumulation_steps num_train_epochs num_train_examples",
+        _counts,
+        lambda values: {
             "args.batch_size": values["per_device_train_batch_size"],
             "args.gradient_accumulation_steps": values["gradient_accumulation_steps"],
             "args.epochs": int(values["num_train_epochs"]),
@@ -309,38 +289,22 @@ RULES: tuple[Rule, ...] = (
         says="as the recipes have it",
         source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:58",
     ),
-    Rule(
-        theirs=("args.optimizer._component_", "args.optimizer.fused"),
-        ours=("optim",),
-        read=_optimizer,
-    ),
+    row("args.optimizer._component_ args.optimizer.fused", "optim", _optimizer),
     same("args.optimizer_in_bwd"),
-    Rule(
-        theirs=("args.clip_grad_norm",),
-        ours=("max_grad_norm",),
-        read=_clipped,
-        write=lambda values: {"args.clip_grad_norm": values["max_grad_norm"] or None},
+    row(
+        "args.clip_grad_norm",
+        "max_grad_norm",
+        _clipped,
+        lambda values: {"args.clip_grad_norm": values["max_grad_norm"] or None},
         says="gradients are not clipped",
     ),
-    Rule(
-        theirs=(
-            "args.enable_activation_checkpointing",
-            "args.enable_activation_offloading",
-            "args.ac_mode",
-            "args.ac_option",
-        ),
+    row(
+        "args.enable_activation_checkpointing args.enable_activation_offloading args.ac_mode args.ac_option",
+        "gradient_checkpointing use_reentrant activation_offloading checkpoint_every_n_layers",
+        _checkpointing,
+        "args.enable_activation_checkpointing",
         says="the recipes checkpoint",
         source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:88",
-        ours=(
-            "gradient_checkpointing",
-            "use_reentrant",
-            "activation_offloading",
-            "checkpoint_every_n_layers",
-        ),
-        read=_checkpointing,
-        write=lambda values: {
-            "args.enable_activation_checkpointing": values["gradient_checkpointing"]
-        },
     ),
     always(
         "attn_implementation",
@@ -348,43 +312,29 @@ RULES: tuple[Rule, ...] = (
         "torchtune calls SDPA, or FlexAttention where rows are packed",
         VERSION,
     ),
-    Rule(
-        theirs=("args.loss._component_",),
-        ours=("loss",),
-        read=_loss,
-        says="the loss is computed in chunks",
+    row("args.loss._component_", "loss", _loss, says="the loss is computed in chunks"),
+    row(
+        "args.tokenizer.max_seq_len args.max_seq_length",
+        "max_length",
+        _length,
+        "args.tokenizer.max_seq_len",
     ),
-    Rule(
-        theirs=("args.tokenizer.max_seq_len", "args.max_seq_length"),
-        ours=("max_length",),
-        read=_length,
-        write=lambda values: {"args.tokenizer.max_seq_len": values["max_length"]},
-    ),
-    Rule(
-        theirs=("args.dataset.packed", "args.packed"),
-        ours=("packing", "padded"),
-        read=_packing,
+    row(
+        "args.dataset.packed args.packed",
+        "packing padded",
+        _packing,
+        lambda _: {"args.dataset.packed": False},
         says="rows of a batch are padded to its longest: the recipes do not pack",
-        write=lambda _: {"args.dataset.packed": False},
     ),
-    Rule(
-        theirs=(
-            "args.model.lora_rank",
-            "args.model.lora_alpha",
-            "args.model.lora_dropout",
-            "args.model.use_dora",
-        ),
-        ours=("lora_r", "lora_alpha", "lora_dropout", "use_dora"),
-        read=_adapters,
+    row(
+        "args.model.lora_rank args.model.lora_alpha args.model.lora_dropout args.model.use_dora",
+        "lora_r lora_alpha lora_dropout use_dora",
+        _adapters,
     ),
-    Rule(
-        theirs=(
-            "args.model.lora_attn_modules",
-            "args.model.apply_lora_to_mlp",
-            "args.model.apply_lora_to_output",
-        ),
-        ours=("lora_target_modules",),
-        read=_targets,
+    row(
+        "args.model.lora_attn_modules args.model.apply_lora_to_mlp args.model.apply_lora_to_output",
+        "lora_target_modules",
+        _targets,
         says="queries, values, the output projection and the MLP get an adapter, as in the recipes",
     ),
     always(
@@ -413,59 +363,56 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *allocator.LATER,
-    later(
-        "loss._component_",
-        "The head and the loss are one; CEWithChunkedOutputLoss is estimated",
-        LESS,
-        *(
-            f"torchtune.modules.loss.{loss}"
-            for loss in ("CEWithChunkedOutputLoss", "ForwardKLWithChunkedOutputLoss")
+    *not_modelled(
+        "args",
+        (
+            "loss._component_",
+            "The head and the loss are one; CEWithChunkedOutputLoss is estimated",
+            LESS,
+            "torchtune.modules.loss.CEWithChunkedOutputLoss",
+            "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss",
+            "torchtune.rlhf.loss.DPOLoss",
+            "torchtune.rlhf.loss.PPOLoss",
+            "torch.nn.CrossEntropyLoss",
         ),
-        "torchtune.rlhf.loss.DPOLoss",
-        "torchtune.rlhf.loss.PPOLoss",
-        "torch.nn.CrossEntropyLoss",
+        ("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
+        ("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
+        ("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
+        ("data_parallel_replicate_dim", "The model is replicated in groups", EITHER, 1),
+        ("context_parallel_dim", "Rows are divided (context parallelism)", LESS, 1),
+        ("memory_efficient_fsdp_wrap", "FSDP divides in smaller units", LESS),
+        ("teacher_model", "A teacher's logits are kept beside", MORE),
+        ("quantizer", "Weights are quantised as they train", MORE),
+        ("fp8", "Matrix products are computed in 8 bits", EITHER),
+        ("model.decoder_trainable", "Which part of the model is trained", EITHER),
+        ("model.encoder_trainable", "Which part of the model is trained", EITHER),
+        ("model.fusion_trainable", "Which part of the model is trained", EITHER),
+        ("model.image_size tokenizer.image_size", "Images have this size", EITHER),
+        ("ref_policy_checkpointer", "A reference is kept", MORE),
+        ("reward_and_value_model", "A reward model is kept", MORE),
+        ("policy_model", "The policy of PPO", EITHER),
+        ("forward_batch_size", "How much is scored at once", EITHER),
+        ("ppo_batch_size", "How much PPO trains at once", EITHER),
+        ("dataset.max_seq_len", "Rows are packed to this length", EITHER),
+        ("enable_kv_cache", "Generation keeps keys and values", MORE),
+        ("embedding_lr", "The embedding has its own optimizer group", EITHER),
     ),
-    later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
-    later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
-    later("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
-    later("data_parallel_replicate_dim", "The model is replicated in groups", EITHER, 1),
-    later("context_parallel_dim", "Rows are divided (context parallelism)", LESS, 1),
-    later("memory_efficient_fsdp_wrap", "FSDP divides in smaller units", LESS),
-    later("teacher_model", "A teacher's logits are kept beside", MORE),
-    later("quantizer", "Weights are quantised as they train", MORE),
-    later("fp8", "Matrix products are computed in 8 bits", EITHER),
-    later("model.decoder_trainable", "Which part of the model is trained", EITHER),
-    later("model.encoder_trainable", "Which part of the model is trained", EITHER),
-    later("model.fusion_trainable", "Which part of the model is trained", EITHER),
-    later("model.image_size", "Images have this size", EITHER),
-    later("tokenizer.image_size", "Images have this size", EITHER),
-    later("ref_policy_checkpointer", "A reference is kept", MORE),
-    later("reward_and_value_model", "A reward model is kept", MORE),
-    later("policy_model", "The policy of PPO", EITHER),
-    later("forward_batch_size", "How much is scored at once", EITHER),
-    later("ppo_batch_size", "How much PPO trains at once", EITHER),
-    later("dataset.max_seq_len", "Rows are packed to this length", EITHER),
-    later("enable_kv_cache", "Generation keeps keys and values", MORE),
-    later("embedding_lr", "The embedding has its own optimizer group", EITHER),
 )
 NO_EFFECT = (
     parallel.NO_EFFECT
     | allocator.NO_EFFECT
-    | frozenset(
-        f"args.{key}"
-        for key in listed("""
-        output_dir seed device shuffle log_every_n_steps log_level log_peak_memory_stats log_dir
-        resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.*
-        dataset.* dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.*
-        loss.* collate_fn model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps
-        num_steps gamma lmbda kl_coeff whiten_rewards temperature top_k top_p min_response_length
-        max_generated_tokens penalise_no_eos reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.*
-        teacher_checkpointer.* ref_checkpointer.* reward_checkpointer.* value_checkpointer.*
-        base_model_path save_last_epoch_only epochs_ save_every_epoch max_validation_steps
-        keep_last_n_checkpoints enable_async_checkpointing prompt prompt.* instruct_template chat_format
-        max_new_tokens tasks limit low_cpu_ram include_path generator.* fsdp.* async_checkpointing
-        cudnn_deterministic_mode
-        """)
+    | under(
+        "args",
+        """output_dir seed device shuffle log_every_n_steps log_level log_peak_memory_stats log_dir
+        resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.* dataset.*
+        dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.* loss.* collate_fn
+        model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps num_steps gamma lmbda
+        kl_coeff whiten_rewards temperature top_k top_p min_response_length max_generated_tokens penalise_no_eos
+        reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.* teacher_checkpointer.* ref_checkpointer.*
+        reward_checkpointer.* value_checkpointer.* base_model_path save_last_epoch_only epochs_ save_every_epoch
+        max_validation_steps keep_last_n_checkpoints enable_async_checkpointing prompt.* instruct_template
+        chat_format max_new_tokens tasks limit low_cpu_ram include_path generator.* fsdp.* async_checkpointing
+        cudnn_deterministic_mode""",
     )
 )
 

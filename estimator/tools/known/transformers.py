@@ -10,8 +10,21 @@ from collections.abc import Mapping
 from estimator.tools.known import allocator, images, parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
-from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
+from estimator.tools.lists import under
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    not_modelled,
+    row,
+    same,
+)
 from estimator.values.keys import LARGEST
 
 OPTIMIZERS = {
@@ -220,38 +233,28 @@ BATCH: tuple[Rule, ...] = (
     _counted("args.per_device_train_batch_size"),
     _counted("args.gradient_accumulation_steps"),
 )
-PADDED = Rule(
-    theirs=(),
-    ours=("padded",),
-    read=_padded,
+PADDED = row(
+    "",
+    "padded",
+    _padded,
     says="rows of a batch are padded to its longest",
     source="transformers 5.23.0, data/data_collator.py",
 )
-CHECKPOINTING = Rule(
-    theirs=(
-        "args.gradient_checkpointing",
-        "args.activation_checkpointing",
-        "args.gradient_checkpointing_kwargs.*",
-        "args.activation_checkpointing_kwargs.*",
-        "call.gradient_checkpointing_enable",
-        "call.gradient_checkpointing_kwargs.*",
-    ),
-    ours=(
-        "gradient_checkpointing",
-        "use_reentrant",
-        "checkpoint_every_n_layers",
-        "offload_checkpoints",
-        "selective_checkpointing",
-    ),
-    read=_checkpointing,
-    write=_write_checkpointing,
+CHECKPOINTING = row(
+    """args.gradient_checkpointing args.activation_checkpointing
+                        args.gradient_checkpointing_kwargs.* args.activation_checkpointing_kwargs.*
+                        call.gradient_checkpointing_enable call.gradient_checkpointing_kwargs.*""",
+    """gradient_checkpointing use_reentrant checkpoint_every_n_layers offload_checkpoints
+                        selective_checkpointing""",
+    _checkpointing,
+    _write_checkpointing,
 )
 RUN: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.max_steps", "args.num_train_epochs"),
-        ours=("num_train_examples", "num_train_epochs"),
-        read=_examples,
-        write=lambda values: {"args.num_train_epochs": values["num_train_epochs"]},
+    row(
+        "args.max_steps args.num_train_epochs",
+        "num_train_examples num_train_epochs",
+        _examples,
+        lambda values: {"args.num_train_epochs": values["num_train_epochs"]},
     ),
     same("args.eval_strategy", "eval_strategy", "args.evaluation_strategy"),
     _counted("args.per_device_eval_batch_size"),
@@ -260,64 +263,42 @@ RUN: tuple[Rule, ...] = (
     same("args.save_only_model"),
 )
 OPTIMISER: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.optim", "args.optim_args"),
-        ours=("optim", "optim_args"),
-        read=_optimizer,
-        write=lambda values: {f"args.{key}": value for key, value in values.items()},
-    ),
+    row("args.optim args.optim_args", "optim optim_args", _optimizer, "args.optim args.optim_args"),
     same("args.max_grad_norm"),
     same("args.label_smoothing_factor"),
     _counted("args.torch_empty_cache_steps"),
 )
-PRECISION = Rule(
-    theirs=("args.bf16", "args.fp16", "accelerate.mixed_precision"),
-    ours=("mixed_precision",),
-    read=_autocast,
-    write=write_autocast,
+PRECISION = row(
+    "args.bf16 args.fp16 accelerate.mixed_precision", "mixed_precision", _autocast, write_autocast
 )
-OBJECTIVE = Rule(
-    theirs=("trainer.objective",),
-    ours=("objective",),
-    read=objective_named,
-    write=_write_objective,
-)
-DTYPE = Rule(
-    theirs=("model.dtype", "model.torch_dtype", "call.to"),
-    ours=("dtype",),
-    read=_dtype,
-    write=lambda values: {"model.dtype": values["dtype"]},
+OBJECTIVE = row("trainer.objective", "objective", objective_named, _write_objective)
+DTYPE = row(
+    "model.dtype model.torch_dtype call.to",
+    "dtype",
+    _dtype,
+    "model.dtype",
     says="transformers 5 loads the weights in the checkpoint's own dtype",
     source="transformers 5.23.0, modeling_utils.py",
 )
-METHOD = Rule(
-    theirs=(
-        "bnb.load_in_4bit",
-        "bnb.load_in_8bit",
-        "model.load_in_4bit",
-        "model.load_in_8bit",
-        "peft.r",
-    ),
-    ours=("method", "load_in_8bit"),
-    read=_method,
+METHOD = row(
+    "bnb.load_in_4bit bnb.load_in_8bit model.load_in_4bit model.load_in_8bit peft.r",
+    "method load_in_8bit",
+    _method,
 )
-MODEL = Rule(
-    theirs=("model.pretrained_model_name_or_path",),
-    ours=("model",),
-    read=_model,
-    write=lambda values: {"model.pretrained_model_name_or_path": values["model"]},
+MODEL = row(
+    "model.pretrained_model_name_or_path", "model", _model, "model.pretrained_model_name_or_path"
 )
-PREPARED = Rule(
-    theirs=("call.prepare_model_for_kbit_training",),
-    ours=("prepare_model_for_kbit_training",),
-    read=lambda theirs, so_far: {
+PREPARED = row(
+    "call.prepare_model_for_kbit_training",
+    "prepare_model_for_kbit_training",
+    lambda theirs, so_far: {
         "prepare_model_for_kbit_training": is_on(theirs["call.prepare_model_for_kbit_training"])
     },
 )
-PREPARED_CHECKPOINTS = Rule(
-    theirs=("call.use_gradient_checkpointing",),
-    ours=("gradient_checkpointing", "use_reentrant"),
-    read=lambda theirs, so_far: (
+PREPARED_CHECKPOINTS = row(
+    "call.use_gradient_checkpointing",
+    "gradient_checkpointing use_reentrant",
+    lambda theirs, so_far: (
         {"gradient_checkpointing": True}
         if so_far["prepare_model_for_kbit_training"]
         and theirs["call.use_gradient_checkpointing"] is not False
@@ -357,17 +338,15 @@ def write_compiled(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {"args.torch_compile": values["torch_compile"], **named}
 
 
-COMPILED = Rule(
+COMPILED = row(
     # without its own arguments Trainer takes accelerate's: transformers 5.23, trainer.py, TorchDynamoPlugin; accelerate
     # 1.15, utils/dataclasses.py, TorchDynamoPlugin.__post_init__
-    theirs=(
-        *("args.torch_compile", "args.torch_compile_mode", "args.torch_compile_backend"),
-        *("accelerate.dynamo_config.dynamo_backend", "accelerate.dynamo_config.dynamo_mode"),
-        *("accelerate.dynamo_backend", "accelerate.dynamo_mode"),
-    ),
-    ours=("torch_compile", "torch_compile_mode", "torch_compile_backend"),
-    read=_compiled,
-    write=write_compiled,
+    """args.torch_compile args.torch_compile_mode args.torch_compile_backend
+                   accelerate.dynamo_config.dynamo_backend accelerate.dynamo_config.dynamo_mode
+                   accelerate.dynamo_backend accelerate.dynamo_mode""",
+    "torch_compile torch_compile_mode torch_compile_backend",
+    _compiled,
+    write_compiled,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -399,131 +378,76 @@ LATER: tuple[Later, ...] = (
     *allocator.LATER,
     *peft.LATER,
     *peft.BNB_LATER,
-    *(
-        Later(theirs=f"args.{key}", sentence=sentence, direction=direction, harmless=harmless)
-        for key, sentence, direction, harmless in (
-            (
-                "neftune_noise_alpha",
-                "Noise is added to the embedded tokens",
-                Direction.MORE,
-                (None, 0),
-            ),
-            (
-                "auto_find_batch_size",
-                "The batch is halved until it fits",
-                Direction.LESS,
-                (None, False),
-            ),
-            ("bf16_full_eval", "Evaluation is in bfloat16", Direction.LESS, (None, False)),
-            ("fp16_full_eval", "Evaluation is in float16", Direction.LESS, (None, False)),
-            (
-                "eval_accumulation_steps",
-                "Evaluation moves its predictions to the host now and then",
-                Direction.LESS,
-                (None,),
-            ),
-            (
-                "group_by_length",
-                "Rows of like length share a batch: less padding",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "train_sampling_strategy",
-                "Rows of like length share a batch: less padding",
-                Direction.LESS,
-                (None, "random", "sequential"),
-            ),
-            ("optim_target_modules", "Only these modules are projected", Direction.EITHER, (None,)),
-            ("parallelism_config", "More than one way to divide the work", Direction.LESS, (None,)),
-            (
-                "liger_kernel_config",
-                "Liger's kernels are chosen one by one",
-                Direction.EITHER,
-                (None,),
-            ),
-            ("use_cpu", "Training is on the CPU", Direction.LESS, (None, False)),
-            ("ddp_bucket_cap_mb", "DDP's buckets have another size", Direction.EITHER, (None, 25)),
-            (
-                "ddp_find_unused_parameters",
-                "DDP looks for unused parameters",
-                Direction.MORE,
-                (None, False),
-            ),
-            ("ddp_static_graph", "DDP takes the graph for fixed", Direction.EITHER, (None, False)),
-            (
-                "use_cache",
-                "Keys and values are kept during training",
-                Direction.MORE,
-                (None, False),
-            ),
-        )
+    *not_modelled(
+        "args",
+        ("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE, 0),
+        ("auto_find_batch_size", "The batch is halved until it fits", LESS),
+        ("bf16_full_eval", "Evaluation is in bfloat16", LESS),
+        ("fp16_full_eval", "Evaluation is in float16", LESS),
+        (
+            "eval_accumulation_steps",
+            "Evaluation moves its predictions to the host now and then",
+            LESS,
+        ),
+        ("group_by_length", "Rows of like length share a batch: less padding", LESS),
+        (
+            "train_sampling_strategy",
+            "Rows of like length share a batch: less padding",
+            LESS,
+            "random",
+            "sequential",
+        ),
+        ("optim_target_modules", "Only these modules are projected", EITHER),
+        ("parallelism_config", "More than one way to divide the work", LESS),
+        ("liger_kernel_config", "Liger's kernels are chosen one by one", EITHER),
+        ("use_cpu", "Training is on the CPU", LESS),
+        ("ddp_bucket_cap_mb", "DDP's buckets have another size", EITHER, 25),
+        ("ddp_find_unused_parameters", "DDP looks for unused parameters", MORE),
+        ("ddp_static_graph", "DDP takes the graph for fixed", EITHER),
+        ("use_cache", "Keys and values are kept during training", MORE),
     ),
-    *(
-        Later(theirs=f"model.{key}", sentence=sentence, direction=direction, harmless=harmless)
-        for key, sentence, direction, harmless in (
-            ("use_kernels", "The Hub's kernels replace layers", Direction.LESS, (None, False)),
-            (
-                "tp_plan",
-                "Layers' matrices are divided (tensor parallelism)",
-                Direction.LESS,
-                (None,),
-            ),
-            ("device_mesh", "The model is divided as it is loaded", Direction.LESS, (None,)),
-            ("max_memory", "Each device takes no more than this", Direction.EITHER, (None,)),
-            (
-                "device_map",
-                "Layers lie on different devices",
-                Direction.LESS,
-                (None, "auto", "cuda", "cuda:0", "", 0),
-            ),
-            (
-                "experts_implementation",
-                "Experts are computed another way",
-                Direction.EITHER,
-                (None,),
-            ),
-        )
+    *not_modelled(
+        "model",
+        ("use_kernels", "The Hub's kernels replace layers", LESS),
+        ("tp_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
+        ("device_mesh", "The model is divided as it is loaded", LESS),
+        ("max_memory", "Each device takes no more than this", EITHER),
+        ("device_map", "Layers lie on different devices", LESS, "auto", "cuda", "cuda:0", "", 0),
+        ("experts_implementation", "Experts are computed another way", EITHER),
     ),
 )
 
-NO_EFFECT_NAMES = listed("""
-        output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-        warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices tf32
-        logging_strategy logging_dir logging_steps logging_first_step log_on_each_node
-        logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm
-        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps
-        eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
-        include_for_metrics batch_eval_metrics save_steps save_on_each_node save_safetensors
-        enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
-        hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token
-        load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
-        restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config
-        accelerator_config.* dataloader_drop_last dataloader_num_workers dataloader_pin_memory
-        dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
-        dataloader_in_order remove_unused_columns label_names length_column_name ddp_broadcast_buffers
-        ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict
-        resume_from_checkpoint local_rank half_precision_backend fp16_opt_level fp16_backend no_cuda
-        use_legacy_prediction_loop mp_parameters past_index include_tokens_per_second
-        include_inputs_for_metrics split_batches jit_mode_eval ray_scope torchdynamo use_ipex
-        use_mps_device bf16_backend lr_scheduler_kwargs.*
-        """)
+ARGS_WITHOUT_EFFECT = under(
+    "args",
+    """output_dir overwrite_output_dir learning_rate lr_scheduler_type warmup_steps warmup_ratio weight_decay
+    adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices tf32 logging_strategy logging_dir
+    logging_steps logging_first_step log_on_each_node logging_nan_inf_filter include_num_input_tokens_seen
+    log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id
+    trackio_static_space_id eval_steps eval_delay prediction_loss_only eval_on_start eval_do_concat_batches
+    eval_use_gather_object include_for_metrics batch_eval_metrics save_steps save_on_each_node save_safetensors
+    enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
+    hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token load_best_model_at_end
+    metric_for_best_model greater_is_better ignore_data_skip restore_callback_states_from_checkpoint
+    full_determinism seed data_seed accelerator_config.* dataloader_drop_last dataloader_num_workers
+    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
+    ddp_broadcast_buffers ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict
+    resume_from_checkpoint local_rank half_precision_backend fp16_opt_level fp16_backend no_cuda
+    use_legacy_prediction_loop mp_parameters past_index include_tokens_per_second include_inputs_for_metrics
+    split_batches jit_mode_eval ray_scope torchdynamo use_ipex use_mps_device bf16_backend lr_scheduler_kwargs.*""",
+)
 NO_EFFECT = (
-    frozenset(f"args.{key}" for key in NO_EFFECT_NAMES)
-    | frozenset(
-        f"model.{key}"
-        for key in listed("""
-        token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
-        local_files_only use_auth_token _attn_implementation loaded use_cache quantization_config
-        padding_side use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp
-        """)
+    ARGS_WITHOUT_EFFECT
+    | under(
+        "processor",
+        """pretrained_model_name_or_path token trust_remote_code revision cache_dir use_fast padding_side
+        local_files_only chat_template subfolder backend""",
     )
-    | frozenset(
-        f"processor.{key}"
-        for key in listed("""
-        pretrained_model_name_or_path token trust_remote_code revision cache_dir use_fast padding_side
-        local_files_only chat_template subfolder backend
-        """)
+    | under(
+        "model",
+        """token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
+        local_files_only use_auth_token _attn_implementation loaded use_cache quantization_config padding_side
+        use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp""",
     )
     | peft.NO_EFFECT
     | peft.BNB_NO_EFFECT

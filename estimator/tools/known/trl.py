@@ -20,8 +20,21 @@ from estimator.tools.known.peft import (
     own_targets,
 )
 from estimator.tools.known.transformers import attention_from, checkpoint_dtype, is_4bit, is_8bit
-from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
+from estimator.tools.lists import listed, under
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    not_modelled,
+    row,
+    same,
+)
 from estimator.values.objectives import Objective
 
 VERSION = "trl 1.16.0"
@@ -310,54 +323,39 @@ def whole_logits(
     def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         return {"loss": loss} if so_far["objective"] in objectives else {}
 
-    return Rule(theirs=(), ours=("loss",), read=read, says=says, source=source)
+    return row("", "loss", read, says=says, source=source)
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("trainer.objective",),
-        ours=("objective",),
-        read=transformers.objective_named,
-        write=_write_objective,
-    ),
+    row("trainer.objective", "objective", transformers.objective_named, _write_objective),
     *transformers.RULES,
-    Rule(
-        theirs=("args.model_name_or_path", "trainer.model"),
-        ours=("model",),
-        read=_model,
-        write=lambda values: {"args.model_name_or_path": values["model"]},
+    row("args.model_name_or_path trainer.model", "model", _model, "args.model_name_or_path"),
+    row(
+        "args.use_peft args.load_in_4bit args.load_in_8bit",
+        "method load_in_8bit",
+        _method,
+        _write_method,
     ),
-    Rule(
-        theirs=("args.use_peft", "args.load_in_4bit", "args.load_in_8bit"),
-        ours=("method", "load_in_8bit"),
-        read=_method,
-        write=_write_method,
-    ),
-    Rule(
-        theirs=(
-            "args.dtype",
-            "args.torch_dtype",
-            "args.model_init_kwargs.dtype",
-            "args.model_init_kwargs.torch_dtype",
-        ),
-        ours=("dtype",),
-        read=_dtype,
-        write=lambda values: {"args.dtype": values["dtype"]},
+    row(
+        "args.dtype args.torch_dtype args.model_init_kwargs.dtype args.model_init_kwargs.torch_dtype",
+        "dtype",
+        _dtype,
+        "args.dtype",
         says="TRL loads a model that is given by its name in float32",
         source=f"{VERSION}, trl/trainer/utils.py:1332",
     ),
-    Rule(
-        theirs=("args.bf16", "args.fp16"),
-        ours=("mixed_precision",),
-        read=_autocast,
-        write=transformers.PRECISION.write,
+    row(
+        "args.bf16 args.fp16",
+        "mixed_precision",
+        _autocast,
+        transformers.PRECISION.write,
         says="TRL turns bf16 on unless fp16 is",
         source=f"{VERSION}, trl/trainer/base_config.py:105",
     ),
-    Rule(
-        theirs=(),
-        ours=("use_reentrant",),
-        read=_reentrant,
+    row(
+        "",
+        "use_reentrant",
+        _reentrant,
         says="with adapters under ZeRO-3 TRL forces reentrant checkpoints",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:880",
     ),
@@ -366,68 +364,60 @@ RULES: tuple[Rule, ...] = (
         "args.model_init_kwargs.attn_implementation",
         "model.attn_implementation",
     ),
-    Rule(
-        theirs=("args.packing", "args.packing_strategy", "args.padding_free"),
-        ours=("packing", "padding_free"),
-        read=_packing,
-        write=lambda values: {f"args.{key}": value for key, value in values.items()},
+    row(
+        "args.packing args.packing_strategy args.padding_free",
+        "packing padding_free",
+        _packing,
+        "args.packing args.padding_free",
         says="packing by best fit decreasing makes batches padding-free",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:917",
     ),
     transformers.PADDED,
-    Rule(
-        theirs=("args.max_length", "args.max_seq_length", "trainer.max_seq_length"),
-        ours=("max_length",),
-        read=_length,
-        write=lambda values: {"args.max_length": values["max_length"]},
+    row(
+        "args.max_length args.max_seq_length trainer.max_seq_length",
+        "max_length",
+        _length,
+        "args.max_length",
         says="TRL cuts longer rows off",
     ),
-    Rule(
-        theirs=("args.max_completion_length", "args.max_prompt_length"),
-        ours=("max_length",),
-        read=_generated,
+    row(
+        "args.max_completion_length args.max_prompt_length",
+        "max_length",
+        _generated,
         says=f"TRL cuts no prompt here: {USUAL_PROMPT} tokens are taken; set max_length to the longest",
         source=f"{VERSION}, trl/trainer/grpo_config.py",
     ),
     _lora("lora_r", "lora_r", "r"),
     _lora("lora_alpha", "lora_alpha", "lora_alpha"),
     _lora("lora_dropout", "lora_dropout", "lora_dropout"),
-    Rule(
-        theirs=("args.lora_target_modules", "peft.target_modules"),
-        ours=("lora_target_modules",),
-        read=_targets,
-        write=lambda values: {"args.lora_target_modules": values["lora_target_modules"]},
+    row(
+        "args.lora_target_modules peft.target_modules",
+        "lora_target_modules",
+        _targets,
+        "args.lora_target_modules",
         says="PEFT's own modules for this family get an adapter",
     ),
     modules_to_save_from("args.lora_modules_to_save"),
     modules_to_save_from("peft.modules_to_save"),
     _lora("use_dora", "use_dora", "use_dora"),
     _lora("target_parameters", "lora_target_parameters", "target_parameters"),
-    Rule(
-        theirs=(
-            "args.bnb_4bit_quant_type",
-            "args.use_bnb_nested_quant",
-            "args.bnb_4bit_quant_storage",
-        ),
-        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
-        read=_packed,
-        write=lambda values: {
-            "args.bnb_4bit_quant_type": values["bnb_4bit_quant_type"],
-            "args.use_bnb_nested_quant": values["bnb_4bit_use_double_quant"],
-            "args.bnb_4bit_quant_storage": values["bnb_4bit_quant_storage"],
-        },
+    row(
+        "args.bnb_4bit_quant_type args.use_bnb_nested_quant args.bnb_4bit_quant_storage",
+        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
+        _packed,
+        "args.bnb_4bit_quant_type args.use_bnb_nested_quant args.bnb_4bit_quant_storage",
     ),
-    Rule(
-        theirs=(),
-        ours=("autocast_adapter_dtype",),
-        read=_adapter_dtype,
+    row(
+        "",
+        "autocast_adapter_dtype",
+        _adapter_dtype,
         says="TRL keeps the adapters of a packed base, and all under ZeRO-3, in bfloat16",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:911",
     ),
-    Rule(
-        theirs=("args.label_smoothing_factor", "trainer.compute_loss_func"),
-        ours=("loss",),
-        read=_loss,
+    row(
+        "args.label_smoothing_factor trainer.compute_loss_func",
+        "loss",
+        _loss,
         says="TRL computes the loss in chunks and never holds the logits whole",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
     ),
@@ -435,12 +425,7 @@ RULES: tuple[Rule, ...] = (
     same("args.precompute_ref_log_probs"),
     same("args.beta"),
     same("args.max_prompt_length"),
-    Rule(
-        theirs=("args.loss_type",),
-        ours=("loss_type",),
-        read=_loss_type,
-        write=lambda values: {"args.loss_type": values["loss_type"]},
-    ),
+    row("args.loss_type", "loss_type", _loss_type, "args.loss_type"),
     same(
         "args.use_transformers_continuous_batching",
         "use_transformers_continuous_batching",
@@ -458,99 +443,62 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *transformers.LATER,
-    *(
-        Later(theirs=f"args.{key}", sentence=sentence, direction=direction, harmless=harmless)
-        for key, sentence, direction, harmless in (
-            (
-                "completion_only_loss",
-                "Only the completion is scored: the head sees fewer tokens",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "assistant_only_loss",
-                "Only the assistant's words are scored: the head sees fewer tokens",
-                Direction.LESS,
-                (None, False),
-            ),
-            ("teacher_model_init_kwargs", "A teacher is kept", Direction.MORE, (None,)),
-            ("pad_to_multiple_of", "Rows are padded further", Direction.MORE, (None, "auto")),
-            ("eval_packing", "Evaluation packs otherwise than training", Direction.EITHER, (None,)),
-            (
-                "router_aux_loss_coef",
-                "The routers' scores are kept for a second loss",
-                Direction.MORE,
-                (None, 0, 0.0),
-            ),
-            ("sync_ref_model", "The reference follows the policy", Direction.EITHER, (None, False)),
-            ("generation_batch_size", "More is generated at once", Direction.EITHER, (None,)),
-            ("num_generations_eval", "Evaluation generates otherwise", Direction.EITHER, (None,)),
-            ("cast_lm_head_to_fp32", "The head is float32", Direction.MORE, (None, False)),
-            ("use_liger_loss", "Liger's fused loss", Direction.LESS, (None, False)),
-            ("use_liger_kernel_loss", "Liger's fused loss", Direction.LESS, (None, False)),
-            ("model_adapter_name", "Several adapters on one base", Direction.MORE, (None,)),
-            (
-                "ref_adapter_name",
-                "The reference is an adapter on the same base",
-                Direction.LESS,
-                (None,),
-            ),
-            (
-                "force_use_ref_model",
-                "The reference is a model of its own",
-                Direction.MORE,
-                (None, False),
-            ),
-            (
-                "use_logits_to_keep",
-                "Only the completion's logits are computed",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "use_weighting",
-                "WPO weighs by the policy's own probabilities",
-                Direction.MORE,
-                (None, False),
-            ),
-            (
-                "transformers_continuous_batching_config",
-                "The paged cache takes another share of the free memory",
-                Direction.EITHER,
-                (None,),
-            ),
-        )
+    *not_modelled(
+        "args",
+        ("completion_only_loss", "Only the completion is scored: the head sees fewer tokens", LESS),
+        (
+            "assistant_only_loss",
+            "Only the assistant's words are scored: the head sees fewer tokens",
+            LESS,
+        ),
+        ("teacher_model_init_kwargs", "A teacher is kept", MORE),
+        ("pad_to_multiple_of", "Rows are padded further", MORE, "auto"),
+        ("router_aux_loss_coef", "The routers' scores are kept for a second loss", MORE, 0, 0.0),
+        ("sync_ref_model", "The reference follows the policy", EITHER),
+        ("generation_batch_size", "More is generated at once", EITHER),
+        ("num_generations_eval", "Evaluation generates otherwise", EITHER),
+        ("cast_lm_head_to_fp32", "The head is float32", MORE),
+        ("use_liger_loss use_liger_kernel_loss", "Liger's fused loss", LESS),
+        ("model_adapter_name", "Several adapters on one base", MORE),
+        ("ref_adapter_name", "The reference is an adapter on the same base", LESS),
+        ("force_use_ref_model", "The reference is a model of its own", MORE),
+        ("use_logits_to_keep", "Only the completion's logits are computed", LESS),
+        ("use_weighting", "WPO weighs by the policy's own probabilities", MORE),
+        (
+            "transformers_continuous_batching_config",
+            "The paged cache takes another share of the free memory",
+            EITHER,
+        ),
+    ),
+    *not_modelled(
+        "args",
+        ("eval_packing", "Evaluation packs otherwise than training", EITHER),
+        harmless=(None,),
     ),
 )
 
-NO_EFFECT = transformers.NO_EFFECT | frozenset(
-    f"args.{key}"
-    for key in listed("""
-        model_init_kwargs.quantization_config model_init_kwargs.device_map model_revision
-        trust_remote_code lora_task_type use_rslora chat_template_path dataset_text_field
-        dataset_kwargs dataset_kwargs.* dataset_num_proc dataset_batch_size eos_token pad_token
-        truncation_mode shuffle_dataset dataset_name dataset_config dataset_train_split
-        dataset_test_split dataset_streaming ignore_bias_buffers gradient_checkpointing_use_reentrant
-        datasets datasets.* streaming test_split_size learning_rate f_divergence_type
-        f_alpha_divergence_coef label_smoothing loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
-        ref_model_sync_steps disable_dropout desirable_weight undesirable_weight
-        center_rewards_coefficient precompute_ref_batch_size temperature top_p top_k min_p
-        generation_kwargs generation_kwargs.* chat_template_kwargs chat_template_kwargs.*
-        repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex
-        vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
-        epsilon delta epsilon_high sapo_temperature_neg sapo_temperature_pos importance_sampling_level
-        reward_weights multi_objective_aggregation scale_rewards mask_truncated_completions
-        top_entropy_quantile max_tool_calling_iterations vllm_importance_sampling_correction
-        vllm_importance_sampling_mode vllm_importance_sampling_clip_max
-        vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold
-        use_bias_correction_kl log_completions log_multimodal num_completions_to_print
-        log_unique_prompts log_completions_hub_repo normalize_advantages reward_clip_range
-        cliprange vf_coef kl_coef gamma lam whiten_rewards num_sft_epochs
-        reward_funcs reward_model_name_or_path config tools system_prompt_path
-        model_init_kwargs.trust_remote_code model_init_kwargs.revision model_init_kwargs.use_cache
-        model_init_kwargs.device_map entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max
-        entropy_coef_delta entropy_target
-        """)
+NO_EFFECT = transformers.NO_EFFECT | under(
+    "args",
+    """model_init_kwargs.quantization_config model_init_kwargs.device_map model_revision trust_remote_code
+    lora_task_type use_rslora chat_template_path dataset_text_field dataset_kwargs.* dataset_num_proc
+    dataset_batch_size eos_token pad_token truncation_mode shuffle_dataset dataset_name dataset_config
+    dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
+    gradient_checkpointing_use_reentrant datasets.* streaming test_split_size f_divergence_type
+    f_alpha_divergence_coef label_smoothing loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
+    ref_model_sync_steps disable_dropout desirable_weight undesirable_weight center_rewards_coefficient
+    precompute_ref_batch_size temperature top_p top_k min_p generation_kwargs.* chat_template_kwargs.*
+    repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port epsilon delta epsilon_high
+    sapo_temperature_neg sapo_temperature_pos importance_sampling_level reward_weights
+    multi_objective_aggregation scale_rewards mask_truncated_completions top_entropy_quantile
+    max_tool_calling_iterations vllm_importance_sampling_correction vllm_importance_sampling_mode
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap
+    off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal num_completions_to_print
+    log_unique_prompts log_completions_hub_repo normalize_advantages reward_clip_range cliprange vf_coef kl_coef
+    gamma lam whiten_rewards num_sft_epochs reward_funcs reward_model_name_or_path config tools
+    system_prompt_path model_init_kwargs.trust_remote_code model_init_kwargs.revision
+    model_init_kwargs.use_cache entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max
+    entropy_coef_delta entropy_target""",
 )
 
 CHAINS = {

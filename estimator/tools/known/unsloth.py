@@ -11,8 +11,22 @@ from collections.abc import Mapping
 from estimator.tools.known import transformers, trl
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
-from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
+from estimator.tools.lists import under
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    always,
+    not_modelled,
+    row,
+    same,
+)
 
 VERSION = "unsloth 2026.10.9"
 
@@ -63,43 +77,34 @@ RULES: tuple[Rule, ...] = (
         if not set(rule.ours) & {"use_reentrant", "autocast_adapter_dtype", "target_parameters"}
     ),
     same("unsloth.model_name", "model", "unsloth.pretrained_model_name_or_path"),
-    Rule(
-        theirs=(
-            "unsloth.full_finetuning",
-            "unsloth.load_in_4bit",
-            "unsloth.load_in_8bit",
-            "unsloth.load_in_16bit",
-        ),
-        ours=("method", "load_in_8bit"),
-        read=_method,
+    row(
+        "unsloth.full_finetuning unsloth.load_in_4bit unsloth.load_in_8bit unsloth.load_in_16bit",
+        "method load_in_8bit",
+        _method,
         says="Unsloth packs into 4 bits",
     ),
-    Rule(
-        theirs=("unsloth.dtype", "args.bf16", "args.fp16"),
-        ours=("dtype", "mixed_precision"),
-        read=_dtype,
+    row(
+        "unsloth.dtype args.bf16 args.fp16",
+        "dtype mixed_precision",
+        _dtype,
         says="bfloat16 weights under bfloat16 autocast on a card that has it",
         source=f"{VERSION}, unsloth/models/llama.py:3602",
     ),
-    Rule(
-        theirs=("unsloth_peft.use_gradient_checkpointing", "unsloth.use_gradient_checkpointing"),
-        ours=("gradient_checkpointing", "offload_checkpoints"),
-        read=_checkpointing,
+    row(
+        "unsloth_peft.use_gradient_checkpointing unsloth.use_gradient_checkpointing",
+        "gradient_checkpointing offload_checkpoints",
+        _checkpointing,
         says="Unsloth checkpoints, and keeps the checkpoints in the host's memory",
     ),
-    Rule(
-        theirs=("unsloth.max_seq_length", "args.max_length", "args.max_seq_length"),
-        ours=("max_length",),
-        read=_length,
-    ),
+    row("unsloth.max_seq_length args.max_length args.max_seq_length", "max_length", _length),
     transformers.PADDED,
     same("unsloth_peft.r", "lora_r"),
     same("unsloth_peft.lora_alpha"),
     same("unsloth_peft.lora_dropout"),
-    Rule(
-        theirs=("unsloth_peft.target_modules",),
-        ours=("lora_target_modules",),
-        read=_targets,
+    row(
+        "unsloth_peft.target_modules",
+        "lora_target_modules",
+        _targets,
         says="the seven linear layers of a block get an adapter",
     ),
     modules_to_save_from("unsloth_peft.modules_to_save"),
@@ -128,120 +133,53 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *trl.LATER,
-    *(
-        Later(theirs=key, sentence=sentence, direction=direction, harmless=harmless)
-        for key, sentence, direction, harmless in (
-            (
-                "unsloth.fast_inference",
-                "vLLM shares the card for generation",
-                Direction.MORE,
-                (None, False),
-            ),
-            (
-                "unsloth.gpu_memory_utilization",
-                "How much vLLM takes of the card",
-                Direction.MORE,
-                (None, 0.5),
-            ),
-            ("unsloth.float8_kv_cache", "vLLM's cache is in 8 bits", Direction.LESS, (None, False)),
-            ("unsloth.load_in_fp8", "The base is in 8-bit floats", Direction.LESS, (None, False)),
-            ("unsloth.qat_scheme", "Weights are quantised as they train", Direction.MORE, (None,)),
-            (
-                "unsloth.unsloth_tiled_mlp",
-                "The MLP is computed in tiles",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "unsloth.offload_embedding",
-                "The embedding rests on the CPU",
-                Direction.LESS,
-                (None, False),
-            ),
-            (
-                "unsloth.float32_mixed_precision",
-                "Trained weights are float32",
-                Direction.MORE,
-                (None,),
-            ),
-            ("unsloth.resize_model_vocab", "The embedding has more rows", Direction.MORE, (None,)),
-            (
-                "unsloth.device_map",
-                "Layers lie on different devices",
-                Direction.LESS,
-                (None, "sequential", "auto"),
-            ),
-            (
-                "unsloth_peft.bias",
-                "The base's biases are trained, too",
-                Direction.MORE,
-                (None, "none"),
-            ),
-            ("unsloth_peft.loftq_config", "Adapters begin from LoftQ", Direction.EITHER, (None,)),
-            (
-                "unsloth_peft.init_lora_weights",
-                "Adapters begin otherwise",
-                Direction.EITHER,
-                (None, True),
-            ),
-            (
-                "unsloth_peft.qat_scheme",
-                "Weights are quantised as they train",
-                Direction.MORE,
-                (None,),
-            ),
-            (
-                "unsloth_peft.finetune_vision_layers",
-                "The tower has adapters, too",
-                Direction.MORE,
-                (None, False),
-            ),
-            (
-                "unsloth_peft.finetune_language_layers",
-                "The text has no adapters",
-                Direction.LESS,
-                (None, True),
-            ),
-            (
-                "unsloth_peft.finetune_attention_modules",
-                "Attention has no adapters",
-                Direction.LESS,
-                (None, True),
-            ),
-            (
-                "unsloth_peft.finetune_mlp_modules",
-                "The MLP has no adapters",
-                Direction.LESS,
-                (None, True),
-            ),
-            (
-                "args.embedding_learning_rate",
-                "The embedding has its own optimizer group",
-                Direction.EITHER,
-                (None,),
-            ),
-            ("args.vllm_sampling_params", "How vLLM generates", Direction.EITHER, (None,)),
-        )
+    *not_modelled(
+        "unsloth",
+        ("fast_inference", "vLLM shares the card for generation", MORE),
+        ("gpu_memory_utilization", "How much vLLM takes of the card", MORE, 0.5),
+        ("float8_kv_cache", "vLLM's cache is in 8 bits", LESS),
+        ("load_in_fp8", "The base is in 8-bit floats", LESS),
+        ("qat_scheme", "Weights are quantised as they train", MORE),
+        ("unsloth_tiled_mlp", "The MLP is computed in tiles", LESS),
+        ("offload_embedding", "The embedding rests on the CPU", LESS),
+        ("float32_mixed_precision", "Trained weights are float32", MORE),
+        ("resize_model_vocab", "The embedding has more rows", MORE),
+        ("device_map", "Layers lie on different devices", LESS, "sequential", "auto"),
+    ),
+    *not_modelled(
+        "unsloth_peft",
+        ("bias", "The base's biases are trained, too", MORE, "none"),
+        ("loftq_config", "Adapters begin from LoftQ", EITHER),
+        ("init_lora_weights", "Adapters begin otherwise", EITHER, True),
+        ("qat_scheme", "Weights are quantised as they train", MORE),
+        ("finetune_vision_layers", "The tower has adapters, too", MORE),
+    ),
+    *not_modelled(
+        "unsloth_peft",
+        ("finetune_language_layers", "The text has no adapters", LESS, True),
+        ("finetune_attention_modules", "Attention has no adapters", LESS, True),
+        ("finetune_mlp_modules", "The MLP has no adapters", LESS, True),
+        harmless=(None,),
+    ),
+    *not_modelled(
+        "args",
+        ("embedding_learning_rate", "The embedding has its own optimizer group", EITHER),
+        ("vllm_sampling_params", "How vLLM generates", EITHER),
     ),
 )
-NO_EFFECT = trl.NO_EFFECT | frozenset(
-    (
-        *(
-            f"unsloth.{key}"
-            for key in listed("""
-        token rope_scaling fix_tokenizer trust_remote_code revision use_exact_model_name random_state
-        max_lora_rank disable_log_stats text_only attn_implementation auto_model whisper_language
-        whisper_task return_logits fullgraph unsloth_force_compile tokenizer_name cache_dir
-        local_files_only rope_scaling.* device_map_planner_kwargs.*
-        """)
-        ),
-        *(
-            f"unsloth_peft.{key}"
-            for key in listed("""
-        random_state max_seq_length use_rslora task_type layers_pattern temporary_location
-        loftq_config.* ensure_weight_tying
-        """)
-        ),
+NO_EFFECT = (
+    trl.NO_EFFECT
+    | under(
+        "unsloth",
+        """token fix_tokenizer trust_remote_code revision use_exact_model_name random_state max_lora_rank
+        disable_log_stats text_only attn_implementation auto_model whisper_language whisper_task return_logits
+        fullgraph unsloth_force_compile tokenizer_name cache_dir local_files_only rope_scaling.*
+        device_map_planner_kwargs.*""",
+    )
+    | under(
+        "unsloth_peft",
+        """random_state max_seq_length use_rslora task_type layers_pattern temporary_location loftq_config.*
+        ensure_weight_tying""",
     )
 )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, names
-from estimator.tools.lists import listed
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -26,7 +26,8 @@ from estimator.tools.rules import (
     Tool,
     Value,
     always,
-    later,
+    not_modelled,
+    row,
     same,
     words,
 )
@@ -286,18 +287,9 @@ def _write_saves(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        theirs=("args.algorithm.adv_estimator",),
-        ours=("objective",),
-        read=_objective,
-        write=_write_objective,
-    ),
+    row("args.algorithm.adv_estimator", "objective", _objective, _write_objective),
     same(f"{MODEL}.path", "model"),
-    Rule(
-        theirs=("args.trainer.n_gpus_per_node", "args.trainer.nnodes"),
-        ours=("num_gpus", "gpus_per_node"),
-        read=_gpus,
-    ),
+    row("args.trainer.n_gpus_per_node args.trainer.nnodes", "num_gpus gpus_per_node", _gpus),
     Rule(
         theirs=(
             *("args.model_engine", "args.config_name"),
@@ -357,11 +349,11 @@ RULES: tuple[Rule, ...] = (
         "the logits of every token exist, in 16 bits",
         f"{VERSION}, verl/utils/torch_functional.py:73",
     ),
-    Rule(
-        theirs=("args.data.max_prompt_length", "args.data.max_response_length"),
-        ours=("max_length", "max_prompt_length", "max_completion_length"),
-        read=_lengths,
-        write=_write_lengths,
+    row(
+        "args.data.max_prompt_length args.data.max_response_length",
+        "max_length max_prompt_length max_completion_length",
+        _lengths,
+        _write_lengths,
     ),
     same(f"{ROLLOUT}.n", "num_generations"),
     Rule(
@@ -410,97 +402,76 @@ RULES: tuple[Rule, ...] = (
     ),
     same(f"{FSDP}.param_offload", "generation_offload_model"),
     same(f"{FSDP}.optimizer_offload", "generation_offload_optimizer"),
-    Rule(
-        theirs=("args.trainer.total_epochs", "args.trainer.total_training_steps"),
-        ours=("num_train_epochs", "num_train_examples"),
-        read=_examples,
-        write=_write_epochs,
+    row(
+        "args.trainer.total_epochs args.trainer.total_training_steps",
+        "num_train_epochs num_train_examples",
+        _examples,
+        _write_epochs,
     ),
-    Rule(
-        theirs=("args.trainer.save_freq",), ours=("save_strategy",), read=_saves, write=_write_saves
-    ),
+    row("args.trainer.save_freq", "save_strategy", _saves, _write_saves),
 )
 
 REF = "actor_rollout_ref.ref"
 LATER: tuple[Later, ...] = (
-    *(
-        Later(theirs=f"{part}.{key}", sentence=sentence, direction=direction, harmless=harmless)
-        for part, key, sentence, direction, harmless in (
-            (
-                ROLLOUT,
-                "name",
-                "Another engine generates; vLLM is estimated",
-                EITHER,
-                (None, "vllm"),
-            ),
-            (ROLLOUT, "enforce_eager", "vLLM captures no CUDA graphs", LESS, (None, False)),
-            (ROLLOUT, "data_parallel_size", "vLLM's experts are divided", LESS, (None, 1)),
-            (ROLLOUT, "expert_parallel_size", "vLLM's experts are divided", LESS, (None, 1)),
-            (ROLLOUT, "pipeline_model_parallel_size", "vLLM's layers are divided", LESS, (None, 1)),
-            (ROLLOUT, "quantization", "vLLM packs its weights", LESS, (None,)),
-            (ROLLOUT, "multi_turn.enable", "Rows grow in turns", MORE, (None, False)),
-            (
-                ROLLOUT,
-                "disaggregation.enabled",
-                "Prompts have engines of their own",
-                EITHER,
-                (False,),
-            ),
-            (
-                ACTOR,
-                "ulysses_sequence_parallel_size",
-                "Rows are divided (Ulysses)",
-                LESS,
-                (None, 1),
-            ),
-            (FSDP, "ulysses_sequence_parallel_size", "Rows are divided (Ulysses)", LESS, (None, 1)),
-            (
-                ACTOR,
-                "entropy_coeff",
-                "The entropy's gradient keeps the logits",
-                MORE,
-                (None, 0, 0.0),
-            ),
-            (ACTOR, "calculate_entropy", "The entropy keeps the logits", MORE, (None, False)),
-            (ACTOR, "freeze_vision_tower", "The tower is not trained", LESS, (None, False)),
-            (ACTOR, "qat.enable", "Weights are quantised as they train", MORE, (None, False)),
-            (ACTOR, "megatron", "Megatron trains the model", EITHER, (None,)),
-            (ACTOR, "veomni", "VeOmni trains the model", EITHER, (None,)),
-            (FSDP, "forward_prefetch", "The next layer is gathered early", MORE, (None, False)),
-            (FSDP, "wrap_policy", "FSDP divides otherwise than layer by layer", EITHER, (None, 0)),
-            (
-                FSDP,
-                "mixed_precision.reduce_dtype",
-                "Gradients are reduced in it",
-                LESS,
-                (None, "fp32"),
-            ),
-            (
-                FSDP,
-                "use_no_sync_for_gradient_accumulation",
-                "Gradients lie whole until the last micro-step",
-                MORE,
-                (None, False),
-            ),
-            (MODEL, "use_fused_kernels", "Head and loss are one, in chunks", LESS, (None, False)),
-            (MODEL, "enable_activation_offload", "Activations go to the host", LESS, (None, False)),
-            (MODEL, "tiled_mlp.enabled", "MLPs are computed in tiles", LESS, (None, False)),
-            (MODEL, "mtp.enable", "Heads of more tokens are trained", MORE, (None, False)),
-            (MODEL, "exclude_modules", "These modules get no adapter", LESS, (None,)),
-            (MODEL, "lora_adapter_path", "Training goes on from this adapter", EITHER, (None,)),
-            (MODEL, "lora", "Another engine's adapters", EITHER, (None, 0)),
-            (
-                *(
-                    MODEL,
-                    "override_config.attn_implementation",
-                    "Another kernel of attention",
-                    EITHER,
-                ),
-                (None, "flash_attention_2", "sdpa", "eager"),
-            ),
-            (MODEL, "lora.merge", "Adapters are merged", EITHER, (None, True, False)),
-            (MODEL, "override_config", "The model's config is changed", EITHER, (None,)),
-        )
+    *not_modelled(
+        ROLLOUT,
+        ("name", "Another engine generates; vLLM is estimated", EITHER, "vllm"),
+        ("enforce_eager", "vLLM captures no CUDA graphs", LESS),
+        ("data_parallel_size expert_parallel_size", "vLLM's experts are divided", LESS, 1),
+        ("pipeline_model_parallel_size", "vLLM's layers are divided", LESS, 1),
+        ("quantization", "vLLM packs its weights", LESS),
+        ("multi_turn.enable", "Rows grow in turns", MORE),
+        ("disaggregation.enabled", "Prompts have engines of their own", EITHER),
+    ),
+    *not_modelled(
+        ACTOR,
+        ("ulysses_sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
+        ("entropy_coeff", "The entropy's gradient keeps the logits", MORE, 0, 0.0),
+        ("calculate_entropy", "The entropy keeps the logits", MORE),
+        ("freeze_vision_tower", "The tower is not trained", LESS),
+        ("qat.enable", "Weights are quantised as they train", MORE),
+        ("megatron", "Megatron trains the model", EITHER),
+        ("veomni", "VeOmni trains the model", EITHER),
+    ),
+    *not_modelled(
+        FSDP,
+        ("ulysses_sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
+        ("forward_prefetch", "The next layer is gathered early", MORE),
+        ("wrap_policy", "FSDP divides otherwise than layer by layer", EITHER, 0),
+        ("mixed_precision.reduce_dtype", "Gradients are reduced in it", LESS, "fp32"),
+        (
+            "use_no_sync_for_gradient_accumulation",
+            "Gradients lie whole until the last micro-step",
+            MORE,
+        ),
+    ),
+    *not_modelled(
+        MODEL,
+        ("use_fused_kernels", "Head and loss are one, in chunks", LESS),
+        ("enable_activation_offload", "Activations go to the host", LESS),
+        ("tiled_mlp.enabled", "MLPs are computed in tiles", LESS),
+        ("mtp.enable", "Heads of more tokens are trained", MORE),
+        ("exclude_modules", "These modules get no adapter", LESS),
+        ("lora_adapter_path", "Training goes on from this adapter", EITHER),
+        ("lora", "Another engine's adapters", EITHER, 0),
+        (
+            "override_config.attn_implementation",
+            "Another kernel of attention",
+            EITHER,
+            "flash_attention_2",
+            "sdpa",
+            "eager",
+        ),
+        ("lora.merge", "Adapters are merged", EITHER, True),
+        ("override_config", "The model's config is changed", EITHER),
+    ),
+    *not_modelled(
+        "args",
+        ("critic.enable", "A critic is trained", MORE),
+        ("reward_model.enable reward.reward_model.enable", "A reward model is kept", MORE),
+        ("algorithm.filter_groups.enable", "More is generated until rewards differ", MORE),
+        ("distillation.enabled", "A teacher is kept", MORE),
+        ("actor_rollout_ref.hybrid_engine", "Trainer and vLLM have GPUs of their own", LESS, True),
     ),
     *(
         Later(
@@ -512,55 +483,42 @@ LATER: tuple[Later, ...] = (
         for part in (ROLLOUT, f"args.{REF}")
         for key in listed("micro_batch_size micro_batch_size_per_gpu max_token_len_per_gpu")
     ),
-    later("critic.enable", "A critic is trained", MORE),
-    later("reward_model.enable", "A reward model is kept", MORE),
-    later("reward.reward_model.enable", "A reward model is kept", MORE),
-    later("algorithm.filter_groups.enable", "More is generated until rewards differ", MORE),
-    later("distillation.enabled", "A teacher is kept", MORE),
-    later("actor_rollout_ref.hybrid_engine", "Trainer and vLLM have GPUs of their own", LESS, True),
 )
-NO_EFFECT = frozenset(
-    f"args.{key}"
-    for key in listed("""
-    config_path config_dir hydra.* ray_kwargs.* ray_init.* global_profiler.* custom_reward_function.*
-    reward_manager.* reward.reward_manager.* reward.custom_reward_function.* reward.num_workers reward_model.*
-    reward.reward_kwargs.* reward_model.reward_kwargs.* critic.* distillation.* transfer_queue.*
-    algorithm.kl_ctrl.* algorithm.kl_penalty algorithm.gamma algorithm.lam algorithm.norm_adv_by_std_in_grpo
-    algorithm.filter_groups.* algorithm.rollout_correction.* algorithm.use_pf_ppo algorithm.pf_ppo.* algorithm._target_
-    algorithm.rollout_is algorithm.rollout_is_threshold
-    data.* actor_rollout_ref.nccl_timeout actor_rollout_ref.ref.* trainer.*
-    actor_rollout_ref.model.tokenizer_path actor_rollout_ref.model.hf_config_path actor_rollout_ref.model.use_shm
-    actor_rollout_ref.model.trust_remote_code actor_rollout_ref.model.custom_chat_template
-    actor_rollout_ref.model.external_lib actor_rollout_ref.model.fused_kernel_options.*
-    actor_rollout_ref.model.tiled_mlp.* actor_rollout_ref.model.mtp.* actor_rollout_ref.model._target_
-    actor_rollout_ref.actor._target_ actor_rollout_ref.actor.optim.* actor_rollout_ref.actor.clip_ratio
-    actor_rollout_ref.actor.clip_ratio_low actor_rollout_ref.actor.clip_ratio_high actor_rollout_ref.actor.clip_ratio_c
-    actor_rollout_ref.actor.loss_agg_mode actor_rollout_ref.actor.loss_scale_factor
-    actor_rollout_ref.actor.policy_loss.* actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.actor.shuffle
-    actor_rollout_ref.actor.checkpoint.* actor_rollout_ref.actor.profiler.* actor_rollout_ref.actor.use_torch_compile
-    actor_rollout_ref.actor.data_loader_seed actor_rollout_ref.actor.rollout_n actor_rollout_ref.actor.tau_pos
-    actor_rollout_ref.actor.tau_neg actor_rollout_ref.actor.entropy_from_logits_with_chunking
-    actor_rollout_ref.actor.entropy_checkpointing actor_rollout_ref.actor.use_rollout_log_probs
-    actor_rollout_ref.actor.fsdp_config.use_orig_params actor_rollout_ref.actor.fsdp_config.seed
-    actor_rollout_ref.actor.fsdp_config.use_torch_compile actor_rollout_ref.actor.fsdp_config._target_
-    actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking
-    actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype actor_rollout_ref.actor.fsdp_config.forward_only
-    actor_rollout_ref.actor.fsdp_config.dtype actor_rollout_ref.actor.fsdp_config.full_determinism
-    actor_rollout_ref.rollout._target_ actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.temperature
-    actor_rollout_ref.rollout.top_k actor_rollout_ref.rollout.top_p actor_rollout_ref.rollout.do_sample
-    actor_rollout_ref.rollout.prompt_length actor_rollout_ref.rollout.response_length
-    actor_rollout_ref.rollout.ignore_eos actor_rollout_ref.rollout.enable_prefix_caching
-    actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.dtype
-    actor_rollout_ref.rollout.log_prob_use_dynamic_bsz actor_rollout_ref.rollout.disable_log_stats
-    actor_rollout_ref.rollout.val_kwargs.* actor_rollout_ref.rollout.calculate_log_probs
-    actor_rollout_ref.rollout.agent.* actor_rollout_ref.rollout.trace.* actor_rollout_ref.rollout.multi_turn.*
-    actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.checkpoint_engine.*
-    actor_rollout_ref.rollout.engine_kwargs.* actor_rollout_ref.rollout.seed actor_rollout_ref.rollout.logprobs_mode
-    actor_rollout_ref.rollout.scheduling_policy actor_rollout_ref.rollout.skip_tokenizer_init
-    actor_rollout_ref.rollout.multi_stage_wake_up actor_rollout_ref.rollout.prometheus.*
-    actor_rollout_ref.rollout.limit_images actor_rollout_ref.rollout.over_sample_rate
-    actor_rollout_ref.rollout.profiler.* actor_rollout_ref.rollout.cudagraph_capture_sizes
-    """)
+NO_EFFECT = (
+    under(
+        "args",
+        """config_path config_dir hydra.* ray_kwargs.* ray_init.* global_profiler.* custom_reward_function.*
+        reward_manager.* reward.reward_manager.* reward.custom_reward_function.* reward.num_workers
+        reward_model.* reward.reward_kwargs.* critic.* distillation.* transfer_queue.* algorithm.kl_ctrl.*
+        algorithm.kl_penalty algorithm.gamma algorithm.lam algorithm.norm_adv_by_std_in_grpo
+        algorithm.filter_groups.* algorithm.rollout_correction.* algorithm.use_pf_ppo algorithm.pf_ppo.*
+        algorithm._target_ algorithm.rollout_is algorithm.rollout_is_threshold data.*
+        actor_rollout_ref.nccl_timeout actor_rollout_ref.ref.* trainer.*""",
+    )
+    | under(
+        MODEL,
+        """tokenizer_path hf_config_path use_shm trust_remote_code custom_chat_template external_lib
+        fused_kernel_options.* tiled_mlp.* mtp.* _target_""",
+    )
+    | under(
+        ACTOR,
+        """_target_ optim.* clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c loss_agg_mode loss_scale_factor
+        policy_loss.* kl_loss_type shuffle checkpoint.* profiler.* use_torch_compile data_loader_seed rollout_n
+        tau_pos tau_neg entropy_from_logits_with_chunking entropy_checkpointing use_rollout_log_probs""",
+    )
+    | under(
+        FSDP,
+        """use_orig_params seed use_torch_compile _target_ entropy_from_logits_with_chunking
+        mixed_precision.buffer_dtype forward_only dtype full_determinism""",
+    )
+    | under(
+        ROLLOUT,
+        """_target_ mode temperature top_k top_p do_sample prompt_length response_length ignore_eos
+        enable_prefix_caching load_format layered_summon dtype log_prob_use_dynamic_bsz disable_log_stats
+        val_kwargs.* calculate_log_probs agent.* trace.* multi_turn.* n_gpus_per_node checkpoint_engine.*
+        engine_kwargs.* seed logprobs_mode scheduling_policy skip_tokenizer_init multi_stage_wake_up
+        prometheus.* limit_images over_sample_rate profiler.* cudagraph_capture_sizes""",
+    )
 )
 
 TOOL = Tool(
