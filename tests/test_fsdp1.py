@@ -1,4 +1,7 @@
-"""FSDP 1: flat parameters, their memory, and what a reentrant checkpoint around them keeps."""
+"""FSDP 1: flat parameters, their memory, and what a reentrant checkpoint around them keeps.
+
+tests/test_reference.py compares steps with traced ones ("FSDP 1").
+"""
 
 from __future__ import annotations
 
@@ -26,75 +29,6 @@ LORA = {"method": "lora"}
 CHECKPOINTED = {"gradient_checkpointing": True}
 LONG = {**LORA, **CHECKPOINTED, "max_length": 1024}
 OLD = {"use_reentrant": True, "checkpoint_around_fsdp": True}
-
-# Two steps of the real torch 2.13 FullyShardedDataParallel with accelerate 1.15's settings and PEFT 0.21's wrap policy
-# on transformers 5.23's Llama, rank 0 of a fake process group, on a stand-in CUDA device that counts every allocation,
-# rounded to 512 bytes: heights of loss, backward and optimizer step. (The forward call starts with the gradients of the
-# step before, which are freed at once: no higher than the step.)
-TRACED = {
-    "full": ({}, {}, (126_779_904, 206_664_192, 139_399_680)),
-    "full, checkpointed": (CHECKPOINTED, {}, (110_621_696, 206_664_192, 139_399_680)),
-    "full, tied": (
-        {},
-        {"vocab_size": 32000, "tie_word_embeddings": True},
-        (254_139_904, 446_604_288, 200_839_680),
-    ),
-    "full, accumulated": (
-        {"gradient_accumulation_steps": 3},
-        {},
-        (266_168_832, 332_004_864, 139_399_680),
-    ),
-    "full, bfloat16": ({"mixed_precision": "no"}, {}, (74_509_824, 140_345_856, 69_706_240)),
-    "full, float32": (
-        {"dtype": "float32", "mixed_precision": "no"},
-        {},
-        (148_692_480, 281_276_928, 139_399_680),
-    ),
-    "full, foreach": ({"optim": "adamw_torch"}, {}, (126_770_176, 206_654_464, 174_237_184)),
-    "full, grad_op": (
-        {"strategy": "fsdp_grad_op"},
-        {},
-        (262_070_784, 305_358_336, 139_399_680),
-    ),
-    "full, three ranks": (
-        {"num_gpus": 3},
-        {"vocab_size": 1001},
-        (301_037_568, 427_898_368, 371_732_992),
-    ),
-    "LoRA": (LORA, {}, (46_821_888, 87_485_440, 20_957_696)),
-    "LoRA, accumulated": (
-        {**LORA, "gradient_accumulation_steps": 2},
-        {},
-        (50_311_680, 90_393_600, 20_957_696),
-    ),
-    "LoRA, checkpointed": (
-        {**LORA, **CHECKPOINTED, "max_length": 1024},
-        {"num_hidden_layers": 10},
-        (75_034_624, 179_229_184, 34_587_136),
-    ),
-    "LoRA, more dropout": (
-        {**LORA, **CHECKPOINTED, "max_length": 512, "lora_dropout": 0.1},
-        {},
-        (38_891_520, 102_324_736, 20_957_696),
-    ),
-    "LoRA, no autocast": (
-        {**LORA, **CHECKPOINTED, "max_length": 512, "mixed_precision": "no"},
-        {},
-        (38_891_520, 108_067_328, 20_957_696),
-    ),
-    "LoRA, from float32": (
-        {**LORA, **CHECKPOINTED, "max_length": 512, "dtype": "float32"},
-        {},
-        (56_314_880, 119_748_096, 38_381_056),
-    ),
-}
-
-
-@pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
-def test_heights_match_the_real_fsdp1(
-    keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
-) -> None:
-    assert heights(told({**ON_8, **keys}, **config))[1:] == pytest.approx(traced, abs=10_240)
 
 
 def test_reentrant_checkpoints_around_fsdp1_keep_inputs_and_gradients_of_frozen_layers() -> None:
