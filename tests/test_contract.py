@@ -369,9 +369,10 @@ SENTENCES = [
         "lora_target_modules names 'q_proj' twice; name it once.",
     ),
     (
-        {"lora_target_modules": "q_proj"},
-        "lora_target_modules 'q_proj' is a string, which PEFT reads as a regular expression. "
-        "These are not modelled yet: list the names.",
+        {"lora_target_modules": "q_proj", "method": "lora"},
+        "lora_target_modules 'q_proj' is one string, so PEFT takes it for a regular expression, and it must match a "
+        "module's whole name; mistral's are such as model.layers.0.self_attn.q_proj, and none does. Write "
+        r".*\.q_proj, or a list of names.",
     ),
     (
         {"lora_target_modules": ["feathers", "wings"], "method": "lora"},

@@ -16,6 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
+from estimator.families.target_pattern import is_pattern, with_names
 from estimator.families.vision_family import VISION, row_of_images
 from estimator.objectives.registry import as_trained
 from estimator.parallel.combinations import (
@@ -134,6 +135,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
         setup = _with_images(model, setup, given, problems)
         if setup.adapters.uses_adapters and "lora_target_modules" not in given:
             setup = setup.replace(lora_target_modules=default_targets(model, setup.adapters))
+        setup = _with_named_targets(model, setup, problems)
         setup = _agree(model, setup, problems)
         if setup.mesh.strategy.places_layers and (
             sentence := why_left_on_the_cpu(model, gpu, setup)
@@ -383,6 +385,18 @@ def _with_momentum(values: Mapping[str, object]) -> object:
             f"optim_args sets a momentum, which optim {optim} does not have; leave it out."
         )
     return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
+
+
+def _with_named_targets(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
+    """The setup with names for a regular expression of target modules."""
+    if not is_pattern(setup.adapters):
+        return setup
+    try:
+        return setup.replace(adapters=with_names(model, setup.adapters))
+    except ValueError as problem:
+        if setup.adapters.uses_adapters:
+            problems.append(str(problem))
+        return setup.replace(lora_target_modules=default_targets(model, setup.adapters))
 
 
 def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:

@@ -149,7 +149,8 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     ``exclude_modules`` and ``layers_to_transform`` take linears and embeddings from these; ``target_parameters`` adds
     routers and stacked experts by their names, which the other two do not reach.
 
-    Leaves out: adapters on other embeddings; regular expressions; ``target_parameters`` of a linear.
+    Leaves out: adapters on other embeddings; ``target_parameters`` of a linear. ``target_pattern`` makes names of a
+    regular expression.
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
     utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
@@ -183,7 +184,7 @@ def _is_target(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     if isinstance(targets, str):
         if targets != ALL_LINEAR:
             raise InputError(
-                f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of them.'
+                f"lora_target_modules {targets!r} is a regular expression, which only parse() resolves; list names."
             )
         if isinstance(module, Bare):
             return bool(module.former_names)
@@ -517,7 +518,8 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
     if isinstance(adapters.lora_target_modules, str):
         return
     for target in adapters.lora_target_modules:
-        if any(_names(f"{target}.linear", module) for module in adaptable):
+        reached = (module for module in adaptable if module.part not in adapters.frozen_parts)
+        if any(_names(f"{target}.linear", module) for module in reached):
             raise WRAPPED_LINEAR(name=target, model_type=model.model_type)
         if not any(_names(target, module) for module in adaptable):
             _check_no_layer(model, target)

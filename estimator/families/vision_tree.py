@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.counts import layer_tree
+from estimator.families.counts import layer_tree, layers_name
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.registry import family_of
 from estimator.families.tree import HEAD, LAYERS, TEXT, Tree, tree
@@ -55,6 +55,21 @@ def whole_classes(model: Model, *, with_tower: bool) -> frozenset[str]:
 def made_tree(model: Model, *, with_tower: bool) -> ModuleNode:
     """The tree of the class that is loaded: with the tower, or of the text alone (derived)."""
     return image_text_tree(model) if with_tower else module_tree(model)
+
+
+def decoder_layers(model: Model, *, with_tower: bool) -> str:
+    """Full name of the list of decoder layers in the class that is loaded (a name; derived).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> decoder_layers(TINY_LLAMA, with_tower=False)
+    'model.layers'
+    """
+    if not with_tower:
+        return layers_name(model)
+    of_a_layer = _Builder(model).text_class(layer_class(model))
+    nodes = image_text_tree(model).walk()
+    first = next(node.name for node in nodes if node.class_name == of_a_layer)
+    return first.rpartition(".")[0]
 
 
 class _Builder:

@@ -141,11 +141,9 @@ class Kind:
         return text
 
 
+PATTERN = r"[!-~]{1,1000}"
+"""What a regular expression of names may be: a string without blanks. Our choice."""
 LATER_WORD = Refusal("{value} is not modelled yet; take {allowed}.", NOT_MODELLED)
-A_PATTERN = Refusal(
-    "{value} is a string, which PEFT reads as a regular expression. These are not modelled yet: list the names.",
-    NOT_MODELLED,
-)
 RANK_PATTERN = Refusal(
     "names {value}, which PEFT reads as a regular expression; only names of modules are modelled yet: write such as "
     "q_proj.",
@@ -281,8 +279,8 @@ class Names(Kind):
             return self.word
         if self.empty and value in ([], ()):
             return None
-        if isinstance(value, str) and self.word:
-            raise A_PATTERN(value=show(value))
+        if isinstance(value, str) and self.word and re.fullmatch(PATTERN, value):
+            return value
         if not isinstance(value, list | tuple):
             word = f'"{self.word}" or ' if self.word else ""
             raise InputError(
@@ -298,7 +296,8 @@ class Names(Kind):
         return tuple(value)
 
     def _from_text(self, text: str) -> object:
-        return text if text == self.word else text.split(",")
+        is_pattern = self.word and any(character in text for character in "*^$()[]|\\")
+        return text if text == self.word or is_pattern else text.split(",")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from estimator.families.adapters import trainable_parameters
 from estimator.families.by_layer import layers_name
 from estimator.families.counts import layer_modules
 from estimator.families.modules import Bare
+from estimator.families.target_pattern import is_pattern, with_names
 from estimator.objectives.stack import is_checkpointed
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
@@ -26,6 +27,8 @@ def asked(model: Model, given: dict[str, Any]) -> int | str:
     """Our count, or the sentence of the refusal."""
     setup = TrainingSetup(method="lora", lora_r=4, lora_dropout=0.0, **given)
     try:
+        if is_pattern(setup.adapters):
+            setup = setup.replace(adapters=with_names(model, setup.adapters))
         return trainable_parameters(model, setup.adapters)
     except ValueError as refusal:
         return str(refusal)
@@ -71,6 +74,29 @@ def patterns(model: Model) -> list[dict[str, Any]]:
 def test_trained_parameters_match_peft(model_type: str, keys: dict[str, Any]) -> None:
     _, model = build(model_type, keys)
     for given in patterns(model):
+        ours, theirs = asked(model, given), real(build(model_type, keys)[0], given)
+        if isinstance(ours, str):
+            assert "not modelled" in ours or isinstance(theirs, str), (given, ours, theirs)
+        else:
+            assert ours == theirs, given
+
+
+@pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
+def test_a_regular_expression_reaches_what_it_reaches_in_peft(
+    model_type: str, keys: dict[str, Any]
+) -> None:
+    _, model = build(model_type, keys)
+    takes = patterns(model)[0]["lora_target_modules"]
+    either = "|".join(takes)
+    for pattern in (
+        rf".*\.({either})",
+        rf"{layers_name(model)}.[13]..*.({either})",
+        rf"(lm_head|.*{takes[0]})",
+        rf".*\.\d+\.[^.]+\.{takes[-1]}",
+        takes[0],
+        r".*mlp.*",
+    ):
+        given = {"lora_target_modules": pattern}
         ours, theirs = asked(model, given), real(build(model_type, keys)[0], given)
         if isinstance(ours, str):
             assert "not modelled" in ours or isinstance(theirs, str), (given, ours, theirs)

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from test_placement_real import SEEING, _limits, accelerates, packed, transformers_own
 
+from estimator import TrainingSetup
 from estimator.contract.setups import read_model
+from estimator.families.adapters import trainable_parameters
+from estimator.families.target_pattern import with_names
 from estimator.families.vision_tree import image_text_tree, whole_classes
 from estimator.parallel.placement import (
     ACCELERATE,
@@ -23,15 +26,20 @@ from estimator.parallel.placement import (
     infer_auto_device_map,
     sizes_in_bits,
 )
-from estimator.values.specs import Model
+from estimator.values.facets.adapters import Adapters
+from estimator.values.refusals import NOT_MODELLED, InputError, RefusedError
+from estimator.values.specs import Model, ModelClass
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
+peft = pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Current model requires .* bytes of buffer:UserWarning"),
+    # peft 0.21 uses a name that transformers 5.23 has changed
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
 
 TEXT = {
@@ -112,6 +120,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 CASES = [(name, tied) for name in CONFIGS for tied in (False, True) if name != "llama4" or not tied]
+SEES = ModelClass.IMAGE_TEXT
 EACH = pytest.mark.parametrize(("wrapper", "tied"), CASES)
 
 
@@ -201,3 +210,42 @@ def test_every_tower_is_placed_as_by_the_libraries(wrapper: str, tied: bool) -> 
                     assert theirs == from_pretrained_device_map(
                         model, limits, balance=balance, packing=packing, with_tower=True
                     ), (limits, balance, packing)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"model.(language_model|text_model).layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj",
+        r"language_model.model.layers.\d+.self_attn.(q|v)_proj",
+        r".*\.(q_proj|up_proj)",
+        r".*(qkv|query|fc1|linear_1)",
+        r".*self_attn.*",
+    ],
+)
+def test_a_regular_expression_reaches_what_it_reaches_in_peft(
+    wrapper: str, tied: bool, pattern: str
+) -> None:
+    model = _ours(wrapper, tied)
+    given = Adapters(
+        method="lora", lora_r=4, lora_dropout=0.0, model_class=SEES, lora_target_modules=pattern
+    )
+    config = peft.LoraConfig(r=4, target_modules=pattern, task_type="CAUSAL_LM")
+    try:
+        wrapped = peft.get_peft_model(_real(wrapper, tied), config)
+    except (ValueError, TypeError):
+        theirs = None
+    else:
+        theirs = sum(one.numel() for one in wrapped.parameters() if one.requires_grad)
+    assert _asked(model, given) in {theirs, None if theirs is None else NOT_MODELLED}
+
+
+def _asked(model: Model, given: Adapters) -> object:
+    """Trained parameters; ``NOT_MODELLED`` where PEFT may run it; None where PEFT fails."""
+    try:
+        setup = TrainingSetup(adapters=with_names(model, given))
+        return trainable_parameters(model, setup.adapters)
+    except RefusedError as refused:
+        return NOT_MODELLED if refused.refusal.cause is NOT_MODELLED else None
+    except InputError:
+        return None
