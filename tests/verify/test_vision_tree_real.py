@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from test_placement_real import SEEING, _limits, accelerates, packed, transformers_own
 
-from estimator import TrainingSetup
 from estimator.contract.setups import read_model
 from estimator.families.adapters import trainable_parameters
 from estimator.families.target_pattern import with_names
@@ -243,8 +242,7 @@ def test_a_regular_expression_reaches_what_it_reaches_in_peft(
 def _asked(model: Model, given: Adapters) -> object:
     """Trained parameters; ``NOT_MODELLED`` where PEFT may run it; None where PEFT fails."""
     try:
-        setup = TrainingSetup(adapters=with_names(model, given))
-        return trainable_parameters(model, setup.adapters)
+        return trainable_parameters(model, with_names(model, given))
     except RefusedError as refused:
         return NOT_MODELLED if refused.refusal.cause is NOT_MODELLED else None
     except InputError:
