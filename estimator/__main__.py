@@ -38,6 +38,7 @@ from estimator.tools.defaults import TOOLS, defaults_of, tool_named, version_of
 from estimator.tools.known.trl import OBJECTIVES
 from estimator.tools.meant import meant_keys
 from estimator.values.declaration import DefaultSource, Key
+from estimator.values.facets.objective import Task
 from estimator.values.json_text import LONGEST_TEXT, read_object
 from estimator.values.keys import BY_NAME, GROUPS, KEYS
 from estimator.values.kinds import Choice, Flag, one_of, plain, show
@@ -117,17 +118,17 @@ def main(arguments: Sequence[str]) -> int:
     if with_shares:
         return _print_shares(reading)
     text = measured[0] if measured else None
-    defaults = _whose(tool, reading.setup)
+    defaults = _whose(tool, reading.setup.task)
     return _print_estimate(reading, defaults, with_remedies=with_remedies, measured=text)
 
 
-def _whose(tool: str, setup: TrainingSetup) -> str:
+def _whose(tool: str, task: Task) -> str:
     """Whose defaults are taken, with the version."""
     if tool not in TOOLS:
         return ""  # which the reading says
     if tool == "trainer":
         return "--help has them"
-    return f"{tool_named(tool, str(setup.task.objective)).label} {version_of(tool)} has them"
+    return f"{tool_named(tool, str(task.objective)).label} {version_of(tool)} has them"
 
 
 @dataclass(frozen=True, slots=True)

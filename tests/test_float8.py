@@ -123,7 +123,7 @@ def test_casts_take_their_bytes_over_the_bandwidth() -> None:
     inputs = 512 * (4 * 3 + 3 + 4 * 2) + 1408 * 4
     outputs = 256 * 8 + 512 * (4 + 3 + 4) + 1408 * 8
     weights = 512 * (256 * 8 + 512 * 7) + 12 * 512 * 1408
-    assert float8_sizes(model, setup) == (weights, inputs, outputs)
+    assert float8_sizes(model, setup.precision) == (weights, inputs, outputs)
     # compiled, at best: inputs and weights twice, gradients once, each read twice in 16 bits and written in 8
     assert part.seconds.low * rate.bandwidth == pytest.approx(
         5 * (2 * weights + tokens * (2 * inputs + outputs))

@@ -429,10 +429,11 @@ def test_an_epoch_covers_every_prompt_s_completions() -> None:
 
 
 def test_weights_are_pushed_once_per_generation() -> None:
-    assert seconds.generations_per_step(setup(gradient_accumulation_steps=4)) == 1
-    assert (
-        seconds.generations_per_step(setup(gradient_accumulation_steps=4, num_iterations=4)) == 0.25
+    once, again = (
+        setup(gradient_accumulation_steps=4, num_iterations=iterations) for iterations in (1, 4)
     )
+    assert seconds.generations_per_step(once.batch, once.task) == 1
+    assert seconds.generations_per_step(again.batch, again.task) == 0.25
 
 
 def test_correcting_vllm_s_log_probabilities_takes_a_policy_pass() -> None:

@@ -33,14 +33,16 @@ def test_loading_plain_weights_takes_only_the_weights():
 
 def test_4_bit_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
     count = H * F
-    assert packing_bytes(MISTRAL, QLORA) == 2 * count + 2 * 4 * count // 64
+    assert (
+        packing_bytes(MISTRAL, QLORA.adapters, QLORA.precision) == 2 * count + 2 * 4 * count // 64
+    )
     once = replace(QLORA, bnb_4bit_use_double_quant=False)
-    assert packing_bytes(MISTRAL, once) == 2 * count
+    assert packing_bytes(MISTRAL, once.adapters, once.precision) == 2 * count
 
 
 def test_packing_into_8_bits_goes_through_the_host_and_holds_two_16_bit_copies():
     eight = TrainingSetup(method=Method.LORA, load_in_8bit=True)
-    assert packing_bytes(MISTRAL, eight) == 2 * 2 * H * F
+    assert packing_bytes(MISTRAL, eight.adapters, eight.precision) == 2 * 2 * H * F
     assert load_host_bytes(MISTRAL, eight) == 2 * V * H
 
 
@@ -48,7 +50,7 @@ def test_upcasting_ends_with_the_head_in_both_dtypes():
     # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2-byte copy still exists at the end
     kbit = replace(QLORA, prepare_model_for_kbit_training=True)
     grown = 2 * (2 * V * H + 65 * H)
-    assert upcasting_bytes(MISTRAL, kbit) == grown + 2 * V * H
+    assert upcasting_bytes(MISTRAL, kbit.adapters, kbit.precision) == grown + 2 * V * H
     assert load_moment(MISTRAL, kbit, 0).name == "upcasts"
     assert load_moment(MISTRAL, kbit, 0).bytes == weight_bytes(MISTRAL, QLORA) + grown + 2 * V * H
 

@@ -39,6 +39,7 @@ from estimator.contract.setups import parse, write_estimate
 from estimator.contract.text import amount, describe
 from estimator.step.blocks import MIB
 from estimator.step.refused import refused
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.results import Moment
 from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
@@ -196,7 +197,7 @@ def test_a_replayed_run_stops_where_pytorchs_allocator_refuses(
 
 def test_the_step_after_an_evaluation_is_named_by_its_number() -> None:
     at = Instant(501, 0, Moment(Phase.BACKWARD, "layer 1 of 2: linear", {}))
-    assert where(at, TrainingSetup()) == "in step 501's backward (layer 1 of 2: linear)"
+    assert where(at, Optimisation()) == "in step 501's backward (layer 1 of 2: linear)"
 
 
 def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
@@ -289,7 +290,7 @@ def test_a_replayed_run_stops_where_first_overflow_says(
     if found is None:
         return
     over, run = found.at, list(replayed(answer))
-    assert runs_out(answer, str).startswith(f"It runs out {where(over, setup)}")
+    assert runs_out(answer, str).startswith(f"It runs out {where(over, setup.optimisation)}")
     if found.requested_bytes is not None:  # blocks are no smaller than tensors
         order = [*instants(answer)]
         assert all(it.moment.bytes <= room for it in order[: order.index(found.among)])

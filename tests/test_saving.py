@@ -126,7 +126,7 @@ def test_merging_into_8_bits_dequantises_to_float32():
     eight = replace(LORA, load_in_8bit=True)
     assert merging_module_bytes(MISTRAL, eight) == (4 + 4 + 4 + 2 + 1) * H * F
     packed = resident(MISTRAL, eight)
-    assert merged_bytes(MISTRAL, eight, packed) == packed.weights
+    assert merged_bytes(MISTRAL, eight.adapters, eight.precision, packed) == packed.weights
 
 
 def test_merging_dora_holds_the_base_and_the_sum_before_and_after_scaling():
@@ -148,9 +148,9 @@ def test_merging_dora_into_a_quantised_base_dequantises_it_twice_more():
 
 
 def test_merged_weights_are_as_large_as_the_base():
-    assert merged_bytes(MISTRAL, LORA, resident(MISTRAL, LORA)) == 2 * N
+    assert merged_bytes(MISTRAL, LORA.adapters, LORA.precision, resident(MISTRAL, LORA)) == 2 * N
     four = resident(MISTRAL, QLORA)
-    assert merged_bytes(MISTRAL, QLORA, four) == four.weights
+    assert merged_bytes(MISTRAL, QLORA.adapters, QLORA.precision, four) == four.weights
     whole = in_16_bits(replace(QLORA, dtype=Dtype.FLOAT32))
-    assert merged_bytes(MISTRAL, whole, resident(MISTRAL, whole)) == 2 * N
+    assert merged_bytes(MISTRAL, whole.adapters, whole.precision, resident(MISTRAL, whole)) == 2 * N
     assert merge_moment(MISTRAL, whole, resident(MISTRAL, whole), 0).bytes > 2 * N

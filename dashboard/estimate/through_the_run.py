@@ -196,7 +196,7 @@ def _named(estimate: Estimate, step: int) -> str:
     if step != 1:
         return "Second step<br>and all others"
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES)
-    is_without = made and not overflow.starts_with_states(estimate.setup)
+    is_without = made and not overflow.starts_with_states(estimate.setup.optimisation)
     return "First step:<br>no states yet" if is_without else "First step"
 
 
@@ -382,9 +382,9 @@ def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
     ]
     text += f", {' and '.join(after)}." if after else "."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
-    if not overflow.starts_with_states(estimate.setup):
+    if not overflow.starts_with_states(estimate.setup.optimisation):
         made -= estimate.timeline.states_from_start
-    if made and overflow.starts_with_states(estimate.setup):
+    if made and overflow.starts_with_states(estimate.setup.optimisation):
         text += f" The optimizer states ({units.gib(made)}) exist before the first."
     elif made:
         text += (

@@ -25,6 +25,8 @@ from estimator.run.prequantized import loading_sentence
 from estimator.time.cost import cheapest, rented
 from estimator.time.lengths import expected_longest
 from estimator.time.rates import INSIDE, missing_rate
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.computation import Computation
 from estimator.values.kinds import one_of
 from estimator.values.results import RunTime
 from estimator.values.setup import TrainingSetup
@@ -40,9 +42,9 @@ def assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[st
 
 
 def _rows(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str]:
-    yield _rows_sentence(model, setup)
+    yield _rows_sentence(model, setup.batch, setup.computation)
     yield "The peak is that of a step after the first, when the optimizer states exist."
-    if loaded := loading_sentence(model, setup):
+    if loaded := loading_sentence(model, setup.adapters, setup.precision):
         yield loaded
     if attention_of(model, setup.computation) is not setup.computation.attn_implementation:
         yield f"transformers runs {model.model_type} with eager attention, because it rejects SDPA for it."
@@ -169,20 +171,20 @@ SENTENCES: tuple[Say, ...] = (
 )
 
 
-def _rows_sentence(model: Model, setup: TrainingSetup) -> str:
-    length = setup.batch.max_length
-    rows = joined(setup.batch, setup.batch.per_device_train_batch_size, length)
+def _rows_sentence(model: Model, batch: Batch, computation: Computation) -> str:
+    length = batch.max_length
+    rows = joined(batch, batch.per_device_train_batch_size, length)
     if not rows.is_joined:
-        laid = "some padded" if setup.batch.padded else "packed or padded to it, without a mask"
+        laid = "some padded" if batch.padded else "packed or padded to it, without a mask"
         return f"Every example is {length:,} tokens long, {laid}."
-    if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
         mask = "without a mask"
     else:
         mask = (
-            f"and {attention_of(model, setup.computation)} masks all of its tokens with all: flash_attention_2 needs "
+            f"and {attention_of(model, computation)} masks all of its tokens with all: flash_attention_2 needs "
             "no mask"
         )
-    what = "Packed rows" if setup.batch.packing else "Examples"
+    what = "Packed rows" if batch.packing else "Examples"
     return f"{what} of {length:,} tokens are joined into one row of {rows.max_length:,} a micro-batch, {mask}."
 
 

@@ -63,6 +63,7 @@ from estimator.step.reserved import goes_through, is_replayed
 from estimator.step.timeline import Plan, StepTimeline, plan, structure
 from estimator.time.cost import energy_kwh, run_cost
 from estimator.time.rates import missing_rate
+from estimator.values.facets.generation import Generation
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.range import Range
@@ -130,14 +131,15 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         decisive=decisive,
         context_bytes=context,
         needs=NeedInTheAllocator(
-            model, gpu, setup, stated, decisive.bytes, outside(setup, context, paged)
+            model, gpu, setup, stated, decisive.bytes, outside(setup.mesh, context, paged)
         ),
         paged_bytes=paged,
         host_bytes=_host_bytes(
             fixed,
             setup.run,
             saved.rank0_host_bytes,
-            node_copies(model, setup) + _waiting_bytes(setup, fixed.resident),
+            node_copies(model, setup)
+            + _waiting_bytes(setup.generation, setup.mesh, fixed.resident),
         ),
         nvme_bytes=fixed.offloaded[1],
         disk_bytes=saved.disk_bytes,
@@ -304,7 +306,7 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     highest, paged = _sizes(model, workspace_bytes(gpu), setup)
-    beside = outside(setup, context_bytes(gpu), paged).high
+    beside = outside(setup.mesh, context_bytes(gpu), paged).high
     return goes_through(model, gpu, setup, gpu.memory_bytes - beside, highest)
 
 
@@ -320,7 +322,7 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     setup = as_loaded(model, setup)
     check_float8_card(gpu, setup.precision)
     highest, paged = _sizes(model, workspace_bytes(gpu), setup)
-    return highest + outside(setup, context_bytes(gpu), paged).high
+    return highest + outside(setup.mesh, context_bytes(gpu), paged).high
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
@@ -387,10 +389,10 @@ def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int)
     return max(fixed.load_host_bytes, offloaded + saving)
 
 
-def _waiting_bytes(setup: TrainingSetup, resident: Resident) -> int:
+def _waiting_bytes(generation: Generation, mesh: Mesh, resident: Resident) -> int:
     """What a machine's GPUs offload while vLLM generates."""
-    gpus = min(setup.mesh.num_gpus, setup.mesh.gpus_per_node)
-    return gpus * sum(offloaded_bytes(setup, resident))
+    gpus = min(mesh.num_gpus, mesh.gpus_per_node)
+    return gpus * sum(offloaded_bytes(generation, resident))
 
 
 def is_refused(model: Model, setup: TrainingSetup) -> bool:

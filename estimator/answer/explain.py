@@ -315,7 +315,11 @@ def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
 
 def _states(of: Estimate) -> Explanation:
     size, trained = of.timeline.resident[Component.OPTIMIZER_STATES], of.trainable_parameters
-    when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
+    when = (
+        "from the start"
+        if starts_with_states(of.setup.optimisation)
+        else "from the end of the first step on"
+    )
     each = f"{size / max(trained, 1):.2f} bytes"
     lead = f"{of.setup.optimisation.optim} keeps {each} per trained parameter, {when}."
     how = f"{trained:,} × {each}"

@@ -6,6 +6,10 @@ from estimator.families.adapters import is_trained
 from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.families.wrapped import class_not_found
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.computation import Computation
+from estimator.values.facets.images import Images
+from estimator.values.facets.mesh import Mesh
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
@@ -54,8 +58,8 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
         return
     if model.vision is None:
         raise NO_TOWER(model_type=model.model_type)
-    _check_trained(setup)
-    _check_strategy(model, setup)
+    _check_trained(setup.adapters, setup.images)
+    _check_strategy(model, setup.images, setup.mesh)
     for key, instead in (
         ("objective", "sft"),
         ("checkpoint_every_n_layers", 1),
@@ -67,28 +71,28 @@ def check_images(model: Model, setup: TrainingSetup) -> None:
         value = setup.value(key)
         if value != instead:
             raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
-    _check_attention(model, setup)
-    _check_reentrant(model, setup)
+    _check_attention(model, setup.computation)
+    _check_reentrant(model, setup.adapters, setup.computation)
 
 
-def _check_trained(setup: TrainingSetup) -> None:
-    frozen = setup.adapters.frozen_parts
-    more = setup.adapters.modules_to_save is not None or setup.adapters.bias != "none"
-    if Part.TEXT not in frozen or (setup.adapters.uses_adapters and more):
+def _check_trained(adapters: Adapters, images: Images) -> None:
+    frozen = adapters.frozen_parts
+    more = adapters.modules_to_save is not None or adapters.bias != "none"
+    if Part.TEXT not in frozen or (adapters.uses_adapters and more):
         return
-    if not setup.images.shows_any:
+    if not images.shows_any:
         raise NOTHING_TRAINED(without="on text", instead="give images_per_example")
     if {Part.VISION, Part.PROJECTOR} <= frozen:
         raise NOTHING_TRAINED(without="with a frozen tower", instead="freeze_projector")
 
 
-def _check_strategy(model: Model, setup: TrainingSetup) -> None:
+def _check_strategy(model: Model, images: Images, mesh: Mesh) -> None:
     assert model.vision is not None
-    mesh, wrapper = setup.mesh, model.vision.wrapper
+    wrapper = model.vision.wrapper
     if mesh.strategy.is_alone:
         return
     is_later = mesh.strategy.places_layers or mesh.uses_fsdp1
-    if is_later or not setup.images.shows_any:
+    if is_later or not images.shows_any:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="none")
     if mesh.strategy.is_zero and vision_family(model.vision).tree is None:
         raise WITH_IMAGES_LATER(key="strategy", value=mesh.strategy, instead="ddp")
@@ -100,26 +104,26 @@ def _check_strategy(model: Model, setup: TrainingSetup) -> None:
         raise ATTENTION_WRAPPED(strategy=mesh.strategy, wrapper=wrapper)
 
 
-def _check_attention(model: Model, setup: TrainingSetup) -> None:
+def _check_attention(model: Model, computation: Computation) -> None:
     assert model.vision is not None
-    kernel = setup.computation.attn_implementation
+    kernel = computation.attn_implementation
     if kernel is AttnImplementation.EAGER and vision_family(model.vision).attends_by_image:
         raise EAGER_BY_IMAGE(wrapper=model.vision.wrapper)
 
 
-def _check_reentrant(model: Model, setup: TrainingSetup) -> None:
-    checkpoints = setup.computation.gradient_checkpointing or setup.computation.checkpoints_vision
-    if not (checkpoints and setup.computation.use_reentrant and sees(model, setup.adapters)):
+def _check_reentrant(model: Model, adapters: Adapters, computation: Computation) -> None:
+    checkpoints = computation.gradient_checkpointing or computation.checkpoints_vision
+    if not (checkpoints and computation.use_reentrant and sees(model, adapters)):
         return
     assert model.vision is not None
     family, tower = vision_family(model.vision), model.vision.tower
     if family.calls_head:
         raise REENTRANT_LATER(wrapper=model.vision.wrapper)
-    if not setup.computation.checkpoints_vision or family.hooks_embedding:
+    if not computation.checkpoints_vision or family.hooks_embedding:
         return
-    if Part.VISION in setup.adapters.frozen_parts:
+    if Part.VISION in adapters.frozen_parts:
         return
-    before = any(is_trained(module, setup.adapters) for module in outer_modules(tower))
-    within = any(is_trained(module, setup.adapters) for module in layer_modules(tower, 0))
+    before = any(is_trained(module, adapters) for module in outer_modules(tower))
+    within = any(is_trained(module, adapters) for module in layer_modules(tower, 0))
     if within and not before:
         raise REENTRANT_WITHOUT_GRADIENT(wrapper=model.vision.wrapper)

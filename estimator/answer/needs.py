@@ -9,6 +9,7 @@ from estimator.resident.overhead import exchange_bytes
 from estimator.step.allocations import hardware_of
 from estimator.step.refused import refused
 from estimator.step.reserved import Replayed, goes_through, is_replayed, replayed
+from estimator.values.facets.mesh import Mesh
 from estimator.values.range import Range
 from estimator.values.results import Refused
 from estimator.values.setup import TrainingSetup
@@ -87,9 +88,9 @@ class NeedInTheAllocator:
         return Verdict.DOES_NOT_FIT
 
 
-def outside(setup: TrainingSetup, context: Range[int], paged: int) -> Range[int]:
+def outside(mesh: Mesh, context: Range[int], paged: int) -> Range[int]:
     """Bytes outside PyTorch's allocator; paged states may be evicted to the host.
 
     Source: as ``estimator.resident.overhead.need_bytes``.
     """
-    return context + exchange_bytes(setup.mesh) + Range(0, paged)
+    return context + exchange_bytes(mesh) + Range(0, paged)

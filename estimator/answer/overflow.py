@@ -18,6 +18,7 @@ from estimator.resident.optimizer import RULES
 from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.results import DeviceRun, Estimate, Moment, Refused
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -153,7 +154,7 @@ def beside_bytes(of: Estimate) -> int:
     return of.need_low_bytes - (of.decisive.bytes if replay is None else replay.least)
 
 
-def starts_with_states(setup: TrainingSetup) -> bool:
+def starts_with_states(optimisation: Optimisation) -> bool:
     """Whether optimizer states exist before the first step: Adagrad's.
 
     DeepSpeed's float32 weights exist then, and its optimizer's states do not.
@@ -161,7 +162,7 @@ def starts_with_states(setup: TrainingSetup) -> bool:
     Source: torch 2.13, optim/adagrad.py, ``__init__``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py,
     ``initialize_optimizer_states``.
     """
-    return RULES[setup.optimisation.optim].starts_with_states
+    return RULES[optimisation.optim].starts_with_states
 
 
 def _fullest(of: Estimate) -> DeviceRun:
@@ -173,7 +174,9 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
     yield Instant(0, 0, beside[Phase.LOAD], device)
     at_start = timeline.states_from_start
     if at_start:
-        what = "optimizer states" if starts_with_states(of.setup) else "float32 weights"
+        what = (
+            "optimizer states" if starts_with_states(of.setup.optimisation) else "float32 weights"
+        )
         yield Instant(0, 0, _optimizer_made(timeline.moments[-1], what, at_start), device)
     first = _first_micro_step(of, device)
     after = sorted(_after_steps(of.setup, beside))
@@ -293,12 +296,12 @@ def _the(step: int, word: str = "step") -> str:
     return f"the {_ORDINALS[step]} {word}" if step < len(_ORDINALS) else f"{word} {step:,}"
 
 
-def where(instant: Instant, setup: TrainingSetup) -> str:
+def where(instant: Instant, optimisation: Optimisation) -> str:
     """The time of an instant, as the end of a sentence.
 
-    >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), TrainingSetup())
+    >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), Optimisation())
     "in the first step's backward (layer 9 of 32: linear)"
-    >>> where(Instant(1, 2, Moment(Phase.LOSS, "log-softmax", {}), 3), TrainingSetup())
+    >>> where(Instant(1, 2, Moment(Phase.LOSS, "log-softmax", {}), 3), Optimisation())
     'in the second micro-step of the first step, loss (log-softmax), on GPU 3'
     """
     moment, on = instant.moment, "" if instant.device is None else f", on GPU {instant.device}"
@@ -307,7 +310,7 @@ def where(instant: Instant, setup: TrainingSetup) -> str:
             said = f"before the first step, when the {moment.name} are created"
         case Phase.LOAD:
             said = f"while the model loads ({moment.name})"
-        case Phase.OPTIMIZER_STEP if instant.step == 1 and _makes_states(instant, setup):
+        case Phase.OPTIMIZER_STEP if instant.step == 1 and _makes_states(instant, optimisation):
             said = "at the first optimizer step, which creates the optimizer states"
         case Phase.OPTIMIZER_STEP:
             said = f"at {_the(instant.step, 'optimizer step')}"
@@ -325,9 +328,9 @@ def where(instant: Instant, setup: TrainingSetup) -> str:
     return said + on
 
 
-def _makes_states(instant: Instant, setup: TrainingSetup) -> bool:
+def _makes_states(instant: Instant, optimisation: Optimisation) -> bool:
     made = instant.moment.resident.get(Component.OPTIMIZER_STATES, 0)
-    return bool(made) and not starts_with_states(setup)
+    return bool(made) and not starts_with_states(optimisation)
 
 
 def runs_out(of: Estimate, size: Callable[[int], str]) -> str:
@@ -346,7 +349,7 @@ def runs_out(of: Estimate, size: Callable[[int], str]) -> str:
         if over is None:
             return ""
         at, requested = over.at, over.requested_bytes
-    said = f"It runs out {where(at, of.setup)}"
+    said = f"It runs out {where(at, of.setup.optimisation)}"
     return (
         f"{said}." if requested is None else f"{said}, where PyTorch cannot get {size(requested)}."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from estimator.values.facets.generation import Generation
 from estimator.values.facets.run import TrainingRun
 from estimator.values.range import Range
 from estimator.values.results import Moment
@@ -28,17 +29,18 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
     >>> beyond_the_step(Moment(Phase.EVALUATION, "lm_head", {}), TrainingSetup())
     'Evaluation needs more than training: lower per_device_eval_batch_size, now 8.'
     """
+    smaller = less_engine(setup.generation)
     match decisive.phase:
         case Phase.EVALUATION:
             return f"Evaluation needs more than training: {smaller_evaluation(setup.run)}."
         case Phase.LOAD if setup.adapters.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
         case Phase.LOAD if Component.INFERENCE_ENGINE in decisive.resident:
-            return f"vLLM's start needs more than training: {less_engine(setup)}."
+            return f"vLLM's start needs more than training: {smaller}."
         case Phase.PUSH_WEIGHTS:
-            return f"Pushing weights to vLLM needs more than training ({decisive.name}): {less_engine(setup)}."
+            return f"Pushing weights to vLLM needs more than training ({decisive.name}): {smaller}."
         case Phase.GENERATION if setup.generation.use_vllm:
-            return f"Generation needs more than training: {less_engine(setup)}."
+            return f"Generation needs more than training: {smaller}."
         case Phase.GENERATION:
             return (
                 "Generation needs more than training: lower max_completion_length or steps_per_generation, or set "
@@ -56,11 +58,11 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             return ""
 
 
-def less_engine(setup: TrainingSetup) -> str:
+def less_engine(generation: Generation) -> str:
     """The setting that lowers vLLM's share, as the end of a sentence."""
-    if not setup.generation.is_colocated:
+    if not generation.is_colocated:
         return "shard the weights over more GPUs"
-    now = setup.generation.vllm_gpu_memory_utilization
+    now = generation.vllm_gpu_memory_utilization
     return f"lower vllm_gpu_memory_utilization, now {now:g}, or set vllm_mode to server"
 
 

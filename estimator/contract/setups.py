@@ -37,6 +37,7 @@ from estimator.tools.defaults import TOOLS, version_of, with_defaults_of
 from estimator.tools.meant import meant_keys
 from estimator.values.declaration import rows
 from estimator.values.facets.images import Images
+from estimator.values.facets.objective import Task
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.values.kinds import not_modelled, one_of, plain, show
@@ -698,7 +699,7 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         "phases": {
             phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
             for phase in Phase
-            if phase not in _absent(estimate.setup) or phase in estimate.phases
+            if phase not in _absent(estimate.setup.task) or phase in estimate.phases
         },
         "moments": [
             {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
@@ -708,22 +709,22 @@ def _peak(estimate: Estimate) -> dict[str, object]:
             part.value: peak.resident.get(part, 0)
             for part in Component
             if part in OF_EVERY_STEP
-            or (part is Component.REFERENCE_MODEL and _has_more(estimate.setup))
+            or (part is Component.REFERENCE_MODEL and _has_more(estimate.setup.task))
             or (part is Component.INFERENCE_ENGINE and estimate.setup.task.objective.generates)
         },
     }
 
 
-def _absent(setup: TrainingSetup) -> Sequence[Phase]:
+def _absent(task: Task) -> Sequence[Phase]:
     """Phases that the answer does not list."""
-    if setup.task.objective.generates:
+    if task.objective.generates:
         return ()
-    return GENERATION_PHASES if _has_more(setup) else (*MORE_PASSES, *GENERATION_PHASES)
+    return GENERATION_PHASES if _has_more(task) else (*MORE_PASSES, *GENERATION_PHASES)
 
 
-def _has_more(setup: TrainingSetup) -> bool:
+def _has_more(task: Task) -> bool:
     """Whether the answer lists passes and the component of a reference model."""
-    return not setup.task.objective.is_causal_lm
+    return not task.objective.is_causal_lm
 
 
 def _run(estimate: Estimate) -> dict[str, object]:

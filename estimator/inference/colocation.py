@@ -75,7 +75,7 @@ def colocated_engine(
 def engine_of_server(model: Model, gpu: Gpu, setup: TrainingSetup) -> Engine:
     """vLLM's part of one of the GPUs of a server (derived, from ``server_engine``)."""
     of = rows_at_once(setup), row_tokens(setup), longest_row(model, setup)
-    return server_engine(model, gpu, setup, *of)
+    return server_engine(model, gpu, setup.generation, setup.mesh, *of)
 
 
 def generating(
@@ -108,7 +108,9 @@ def generating(
         return Generating(moments={Phase.GENERATION: _generate(model, setup, resident, between)})
     if not generation.is_colocated:
         if gpu is not None and must_start:
-            check_server(gpu, setup, engine_of_server(model, gpu, setup), row_tokens(setup))
+            check_server(
+                gpu, setup.generation, engine_of_server(model, gpu, setup), row_tokens(setup)
+            )
         return Generating(moments={Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, 0)})
     if gpu is None:
         if not must_start:
@@ -127,7 +129,10 @@ def generating(
         Phase.LOAD: _higher(load, _beside(Phase.LOAD, "vLLM starts", start, own.asked)),
         Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, pushed),
         Phase.GENERATION: _beside(
-            Phase.GENERATION, "vLLM generates", while_generating(setup, between), own.asked
+            Phase.GENERATION,
+            "vLLM generates",
+            while_generating(setup.generation, between),
+            own.asked,
         ),
     }
     if not own.starts:

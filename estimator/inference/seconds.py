@@ -32,6 +32,10 @@ from estimator.time.host_time import OPERATOR
 from estimator.time.rates import Rates, rates
 from estimator.time.throughput import run_time
 from estimator.values.arithmetic import ceil_div, total
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.generation import Generation
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.objective import Task
 from estimator.values.range import Range, by_end
 from estimator.values.results import RunTime, TimePart
 from estimator.values.setup import TrainingSetup
@@ -129,17 +133,17 @@ def mean_completion(setup: TrainingSetup) -> int:
     return _mean_row(setup) - prompt_tokens(setup)
 
 
-def generations_per_step(setup: TrainingSetup) -> float:
+def generations_per_step(batch: Batch, task: Task) -> float:
     """Generations in an optimizer's step (a count, of which less than 1 is usual).
 
     Source: trl 1.16, trainer/grpo_trainer.py:1440, ``generate_every``.
 
-    >>> generations_per_step(TrainingSetup(objective="grpo", num_iterations=2))
+    >>> generations_per_step(Batch(), Task(objective='grpo', num_iterations=2))
     0.5
     """
-    accumulation = setup.batch.gradient_accumulation_steps
-    steps = setup.task.steps_per_generation or accumulation
-    return accumulation / (steps * setup.task.num_iterations)
+    accumulation = batch.gradient_accumulation_steps
+    steps = task.steps_per_generation or accumulation
+    return accumulation / (steps * task.num_iterations)
 
 
 def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[TimePart, ...]:
@@ -153,7 +157,7 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
     Source: derived; Pope et al. 2022, arXiv:2211.05102, section 2 (decoding reads weights and cache for every token).
     """
     rate = rates(gpu, setup.precision)
-    times = generations_per_step(setup)
+    times = generations_per_step(setup.batch, setup.task)
     if setup.generation.use_vllm:
         parts = [_push_part(model, gpu, setup, rate), *_of_engine(model, gpu, setup, rate)]
         parts += _moved_parts(model, gpu, setup)
@@ -184,11 +188,15 @@ def _of_engine(
         rows = rows_at_once(setup) * ranks
         at_once = colocated_engine(model, gpu, setup).at_once
     else:
-        rows = rows_of_engine(setup, rows_at_once(setup))
+        rows = rows_of_engine(setup.generation, setup.mesh, rows_at_once(setup))
         at_once = engine_of_server(model, gpu, setup).at_once
     rounds = _rounds(setup, rows, at_once, shares=True)
     prompts, tokens = _decoded(model, rounds, WIDTH, ranks, rate)
-    tokens = tokens + _tokens(rounds) * TOKEN_SECONDS + _reduced(model, gpu, setup, rounds)
+    tokens = (
+        tokens
+        + _tokens(rounds) * TOKEN_SECONDS
+        + _reduced(model, gpu, setup.generation, setup.mesh, rounds)
+    )
     return TimePart(PROMPTS, prompts), TimePart(TOKENS, tokens)
 
 
@@ -196,12 +204,14 @@ def _tokens(rounds: Range[Rounds]) -> Range[float]:
     return by_end(lambda end: end.tokens, rounds)
 
 
-def _reduced(model: Model, gpu: Gpu, setup: TrainingSetup, rounds: Range[Rounds]) -> Range[float]:
+def _reduced(
+    model: Model, gpu: Gpu, generation: Generation, mesh: Mesh, rounds: Range[Rounds]
+) -> Range[float]:
     """Seconds that the GPUs of an engine exchange sums: of every token of every row, twice a layer."""
-    ranks, node = setup.generation.vllm_tensor_parallel_size, setup.mesh.gpus_per_node
+    ranks, node = generation.vllm_tensor_parallel_size, mesh.gpus_per_node
     if ranks == 1:
         return Range(0.0, 0.0)
-    group, by = ExchangeGroup(ranks, node), links(gpu, setup.mesh)
+    group, by = ExchangeGroup(ranks, node), links(gpu, mesh)
     times = REDUCES * model.num_hidden_layers
 
     def exchanged(of: Rounds) -> Range[float]:
@@ -306,7 +316,7 @@ def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> Tim
 
 def _moved_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> list[TimePart]:
     """What waits on the CPU while vLLM generates goes there and back; verl's weights once more, to be scored with."""
-    weights, states = offloaded_bytes(setup, resident_memory(model, setup))
+    weights, states = offloaded_bytes(setup.generation, resident_memory(model, setup))
     if not weights + states:
         return []
     moved = Range(2 * (weights + states), 2 * (2 * weights + states))

@@ -67,7 +67,7 @@ def _of_server(model: Model, gpu: Gpu | None, setup: TrainingSetup, of: str) -> 
     )
     if gpu is not None:
         low, high = engine_of_server(model, gpu, setup).at_once
-        given = rows_of_engine(setup, rows_at_once(setup))
+        given = rows_of_engine(setup.generation, setup.mesh, rows_at_once(setup))
         held = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         said += (
             f". Of the {given:,} rows that an engine is given, {held} run at once at full length"

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from estimator.inference.engine import Engine, asked_bytes, engine, largest_capture
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.generation import Generation
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Refusal, Report
-from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
 UTILISATION = 0.9
@@ -34,14 +35,14 @@ NO_START = Refusal(
 )
 
 
-def rows_of_engine(setup: TrainingSetup, rows: int) -> int:
+def rows_of_engine(generation: Generation, mesh: Mesh, rows: int) -> int:
     """Rows of a generation that one engine is given (a count), of ``rows`` on each GPU that trains.
 
     >>> setup = TrainingSetup(strategy="ddp", num_gpus=8, vllm_mode="server", vllm_data_parallel_size=2)
-    >>> rows_of_engine(setup, 16)
+    >>> rows_of_engine(setup.generation, setup.mesh, 16)
     64
     """
-    return ceil_div(rows * setup.mesh.num_gpus, setup.generation.vllm_data_parallel_size)
+    return ceil_div(rows * mesh.num_gpus, generation.vllm_data_parallel_size)
 
 
 def batch_defaults(gpu: Gpu, longest: int, asked_rows: int | None = None) -> tuple[int, int]:
@@ -63,18 +64,18 @@ def batch_defaults(gpu: Gpu, longest: int, asked_rows: int | None = None) -> tup
 
 
 def server_engine(
-    model: Model, gpu: Gpu, setup: TrainingSetup, rows: int, tokens: int, longest: int
+    model: Model, gpu: Gpu, generation: Generation, mesh: Mesh, rows: int, tokens: int, longest: int
 ) -> Engine:
     """One GPU's part of an engine of a server on GPUs like these; bytes.
 
     ``rows`` of ``tokens`` tokens on each GPU that trains; ``longest``: the row that vLLM must hold.
     """
-    most, batched = batch_defaults(gpu, longest, setup.generation.vllm_max_num_seqs)
+    most, batched = batch_defaults(gpu, longest, generation.vllm_max_num_seqs)
     return engine(
         model,
         asked=asked_bytes(gpu.memory_bytes, UTILISATION),
-        ranks=setup.generation.vllm_tensor_parallel_size,
-        rows=rows_of_engine(setup, rows),
+        ranks=generation.vllm_tensor_parallel_size,
+        rows=rows_of_engine(generation, mesh, rows),
         max_num_seqs=most,
         row_tokens=tokens,
         longest=longest,
@@ -83,7 +84,7 @@ def server_engine(
     )
 
 
-def check_server(gpu: Gpu, setup: TrainingSetup, own: Engine, tokens: int) -> None:
+def check_server(gpu: Gpu, generation: Generation, own: Engine, tokens: int) -> None:
     """Refuse a server that does not start on its GPUs."""
     if own.starts:
         return
@@ -91,7 +92,7 @@ def check_server(gpu: Gpu, setup: TrainingSetup, own: Engine, tokens: int) -> No
     if own.longest > tokens:
         instead = f"set vllm_max_model_length to {tokens:,}, or {instead}"
     raise NO_START(
-        gpus=setup.generation.vllm_tensor_parallel_size,
+        gpus=generation.vllm_tensor_parallel_size,
         gpu=gpu.name,
         longest=own.longest,
         instead=instead,

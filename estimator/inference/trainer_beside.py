@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes
+from estimator.values.facets.generation import Generation
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu
 
@@ -27,7 +28,7 @@ def between_steps(setup: TrainingSetup, resident: Resident, workspace: int) -> d
 
 
 def while_generating(
-    setup: TrainingSetup, between: Mapping[Component, int]
+    generation: Generation, between: Mapping[Component, int]
 ) -> dict[Component, int]:
     """Of ``between_steps``, what stays on the GPU while vLLM generates, in bytes; weights and states may be offloaded.
 
@@ -35,24 +36,23 @@ def while_generating(
     Source: ms-swift 4.6.0, swift/rlhf_trainers/rollout_mixin.py:1206 and grpo_trainer.py:1843 (``offload_context``);
     verl 0.9.1, workers/engine_workers.py, ``update_weights``, and workers/engine/base.py, ``BaseEngineCtx``.
     """
-    gone = _offloaded(setup)
+    gone = _offloaded(generation)
     return {part: size for part, size in between.items() if part not in gone}
 
 
-def _offloaded(setup: TrainingSetup) -> tuple[Component, ...]:
+def _offloaded(generation: Generation) -> tuple[Component, ...]:
     model = (Component.WEIGHTS, Component.ADAPTERS, Component.REFERENCE_MODEL)
     states = (Component.OPTIMIZER_STATES,)
-    generation = setup.generation
     return (
         model * generation.generation_offload_model
         + states * generation.generation_offload_optimizer
     )
 
 
-def offloaded_bytes(setup: TrainingSetup, resident: Resident) -> tuple[int, int]:
+def offloaded_bytes(generation: Generation, resident: Resident) -> tuple[int, int]:
     """Bytes of one GPU that wait on the CPU while vLLM generates: of weights, and of optimizer states (derived)."""
     sizes = resident.sizes(0)
-    of = [(part, sizes[part]) for part in _offloaded(setup)]
+    of = [(part, sizes[part]) for part in _offloaded(generation)]
     states = sum(size for part, size in of if part is Component.OPTIMIZER_STATES)
     return sum(size for _, size in of) - states, states
 

@@ -20,6 +20,8 @@ from estimator.grid.needs import Needs, needs, needs_on_each
 from estimator.grid.runs import Reals, runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
 from estimator.time.rates import missing_rate
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.mesh import Mesh
 from estimator.values.methods import Method
 from estimator.values.range import Range, by_end
 from estimator.values.refusals import InputError
@@ -195,12 +197,21 @@ def candidates(
     with _uncollected():
         for done, (model, setup, places) in enumerate(asked):
             for group in _by_node(question.offers, places):
-                cells = _cells(question, [question.offers[place] for place in group], setup)
+                cells = _cells(
+                    question,
+                    [question.offers[place] for place in group],
+                    setup.adapters,
+                    setup.mesh,
+                )
                 if len(cells[0]):
                     of_node = setup.replace(gpus_per_node=question.offers[group[0]].gpus_per_node)
                     gpus = [question.offers[place].gpu for place in group]
                     needed = needs_on_each(
-                        model, gpus, of_node, _asked_of(of_node, cells), plays=not are_bounded
+                        model,
+                        gpus,
+                        of_node,
+                        _asked_of(of_node.adapters, cells),
+                        plays=not are_bounded,
                     )
                     _read(question, cards, model, of_node, group, cells, needed, table, untimed)
             if table.count > MOST_CANDIDATES:
@@ -344,11 +355,13 @@ def _by_node(offers: Sequence[Offer], places: Sequence[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) -> list[Numbers]:
+def _cells(
+    question: Question, offers: Sequence[Offer], adapters: Adapters, mesh: Mesh
+) -> list[Numbers]:
     """GPUs, micro-batch, accumulation and rank of each setup, whose product is exactly the effective batch."""
-    alone = setup.mesh.num_gpus == 1
+    alone = mesh.num_gpus == 1
     counts = sorted({count for offer in offers for count in offer.counts if (count == 1) == alone})
-    ranks = question.ranks if setup.adapters.uses_adapters else question.ranks[:1]
+    ranks = question.ranks if adapters.uses_adapters else question.ranks[:1]
     rows = question.micro_batches or range(1, MOST_ROWS + 1)
     found = [
         (count, batch, question.effective_batch // (count * batch), rank)
@@ -360,10 +373,10 @@ def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) ->
     return list(np.array(found, np.int64).reshape(-1, 4).T)
 
 
-def _asked_of(setup: TrainingSetup, cells: Sequence[Numbers]) -> dict[str, Numbers]:
+def _asked_of(adapters: Adapters, cells: Sequence[Numbers]) -> dict[str, Numbers]:
     """The cells by key, as ``needs`` and ``runs`` take them."""
     gpus, batches, accumulation, ranks = cells
-    ranked = {"lora_r": ranks} if setup.adapters.uses_adapters else {}
+    ranked = {"lora_r": ranks} if adapters.uses_adapters else {}
     return {
         "per_device_train_batch_size": batches,
         "gradient_accumulation_steps": accumulation,
@@ -387,7 +400,7 @@ def _read(
 
     ``cards``: those of the offers, with their listings.
     """
-    gpus, asked = cells[0], _asked_of(setup, cells)
+    gpus, asked = cells[0], _asked_of(setup.adapters, cells)
     for place, needed in zip(group, needs_on_offers, strict=True):
         offer = question.offers[place]
         had = np.isin(gpus, offer.counts) & ~needed.refused

@@ -23,7 +23,8 @@ from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
 from estimator.time.throughput import run_time
-from estimator.values.facets.mesh import OF_THE_MACHINE
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.mesh import OF_THE_MACHINE, Mesh
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Verdict
@@ -503,7 +504,7 @@ def similar_runs(of: Estimate) -> SimilarRuns:
 
     Without a GPU any card counts as the same kind.
     """
-    wanted = _facets(of.model, of.gpu, of.setup)
+    wanted = _facets(of.model, of.gpu, of.setup.adapters, of.setup.mesh)
     if of.gpu is None:
         del wanted[Facet.CARD]
     groups: dict[frozenset[Facet], list[Comparison]] = {}
@@ -522,11 +523,11 @@ def similar_runs(of: Estimate) -> SimilarRuns:
     return SimilarRuns(runs=runs, trust=trust_in(runs), differs_in=nearest)
 
 
-def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, object]:
-    offload = setup.mesh.offload_optimizer, setup.mesh.offload_param
+def _facets(model: Model, gpu: Gpu | None, adapters: Adapters, mesh: Mesh) -> dict[Facet, object]:
+    offload = mesh.offload_optimizer, mesh.offload_param
     return {
-        Facet.METHOD: setup.adapters.method,
-        Facet.STRATEGY: (setup.mesh.strategy, setup.mesh.uses_fsdp1, offload),
+        Facet.METHOD: adapters.method,
+        Facet.STRATEGY: (mesh.strategy, mesh.uses_fsdp1, offload),
         Facet.FAMILY: architecture(model),
         Facet.CARD: None if gpu is None else (gpu.vendor, gpu.architecture),
     }
@@ -535,7 +536,7 @@ def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, 
 @lru_cache(maxsize=1)
 def _measured_facets() -> tuple[tuple[Comparison, dict[Facet, object]], ...]:
     return tuple(
-        (run, _facets(run.model, run.reading.gpu, run.setup))
+        (run, _facets(run.model, run.reading.gpu, run.setup.adapters, run.setup.mesh))
         for run in stored_measured()
         if run.metric is Metric.ALLOCATED and run.error is not None and run.model is not None
     )

@@ -19,6 +19,7 @@ from estimator.sources import catalog
 from estimator.step import allocations, blocks
 from estimator.step.loading_requests import MOVED
 from estimator.step.zero_requests import ranks_played
+from estimator.values.facets.allocator import Allocator
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 
@@ -92,13 +93,13 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
         for rank in ranks_played(model, setup.adapters, setup.mesh)
     ]
     divisions = setup.allocator.roundup_power2_divisions
-    found = [_blocks(blocks.rounded(log, divisions), setup) for log in logs]
+    found = [_blocks(blocks.rounded(log, divisions), setup.allocator) for log in logs]
     return ReplayedRun(row, _played(row), Blocks(*map(max, zip(*found, strict=True))))
 
 
-def _blocks(log: blocks.Log, setup: TrainingSetup) -> Blocks:
+def _blocks(log: blocks.Log, allocator: Allocator) -> Blocks:
     def played(room: int) -> blocks.Played:
-        return blocks.play(log, room, blocks.settings_of(setup.allocator), NEVER_AHEAD)
+        return blocks.play(log, room, blocks.settings_of(allocator), NEVER_AHEAD)
 
     spare = played(blocks.NO_LIMIT)
     least = least_memory(

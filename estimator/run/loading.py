@@ -26,6 +26,7 @@ from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
@@ -80,12 +81,21 @@ def _highest_of(
     if (
         setup.adapters.has_packed_base and model.quantization is None
     ):  # else already packed in the files
-        moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
+        moments.append(
+            (
+                "packing the largest linear",
+                loaded,
+                0,
+                packing_of(modules, setup.adapters, setup.precision),
+            )
+        )
     if stacks := gate_up_stacks(model, modules):
         merging = max(tensors_bytes([stack], setup.precision.dtype.bytes) for stack in stacks)
         moments.append(("merging a layer's experts", loaded, 0, merging))
     if ready > loaded:
-        moments.append(("upcasts", loaded, 0, upcasting_of(model, modules, setup)))
+        moments.append(
+            ("upcasts", loaded, 0, upcasting_of(model, modules, setup.adapters, setup.precision))
+        )
     name, weights, adapted, beside = max(moments, key=lambda moment: sum(moment[1:]))
     sizes = {
         Component.WEIGHTS: weights,
@@ -95,7 +105,7 @@ def _highest_of(
     return name, {component: size for component, size in sizes.items() if size}
 
 
-def packing_bytes(model: Model, setup: TrainingSetup) -> int:
+def packing_bytes(model: Model, adapters: Adapters, precision: Precision) -> int:
     """Additional bytes on the GPU while bitsandbytes packs the largest linear, of n weights.
 
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
@@ -109,13 +119,13 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.methods import Method
-    >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
+    >>> packing_bytes(TINY_LLAMA, Adapters(method=Method.QLORA), Precision()) == 512 + 2 * 512
     True
     """
-    return packing_of(made_modules(model, setup.adapters), setup)
+    return packing_of(made_modules(model, adapters), adapters, precision)
 
 
-def packing_of(modules: Alike, setup: TrainingSetup) -> int:
+def packing_of(modules: Alike, adapters: Adapters, precision: Precision) -> int:
     """The same in bytes, of some modules.
 
     Source: as ``packing_bytes``.
@@ -123,14 +133,14 @@ def packing_of(modules: Alike, setup: TrainingSetup) -> int:
     counts = [
         elements(weight_shapes(module)[0])
         for module, _ in modules
-        if is_quantized(module, setup.adapters)
+        if is_quantized(module, adapters)
     ]
     largest = max(counts, default=0)
-    source = allocated(largest * setup.precision.dtype.bytes)
-    if setup.adapters.has_8bit_base:
+    source = allocated(largest * precision.dtype.bytes)
+    if adapters.has_8bit_base:
         return source + allocated(largest * Dtype.FLOAT16.bytes)
     scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
-    return source + (2 * scales if setup.adapters.bnb_4bit_use_double_quant and largest else 0)
+    return source + (2 * scales if adapters.bnb_4bit_use_double_quant and largest else 0)
 
 
 def merging_bytes(model: Model, precision: Precision) -> int:
@@ -165,7 +175,7 @@ def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int
     ]
 
 
-def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
+def upcasting_bytes(model: Model, adapters: Adapters, precision: Precision) -> int:
     """Additional peak bytes on the GPU in ``prepare_model_for_kbit_training``.
 
         max over tensors  Σ before it (4 - p) · n  +  4 · n     one at a time, in model order
@@ -173,21 +183,19 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
     Each unpacked 16-bit tensor gets a float32 copy, which then replaces it.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    return upcasting_of(model, made_modules(model, setup.adapters), setup)
+    return upcasting_of(model, made_modules(model, adapters), adapters, precision)
 
 
-def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
+def upcasting_of(model: Model, modules: Modules, adapters: Adapters, precision: Precision) -> int:
     """The same in bytes, of some modules.
 
     Source: as ``upcasting_bytes``.
     """
     grown = highest = 0
-    width = setup.precision.dtype.bytes
+    width = precision.dtype.bytes
     for module, alike in _in_order(model, modules):
         shapes = (
-            weight_shapes(module)[1:]
-            if is_quantized(module, setup.adapters)
-            else weight_shapes(module)
+            weight_shapes(module)[1:] if is_quantized(module, adapters) else weight_shapes(module)
         )
         for shape in shapes:
             old, new = tensors_bytes([shape], width), tensors_bytes([shape], FLOAT32_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from estimator.resident.stored import modules_packed_otherwise
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.precision import Precision
 from estimator.values.methods import Method
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
@@ -132,7 +133,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
     return run
 
 
-def loading_sentence(model: Model, setup: TrainingSetup) -> str:
+def loading_sentence(model: Model, adapters: Adapters, precision: Precision) -> str:
     """How the checkpoint's weights are loaded, in a sentence; empty if they are stored as plain floats.
 
     Source: as ``as_loaded``.
@@ -143,19 +144,17 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
     if stored.can_dequantize:
         beside = (
             " LoRA on FP8 weights without dequantising them is not modelled yet."
-            if stored.storage is StorageRule.FP8 and setup.adapters.uses_adapters
+            if stored.storage is StorageRule.FP8 and adapters.uses_adapters
             else ""
         )
         return (
             f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so they "
             f"are "
-            f"{setup.precision.dtype} on the GPU. Memory for dequantising while loading is not counted.{beside}"
+            f"{precision.dtype} on the GPU. Memory for dequantising while loading is not counted.{beside}"
         )
-    run = "LoRA over 8-bit weights" if setup.adapters.has_8bit_base else "QLoRA"
+    run = "LoRA over 8-bit weights" if adapters.has_8bit_base else "QLoRA"
     double = (
-        ""
-        if setup.adapters.has_8bit_base or stored.double_quant
-        else ", without double quantisation"
+        "" if adapters.has_8bit_base or stored.double_quant else ", without double quantisation"
     )
     return f"The checkpoint's weights are stored as {stored.name} and stay quantised: the run is {run}{double}."
 

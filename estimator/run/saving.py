@@ -22,6 +22,8 @@ from estimator.resident.optimizer import state_rule
 from estimator.run.loading import gate_up_stacks
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.methods import Method
 from estimator.values.results import Moment
@@ -210,16 +212,14 @@ def _merging_dora(count: int, setup: TrainingSetup, *, packed: bool) -> int:
     )
 
 
-def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
+def merged_bytes(model: Model, adapters: Adapters, precision: Precision, resident: Resident) -> int:
     """Bytes of the merged model's files: in the loaded format, so a packed base stays packed.
 
     Source: peft 0.21, tuners/lora/bnb.py, ``Linear4bit.merge`` (packs again); transformers 5.23,
     quantizers/quantizer_bnb_4bit.py.
     """
-    if not setup.adapters.has_packed_base:
-        return (
-            total_parameters(model) + tower_parameters(model, setup.adapters)
-        ) * setup.precision.dtype.bytes
+    if not adapters.has_packed_base:
+        return (total_parameters(model) + tower_parameters(model, adapters)) * precision.dtype.bytes
     return resident.weights
 
 

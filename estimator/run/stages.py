@@ -102,7 +102,7 @@ def _merges(of: Estimate, workspace: int) -> list[Stage]:
     found = []
     for name, way in ways:
         resident = resident_memory(model, structure(way))
-        disk = merged_bytes(model, way, resident)
+        disk = merged_bytes(model, way.adapters, way.precision, resident)
         gpu = merge_moment(model, way, resident, workspace).bytes
         found.append(
             Stage(name, gpu, max(load_host_bytes(model, way), min(disk, FILE_BYTES)), disk)

@@ -17,6 +17,8 @@ from estimator.resident.optimizer import RULES
 from estimator.search.fewest_gpus import sharing_keys
 from estimator.search.image_changes import tower_checkpoints
 from estimator.step.reserved import is_replayed
+from estimator.values.facets.computation import Computation
+from estimator.values.facets.generation import Generation
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.keys import LARGEST
@@ -74,7 +76,7 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
     yield from _losses(model, setup)
     yield from _references(setup)
     if setup.task.objective.generates:
-        yield from _generations(setup)
+        yield from _generations(setup.generation, setup.mesh)
     yield from _divisions(setup, gpu)
     yield Change(
         "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
@@ -87,9 +89,9 @@ def free_changes(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Chang
             "The same arithmetic in one kernel, and faster.",
             ({"optim": Optimizer.ADAMW_TORCH_FUSED},),
         )
-    yield from _checkpointing(setup)
+    yield from _checkpointing(setup.computation)
     if setup.computation.gradient_checkpointing:
-        yield from _checkpoints(setup)
+        yield from _checkpoints(setup.computation, setup.mesh)
     yield from _segments(model, gpu, setup)
 
 
@@ -108,7 +110,7 @@ def lossless(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
     """Those that do not touch how a batch is split, generated or shared; each has one option."""
     yield from _kernels(model, gpu, setup)
     yield from _losses(model, setup)
-    yield from _checkpointing(setup)
+    yield from _checkpointing(setup.computation)
 
 
 def splits(setup: TrainingSetup) -> Iterator[Keys]:
@@ -212,8 +214,8 @@ def _kernels(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
         )
 
 
-def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
-    if not setup.computation.gradient_checkpointing:
+def _checkpointing(computation: Computation) -> Iterator[Change]:
+    if not computation.gradient_checkpointing:
         yield Change(
             "Gradient checkpointing",
             "Each layer's forward runs a second time in backward; the same result.",
@@ -221,21 +223,21 @@ def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
         )
 
 
-def _checkpoints(setup: TrainingSetup) -> Iterator[Change]:
+def _checkpoints(computation: Computation, mesh: Mesh) -> Iterator[Change]:
     """Checkpointing that keeps less on the GPU."""
-    if setup.computation.checkpoint_every_n_layers > 1:
+    if computation.checkpoint_every_n_layers > 1:
         yield Change(
             "Checkpointing in every layer",
             "The other layers are also recomputed; the same result.",
             ({"checkpoint_every_n_layers": 1},),
         )
-    if setup.computation.selective_checkpointing:
+    if computation.selective_checkpointing:
         yield Change(
             "Checkpointing without saved attention outputs",
             "Attention is also recomputed; the same result.",
             ({"selective_checkpointing": False},),
         )
-    if not setup.computation.offload_checkpoints and not setup.mesh.checkpoint_around_fsdp:
+    if not computation.offload_checkpoints and not mesh.checkpoint_around_fsdp:
         yield Change(
             "Checkpoints on the host",
             "Each layer's input is copied to host memory and back while the GPU waits; the same result.",
@@ -306,14 +308,14 @@ STEPS_OF_SHARE = 20
 """Shares of the GPU that are tried: every twentieth below the setup's."""
 
 
-def _generations(setup: TrainingSetup) -> Iterator[Change]:
+def _generations(generation: Generation, mesh: Mesh) -> Iterator[Change]:
     """Less for generation beside training: a smaller share, turns instead of a sum, a gather for each layer.
 
     Prices: vllm 0.33, v1/core/sched/scheduler.py (rows that do not fit wait); trl 1.16, generation/vllm_generation.py
     (weights are pushed again after each sleep).
     """
-    if setup.generation.is_colocated:
-        now = round(100 * setup.generation.vllm_gpu_memory_utilization)
+    if generation.is_colocated:
+        now = round(100 * generation.vllm_gpu_memory_utilization)
         step = 100 // STEPS_OF_SHARE
         yield Change(
             "A share of {vllm_gpu_memory_utilization:g} for vLLM",
@@ -324,16 +326,16 @@ def _generations(setup: TrainingSetup) -> Iterator[Change]:
             ),
             last_saves_most=False,  # vLLM does not start with too small a share
         )
-        if not setup.generation.vllm_enable_sleep_mode:
+        if not generation.vllm_enable_sleep_mode:
             yield Change(
                 "vLLM sleeps while the step trains",
                 "The same result; its weights are pushed again before each generation.",
                 ({"vllm_enable_sleep_mode": True},),
             )
     elif (
-        not setup.generation.use_vllm
-        and setup.mesh.strategy.gathers_modules
-        and setup.generation.ds3_gather_for_generation
+        not generation.use_vllm
+        and mesh.strategy.gathers_modules
+        and generation.ds3_gather_for_generation
     ):
         yield Change(
             "Generation that gathers layer by layer",

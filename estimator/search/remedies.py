@@ -27,7 +27,10 @@ from estimator.search.free_changes import (
 )
 from estimator.search.image_changes import image_changes
 from estimator.search.limits import holds, may_hold, smallest_gpu
+from estimator.values.facets.batch import Batch
 from estimator.values.facets.optimisation import Optimisation
+from estimator.values.facets.precision import Precision
+from estimator.values.facets.run import TrainingRun
 from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
@@ -302,11 +305,11 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
         and setup.precision.mixed_precision not in AUTOCAST
     ):
         yield base_in(half, "The base is frozen, and most checkpoints are stored in 16 bits")
-    yield from _shorter_rows(setup)
+    yield from _shorter_rows(setup.batch, setup.run)
     yield from _prompts_and_references(setup)
     if setup.task.objective.generates:
         yield from _generations(setup)
-    yield from _optimizers(setup)
+    yield from _optimizers(setup.precision, setup.optimisation)
     if setup.task.objective.generates:
         yield from _shorter_generations(setup)
     if (
@@ -344,22 +347,22 @@ def _changes(model: Model, setup: TrainingSetup, gpu: Gpu) -> Iterator[Change]:
     )
 
 
-def _shorter_rows(setup: TrainingSetup) -> Iterator[Change]:
+def _shorter_rows(batch: Batch, run: TrainingRun) -> Iterator[Change]:
     """Shorter packed rows and more accumulation: the same tokens a step, if no example is longer than a row.
 
     Source: trl 1.16, data_utils.py, ``pack_dataset`` (bfd cuts what is longer than a row).
     """
-    if not setup.batch.packing:
+    if not batch.packing:
         return
-    least = max(SHORTEST_ROW, setup.run.mean_tokens_per_example or 1)
+    least = max(SHORTEST_ROW, run.mean_tokens_per_example or 1)
     shorter = tuple(
         {
             "max_length": length,
-            "gradient_accumulation_steps": setup.batch.gradient_accumulation_steps * times,
+            "gradient_accumulation_steps": batch.gradient_accumulation_steps * times,
         }
-        for length in halves(setup.batch.max_length, least)
-        for times in [setup.batch.max_length // length]
-        if length * times == setup.batch.max_length
+        for length in halves(batch.max_length, least)
+        for times in [batch.max_length // length]
+        if length * times == batch.max_length
     )
     yield Change(
         "Packed rows of {max_length:,} tokens, accumulation {gradient_accumulation_steps}",
@@ -495,19 +498,16 @@ _EIGHT_BIT = {
 }
 
 
-def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
-    if (
-        setup.optimisation.optim_state_dtype is Dtype.FLOAT32
-        and setup.precision.dtype is not Dtype.FLOAT32
-    ):
+def _optimizers(precision: Precision, optimisation: Optimisation) -> Iterator[Change]:
+    if optimisation.optim_state_dtype is Dtype.FLOAT32 and precision.dtype is not Dtype.FLOAT32:
         yield Change(
-            f"Optimizer states in {setup.precision.dtype}",
+            f"Optimizer states in {precision.dtype}",
             "As Trainer keeps them; small second moments lose precision.",
             ({"optim_state_dtype": None},),
         )
-    if setup.optimisation.optim in _EIGHT_BIT:
+    if optimisation.optim in _EIGHT_BIT:
         yield Change(
             "8-bit optimizer states",
             "Blocks of 256 values share a scale; published results match those of 32-bit states.",
-            ({"optim": _EIGHT_BIT[setup.optimisation.optim], **_real_states(setup.optimisation)},),
+            ({"optim": _EIGHT_BIT[optimisation.optim], **_real_states(optimisation)},),
         )

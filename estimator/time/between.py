@@ -14,6 +14,7 @@ from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Matrices, is_eager, matrices, scored_share
 from estimator.time.rates import BANDWIDTH_SHARE, Rates, width_of
 from estimator.time.traffic import Traffic, traffic
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
 from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
@@ -119,7 +120,9 @@ def _around_loops(
     """The same in layers with loops over chunks, which are counted apart."""
     tokens = passed_rows(setup) * length
     eager = tokens * _eager_bytes(model, setup.precision)
-    eager += tokens * _adapter_bytes(setup, matrices(model, setup.adapters))
+    eager += tokens * _adapter_bytes(
+        setup.adapters, setup.precision, matrices(model, setup.adapters)
+    )
     slowest = eager / BANDWIDTH_SHARE.low
     fused = tokens * _fused_bytes(model, setup.precision)
     forward = Range(max(fused, slowest * WRITES.low / WRITES.high), slowest)
@@ -181,12 +184,9 @@ def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> Range[float
     return scores * Range(FUSED_SCORE_BYTES, unfused)
 
 
-def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
+def _adapter_bytes(adapters: Adapters, precision: Precision, sizes: Matrices) -> int:
     """Bytes per token of adapters in one forward pass, apart from their products."""
-    cast = (
-        setup.adapters.autocast_adapter_dtype
-        and setup.precision.mixed_precision is not MixedPrecision.NO
-    )
-    dropout = DROPOUT_BYTES + 4 * cast if setup.adapters.lora_dropout else 0
+    cast = adapters.autocast_adapter_dtype and precision.mixed_precision is not MixedPrecision.NO
+    dropout = DROPOUT_BYTES + 4 * cast if adapters.lora_dropout else 0
     inputs = ADAPTER_CAST_BYTES * cast + dropout
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES

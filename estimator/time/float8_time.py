@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from estimator.objectives.float8 import converted_linears
 from estimator.time.rates import BANDWIDTH_SHARE, Rates
+from estimator.values.facets.precision import Precision
 from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -55,12 +56,11 @@ def _sizes(model: Model, backend: Fp8Backend) -> Float8Sizes:
 NONE = Float8Sizes(0, 0, 0)
 
 
-def float8_sizes(model: Model, setup: TrainingSetup) -> Float8Sizes:
+def float8_sizes(model: Model, precision: Precision) -> Float8Sizes:
     """What multiplies in FP8 (elements); nothing under other precisions.
 
     Source: derived, from ``converted_linears``.
     """
-    precision = setup.precision
     return _sizes(model, precision.fp8_backend) if precision.uses_fp8 else NONE
 
 
@@ -77,7 +77,7 @@ def casts_to_float8_part(
 
     Source: derived; torchao 0.18, float8/float8_linear.py, ``matmul_with_hp_or_float8_args``.
     """
-    sizes = float8_sizes(model, setup)
+    sizes = float8_sizes(model, setup.precision)
     wide = setup.precision.dtype is Dtype.FLOAT32
     if setup.precision.fp8_backend is Fp8Backend.TE:
         of_weight = TE_CAST_BYTES_FLOAT32 if wide else TE_CAST_BYTES

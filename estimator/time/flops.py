@@ -228,7 +228,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     sizes = matrices(model, setup.adapters)
     rows = passed_rows(setup)
     forward = FORWARD * rows * length
-    passes = 3 if trains_whole(setup) else 2
+    passes = 3 if trains_whole(setup.adapters) else 2
     branches = setup.adapters.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     dora = dora_again = 0
     if setup.adapters.use_dora:
@@ -263,15 +263,15 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     )
 
 
-def trains_whole(setup: TrainingSetup) -> bool:
+def trains_whole(adapters: Adapters) -> bool:
     """Whether the language model's own weights have gradients (a yes or no; the same on every GPU).
 
     Source: derived.
 
-    >>> trains_whole(TrainingSetup()), trains_whole(TrainingSetup(method="lora"))
+    >>> trains_whole(Adapters()), trains_whole(Adapters(method="lora"))
     (True, False)
     """
-    return Part.TEXT not in setup.adapters.frozen_parts and not setup.adapters.uses_adapters
+    return Part.TEXT not in adapters.frozen_parts and not adapters.uses_adapters
 
 
 NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)

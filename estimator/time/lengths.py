@@ -10,6 +10,8 @@ from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Work, attended_pairs, is_eager, work
 from estimator.time.one_gpu import Facets, is_shared, of_micro_step, setup_of
 from estimator.values.arithmetic import Operation, StandIn, real
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.computation import Computation
 from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
@@ -135,7 +137,12 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
     eager = is_eager(model, setup.computation)
     if setup.batch.is_joined:
         return Range.of(
-            work(model, setup, length.tokens, pairs=_joined_pairs(model, setup, length))
+            work(
+                model,
+                setup,
+                length.tokens,
+                pairs=_joined_pairs(model, setup.batch, setup.computation, length),
+            )
         )
     masked = setup.batch.padded or 0 < model.sliding_window <= length.tokens
     masked = masked or setup.computation.masks_when_traced
@@ -154,12 +161,12 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
     return Range(work(model, setup, length.tokens, pairs=least), slow)
 
 
-def _joined_pairs(model: Model, setup: TrainingSetup, length: Lengths) -> int:
+def _joined_pairs(model: Model, batch: Batch, computation: Computation, length: Lengths) -> int:
     """Pairs of a query and a key for each row of a micro-batch whose rows are joined into one.
 
     FlashAttention is told where each example begins; other kernels multiply all tokens with all and mask the result.
     """
-    if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
         return attended_pairs(model, length.mean, skips=True) * length.tokens // length.mean
-    rows = setup.batch.per_device_train_batch_size
+    rows = batch.per_device_train_batch_size
     return attended_pairs(model, rows * length.tokens, skips=False) // rows

@@ -11,6 +11,7 @@ from estimator.resident.optimizer import RULES
 from estimator.step.host_copies import host_copies
 from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -56,19 +57,21 @@ def offload_parts(
     of, ranks = moved(model, setup), ranks_of_a_node(setup.mesh)
     host = host_of(gpu, setup.mesh, ranks)
     parts = (
-        _stepping(setup, of, ranks, host),
+        _stepping(setup.optimisation, setup.mesh, of, ranks, host),
         _link(setup.mesh, of, host, behind),
         TimePart("NVMe", ranks * (of.read / READ + of.written / WRITE) / GIGA),
     )
     return tuple(part for part in parts if part.seconds.high > 0)
 
 
-def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, host: Host) -> TimePart:
+def _stepping(
+    optimisation: Optimisation, mesh: Mesh, of: OffloadTraffic, ranks: int, host: Host
+) -> TimePart:
     size = ADAM_BYTES
     passes = 1.0
-    if setup.mesh.strategy.is_fsdp:
-        size += CLIPPED_BYTES if setup.optimisation.max_grad_norm > 0 else 0
-        passes = 1.0 if RULES[setup.optimisation.optim].is_fused else UNFUSED_PASSES
+    if mesh.strategy.is_fsdp:
+        size += CLIPPED_BYTES if optimisation.max_grad_norm > 0 else 0
+        passes = 1.0 if RULES[optimisation.optim].is_fused else UNFUSED_PASSES
     else:
         size += SCALED_BYTES + COPIED_BYTES
     moves = passes * ranks * of.stepped * size / GIGA

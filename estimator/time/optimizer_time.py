@@ -8,6 +8,10 @@ from estimator.resident.model import Resident
 from estimator.resident.optimizer import RULES, Trainable, optimizer_states
 from estimator.time.rates import BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -31,21 +35,23 @@ runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct`` and ``step``; stage3.py,
 ``unscale_and_clip_grads`` and ``_reassign_or_swap_out_partitioned_parameters``."""
 
 
-def accumulation_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
+def accumulation_part(batch: Batch, mesh: Mesh, resident: Resident, rate: Rates) -> TimePart:
     """Gradients of the second and later micro-batches are added to those of the first."""
-    ranks = setup.mesh.shard_ranks if setup.mesh.strategy.shards_gradients else 1
+    ranks = mesh.shard_ranks if mesh.strategy.shards_gradients else 1
     moved = ADDED_GRADIENTS * resident.gradients / ranks
-    seconds = (setup.batch.gradient_accumulation_steps - 1) * moved / rate.bandwidth
+    seconds = (batch.gradient_accumulation_steps - 1) * moved / rate.bandwidth
     return TimePart("gradients added up", seconds / BANDWIDTH_SHARE)
 
 
-def optimizer_part(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
+def optimizer_part(
+    adapters: Adapters, optimisation: Optimisation, resident: Resident, rate: Rates
+) -> TimePart:
     """Gradients read, weights and states read and written; clipping adds a norm and an in-place product."""
-    trained = resident.adapters if setup.adapters.uses_adapters else resident.weights
+    trained = resident.adapters if adapters.uses_adapters else resident.weights
     states = resident.states.resident_bytes + resident.states.paged_bytes
-    passes = 1.0 if RULES[setup.optimisation.optim].is_fused else FOREACH_PASSES
+    passes = 1.0 if RULES[optimisation.optim].is_fused else FOREACH_PASSES
     update = passes * (resident.gradients + 2 * trained + 2 * states)
-    clipped = resident.gradients if setup.optimisation.max_grad_norm > 0 else 0
+    clipped = resident.gradients if optimisation.max_grad_norm > 0 else 0
     moved = update + CLIPPING * clipped
     return TimePart(OPTIMIZER_STEP, moved / (BANDWIDTH_SHARE * rate.bandwidth))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from estimator.time.flops import FORWARD, Matrices
 from estimator.time.rates import BANDWIDTH_SHARE, Rates, width_of
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.precision import Precision
 from estimator.values.range import Range
 from estimator.values.results import TimePart
-from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision
 
 MOVES = Range(0.55, 2.6)
@@ -42,9 +43,9 @@ two passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10
 to 9. https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
 
 
-def moved_bytes(setup: TrainingSetup, sizes: Matrices, tokens: float, passes: int) -> float:
+def moved_bytes(precision: Precision, sizes: Matrices, tokens: float, passes: int) -> float:
     """Bytes that matrix products read and write: weights, all experts', once a pass; inputs and outputs per token."""
-    width = 2 * width_of(setup.precision)
+    width = 2 * width_of(precision)
     return passes * width * (sizes.stored + tokens * (sizes.inputs + sizes.outputs))
 
 
@@ -53,33 +54,31 @@ def idle_operations(sizes: Matrices, passes: int) -> float:
     return passes * FORWARD * (HALF_WAVE * sizes.inputs + HALF_TILE * sizes.stacked)
 
 
-def skinny_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
+def skinny_bytes(adapters: Adapters, precision: Precision, sizes: Matrices) -> int:
     """Bytes per token that LoRA's two products read and write in a pass, besides what has the width of the rank."""
-    cast = setup.adapters.autocast_adapter_dtype and width_of(setup.precision) == 1
-    return (
-        2
-        * (2 if cast else width_of(setup.precision))
-        * (sizes.adapter_inputs + sizes.adapter_outputs)
-    )
+    cast = adapters.autocast_adapter_dtype and width_of(precision) == 1
+    return 2 * (2 if cast else width_of(precision)) * (sizes.adapter_inputs + sizes.adapter_outputs)
 
 
 def dequantisation_part(
-    setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates
+    adapters: Adapters, precision: Precision, sizes: Matrices, passes: float, rate: Rates
 ) -> TimePart:
     """Seconds of unpacking all quantised weights, ``passes`` times: read packed, written in 16 bits."""
-    quantized = sizes.quantizable if setup.adapters.has_packed_base else 0
-    packed = 2 * PACKED_BYTES if setup.adapters.has_8bit_base else PACKED_BYTES
-    size = quantized * (packed + UNPACKED_BYTES * width_of(setup.precision))
+    quantized = sizes.quantizable if adapters.has_packed_base else 0
+    packed = 2 * PACKED_BYTES if adapters.has_8bit_base else PACKED_BYTES
+    size = quantized * (packed + UNPACKED_BYTES * width_of(precision))
     return TimePart("dequantisation", DEQUANTISATION * (passes * size / rate.bandwidth))
 
 
-def casts_part(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
+def casts_part(
+    adapters: Adapters, precision: Precision, sizes: Matrices, passes: float, rate: Rates
+) -> TimePart:
     """Autocast makes 16-bit copies of float32 weights once per forward pass; backward casts their gradients.
 
     ``passes``: how often all weights are cast, or as many of them.
     """
-    autocast = setup.precision.mixed_precision is not MixedPrecision.NO
-    if not autocast or setup.precision.dtype is not Dtype.FLOAT32 or setup.adapters.has_packed_base:
+    autocast = precision.mixed_precision is not MixedPrecision.NO
+    if not autocast or precision.dtype is not Dtype.FLOAT32 or adapters.has_packed_base:
         return TimePart("casts of weights", Range(0.0, 0.0))
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
     return TimePart("casts of weights", seconds / BANDWIDTH_SHARE)

@@ -12,6 +12,7 @@ from estimator.time.between import BACKWARD_TRAFFIC
 from estimator.time.flops import FORWARD, delta_products, mixers, scan_products
 from estimator.time.rates import BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.precision import Precision
 from estimator.values.range import Range
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -73,7 +74,7 @@ def delta_nets_part(
     moved = layers * chunks * (passes * once + chunks * CHUNK * sliced)
     products = passed_rows(setup) * delta_products(model, length)
     seconds = moved / (BANDWIDTH_SHARE * rate.bandwidth)
-    return TimePart("delta-nets", seconds + _in_float32(products, passes, setup, rate))
+    return TimePart("delta-nets", seconds + _in_float32(products, passes, setup.precision, rate))
 
 
 def scans_part(
@@ -92,11 +93,11 @@ def scans_part(
     moved = passes * layers * ceil_div(length, sizes.chunk_size) * chunk
     products = passed_rows(setup) * scan_products(model, length)
     seconds = moved / (BANDWIDTH_SHARE * rate.bandwidth)
-    return TimePart("state spaces", seconds + _in_float32(products, passes, setup, rate))
+    return TimePart("state spaces", seconds + _in_float32(products, passes, setup.precision, rate))
 
 
-def _in_float32(products: int, passes: float, setup: TrainingSetup, rate: Rates) -> float:
+def _in_float32(products: int, passes: float, precision: Precision, rate: Rates) -> float:
     """Seconds of a fallback's products, which run in float32 without autocast."""
-    if setup.precision.mixed_precision is not MixedPrecision.NO:
+    if precision.mixed_precision is not MixedPrecision.NO:
         return 0.0
     return passes * FORWARD * products / rate.float32

@@ -112,9 +112,9 @@ def _beside_micro_steps(
     setup: TrainingSetup, resident: Resident, rate: Rates, optimizer_share: float
 ) -> tuple[Cost, ...]:
     """Adding up the gradients of the micro-steps, and the optimizer."""
-    name, stepping = optimizer_part(setup, resident, rate)
+    name, stepping = optimizer_part(setup.adapters, setup.optimisation, resident, rate)
     costs = (
-        Cost(Cause.OPTIMIZER, *accumulation_part(setup, resident, rate)),
+        Cost(Cause.OPTIMIZER, *accumulation_part(setup.batch, setup.mesh, resident, rate)),
         Cost(Cause.OPTIMIZER, name, optimizer_share * stepping),
     )
     return tuple(_taking_time(costs))
@@ -231,11 +231,15 @@ class MicroBatch(NamedTuple):
         """A micro-batch of rows of so many tokens."""
         sizes, again = matrices(model, setup.adapters), replayed(model, setup)
         tokens, asked = passed_rows(setup) * length, passes_without_grad(setup)
-        moves = moved_bytes(setup, sizes, tokens, 1) * MOVES / rate.bandwidth
+        moves = moved_bytes(setup.precision, sizes, tokens, 1) * MOVES / rate.bandwidth
         shapes = moves + IDLE * (idle_operations(sizes, 1) / rate.best)
         skinny = dora = Range(0.0, 0.0)
         if setup.adapters.uses_adapters:
-            skinny = SKINNY * tokens * (skinny_bytes(setup, sizes) / rate.bandwidth)
+            skinny = (
+                SKINNY
+                * tokens
+                * (skinny_bytes(setup.adapters, setup.precision, sizes) / rate.bandwidth)
+            )
         if setup.adapters.use_dora:
             dora = DORA_WEIGHT_BYTES * sizes.adapted / rate.bandwidth / BANDWIDTH_SHARE
         written = between_products(model, setup, length, rate, again)
@@ -245,7 +249,7 @@ class MicroBatch(NamedTuple):
     @property
     def is_trained(self) -> bool:
         """Whether the model's own weights have gradients."""
-        return trains_whole(self.setup)
+        return trains_whole(self.setup.adapters)
 
     @property
     def passes(self) -> int:
@@ -256,7 +260,9 @@ class MicroBatch(NamedTuple):
     def float8_share(self) -> float:
         """Share of all products that multiplies in FP8."""
         sizes = self.sizes
-        return float8_sizes(self.model, self.setup).weights / (sizes.layers + sizes.outside)
+        return float8_sizes(self.model, self.setup.precision).weights / (
+            sizes.layers + sizes.outside
+        )
 
 
 def _costs(of: MicroBatch) -> Iterator[Cost]:
@@ -291,7 +297,7 @@ def _trained(of: MicroBatch) -> Iterator[Cost]:
 
 def _recomputed(of: MicroBatch) -> Iterator[Cost]:
     """What backward computes again: layers, a head in tiles, a tower's layers."""
-    share = float8_sizes(of.model, of.setup).weights / of.sizes.layers
+    share = float8_sizes(of.model, of.setup.precision).weights / of.sizes.layers
     yield Cost(Cause.PRODUCTS, AGAIN, product_seconds(of.work.products_again, share, of.rate))
     if of.again:
         yield Cost(Cause.SHAPES, AGAIN, of.again * of.shapes)
@@ -315,12 +321,15 @@ def _made_weights(of: MicroBatch) -> Iterator[Cost]:
     """Weights as products read them: unpacked, in FP8, cast."""
     setup, rate = of.setup, of.rate
     unpackings = 2 + of.again + of.asked
-    yield Cost(Cause.UNPACKING, *dequantisation_part(setup, of.sizes, unpackings, rate))
+    yield Cost(
+        Cause.UNPACKING,
+        *dequantisation_part(setup.adapters, setup.precision, of.sizes, unpackings, rate),
+    )
     if setup.precision.uses_fp8:
         part = casts_to_float8_part(of.model, setup, of.tokens, of.again, rate)
         yield Cost(Cause.TRAFFIC, *part)
     casts = (1 + of.again) * (1 - of.float8_share) + of.asked + of.is_trained
-    yield Cost(Cause.OPTIMIZER, *casts_part(setup, of.sizes, casts, rate))
+    yield Cost(Cause.OPTIMIZER, *casts_part(setup.adapters, setup.precision, of.sizes, casts, rate))
 
 
 def _loss_seconds(of: MicroBatch) -> Range[float]:

@@ -19,6 +19,7 @@ from estimator.families.modules import Linear
 from estimator.objectives.batch import passes_without_grad
 from estimator.step.timeline import Schedule, Sizes, plan, structure
 from estimator.tape.float8 import CASTS
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Phase
@@ -123,7 +124,7 @@ def _played(
     """Bytes written in forward, in backward, and for folded adapters, and the operators, all layers."""
     setup = alone.replace(lora_r=rank, per_device_train_batch_size=rows, max_length=length)
     sized, schedule = plan(model, alone).step(Sizes.of(setup))
-    counts, operators = _counts(schedule, _linears(model, alone))
+    counts, operators = _counts(schedule, _linears(model, alone.adapters))
     found = [
         sum(times * sized.sizes[slot] for slot, times in counted.items()) for counted in counts
     ]
@@ -152,11 +153,11 @@ def _counts(schedule: Schedule, names: frozenset[str]) -> tuple[tuple[Counter[in
 
 
 @lru_cache(maxsize=1024)
-def _linears(model: Model, setup: TrainingSetup) -> frozenset[str]:
+def _linears(model: Model, adapters: Adapters) -> frozenset[str]:
     """Names of the linears of all layers, as the tape names their products."""
     return frozenset(
         module.name
-        for index, _ in adapted_groups(model, setup.adapters)
-        for module in modules_of_layer(model, setup.adapters, index)
+        for index, _ in adapted_groups(model, adapters)
+        for module in modules_of_layer(model, adapters, index)
         if isinstance(module, Linear)
     )

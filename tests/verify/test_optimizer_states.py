@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from estimator.answer.overflow import starts_with_states
-from estimator.values.setup import TrainingSetup
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.specs import Optimizer
 
 BUILT = {
@@ -32,4 +32,4 @@ def test_states_exist_before_the_first_step_only_as_declared(optim: Optimizer) -
     weight.grad = torch.ones(4, 4)
     optimizer.step()
     assert elements() > 0
-    assert (before == elements()) is starts_with_states(TrainingSetup(optim=optim))
+    assert (before == elements()) is starts_with_states(Optimisation(optim=optim))
