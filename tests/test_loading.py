@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
+from estimator.families.counts import modules_with_counts
 from estimator.resident.model import weight_bytes
 from estimator.run.loading import (
     load_host_bytes,
@@ -16,6 +17,7 @@ from estimator.run.loading import (
     upcasting_bytes,
 )
 from estimator.run.saving import taken_apart_bytes
+from estimator.values.facets.precision import Precision
 from estimator.values.specs import Model
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -32,17 +34,16 @@ def test_loading_plain_weights_takes_only_the_weights():
 
 
 def test_4_bit_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
-    count = H * F
-    assert (
-        packing_bytes(MISTRAL, QLORA.adapters, QLORA.precision) == 2 * count + 2 * 4 * count // 64
-    )
-    once = replace(QLORA, bnb_4bit_use_double_quant=False)
-    assert packing_bytes(MISTRAL, once.adapters, once.precision) == 2 * count
+    count, modules = H * F, modules_with_counts(MISTRAL)
+    assert packing_bytes(modules, QLORA.adapters, Precision()) == 2 * count + 2 * 4 * count // 64
+    once = replace(QLORA.adapters, bnb_4bit_use_double_quant=False)
+    assert packing_bytes(modules, once, Precision()) == 2 * count
 
 
 def test_packing_into_8_bits_goes_through_the_host_and_holds_two_16_bit_copies():
     eight = TrainingSetup(method=Method.LORA, load_in_8bit=True)
-    assert packing_bytes(MISTRAL, eight.adapters, eight.precision) == 2 * 2 * H * F
+    modules = modules_with_counts(MISTRAL)
+    assert packing_bytes(modules, eight.adapters, eight.precision) == 2 * 2 * H * F
     assert load_host_bytes(MISTRAL, eight) == 2 * V * H
 
 
@@ -50,7 +51,8 @@ def test_upcasting_ends_with_the_head_in_both_dtypes():
     # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2-byte copy still exists at the end
     kbit = replace(QLORA, prepare_model_for_kbit_training=True)
     grown = 2 * (2 * V * H + 65 * H)
-    assert upcasting_bytes(MISTRAL, kbit.adapters, kbit.precision) == grown + 2 * V * H
+    upcasts = upcasting_bytes(MISTRAL, modules_with_counts(MISTRAL), kbit.adapters, kbit.precision)
+    assert upcasts == grown + 2 * V * H
     assert load_moment(MISTRAL, kbit, 0).name == "upcasts"
     assert load_moment(MISTRAL, kbit, 0).bytes == weight_bytes(MISTRAL, QLORA) + grown + 2 * V * H
 
@@ -77,8 +79,11 @@ def test_loading_a_mixture_matches_the_real_height():
 
 
 def test_gate_and_up_weights_exist_twice_while_they_are_merged():
-    assert merging_bytes(MIXTRAL, TrainingSetup().precision) == 8 * 2 * F * H * 2
-    assert merging_bytes(MISTRAL, TrainingSetup().precision) == 0
+    merged = [
+        merging_bytes(model, modules_with_counts(model), Precision())
+        for model in (MIXTRAL, MISTRAL)
+    ]
+    assert merged == [8 * 2 * F * H * 2, 0]
 
 
 def test_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():

@@ -108,9 +108,7 @@ def generating(
         return Generating(moments={Phase.GENERATION: _generate(model, setup, resident, between)})
     if not generation.is_colocated:
         if gpu is not None and must_start:
-            check_server(
-                gpu, setup.generation, engine_of_server(model, gpu, setup), row_tokens(setup)
-            )
+            check_server(gpu, generation, engine_of_server(model, gpu, setup), row_tokens(setup))
         return Generating(moments={Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, 0)})
     if gpu is None:
         if not must_start:
@@ -131,7 +129,7 @@ def generating(
         Phase.GENERATION: _beside(
             Phase.GENERATION,
             "vLLM generates",
-            while_generating(setup.generation, between),
+            while_generating(generation, between),
             own.asked,
         ),
     }

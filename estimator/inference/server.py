@@ -38,8 +38,7 @@ NO_START = Refusal(
 def rows_of_engine(generation: Generation, mesh: Mesh, rows: int) -> int:
     """Rows of a generation that one engine is given (a count), of ``rows`` on each GPU that trains.
 
-    >>> setup = TrainingSetup(strategy="ddp", num_gpus=8, vllm_mode="server", vllm_data_parallel_size=2)
-    >>> rows_of_engine(setup.generation, setup.mesh, 16)
+    >>> rows_of_engine(Generation(vllm_mode="server", vllm_data_parallel_size=2), Mesh(strategy="ddp", num_gpus=8), 16)
     64
     """
     return ceil_div(rows * mesh.num_gpus, generation.vllm_data_parallel_size)

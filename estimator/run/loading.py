@@ -76,26 +76,17 @@ def _highest_of(
 ) -> tuple[str, dict[Component, int]]:
     unprepared = setup.replace(prepare_model_for_kbit_training=False)
     loaded, ready = (bytes_of(modules, given) + beside for given in (unprepared, setup))
-    adapters = adapters_of((*modules, *adapted_tied_head(model, setup.adapters)), copies, setup)
-    moments = [("weights in place", ready, adapters, 0)]
-    if (
-        setup.adapters.has_packed_base and model.quantization is None
-    ):  # else already packed in the files
-        moments.append(
-            (
-                "packing the largest linear",
-                loaded,
-                0,
-                packing_of(modules, setup.adapters, setup.precision),
-            )
-        )
-    if stacks := gate_up_stacks(model, modules):
-        merging = max(tensors_bytes([stack], setup.precision.dtype.bytes) for stack in stacks)
+    adapters, precision = setup.adapters, setup.precision
+    adapted = adapters_of((*modules, *adapted_tied_head(model, adapters)), copies, setup)
+    moments = [("weights in place", ready, adapted, 0)]
+    if adapters.has_packed_base and model.quantization is None:  # else already packed in the files
+        packing = packing_bytes(modules, adapters, precision)
+        moments.append(("packing the largest linear", loaded, 0, packing))
+    if merging := merging_bytes(model, modules, precision):
         moments.append(("merging a layer's experts", loaded, 0, merging))
     if ready > loaded:
-        moments.append(
-            ("upcasts", loaded, 0, upcasting_of(model, modules, setup.adapters, setup.precision))
-        )
+        upcasting = upcasting_bytes(model, modules, adapters, precision)
+        moments.append(("upcasts", loaded, 0, upcasting))
     name, weights, adapted, beside = max(moments, key=lambda moment: sum(moment[1:]))
     sizes = {
         Component.WEIGHTS: weights,
@@ -105,8 +96,8 @@ def _highest_of(
     return name, {component: size for component, size in sizes.items() if size}
 
 
-def packing_bytes(model: Model, adapters: Adapters, precision: Precision) -> int:
-    """Additional bytes on the GPU while bitsandbytes packs the largest linear, of n weights.
+def packing_bytes(modules: Alike, adapters: Adapters, precision: Precision) -> int:
+    """Additional bytes on the GPU while bitsandbytes packs the largest linear of these modules, of n weights.
 
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
 
@@ -117,18 +108,10 @@ def packing_bytes(model: Model, adapters: Adapters, precision: Precision) -> int
     Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
     ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
 
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> from estimator.values.methods import Method
-    >>> packing_bytes(TINY_LLAMA, Adapters(method=Method.QLORA), Precision()) == 512 + 2 * 512
+    >>> from estimator.families.modules import Linear
+    >>> linear = Linear("q_proj", in_features=8, out_features=8)
+    >>> packing_bytes([(linear, 1)], Adapters(method="qlora"), Precision()) == 512 + 2 * 512
     True
-    """
-    return packing_of(made_modules(model, adapters), adapters, precision)
-
-
-def packing_of(modules: Alike, adapters: Adapters, precision: Precision) -> int:
-    """The same in bytes, of some modules.
-
-    Source: as ``packing_bytes``.
     """
     counts = [
         elements(weight_shapes(module)[0])
@@ -143,7 +126,7 @@ def packing_of(modules: Alike, adapters: Adapters, precision: Precision) -> int:
     return source + (2 * scales if adapters.bnb_4bit_use_double_quant and largest else 0)
 
 
-def merging_bytes(model: Model, precision: Precision) -> int:
+def merging_bytes(model: Model, modules: Alike, precision: Precision) -> int:
     """Additional bytes on the GPU while one layer's gates and ups become a stack: a second copy of the stack.
 
         experts · 2 · i · h · p     gates and ups are stacked, then joined, and the inputs are still alive
@@ -151,10 +134,8 @@ def merging_bytes(model: Model, precision: Precision) -> int:
     All other weights may already be loaded, since four threads load ahead.
     Source: transformers 5.23, core_model_loading.py, ``MergeModulelist.convert``, ``Concatenate.convert``.
     """
-    return max(
-        (tensors_bytes([shape], precision.dtype.bytes) for shape in gate_up_stacks(model)),
-        default=0,
-    )
+    stacks, width = gate_up_stacks(model, modules), precision.dtype.bytes
+    return max((tensors_bytes([stack], width) for stack in stacks), default=0)
 
 
 def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int, ...]]:
@@ -175,21 +156,15 @@ def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int
     ]
 
 
-def upcasting_bytes(model: Model, adapters: Adapters, precision: Precision) -> int:
-    """Additional peak bytes on the GPU in ``prepare_model_for_kbit_training``.
+def upcasting_bytes(
+    model: Model, modules: Modules, adapters: Adapters, precision: Precision
+) -> int:
+    """Additional peak bytes on the GPU in ``prepare_model_for_kbit_training``, of some of a model's modules.
 
         max over tensors  Σ before it (4 - p) · n  +  4 · n     one at a time, in model order
 
     Each unpacked 16-bit tensor gets a float32 copy, which then replaces it.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
-    """
-    return upcasting_of(model, made_modules(model, adapters), adapters, precision)
-
-
-def upcasting_of(model: Model, modules: Modules, adapters: Adapters, precision: Precision) -> int:
-    """The same in bytes, of some modules.
-
-    Source: as ``upcasting_bytes``.
     """
     grown = highest = 0
     width = precision.dtype.bytes
