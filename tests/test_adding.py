@@ -1,4 +1,4 @@
-"""The worked examples of ARCHITECTURE.md, "Adding": a strategy, an optimizer, a family, each one record or a row.
+"""The worked examples of ARCHITECTURE.md, "Adding": a strategy, an optimizer, a family, a tool, each a record or a row.
 
 An objective is in tests/test_objectives.py.
 """
@@ -6,6 +6,8 @@ An objective is in tests/test_objectives.py.
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from estimator import (
     Component,
@@ -32,7 +34,13 @@ from estimator.resident.model import Resident, unsharded
 from estimator.resident.optimizer import OptimizerRule, States
 from estimator.tape import operators as op
 from estimator.tape.tape import WEIGHTS, Storage, Tape, Tensor
+from estimator.tools.defaults import TOOLS
+from estimator.tools.imported import Fate, read_files
+from estimator.tools.known import transformers
+from estimator.tools.lists import under
+from estimator.tools.rules import MORE, Tool, always, not_modelled, row, same
 from estimator.values.arithmetic import allocated
+from estimator.values.refusals import InputError
 from estimator.values.specs import MixedPrecision, Model
 
 MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")
@@ -177,3 +185,52 @@ def test_a_family_needs_one_record(monkeypatch):
     kept = 512 * (4 * hidden + 4 + 2 * hidden + 2 * hidden + 2 * width + 2 * width)
     more = forward[layers + 1][Component.ACTIVATIONS] - forward[layers][Component.ACTIVATIONS]
     assert more == kept
+
+
+# --- a tool: a trainer of TrainingArguments with four keys of its own, as a YAML and as flags -----------------------
+
+LAB = Tool(
+    name="lab",
+    label="Lab",
+    distribution="transformers",
+    chains=transformers.CHAINS,
+    rules=(
+        *transformers.RULES,
+        same("args.checkpoint", "model"),
+        same("args.row_length", "max_length"),
+        row(
+            "args.rank",
+            "method lora_r",
+            lambda theirs, so_far: (
+                {"method": "lora", "lora_r": theirs["args.rank"]} if theirs["args.rank"] else {}
+            ),
+        ),
+        always("use_reentrant", True, "Lab checkpoints the older way", "lab 1.0, train.py:12"),
+    ),
+    later=not_modelled("args", ("ema", "A second copy of the weights is kept", MORE)),
+    no_effect=transformers.NO_EFFECT | under("args", "notes"),
+    marks=("row_length", "checkpoint"),
+    programs=frozenset(["lab"]),
+    trains=frozenset(["fit"]),
+)
+
+
+def test_a_tool_needs_one_record(monkeypatch):
+    monkeypatch.setitem(TOOLS, "lab", LAB)
+    text = f"checkpoint: {MODEL.hub_id}\nrow_length: 512\nrank: 8\nema: true\nnotes: ours\nbf16: true\n"
+    run = read_files({"lab.yaml": text})
+    keys = ("model", "max_length", "method", "lora_r", "mixed_precision", "use_reentrant")
+    assert run.tool == "lab"
+    assert [run.setup[key] for key in keys] == [MODEL.hub_id, 512, "lora", 8, "bf16", True]
+    assert {key.key: key.fate for key in run.keys} == {
+        **dict.fromkeys(("checkpoint", "row_length", "rank", "bf16"), Fate.TAKEN),
+        "ema": Fate.NOT_MODELLED,
+        "notes": Fate.NO_EFFECT,
+    }
+    assert [found.source for found in run.set_by_tool if found.key == "use_reentrant"] == [
+        "lab 1.0, train.py:12"
+    ]
+    with_flags = read_files({"lab.yaml": text, "run.sh": "lab fit lab.yaml --row_length 2048"})
+    assert with_flags.setup["max_length"] == 2048
+    with pytest.raises(InputError, match="no command that trains"):
+        read_files({"run.sh": "lab serve lab.yaml"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from estimator.sources.catalog import tool_versions
 from estimator.tools.known import (
@@ -24,21 +23,13 @@ from estimator.values.kinds import one_of, show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
-TOOLS: Mapping[str, Tool] = MappingProxyType(
-    {
-        tool.name: tool
-        for tool in (
-            trl.TOOL,
-            transformers.TOOL,
-            axolotl.TOOL,
-            llamafactory.TOOL,
-            unsloth.TOOL,
-            torchtune.TOOL,
-            ms_swift.TOOL,
-            verl.TOOL,
-        )
-    }
-)
+TOOLS: dict[str, Tool] = {
+    known.TOOL.name: known.TOOL
+    for known in (
+        *(trl, transformers, axolotl, llamafactory),
+        *(unsloth, torchtune, ms_swift, verl),
+    )
+}
 """Every tool whose table is here, by its value of the contract's key ``tool``."""
 
 QUESTION = listed("""model gpu model_class method load_in_8bit objective per_device_train_batch_size

@@ -6,66 +6,49 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
-from estimator.tools.known import allocator, trl
+from estimator.tools.defaults import TOOLS
+from estimator.tools.known import allocator
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
-from estimator.tools.reading.shell import TRAINS, VARIABLE, WHOLE_VARIABLE
+from estimator.tools.reading.shell import VARIABLE, WHOLE_VARIABLE
 from estimator.tools.rules import Entry
 from estimator.values.refusals import InputError
 
-SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
-    (
-        "deepspeed",
-        frozenset(
-            listed("zero_optimization train_micro_batch_size_per_gpu zero_allow_untested_optimizer")
-        ),
-    ),
-    (
-        "accelerate",
-        frozenset(listed("compute_environment distributed_type main_training_function")),
-    ),
-    ("peft", frozenset(listed("peft_type"))),
-    ("axolotl", frozenset(listed("base_model sample_packing micro_batch_size sequence_len"))),
-    (
-        "llamafactory",
-        frozenset(listed("finetuning_type cutoff_len stage lora_target dataset_dir template")),
-    ),
-    (
-        "ms_swift",
-        frozenset(
-            listed(
-                "tuner_type train_type tuner_backend split_dataset_ratio rlhf_type lazy_tokenize"
-            )
-        ),
-    ),
-    ("bnb", frozenset(listed("bnb_4bit_compute_dtype _load_in_4bit llm_int8_threshold"))),
-    (
-        "trl",
-        frozenset(
-            listed("""model_name_or_path dataset_name use_peft dataset_train_split lora_target_modules
-            reward_model_name_or_path script_args""")
-        )
-        | trl.EVIDENCE.keys(),
-    ),
-    (
-        "trainer",
-        frozenset(
-            listed(
-                "per_device_train_batch_size gradient_accumulation_steps num_train_epochs output_dir"
-            )
-        ),
-    ),
-    ("bnb", frozenset(listed("load_in_4bit load_in_8bit"))),
-    ("peft", frozenset(listed("r lora_alpha lora_dropout target_modules"))),
-    ("accelerate", frozenset(listed("num_processes num_machines fsdp_config deepspeed_config"))),
-)
-"""Keys that identify a kind of file, in the order in which they are tried."""
+BESIDE: Mapping[str, str] = {
+    "deepspeed": "zero_optimization train_micro_batch_size_per_gpu zero_allow_untested_optimizer",
+    "accelerate": "compute_environment distributed_type main_training_function",
+    "peft": "peft_type",
+}
+"""Keys of which a file beside a tool's has one."""
+ALSO_BESIDE: Mapping[str, str] = {
+    "bnb": "load_in_4bit load_in_8bit",
+    "peft": "r lora_alpha lora_dropout target_modules",
+    "accelerate": "num_processes num_machines fsdp_config deepspeed_config",
+}
+"""Of these a tool's own file may have one, too."""
 
-NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune", "verl"}
-"""The kinds of files that identify the training tool."""
+
+def _marks() -> Iterator[tuple[str, frozenset[str]]]:
+    """Each kind of file with keys that make a file one of it, in the order in which they are tried."""
+    yield from _each(BESIDE)
+    yield from _of_tools(is_called=False)
+    yield from _each({"bnb": "bnb_4bit_compute_dtype _load_in_4bit llm_int8_threshold"})
+    yield from _of_tools(is_called=True)
+    yield from _each(ALSO_BESIDE)
+
+
+def _each(kinds: Mapping[str, str]) -> Iterator[tuple[str, frozenset[str]]]:
+    yield from ((kind, frozenset([key])) for kind, keys in kinds.items() for key in listed(keys))
+
+
+def _of_tools(*, is_called: bool) -> Iterator[tuple[str, frozenset[str]]]:
+    for tool in TOOLS.values():
+        if tool.is_called is is_called:
+            yield from ((tool.name, frozenset(listed(mark))) for mark in tool.marks)
+
 
 OBJECTIVE_CLASSES = re.compile(
     r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
@@ -140,10 +123,10 @@ def pool_of(texts: Iterable[Text]) -> Pool:
 def document_kind(text: Text) -> str:
     """What a file of keys is: a tool, ``deepspeed``, ``accelerate``, ``peft``, ``bnb``, ``torchtune`` or ``model``."""
     top = {key.path[0] for key in text.keys}
-    if any("_component_" in key.path for key in text.keys):
-        return "torchtune"
-    if "actor_rollout_ref" in top:
-        return "verl"
+    names = frozenset(chain.from_iterable(key.path for key in text.keys))
+    for tool in TOOLS.values():
+        if tool.marks_within & names:
+            return tool.name
     if "merge_method" in top and {"models", "slices"} & top:
         raise InputError(
             f"{text.name} is mergekit's, which trains nothing; give the config of the training run."
@@ -154,11 +137,8 @@ def document_kind(text: Text) -> str:
         raise InputError(
             f"{text.name} is of LLaMA-Factory's v1 engine, whose keys are not known here yet; give a config of its v0."
         )
-    if {"model", "tuner_type"} <= top or ({"model", "dataset"} <= top and "_component_" not in top):
-        return "ms_swift"
-    for kind, keys in SIGNATURES:
-        if keys & top:
-            return kind
+    if found := [(kind, mark) for kind, mark in _marks() if mark <= top]:
+        return max(found, key=lambda kind: len(kind[1]))[0]
     shown = ", ".join(sorted(top)[:4])
     raise InputError(
         f"{text.name} is no config that is known here: its keys are {shown}; give one of TRL, Trainer, PEFT, axolotl, "
@@ -171,7 +151,7 @@ def _document(text: Text, pool: Pool) -> None:
     if kind == "model":
         pool.model_config = text.whole
         return
-    if kind in NAMED_BY:
+    if kind in TOOLS:
         pool.tools.append(kind)
     part = kind if kind in ("deepspeed", "accelerate", "peft", "bnb") else "args"
     for found in text.keys:
@@ -345,7 +325,7 @@ def _command(command: Command, file: str, pool: Pool) -> None:
     words = list(command.words)
     if command.tool:
         pool.tools.append(command.tool)
-    if command.tool == "trl" and words and words[0] in TRAINS["trl"]:
+    if command.tool == "trl" and words and words[0] in TOOLS["trl"].trains:
         _objective(words[0], file, command.line, pool)
     if command.tool == "ms_swift" and words:
         pool.add(Entry("args.command", words[0], file, command.line, words[0]))

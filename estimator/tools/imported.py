@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -12,11 +12,11 @@ from typing import Any
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.tools import contradictions
-from estimator.tools.defaults import SetByTool, set_by, tool_named, version_of
+from estimator.tools.defaults import TOOLS, SetByTool, set_by, tool_named, version_of
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
-from estimator.tools.known.parallel import SHIPPED, is_on
-from estimator.tools.known.trl import USUAL_PROMPT, objective_of
+from estimator.tools.known.parallel import SHIPPED
+from estimator.tools.known.trl import objective_of
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.reading.detect import kind_of, read_text
@@ -45,8 +45,6 @@ MOST_LOOKED_UP = 100
 """Unknown keys for which similar names are looked for: ours, as those of a setup."""
 SHORTEST_MEANT = 4
 """Letters of a name that an unknown key may have meant: ours; a shorter one stands in too many words."""
-PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "verl", "trl", "trainer")
-"""If several tools are named, the one that calls the others."""
 
 
 class Fate(StrEnum):
@@ -177,7 +175,8 @@ def _guess_objective(pool: Pool, texts: tuple[Text, ...]) -> None:
 
 
 def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
-    name = next((tool for tool in PRIORITY if tool in pool.tools), "")
+    named = [tool for tool in TOOLS.values() if tool.name in pool.tools]
+    name = min(named, key=attrgetter("is_called")).name if named else ""
     if not name:
         name = "trainer"
         pool.guesses.append(
@@ -229,8 +228,7 @@ class _Run:
                 f"the longest; {DEFAULT.batch.max_length:,} is taken.",
                 "max_length",
             )
-        self.pool.guesses += _usual_prompt(self.tool, self.given, self.values)
-        self.pool.guesses += _packs_nothing(self.tool, self.given, self.values)
+        self.pool.guesses += self.tool.guesses(self.given, self.values)
 
     def asked(self, not_given: Sequence[str]) -> dict[str, str]:
         """Our keys that decide memory and that the files do not tell; a value near the default is a guess."""
@@ -285,7 +283,7 @@ def _joined(
     ]
     notes = [
         *pool.notes,
-        *_older_trl(tool, run.given),
+        *tool.notes(run.given, run.values),
         *(
             f"{path} is named and was not given: drop it here, too, where its keys matter."
             for path in not_given
@@ -298,7 +296,7 @@ def _joined(
         rows=run.values,
         keys=tuple(map(_Judge(run, refused, asked.keys()).key, _shown(pool))),
         set_by_tool=tuple(sorted(by_tool, key=attrgetter("differs"), reverse=True)),
-        contradictions=tuple(contradictions.found(tool.name, run.given, run.values)),
+        contradictions=tuple(contradictions.found(tool, run.given, run.values)),
         asked=asked,
         guesses=tuple(dict.fromkeys(pool.guesses)),
         settled_by=pool.settled_by,
@@ -364,41 +362,6 @@ def _of_missing(
 
 
 UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gpus; 1 is taken."
-
-
-def _older_trl(tool: Tool, given: Mapping[str, Entry]) -> Iterator[str]:
-    """A sentence where a key shows that a script is of a TRL whose defaults are not the ones taken here."""
-    old = next((entry for key, entry in given.items() if key in OLDER), None)
-    if tool.name == "trl" and old is not None:
-        yield (
-            f"{old.shown} is a word of an older TRL, and the defaults are those of {_version(tool)}: before 1.15 the "
-            "logits are whole, so set loss standard where an older one runs this."
-        )
-
-
-def _usual_prompt(
-    tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]
-) -> Iterator[str]:
-    """A sentence where the length of prompts is not said, and with it not that of rows."""
-    generates = tool.name == "trl" and values.get("objective") in ("grpo", "rloo")
-    if generates and "max_length" in values and "args.max_prompt_length" not in given:
-        yield f"No key says how long prompts are: {USUAL_PROMPT} tokens are taken; set max_length to the longest row."
-
-
-def _packs_nothing(
-    tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]
-) -> Iterator[str]:
-    """A sentence where a switch does another thing than it says."""
-    asked = given.get("args.load_in_4bit")
-    if tool.name == "axolotl" and values.get("method") == "lora" and asked and is_on(asked.value):
-        yield (
-            f"load_in_4bit packs nothing with adapter lora ({_version(tool)} packs for qlora alone): the base is "
-            f"{values.get('dtype', DEFAULT.precision.dtype)}."
-        )
-
-
-OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
-"""Arguments that TRL 1.x no longer has: trl 1.16, trainer/sft_config.py, sft_trainer.py."""
 
 
 def _responsible(

@@ -12,7 +12,7 @@ that is missing is under a tool. A later rule for a key replaces an earlier one:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -56,6 +56,12 @@ class Entry:
     def shown(self) -> str:
         """The key as the user spells it."""
         return self.written or self.key.partition(".")[2]
+
+    @property
+    def at(self) -> str:
+        """The key with its value and its place."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.shown} {value} ({self.file}, line {self.line})"
 
     @property
     def is_unknown(self) -> bool:
@@ -222,6 +228,15 @@ def not_modelled(
     )
 
 
+Remark = Callable[[Mapping[str, Entry], Mapping[str, Value]], Iterable[str]]
+"""Sentences about a run: of the user's keys by their full names, and of our values."""
+
+
+def nothing_to_say(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterable[str]:
+    """No sentence."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A tool's table."""
@@ -240,6 +255,30 @@ class Tool:
     """Keys that change neither memory nor time nor cost; one that ends in ``.*`` means all below it."""
     as_run: Callable[[Mapping[str, Value]], Mapping[str, Value]] = dict
     """Our keys as the trainer gets them, where the table keeps rows apart that the tool joins."""
+    is_called: bool = False
+    """Whether scripts and other tools call it, so that a run whose files name both is the other's."""
+    marks: tuple[str, ...] = ()
+    """Names of keys: a file that has all of one of these texts is its config."""
+    marks_within: frozenset[str] = frozenset()
+    """Names at any depth, one of which makes a file its config."""
+    programs: frozenset[str] = frozenset()
+    """Its commands."""
+    trains: frozenset[str] = frozenset()
+    """The words after a command that train, where others serve, export, merge and evaluate; empty: all do."""
+    modules: tuple[str, ...] = ()
+    """How the names of its modules begin that ``python -m`` runs."""
+    scripts: tuple[tuple[str, str], ...] = ()
+    """Patterns of its own scripts' paths, each with the word of ``trains`` that it stands for; empty: its group."""
+    is_told_prompts: bool = False
+    """Whether it is told the longest prompt of a generation, of which its longest row follows."""
+    is_told_padding: bool = False
+    """Whether it has a key for whether the rows of a micro-batch are padded."""
+    stops_at: Remark = nothing_to_say
+    """Contradictions of a run's keys at which it would stop, one sentence each."""
+    guesses: Remark = nothing_to_say
+    """What a run's keys leave open or do not do, and how it is taken."""
+    notes: Remark = nothing_to_say
+    """Other warnings."""
 
 
 # --- rows that are written often ----------------------------------------------------------------

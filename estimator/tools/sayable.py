@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
+from estimator.tools.defaults import TOOLS
 from estimator.tools.known.trl import ASKS, GENERATES, HAVING
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value
@@ -53,10 +54,6 @@ USUAL: Mapping[str, Mapping[str, Value]] = {
     "beta": {objective: objective.beta for objective in Objective},
     "loss_type": {objective: objective.usual_loss_type for objective in Objective},
 }
-TOLD_PROMPTS = frozenset(["verl", "ms_swift"])
-"""Tools that are told the longest prompt of a generation, of which its longest row follows."""
-PADS = frozenset(["verl"])
-"""Tools with a key for whether the rows of a micro-batch are padded."""
 
 
 def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
@@ -83,11 +80,12 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
     if values["optim"] == "sgd_momentum":
         values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     unused = {*NOT_OF_A_TOOL, *_unused(values)}
-    if objective in GENERATES and tool in TOLD_PROMPTS:
+    has_words = TOOLS.get(tool)
+    if objective in GENERATES and has_words and has_words.is_told_prompts:
         unused -= {"max_length", "max_prompt_length"}
         prompt = values["max_length"] - values["max_completion_length"]
         values["max_prompt_length"] = values["max_prompt_length"] or prompt
-    if tool in PADS:
+    if has_words and has_words.is_told_padding:
         unused.discard("padded")
     return {key: value for key, value in values.items() if key not in unused}
 

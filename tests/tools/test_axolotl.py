@@ -54,4 +54,4 @@ def test_a_switch_that_packs_nothing_is_said() -> None:
     lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **LORA4}.items())
     (said,) = read_files({"axolotl.yaml": lines}).guesses
     assert said.startswith("load_in_4bit packs nothing with adapter lora")
-    assert said.endswith("the base is float32.")
+    assert said.endswith("the base is float32; set adapter to qlora, or load_in_4bit false.")

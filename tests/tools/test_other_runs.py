@@ -56,3 +56,13 @@ def test_generated_row_length_is_prompt_plus_completion(arguments: str, length: 
         f'GRPOTrainer(model="openai-community/gpt2", args=GRPOConfig({arguments}))\n'
     )
     assert read_files({"train.py": script}).setup["max_length"] == length
+
+
+def test_a_module_of_ms_swift_is_its_command_s_word() -> None:
+    # ms-swift 4.6.0, swift/cli/sft.py, swift/cli/main.py
+    flags = "--model openai-community/gpt2 --tuner_type lora"
+    for command in ("swift sft", "python -m swift.cli.sft", "python -m swift.cli.main sft"):
+        (word, *_) = read_files({"run.sh": f"{command} {flags}"}).keys
+        assert (word.key, word.value) == ("sft", "sft"), command
+    with pytest.raises(ValueError, match="no command that trains"):
+        read_files({"run.sh": "python -m swift.cli.infer --model openai-community/gpt2"})

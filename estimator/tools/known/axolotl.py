@@ -6,18 +6,19 @@ own, which stand in data/tool_defaults.csv, and rules of its own, each of which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
 from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
-from estimator.tools.lists import under
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
     MORE,
+    Entry,
     Later,
     Rule,
     SoFar,
@@ -31,6 +32,7 @@ from estimator.tools.rules import (
 )
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.allocator import Allocator
+from estimator.values.keys import DEFAULT
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "axolotl 0.19.0"
@@ -680,6 +682,33 @@ def _as_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {**values, **dict(zip(sizes, joined, strict=True))}
 
 
+PACKS = ("args.load_in_4bit", "args.load_in_8bit")
+
+
+def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    """Source: axolotl 0.19.0, axolotl/utils/schemas/peft.py:177-224."""
+    adapter = given.get("args.adapter")
+    packs = [given[key] for key in PACKS if key in given and is_on(given[key].value)]
+    if packs and (adapter is None or not adapter.value):
+        yield f"{packs[0].at} needs an adapter, or axolotl stops; set adapter to qlora, or turn it off."
+    if (
+        adapter is not None
+        and adapter.value == "qlora"
+        and not any(entry.key == PACKS[0] for entry in packs)
+    ):
+        yield f"{adapter.at} needs load_in_4bit, or axolotl stops; turn it on."
+
+
+def _packs_nothing(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    """A switch does another thing than it says."""
+    asked = given.get(PACKS[0])
+    if values.get("method") == "lora" and asked and is_on(asked.value):
+        yield (
+            f"load_in_4bit packs nothing with adapter lora ({VERSION} packs for qlora alone): the base is "
+            f"{values.get('dtype', DEFAULT.precision.dtype)}; set adapter to qlora, or load_in_4bit false."
+        )
+
+
 TOOL = Tool(
     name="axolotl",
     label="axolotl",
@@ -696,4 +725,10 @@ TOOL = Tool(
     later=LATER,
     no_effect=NO_EFFECT,
     as_run=_as_run,
+    marks=listed("base_model sample_packing micro_batch_size sequence_len"),
+    programs=frozenset(["axolotl"]),
+    trains=frozenset(["train"]),
+    modules=("axolotl.cli.train",),
+    stops_at=_stops_at,
+    guesses=_packs_nothing,
 )

@@ -427,4 +427,9 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    marks=listed("finetuning_type cutoff_len stage lora_target dataset_dir template"),
+    programs=frozenset(["llamafactory-cli", "lmf"]),
+    trains=frozenset(["train"]),
+    modules=("llamafactory.cli", "llamafactory.launcher"),
+    scripts=((r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "train"),),
 )

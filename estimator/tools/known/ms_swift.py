@@ -473,4 +473,13 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    marks=(
+        "model dataset",
+        *listed("tuner_type train_type tuner_backend split_dataset_ratio rlhf_type lazy_tokenize"),
+    ),
+    programs=frozenset(["swift"]),
+    trains=frozenset(["sft", "pt", "rlhf"]),
+    modules=("swift.cli",),
+    scripts=((r"swift/cli/(sft|rlhf|pt)\.py$", ""),),
+    is_told_prompts=True,
 )

@@ -424,4 +424,6 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    marks_within=frozenset(["_component_"]),
+    programs=frozenset(["tune"]),
 )

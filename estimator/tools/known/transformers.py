@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from estimator.tools.known import allocator, images, parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
-from estimator.tools.lists import under
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -469,4 +469,8 @@ TOOL = Tool(
     rules=(OBJECTIVE, *RULES),
     later=LATER,
     no_effect=NO_EFFECT,
+    is_called=True,
+    marks=listed(
+        "per_device_train_batch_size gradient_accumulation_steps num_train_epochs output_dir"
+    ),
 )

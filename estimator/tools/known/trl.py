@@ -6,7 +6,7 @@ Source: trl 1.16.0; the lines of its defaults stand in data/tool_defaults.csv.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from estimator.tools.rules import (
     EITHER,
     LESS,
     MORE,
+    Entry,
     Later,
     Rule,
     SoFar,
@@ -513,6 +514,44 @@ CHAINS = {
     ),
 }
 
+SCRIPTS = listed("sft dpo kto grpo rloo reward orpo")
+"""Its scripts, and the words of its command, that train."""
+OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
+"""Arguments that TRL 1.x no longer has: trl 1.16, trainer/sft_config.py, sft_trainer.py."""
+
+
+def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    packs = ("args.load_in_4bit", "args.load_in_8bit")
+    alone = [given[key] for key in packs if key in given and is_on(given[key].value)]
+    adapts = "args.use_peft" in given and (
+        given["args.use_peft"].is_unknown or is_on(given["args.use_peft"].value)
+    )
+    if alone and not adapts and not any(key.startswith("peft.") for key in given):
+        yield f"{alone[0].at} trains nothing without adapters, and Trainer stops there; set use_peft true."
+    free = given.get("args.padding_free")
+    if free is not None and is_on(free.value) and not values.get("packing"):
+        length = given.get("args.max_length")
+        if length is None or length.value is not None:
+            yield f"{free.at} without packing needs max_length null, or TRL stops; turn packing on."
+
+
+def _usual_prompt(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    """The length of prompts is not said, and with it not that of rows."""
+    generates = values.get("objective") in GENERATES
+    if generates and "max_length" in values and "args.max_prompt_length" not in given:
+        yield f"No key says how long prompts are: {USUAL_PROMPT} tokens are taken; set max_length to the longest row."
+
+
+def _older(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    """A script is of a TRL whose defaults are not the ones taken here."""
+    old = next((entry for key, entry in given.items() if key in OLDER), None)
+    if old is not None:
+        yield (
+            f"{old.shown} is a word of an older TRL, and the defaults are those of {VERSION}: before 1.15 the "
+            "logits are whole, so set loss standard where an older one runs this."
+        )
+
+
 TOOL = Tool(
     name="trl",
     label="TRL's SFTTrainer",
@@ -521,6 +560,19 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    is_called=True,
+    marks=(
+        *listed("""model_name_or_path dataset_name use_peft dataset_train_split lora_target_modules
+        reward_model_name_or_path script_args"""),
+        *EVIDENCE,
+    ),
+    programs=frozenset(["trl"]),
+    trains=frozenset(SCRIPTS),
+    modules=("trl.scripts",),
+    scripts=((rf"trl/scripts/({'|'.join(SCRIPTS)})\.py$", ""),),
+    stops_at=_stops_at,
+    guesses=_usual_prompt,
+    notes=_older,
 )
 
 

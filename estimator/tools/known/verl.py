@@ -529,4 +529,9 @@ TOOL = Tool(
     rules=RULES,
     later=LATER,
     no_effect=NO_EFFECT,
+    marks=("actor_rollout_ref",),
+    trains=frozenset(["main_ppo"]),
+    modules=("verl.trainer",),
+    is_told_prompts=True,
+    is_told_padding=True,
 )

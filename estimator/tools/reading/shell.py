@@ -9,38 +9,11 @@ from fnmatch import fnmatchcase
 from itertools import chain, dropwhile
 from typing import Any
 
+from estimator.tools.defaults import TOOLS
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
-TOOL_WORDS: Mapping[str, str] = {
-    "trl": "trl",
-    "axolotl": "axolotl",
-    "llamafactory-cli": "llamafactory",
-    "lmf": "llamafactory",
-    "swift": "ms_swift",
-    "tune": "torchtune",
-}
-MODULES: Mapping[str, str] = {
-    "axolotl.cli.train": "axolotl",
-    "llamafactory.cli": "llamafactory",
-    "llamafactory.launcher": "llamafactory",
-    "trl.scripts": "trl",
-    "swift.cli": "ms_swift",
-    "verl.trainer": "verl",
-}
-SCRIPTS: tuple[tuple[str, str, str], ...] = (
-    (r"trl/scripts/(sft|dpo|kto|grpo|rloo|reward|orpo)\.py$", "trl", ""),
-    (r"swift/cli/(sft|rlhf|pt)\.py$", "ms_swift", ""),
-    (r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "llamafactory", "train"),
-)
-TRAINS: Mapping[str, frozenset[str]] = {
-    "trl": frozenset(["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward"]),
-    "axolotl": frozenset(["train"]),
-    "llamafactory": frozenset(["train"]),
-    "ms_swift": frozenset(["sft", "pt", "rlhf"]),
-}
-"""The words of a tool's command that train; the others serve, export, merge and evaluate."""
 LONGEST = 200_000
 """Characters of a file of commands: ours, twenty times the longest example; each is looked at several times."""
 LONGEST_VALUE = 5_000
@@ -59,9 +32,8 @@ SWITCHES = frozenset(
     force_multi no_ssh no_local_rank autotuning bind_cores_to_rank use_cpu use_tpu""")
 )
 """Flags of launchers that no value follows."""
-TRAIN_WORDS = re.compile(
-    r"(?:^|[\s;&|=/])(accelerate|torchrun|deepspeed|llamafactory-cli|axolotl|swift|trl|tune|python3?|uv|-m)\s"
-)
+STARTS = frozenset(listed("accelerate torchrun deepspeed python python3 uv -m"))
+"""Words that start a command of training, beside the tools' own."""
 ARRAY = re.compile(r"^\s*(\w+)(\+?)=\((.*)$", re.DOTALL)
 """``NAME=(words)``, and ``NAME+=(more)``."""
 LONGEST_ARRAY = 200
@@ -77,14 +49,23 @@ def looks_like_shell(text: str) -> bool:
     """
     if text.startswith("#!"):
         return "sh" in text.splitlines()[0]
-    return any(
-        re.match(
-            r"\s*\$?\s*(?:[A-Z_]\w*=\S*\s+)*(?:uv run\s+)?(?:accelerate\s+launch|torchrun|deepspeed|llamafactory-cli"
-            r"|axolotl\s|swift\s+(?:sft|pt|rlhf)|trl\s+\w+|tune\s+run|python3?\s+\S)",
-            line,
-        )
-        for line in text.splitlines()
+    programs = "|".join(sorted(_programs()))
+    start = re.compile(
+        r"\s*\$?\s*(?:[A-Z_]\w*=\S*\s+)*(?:uv run\s+)?"
+        rf"(?:accelerate\s+launch|torchrun|deepspeed|(?:{programs})\s+\w|python3?\s+\S)"
     )
+    return any(map(start.match, text.splitlines()))
+
+
+def _programs() -> frozenset[str]:
+    """The tools' commands."""
+    return frozenset[str]().union(*(tool.programs for tool in TOOLS.values()))
+
+
+def _may_train(text: str) -> bool:
+    """Whether a word of a text starts a command of training."""
+    words = re.findall(r"(?:^|[\s;&|=/])([\w.-]+)(?=\s)", f" {text} ")
+    return not (STARTS | _programs()).isdisjoint(words)
 
 
 UNREAD: Mapping[str, str] = {"openrlhf.cli": "OpenRLHF"}
@@ -299,7 +280,7 @@ def _split(
             yield from _split(inner, line, name, is_sure=False)
         return
     is_assigned = ASSIGNED.match(text) or ARRAY.match(text) or TESTED.match(text)
-    if not text or (not TRAIN_WORDS.search(f" {text} ") and not is_assigned):
+    if not text or not (is_assigned or _may_train(text)):
         return
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
@@ -307,7 +288,7 @@ def _split(
     try:
         tokens = list(lexer)
     except ValueError:
-        if TRAIN_WORDS.search(f" {text} "):
+        if _may_train(text):
             raise InputError(f"{name}, line {line}: a quotation has no end; close it.") from None
         return
     words: list[str] = []
@@ -377,10 +358,11 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     tool, rest = _tool(rest, is_module=any(flag.path == ("module",) for flag in launch))
     if not rest or not (tool or launcher or rest[0].endswith(".py")):
         return None
+    trains = TOOLS[tool].trains if tool else frozenset()
     if tool == "torchtune":
         return _torchtune(rest, environment, line)
     plain, flags = _flags(rest, line, is_hydra=tool == "verl")
-    if plain and tool in TRAINS and plain[0] not in TRAINS[tool] and "." not in plain[0]:
+    if plain and trains and plain[0] not in trains and "." not in plain[0]:
         return None
     return Command(
         launcher=launcher,
@@ -421,30 +403,30 @@ def _tool(words: list[str], *, is_module: bool) -> tuple[str, list[str]]:
     if _name(rest) in {"python", "python3"}:
         rest = [*dropwhile({"-u", "-O", "-B"}.__contains__, rest[1:])]
         if rest[:1] == ["-m"] and len(rest) > 1:
-            return _of_python(rest[1:])
-    elif is_module and rest and (tool := _tool_of(rest[0])):
-        word = rest[0].rpartition(".")[2]
-        word = "train" if tool == "axolotl" or word == "launcher" else word
-        return tool, rest[1:] if word == "cli" else [word, *rest[1:]]
-    if _name(rest) in TOOL_WORDS:
-        return TOOL_WORDS[_name(rest)], rest[1:]
-    for pattern, tool, word in SCRIPTS:
-        if rest and (found := re.search(pattern, rest[0])):
-            return tool, [word or found[1], *rest[1:]]
+            return _of_module(rest[1:])
+    elif is_module and rest and _of_module(rest)[0]:
+        return _of_module(rest)
+    for tool in TOOLS.values():
+        if _name(rest) in tool.programs:
+            return tool.name, rest[1:]
+        for pattern, word in tool.scripts:
+            if rest and (found := re.search(pattern, rest[0])):
+                return tool.name, [word or found[1], *rest[1:]]
     return "", rest
 
 
-def _of_python(words: list[str]) -> tuple[str, list[str]]:
-    """The tool whose module ``python -m`` runs, and the words that it reads; no words if it does not train."""
-    tool, word = _tool_of(words[0]), words[0].rpartition(".")[2]
-    if not tool or (tool == "verl" and word != "main_ppo"):
+def _of_module(words: list[str]) -> tuple[str, list[str]]:
+    """The tool whose module is run, and the words that it reads; no words if it does not train."""
+    module, *rest = words
+    tool = next((tool for tool in TOOLS.values() if module.startswith(tool.modules)), None)
+    if tool is None:
         return "", []
-    said = {"trl": [word], "verl": [word], "axolotl": ["train"]}.get(tool, [])
-    return tool, [*said, *words[1:]]
+    word = {"launcher": "train"}.get(last := module.rpartition(".")[2], last)
+    return tool.name, rest if word in ENTRIES else [word, *rest]
 
 
-def _tool_of(module: str) -> str:
-    return next((tool for start, tool in MODULES.items() if module.startswith(start)), "")
+ENTRIES = frozenset(["cli", "main"])
+"""Modules that read a word of their tool's command."""
 
 
 def _name(words: list[str]) -> str:
