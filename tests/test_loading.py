@@ -34,7 +34,7 @@ def test_loading_plain_weights_takes_only_the_weights():
 
 
 def test_4_bit_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
-    count, modules = H * F, modules_with_counts(MISTRAL)
+    count, modules = H * F, tuple(modules_with_counts(MISTRAL))
     assert packing_bytes(modules, QLORA.adapters, Precision()) == 2 * count + 2 * 4 * count // 64
     once = replace(QLORA.adapters, bnb_4bit_use_double_quant=False)
     assert packing_bytes(modules, once, Precision()) == 2 * count
@@ -42,7 +42,7 @@ def test_4_bit_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice(
 
 def test_packing_into_8_bits_goes_through_the_host_and_holds_two_16_bit_copies():
     eight = TrainingSetup(method=Method.LORA, load_in_8bit=True)
-    modules = modules_with_counts(MISTRAL)
+    modules = tuple(modules_with_counts(MISTRAL))
     assert packing_bytes(modules, eight.adapters, eight.precision) == 2 * 2 * H * F
     assert load_host_bytes(MISTRAL, eight) == 2 * V * H
 
@@ -80,7 +80,7 @@ def test_loading_a_mixture_matches_the_real_height():
 
 def test_gate_and_up_weights_exist_twice_while_they_are_merged():
     merged = [
-        merging_bytes(model, modules_with_counts(model), Precision())
+        merging_bytes(model, tuple(modules_with_counts(model)), Precision())
         for model in (MIXTRAL, MISTRAL)
     ]
     assert merged == [8 * 2 * F * H * 2, 0]

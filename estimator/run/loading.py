@@ -96,7 +96,7 @@ def _highest_of(
     return name, {component: size for component, size in sizes.items() if size}
 
 
-def packing_bytes(modules: Alike, adapters: Adapters, precision: Precision) -> int:
+def packing_bytes(modules: Modules, adapters: Adapters, precision: Precision) -> int:
     """Additional bytes on the GPU while bitsandbytes packs the largest linear of these modules, of n weights.
 
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
@@ -110,7 +110,7 @@ def packing_bytes(modules: Alike, adapters: Adapters, precision: Precision) -> i
 
     >>> from estimator.families.modules import Linear
     >>> linear = Linear("q_proj", in_features=8, out_features=8)
-    >>> packing_bytes([(linear, 1)], Adapters(method="qlora"), Precision()) == 512 + 2 * 512
+    >>> packing_bytes(((linear, 1),), Adapters(method="qlora"), Precision()) == 512 + 2 * 512
     True
     """
     counts = [
@@ -126,7 +126,7 @@ def packing_bytes(modules: Alike, adapters: Adapters, precision: Precision) -> i
     return source + (2 * scales if adapters.bnb_4bit_use_double_quant and largest else 0)
 
 
-def merging_bytes(model: Model, modules: Alike, precision: Precision) -> int:
+def merging_bytes(model: Model, modules: Modules, precision: Precision) -> int:
     """Additional bytes on the GPU while one layer's gates and ups become a stack: a second copy of the stack.
 
         experts · 2 · i · h · p     gates and ups are stacked, then joined, and the inputs are still alive
