@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import estimator
+from estimator.values.setup import FACETS
 from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +120,40 @@ def test_a_class_name_means_one_thing_across_the_project() -> None:
                 found.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
     twice = {name: sorted(paths) for name, paths in found.items() if len(paths) > 1}
     assert not twice, "give one of them the name of what it is"
+
+
+def _reads_one_facet(function: ast.FunctionDef) -> bool:
+    """Whether a function takes a whole setup and each use of it is of the same facet."""
+    given = (*function.args.args, *function.args.kwonlyargs)
+    for name in (
+        argument.arg
+        for argument in given
+        if argument.annotation is not None and ast.unparse(argument.annotation) == "TrainingSetup"
+    ):
+        uses, facets = 0, []
+        for node in ast.walk(function):
+            match node:
+                case ast.Attribute(ast.Name(of), facet) if of == name and facet in FACETS:
+                    facets.append(facet)
+                case ast.Name(of) if of == name:
+                    uses += 1
+        if len(set(facets)) == 1 and uses == len(facets):
+            return True
+    return False
+
+
+def test_a_function_that_reads_one_facet_of_a_setup_takes_that_facet() -> None:
+    found, rows = set(), set()
+    for path in (ROOT / "estimator").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) if _reads_one_facet(node):
+                    found.add(name)
+                case ast.Name(name, ast.Load()) if id(node) not in called:
+                    rows.add(name)  # of a table, whose functions take the same
+    assert not found - rows
 
 
 RECORDS = {"Strategy": 0, "Objective": 0, "Loss": 0, "Method": 0, "Optimizer": 7}

@@ -86,17 +86,21 @@ def casts_to_float8_part(
         moved = Range.of((1 + again) * forward + tokens * sizes.outputs * TE_CAST_BYTES)
     elif setup.computation.torch_compile:
         of_weight = FUSED_CAST_BYTES_FLOAT32 if wide else FUSED_CAST_BYTES
-        of = partial(_torchao_bytes, setup, sizes, tokens, again, of_weight, FUSED_CAST_BYTES)
+        of = partial(
+            _torchao_bytes, setup.precision, sizes, tokens, again, of_weight, FUSED_CAST_BYTES
+        )
         moved = Range(of(copies=0, grads=1), of(copies=COPY_BYTES, grads=1))
     else:
         of_weight = EAGER_CAST_BYTES_FLOAT32 if wide else EAGER_CAST_BYTES
-        of = partial(_torchao_bytes, setup, sizes, tokens, again, of_weight, EAGER_CAST_BYTES)
+        of = partial(
+            _torchao_bytes, setup.precision, sizes, tokens, again, of_weight, EAGER_CAST_BYTES
+        )
         moved = Range.of(of(copies=COPY_BYTES, grads=2))
     return TimePart("casts to FP8", moved / rate.bandwidth / BANDWIDTH_SHARE)
 
 
 def _torchao_bytes(
-    setup: TrainingSetup,
+    precision: Precision,
     sizes: Float8Sizes,
     tokens: float,
     again: float,
@@ -107,7 +111,7 @@ def _torchao_bytes(
     grads: int,
 ) -> float:
     """Bytes that torchao's casts move, ``grads``: how often it casts the gradient of an output."""
-    pads = setup.precision.fp8_pad_inner_dim
+    pads = precision.fp8_pad_inner_dim
     forward = tokens * sizes.inputs * of_value + sizes.weights * of_weight
     forward += copies * pads * (tokens * sizes.inputs + sizes.weights)
     backward = tokens * (grads * sizes.outputs + sizes.inputs) * of_value
