@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from estimator import Method, TrainingSetup, catalog, estimate
+from estimator import Method, TrainingSetup, catalog
 from estimator.families.adapters import adapter_parameters, lowest_trained, trainable_parameters
 from estimator.families.by_layer import adapted_groups
 from estimator.families.modules import TINY_LLAMA
@@ -17,7 +15,6 @@ from estimator.objectives.stack import kinds_of
 from estimator.time.flops import matrices
 
 LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
-GPU = catalog.gpu("A100-SXM4-80GB")
 LORA = TrainingSetup(method=Method.LORA, lora_r=2, lora_target_modules=("q_proj", "up_proj"))
 Q, UP = 8 + 8, 8 + 16
 """TINY_LLAMA: in + out of both, in each of two layers."""
@@ -95,24 +92,3 @@ def test_stacked_experts_get_adapters_of_the_configured_rank() -> None:
     by_name = adapter_parameters(moe, named.adapters) - alone
     assert by_name == 48 * 128 * 2 * (2048 + 2 * 768)
     assert adapter_parameters(moe, converted.adapters) - alone == 2 * by_name
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"layers_to_transform": (1,), "lora_target_modules": "all-linear"}, "list the modules"),
-        ({"exclude_modules": ("q_proj", "up_proj")}, "leave no layer of llama"),
-        ({"layers_to_transform": (99,)}, "leave no layer of llama"),
-        ({"lora_bias": True, "use_dora": True}, "not supported with use_dora"),
-        ({"target_parameters": ("q_proj.weight",)}, "others are not modelled yet"),
-        ({"lora_bias": True, "lora_target_modules": ("q_proj", "embed_tokens")}, "an embedding"),
-        ({"bias": "all", "method": Method.QLORA}, "16 or 32 bits"),
-        (
-            {"layers_to_transform": (1,), "num_gpus": 2, "strategy": "fsdp"},
-            "not modelled yet under fsdp",
-        ),
-    ],
-)
-def test_refuses_what_peft_refuses(keys: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        estimate(LLAMA, GPU, replace(LORA, **keys))

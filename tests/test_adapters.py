@@ -245,22 +245,6 @@ def test_adapters_of_embedding_and_head_are_counted_in_parameters_and_bytes(tied
     assert of.peak.resident[Component.ADAPTERS] == 4 * of.trainable_parameters
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"strategy": "fsdp", "num_gpus": 2}, "strategy fsdp; leave it out, or use strategy ddp"),
-        ({"loss": "chunked_trl"}, "loss chunked_trl; leave it out, or use loss standard"),
-        ({"use_dora": True, "lora_target_modules": ["embed_tokens"]}, "with use_dora"),
-    ],
-)
-def test_unsupported_options_with_an_adapted_head_are_refused(
-    keys: dict[str, Any], said: str
-) -> None:
-    given = {"model": LLAMA, "lora_target_modules": ["lm_head"]} | STEP
-    with pytest.raises(ValueError, match=f"not modelled yet with {said}|{said}"):
-        estimate(*parse(given | keys))
-
-
 def test_all_linear_excludes_head_and_embedding() -> None:
     at_default = estimate(*parse({"model": LLAMA} | STEP)).trainable_parameters
     # r 16 of q, o: 256 to 256, k, v: 256 to 128, gate, up, down: 256 and 512; six layers

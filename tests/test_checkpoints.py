@@ -174,49 +174,6 @@ def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step() 
     assert steps[1] - steps[0] == 2 * 2 * TOKENS * HIDDEN
 
 
-@pytest.mark.parametrize(
-    ("keys", "word"),
-    [
-        ({"selective_checkpointing": True, "gradient_checkpointing": False}, "requires gradient"),
-        ({"selective_checkpointing": True, "use_reentrant": True}, "not reentrant"),
-        ({"selective_checkpointing": True, "method": Method.LORA}, "Unexpected keyword"),
-        (
-            {
-                "activation_offloading": True,
-                "num_gpus": 2,
-                "strategy": "device_map",
-                "loss": None,
-            },
-            "under device_map",
-        ),
-        (
-            {
-                "activation_offloading": True,
-                "num_gpus": 2,
-                "strategy": "fsdp",
-                "use_reentrant": True,
-            },
-            "gathered weights",
-        ),
-        (
-            {
-                "offload_checkpoints": True,
-                "num_gpus": 2,
-                "strategy": "fsdp",
-                "fsdp_version": 1,
-                "checkpoint_around_fsdp": True,
-            },
-            "before 4.52",
-        ),
-    ],
-)
-def test_unsupported_or_untraced_combinations_are_refused(
-    keys: dict[str, object], word: str
-) -> None:
-    with pytest.raises(ValueError, match=word):
-        result(**keys)
-
-
 def test_offloaded_checkpoints_are_proposed_when_they_help() -> None:
     mistral = catalog.model("mistralai/Mistral-7B-v0.1")
     setup = TrainingSetup(
@@ -231,14 +188,3 @@ def test_offloaded_checkpoints_are_proposed_when_they_help() -> None:
     assert offered, [it.title for it in remedies(short, [])]
     changed = estimate(mistral, short.gpu, replace(setup, **offered[0].keys))
     assert changed.need_high_bytes == offered[0].need_high_bytes < short.need_high_bytes
-
-
-@pytest.mark.parametrize("key", ["checkpoint_every_n_layers", "activation_offloading"])
-def test_checkpointing_options_are_refused_for_models_that_see_images(key: str) -> None:
-    gemma = catalog.model("google/gemma-3-4b-it")
-    value = 2 if key == "checkpoint_every_n_layers" else True
-    setup = replace(
-        FULL, loss=None, images_per_example=1, image_height=896, image_width=896, **{key: value}
-    )
-    with pytest.raises(ValueError, match=f"{key} is not modelled yet for models that see images"):
-        estimate(gemma, GPU, setup)

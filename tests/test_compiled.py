@@ -93,26 +93,6 @@ def test_compiled_sdpa_builds_one_mask_for_all_layers() -> None:
     assert forward() == pytest.approx(forward(attn_implementation="flash_attention_2"), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"strategy": "zero3", "num_gpus": 2}, "with strategy zero3; set it to false, or take"),
-        ({"strategy": "device_map", "num_gpus": 2}, "with strategy device_map"),
-        ({"method": "lora", "use_dora": True}, "with use_dora"),
-        ({"mixed_precision": "fp8"}, "with mixed_precision fp8"),
-        ({"method": "lora", "load_in_8bit": True}, "with load_in_8bit"),
-        ({"activation_offloading": True}, "with activation_offloading"),
-        ({"objective": "grpo"}, "with objective grpo"),
-        ({"torch_compile_backend": "cudagraphs"}, "torch_compile_backend 'cudagraphs' is not"),
-    ],
-)
-def test_what_is_not_known_of_a_compiled_step_is_refused(
-    keys: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        estimate(*parse({"model": GPT2, "torch_compile": True, **keys}))
-
-
 def test_an_answer_says_what_compilation_costs() -> None:
     said = " ".join(estimate(TINY_LLAMA, None, TrainingSetup(torch_compile=True)).assumptions)
     assert "The first step compiles the model, which the hours leave out" in said

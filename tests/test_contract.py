@@ -310,114 +310,22 @@ def test_unmodelled_strategy_is_not_replaced_by_another(word: str) -> None:
     assert not {"take", "leave"} & set(sentence.split())
 
 
+# --- sentences: those of JSON are in tests/reference/refusals.jsonl -------------------------------
+
+
 @pytest.mark.parametrize(
-    "key", ["lora_rank", "monitoring_steps", "data_parallel_size", "eval_strategy_ep", "sp_token"]
+    ("given", "begins"),
+    [
+        (
+            {"lora_dropout": float("nan")},
+            "lora_dropout must be a number from 0 and below 1, not NaN.",
+        ),
+        ({"model": "x" * 10**6}, "model must be a Hub id or the object of a config.json, not 'xxx"),
+        ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model: the config holds what JSON cannot; "),
+    ],
+    ids=["nan", "long", "a set"],
 )
-def test_unrelated_unknown_keys_are_not_taken_for_parallelism(key: str) -> None:
-    (sentence,) = read_setup({"model": MISTRAL, key: 4}).problems
-    assert "is not a key of a setup" in sentence
-
-
-# --- sentences, by hand -------------------------------------------------------------------------
-
-SENTENCES = [
-    ({"max_length": 0}, "max_length must be a whole number from 1 to 16777216, not 0."),
-    ({"max_length": 1024.0}, "max_length must be a whole number from 1 to 16777216, not 1024.0."),
-    ({"max_length": "8"}, "max_length must be a whole number from 1 to 16777216, not '8'."),
-    ({"lora_r": True}, "lora_r must be a whole number from 1 to 8192, not true."),
-    ({"lora_dropout": 1}, "lora_dropout must be a number from 0 and below 1, not 1."),
-    ({"lora_dropout": float("nan")}, "lora_dropout must be a number from 0 and below 1, not NaN."),
-    ({"padded": 1}, "padded must be true or false, not 1."),
-    ({"method": None}, "method must be full, lora or qlora, not null."),
-    (
-        {"method": "qLora"},
-        "method 'qLora' is unknown; did you mean qlora or lora? It is one of full, lora, qlora.",
-    ),
-    (
-        {"max_lenght": 8},
-        "max_lenght is not a key of a setup; did you mean max_length or max_prompt_length?",
-    ),
-    ({"wings": 2}, "wings is not a key of a setup; leave it out."),
-    ({"world_size": 8}, "world_size is not a key of a setup; did you mean num_gpus?"),
-    ({"v": 2}, "v must be 1, the only supported version, not 2."),
-    (
-        {"tool": "verl"},  # verl 0.9.1, trainer/config/algorithm.py: adv_estimator gae
-        "verl trains PPO unless it is told otherwise (algorithm.adv_estimator gae), which is not modelled yet: set "
-        "objective to grpo or rloo, and num_generations.",
-    ),
-    (
-        {"num_gpus": 2},
-        "num_gpus 2 needs a strategy for sharing the work; take ddp, fsdp or zero3.",
-    ),
-    ({"strategy": "device_map"}, "strategy device_map needs several GPUs, and num_gpus is 1; "),
-    (
-        {"strategy": "device_map", "num_gpus": 2, "use_liger_kernel": True},
-        "Liger's kernels always launch on the first GPU, even for tensors on another",
-    ),
-    (
-        {"strategy": "device_map", "num_gpus": 16},
-        "device_map is one process on one machine of gpus_per_node 8 GPUs, and num_gpus is 16; ",
-    ),
-    (
-        {"strategy": "device_map", "num_gpus": 2, "gpu": {"memory_bytes": 2**32}},
-        "device_map leaves part of the model on the CPU, as the weights are too large for 2 × own GPU",
-    ),
-    ({"optim": "lomo"}, "optim 'lomo' is not modelled yet; take adamw_torch_fused, "),
-    ({"lora_target_modules": []}, "lora_target_modules must list 1 to 64 module names, not 0."),
-    (
-        {"lora_target_modules": ["q_proj", "q_proj"]},
-        "lora_target_modules names 'q_proj' twice; name it once.",
-    ),
-    (
-        {"lora_target_modules": "q_proj", "method": "lora"},
-        "lora_target_modules 'q_proj' is one string, so PEFT takes it for a regular expression, and it must match a "
-        "module's whole name; mistral's are such as model.layers.0.self_attn.q_proj, and none does. Write "
-        r".*\.q_proj, or a list of names.",
-    ),
-    (
-        {"lora_target_modules": ["feathers", "wings"], "method": "lora"},
-        "lora_target_modules names 'feathers', 'wings', which mistral does not have",
-    ),
-    (
-        {"dtype": "float16", "mixed_precision": "fp16"},
-        "dtype float16 cannot be trained under mixed_precision fp16",
-    ),
-    (
-        {"optim_args": "momentum=0.9"},
-        "optim_args sets a momentum, which optim adamw_torch_fused does not have; leave it out.",
-    ),
-    (
-        {"gradient_checkpointing": True, "activation_checkpointing": False},
-        "gradient_checkpointing and activation_checkpointing disagree; give one of the two names.",
-    ),
-    ({"gpu": "A1OO"}, "gpu 'A1OO' is not in the catalogue; "),
-    (
-        {"gpu": "A100 40GB"},
-        "gpu 'A100 40GB' may be A100-PCIe-40GB, A100-SXM4-40GB; name one of them.",
-    ),
-    ({"gpu": 80}, "gpu must be a name, an object such as "),
-    (
-        {"gpu": {}},
-        "gpu needs memory_bytes, the memory of the card in bytes, or like, a card of the catalogue.",
-    ),
-    ({"gpu": {"memory_bytes": "80GB"}}, "gpu: memory_bytes must be a whole number from "),
-    ({"gpu": {"memory_bytes": 80}}, "gpu: memory_bytes must be between "),
-    ({"gpu": {"memory_gb": 80}}, "gpu has no 'memory_gb'; its keys are like, name, memory_bytes, "),
-    ({"model": 7}, "model must be a Hub id or the object of a config.json, not 7."),
-    ({"model": "x" * 10**6}, "model must be a Hub id or the object of a config.json, not 'xxx"),
-    ({"model": "mistralai/Mistral-7B"}, "model 'mistralai/Mistral-7B' is not in the catalogue; "),
-    ({"model": {}}, "model: the config has no model_type; "),
-    ({"model": {**TINY_CONFIG, "hidden_size": -1}}, "model: hidden_size must be "),
-    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model: the config holds what JSON cannot; "),
-    (
-        {"model": GPT2, "max_length": 2048},
-        "max_length 2048 exceeds the 1024 positions that openai-community/gpt2 has learned; lower it.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("given", "begins"), SENTENCES, ids=[begins for _, begins in SENTENCES])
-def test_sentence(given: dict[str, object], begins: str) -> None:
+def test_what_json_cannot_hold_gets_a_sentence(given: dict[str, object], begins: str) -> None:
     assert problem(**given).startswith(begins)
 
 
@@ -452,13 +360,6 @@ def test_conflict_resets_only_one_field() -> None:
     assert reading.setup.batch.max_length == 512
     assert reading.setup.precision.dtype is Dtype.FLOAT16
     assert reading.setup.precision.mixed_precision is MixedPrecision.BF16
-
-
-def test_float16_base_needs_float32_adapters_under_fp16_autocast() -> None:
-    setup = {"model": MISTRAL, "method": "lora", "dtype": "float16", "mixed_precision": "fp16"}
-    assert parse(setup)[2].precision.dtype is Dtype.FLOAT16
-    with pytest.raises(ValueError, match="GradScaler"):
-        parse({**setup, "autocast_adapter_dtype": False})
 
 
 def test_length_falls_back_to_the_learned_positions() -> None:

@@ -65,19 +65,6 @@ def test_every_two_more_chunks_add_the_same_bytes_to_a_delta_net() -> None:
     assert len({after - before for before, after in pairwise(kept)}) == 1
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim 3 is not modelled"),
-        ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
-        ({"layer_types": ["mamba"] * 4}, "layer_types must only contain"),
-    ],
-)
-def test_unsupported_qwen3_5_configs_are_refused(keys: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        model_from_config(QWEN3_5 | keys)
-
-
 def test_assumptions_name_the_pytorch_fallback_of_the_kernels() -> None:
     said = " ".join(estimate(model_from_config(QWEN3_5), None, TrainingSetup()).assumptions)
     assert "gated delta-nets are counted as PyTorch runs them" in said

@@ -189,19 +189,3 @@ def test_need_and_grid_include_metrics():
     high = need(model, card, setup).high
     assert high >= 2 * 16 * A_BATCH
     assert int(needs(model, card, setup, max_length=[512]).high_bytes[0]) == high
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({}, "give eval_accumulation_steps"),
-        ({"objective": "dpo", "eval_accumulation_steps": 1}, "not modelled yet with objective dpo"),
-        (
-            {"loss": "chunked_torchtune", "eval_accumulation_steps": 1},
-            "with loss chunked_torchtune",
-        ),
-    ],
-)
-def test_options_incompatible_with_metrics_are_refused(keys: dict[str, object], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
-        _evaluation(**keys)

@@ -69,32 +69,6 @@ def test_a_convolution_of_gpt_2_is_no_linear() -> None:
     assert any("converts none of gpt2's linear layers" in line for line in found.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"gpu": "A100-SXM4-80GB"}, "compute capability 8.9 or more, and A100-SXM4-80GB has 8.0"),
-        ({"gpu": "GeForce RTX 3090"}, "has 8.6"),
-        ({"gpu": "Instinct MI250X (one GCD)"}, "none is known of"),
-        ({"gpu": "Gaudi 3"}, "accelerate takes another library there"),
-        ({"method": "qlora"}, "Inner dims must match for mm"),
-        ({"method": "lora", "load_in_8bit": True}, "Inner dims must match for mm"),
-        ({"method": "lora", "use_dora": True}, "not modelled yet with use_dora"),
-        ({"dtype": "float16"}, "not modelled yet with dtype float16"),
-        ({"num_gpus": 2, "strategy": "zero3"}, "not modelled yet with strategy zero3"),
-        ({"objective": "grpo", "loss": None}, "not modelled yet with objective grpo"),
-        ({"fp8_backend": "msamp"}, "'msamp' is not modelled yet"),
-        (
-            {"method": "lora", "lora_target_modules": ["q_proj", "lm_head"]},
-            "an adapter on the head",
-        ),
-    ],
-)
-def test_what_fp8_cannot_do_is_refused_in_one_sentence(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match="fp8") as refused:
-        estimate(*read(**keys))
-    assert said in str(refused.value)
-
-
 @pytest.mark.parametrize("card", ["L40S", "H100-SXM5-80GB", "GeForce RTX 5090", "Instinct MI300X"])
 def test_a_card_with_fp8_is_taken(card: str) -> None:
     assert estimate(*read(gpu=card)).verdict is Verdict.FITS

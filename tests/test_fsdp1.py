@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from estimator import Component, Phase, estimate
+from estimator import Component, Phase
 from estimator.answer.ranks import ranks
 from estimator.contract.setups import parse
 from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elements
@@ -73,62 +73,6 @@ def test_a_rank_updates_its_shard_of_every_unit() -> None:
     assert (
         shard_elements([10, 10], 2, 4) == 7
     )  # 10, 6 of padding to 16 bytes, 10, and 2 to divide by 4
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"strategy": "zero3"}, "fsdp_version 1 is for strategy fsdp"),
-        ({"fsdp_version": 2, "checkpoint_around_fsdp": True}, "before 4.52"),
-        ({"method": "qlora"}, "bnb_4bit_quant_storage to bfloat16"),
-        (
-            {
-                "method": "qlora",
-                "bnb_4bit_quant_storage": "bfloat16",
-                "prepare_model_for_kbit_training": True,
-            },
-            "norms to float32",
-        ),
-        (
-            {
-                "method": "qlora",
-                "bnb_4bit_quant_storage": "bfloat16",
-                "mixed_precision": "no",
-            },
-            "autocast_adapter_dtype false",
-        ),
-        ({"offload_param": "cpu", "offload_optimizer": "cpu"}, "not modelled yet"),
-        ({"optim": "adamw_bnb_8bit"}, "not modelled yet"),
-        ({"fsdp_version": 3}, "from 1 to 2"),
-    ],
-)
-def test_unsupported_fsdp1_setups_are_refused_in_one_sentence(
-    keys: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        told({**ON_8, **keys})
-
-
-def test_adapters_of_stacked_experts_are_refused() -> None:
-    config = {
-        "model_type": "qwen3_moe",
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 256,
-        "head_dim": 64,
-    }
-    with pytest.raises(ValueError, match="FSDP 1 does not gather the adapters"):
-        estimate(
-            *parse(
-                {
-                    "model": {**LLAMA, **config},
-                    **ON_8,
-                    **LORA,
-                    "lora_dropout": 0.0,
-                    "lora_target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"],
-                }
-            )
-        )
 
 
 def test_another_strategy_or_one_gpu_resets_the_fsdp_version() -> None:

@@ -299,11 +299,6 @@ def test_a_non_standard_loss_is_reported(loss: Loss):
     assert loss.sentence in estimate(LLAMA, None, setup).assumptions
 
 
-def test_liger_s_loss_is_refused_for_families_without_it():
-    with pytest.raises(ValueError, match="no fused loss for gpt2; take chunked_trl"):
-        estimate(GPT2, None, replace(BF16, loss=Loss.LIGER))
-
-
 def test_granite_s_logits_are_not_chunked_and_hold_their_own_gradient():
     # bfloat16 twice (they are divided by a scalar) and float32, overwritten by the gradient; without Liger the
     # log-softmax adds 4 bytes an element

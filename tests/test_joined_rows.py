@@ -78,37 +78,3 @@ def test_padding_free_examples_cost_only_their_own_tokens() -> None:
     assert (found.rows_per_epoch, found.tokens) == (100, 300)
     packed = lengths(replace(setup, packing=True))
     assert packed.rows_per_epoch == 30  # ⌈100 · 300 / 1024⌉
-
-
-@pytest.mark.parametrize(
-    ("model", "keys", "says"),
-    [
-        ("meta-llama/Llama-3.2-1B", {"packing": True, "padded": True}, "leave no padding"),
-        ("meta-llama/Llama-3.2-1B", {"packing": True, "objective": "dpo"}, "objective dpo"),
-        ("bigscience/bloom-560m", {"padding_free": True}, "by ALiBi or a state"),
-        (
-            "meta-llama/Llama-3.2-1B",
-            {"objective": "dpo", "selective_checkpointing": True, "gradient_checkpointing": True},
-            "SFTTrainer's alone",
-        ),
-        (
-            "meta-llama/Llama-3.2-1B",
-            {"objective": "dpo", "offload_checkpoints": True, "gradient_checkpointing": True},
-            "turns checkpointing off where it scores",
-        ),
-        (
-            "meta-llama/Llama-3.2-1B",
-            {"objective": "grpo", "offload_checkpoints": True, "gradient_checkpointing": True},
-            "refuses; leave them out.",
-        ),
-        (
-            "meta-llama/Llama-3.2-1B",
-            {"objective": "orpo", "activation_offloading": True},
-            "no argument of the trainer",
-        ),
-    ],
-)
-def test_incompatible_options_are_refused(model: str, keys: dict[str, object], says: str) -> None:
-    setup = replace(SETUP, loss=None, attn_implementation=AttnImplementation.SDPA, **keys)
-    with pytest.raises(ValueError, match=says):
-        estimate(catalog.model(model), GPU, setup)

@@ -12,7 +12,7 @@ import pytest
 
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
-from estimator.contract.setups import parse, read_setup
+from estimator.contract.setups import parse
 from estimator.families.counts import total_parameters
 from estimator.parallel.combinations import offload_targets, refusal
 from estimator.parallel.host import host_of, pcie, slot
@@ -459,38 +459,6 @@ def test_one_gpu_can_offload_too() -> None:
 
 
 # --- refusals and sentences ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"strategy": "zero2", "offload_param": "cpu"}, "only at stage 3"),
-        ({"strategy": "zero1", "offload_optimizer": "nvme"}, "only at stage 3"),
-        ({"strategy": "ddp", "offload_optimizer": "cpu"}, "keeps everything on the GPU"),
-        (
-            {"strategy": "fsdp", "offload_optimizer": "cpu"},
-            "set offload_param and offload_optimizer",
-        ),
-        (
-            {"strategy": "zero3", "offload_optimizer": "cpu", "optim": "adafactor"},
-            "runs on the CPU, where optim adafactor is not modelled",
-        ),
-        (
-            {
-                "strategy": "zero3",
-                "offload_param": "cpu",
-                "method": "qlora",
-                "bnb_4bit_quant_storage": "bfloat16",
-            },
-            "offload_param with method qlora is not modelled yet under zero3",
-        ),
-    ],
-)
-def test_unsupported_offload_is_refused_in_one_sentence(
-    keys: dict[str, Any], sentence: str
-) -> None:
-    (problem,) = read_setup({"model": "mistralai/Mistral-7B-v0.1", "num_gpus": 8, **keys}).problems
-    assert sentence in problem
 
 
 @pytest.mark.parametrize("strategy", Strategy)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from estimator import Component, Optimizer, Phase, TrainingSetup, catalog, estimate
 
 LLAMA = catalog.model("meta-llama/Llama-2-7b-hf")
@@ -42,17 +40,3 @@ def test_foreach_adamw_takes_temporaries_for_one_weight_only() -> None:
         for optim in (Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAMW_TORCH)
     )
     assert foreach - fused < 2 * HEAD
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"gradient_accumulation_steps": 2}, "accumulation is not supported"),
-        ({"max_grad_norm": 1.0}, "clipping is not supported"),
-        ({"method": "lora"}, "full fine-tuning alone"),
-        ({"num_gpus": 2, "strategy": "fsdp"}, "not modelled yet"),
-    ],
-)
-def test_setups_that_torchtune_refuses_are_refused(keys: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, **keys))

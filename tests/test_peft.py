@@ -100,25 +100,6 @@ def test_a_tied_pair_is_copied_twice() -> None:
     assert total_parameters(tied) == total_parameters(TINY_LLAMA) - 10 * 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"modules_to_save": ["wings"]}, "not a module of llama; choose from: embed_tokens"),
-        ({"modules_to_save": ["mlp"]}, "not a module"),
-        ({"modules_to_save": ["proj"]}, "that PEFT refuses to copy"),
-        (
-            {"modules_to_save": ["q_proj"], "lora_target_modules": ["q_proj"]},
-            "no layer for an adap",
-        ),
-        ({"modules_to_save": ["q_proj"], "method": "qlora"}, "bitsandbytes packs"),
-        ({"modules_to_save": ["norm"], "dtype": "float16", "mixed_precision": "fp16"}, "float16"),
-    ],
-)
-def test_setups_that_peft_or_the_scaler_refuse_are_refused(keys: dict[str, Any], said: str) -> None:
-    reading = read_setup({"model": LLAMA, "method": "lora"} | keys)
-    assert said in " ".join(reading.problems)
-
-
 def test_full_fine_tuning_copies_no_modules() -> None:
     whole = TrainingSetup(modules_to_save=("lm_head",), mixed_precision=MixedPrecision.NO)
     model: Model = TINY_LLAMA
@@ -165,14 +146,6 @@ def test_a_checkpoint_does_not_save_what_backward_never_reads() -> None:
     forward, backward = (of.phases[phase].bytes for phase in (Phase.FORWARD, Phase.BACKWARD))
     widest = 4 * 1536 * H
     assert backward - forward < 3 * widest
-
-
-def test_peft_refuses_dora_on_stacked_experts() -> None:
-    reading = read_setup(
-        {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "use_dora": True}
-        | {"lora_dropout": 0.0, "lora_target_modules": "all-linear"}
-    )
-    assert "PEFT refuses use_dora with adapters on the router" in " ".join(reading.problems)
 
 
 # --- float16 --------------------------------------------------------------------------------------

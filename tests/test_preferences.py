@@ -516,43 +516,6 @@ def test_loading_and_evaluation_hold_the_reference_too():
 
 
 @pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"objective": "kto", "per_device_train_batch_size": 1}, "stops at one of 1 row"),
-        ({"objective": "dpo", "max_prompt_length": 512}, "leaves no token of max_length 512"),
-        ({"objective": "dpo", "loss_type": "kto"}, "loss_type kto is not one of objective dpo"),
-        ({"objective": "orpo", "loss_type": "sigmoid"}, "it has none"),
-        ({"objective": "dpo", "loss": "liger"}, "TRL refuses Liger's fused loss"),
-        ({"label_smoothing_factor": 0.1, "loss": "chunked_torchtune"}, "is Trainer's"),
-        ({"objective": "grpo"}, "no multiple of num_generations 8"),
-        ({"objective": "grpo", "max_completion_length": 512}, "do not fit into max_length 512"),
-        ({"objective": "reward", "loss": "chunked_trl"}, "no logits over the vocabulary"),
-        (
-            {"objective": "dpo", "method": "lora", "lora_target_modules": ("q_proj", "lm_head")},
-            "names lm_head, which TRL refuses",
-        ),
-        ({"objective": "dpo", "num_gpus": 2, "strategy": "device_map"}, "is not modelled yet"),
-        (
-            {"objective": "dpo", "num_gpus": 2, "strategy": "fsdp", "fsdp_version": 1},
-            "under FSDP 1 is not modelled yet; set fsdp_version 2",
-        ),
-        ({"objective": "embedding", "num_gpus": 2, "strategy": "fsdp"}, "is not modelled yet"),
-    ],
-)
-def test_unsupported_combinations_with_an_objective_are_refused(
-    keys: dict[str, Any], sentence: str
-):
-    with pytest.raises(ValueError, match=sentence):
-        estimate(MODEL, None, replace(BASE, **keys))
-
-
-def test_a_family_without_a_sequence_classification_class_is_refused():
-    model = catalog.model("ibm-granite/granite-3.3-2b-base")
-    with pytest.raises(ValueError, match="needs a class for sequence classification"):
-        estimate(model, None, replace(BASE, objective=Objective.REWARD))
-
-
-@pytest.mark.parametrize(
     "keys",
     [
         {"objective": Objective.KTO},

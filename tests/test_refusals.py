@@ -1,17 +1,20 @@
-"""Every refusal is declared with its cause, and docs/refusals.md lists them all."""
+"""Every refusal is declared with its cause, docs/refusals.md lists them all, and 301 setups get theirs."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from estimator import estimate
 from estimator.contract.setups import read_setup
 from estimator.parallel.combinations import RULES, refused
 from estimator.values.keys import BY_NAME
@@ -44,6 +47,28 @@ A_REASON = re.compile(
     r"not modelled|such are modelled|refuse|crash|PEFT|FSDP|DeepSpeed|Liger|bitsandbytes|GradScaler|kernel"
 )
 """Words that an input error must not contain: a library's behaviour, or a limit of ours."""
+
+
+REFUSED = [
+    json.loads(line)
+    for line in (ROOT / "tests" / "reference" / "refusals.jsonl").read_text().splitlines()
+]
+
+
+@for_each("row", REFUSED)
+def test_a_setup_that_cannot_run_gets_its_one_sentence(row: dict[str, Any]) -> None:
+    """``says`` is part of the sentence; an ellipsis stands for anything."""
+    reading = read_setup(row["setup"])
+    said = list(reading.problems)
+    if reading.model is not None and not said:
+        try:
+            estimate(reading.model, reading.gpu, reading.setup)
+        except ValueError as refused:
+            said = [str(refused)]
+    (sentence,) = said
+    assert re.search(".*".join(map(re.escape, row["says"].split("…"))), sentence)
+    assert sentence.endswith((".", "?"))
+    assert "\n" not in sentence
 
 
 def generator() -> ModuleType:

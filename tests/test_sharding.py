@@ -72,39 +72,6 @@ def heights(of: Estimate) -> list[int]:
     return [of.phases[phase].bytes - workspace for phase in STEP_PHASES]
 
 
-STOPS = {
-    "two dtypes in one group": (
-        {**LORA, "modules_to_save": ["norm"], "mixed_precision": "no"},
-        {},
-        "a single dtype for the trained tensors",
-    ),
-    "a copy of a tied weight": (
-        {**LORA, "modules_to_save": ["lm_head"]},
-        {"tie_word_embeddings": True},
-        "one tied weight",
-    ),
-    "LLM.int8": ({**LORA, "load_in_8bit": True}, {}, "has no attribute 'CB'"),
-    "Liger beside an untied head": (
-        {**LORA, "loss": "liger"},
-        {},
-        "mixed torch.Tensor and DTensor",
-    ),
-    "TRL beside a copied head": (
-        {**LORA, "loss": "chunked_trl", "modules_to_save": ["lm_head"]},
-        {},
-        "not averaged between GPUs",
-    ),
-}
-
-
-@pytest.mark.parametrize(("keys", "config", "words"), STOPS.values(), ids=STOPS)
-def test_setups_that_fail_under_real_fsdp2_are_refused(
-    keys: dict[str, Any], config: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        told({**ON_8, "strategy": "fsdp", **keys}, **config)
-
-
 def test_fsdp_divides_weights_gradients_and_states_by_ranks() -> None:
     # by hand: float32 shards of every tensor under mixed precision; here 8 divides all row counts
     step = told({**ON_8, "strategy": "fsdp"}).phases[Phase.OPTIMIZER_STEP].resident
@@ -272,43 +239,6 @@ def test_nccl_buffers_are_needed_beside_torchs_memory() -> None:
     assert replay is not None
     assert of.need_low_bytes - replay.least - of.context_bytes.low == 256 * 2**20
     assert of.need_high_bytes - replay.least - of.context_bytes.high == 544 * 2**20
-
-
-REFUSED = [
-    ({"num_gpus": 4}, "num_gpus 4 needs a strategy"),
-    ({"strategy": "fsdp"}, "strategy fsdp needs several GPUs, and num_gpus is 1"),
-    ({"strategy": "ddp"}, "strategy ddp needs several GPUs, and num_gpus is 1"),
-    ({"num_gpus": 8, "strategy": "hsdp"}, "hsdp shards inside dp_replicate_size groups"),
-    ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 3}, "must be a divisor"),
-    ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 8}, "must be a divisor"),
-    ({"num_gpus": 8, "strategy": "fsdp", "dp_replicate_size": 2}, "is for strategy hsdp"),
-    ({"offload_param": "cpu"}, "strategy none keeps everything on the GPU"),
-    (
-        {"num_gpus": 2, "strategy": "fsdp", "offload_param": "cpu"},
-        "FSDP offloads weights and optimizer states together",
-    ),
-    (
-        {"num_gpus": 2, "strategy": "fsdp", "offload_param": "nvme", "offload_optimizer": "nvme"},
-        "FSDP offloads to CPU memory only",
-    ),
-    ({"num_gpus": 2, "strategy": "fsdp", "optim": "adamw_bnb_8bit"}, "crashes on FSDP2's shards"),
-    ({"num_gpus": 2, "strategy": "fsdp", "optim": "adafactor"}, "is not modelled yet"),
-    (
-        {"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no"},
-        "16-bit weights under zero2 is not modelled yet",
-    ),
-    (
-        {"num_gpus": 2, "strategy": "zero3", "method": "qlora"},
-        "zero3 shards 4-bit weights only in a float storage dtype",
-    ),
-    ({"num_gpus": 8, "strategy": "ddp", "tp_size": 2}, "tp_size 2 beside data parallelism is not"),
-]
-
-
-@pytest.mark.parametrize(("keys", "sentence"), REFUSED, ids=lambda value: str(value)[:60])
-def test_contradictions_are_refused_in_one_sentence(keys: dict[str, Any], sentence: str) -> None:
-    (problem,) = read_setup({"model": "mistralai/Mistral-7B-v0.1", **keys}).problems
-    assert sentence in problem
 
 
 FP16_WEIGHTS = [

@@ -14,7 +14,6 @@ from estimator.answer.explain import explain
 from estimator.contract.setups import parse, read_setup
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.time.exchange_time import EXCHANGE
-from estimator.values.refusals import RefusedError
 from estimator.values.specs import Component, Phase
 from estimator.values.strategies import Strategy
 
@@ -93,50 +92,6 @@ def test_more_ranks_take_less_computation_and_more_exchange() -> None:
     sent = 128 * 4 * (2 * 256 * (7 * 2 + 2) + 1024) / 2
     assert parts[1][EXCHANGE] == pytest.approx(sent / (450e9 * 0.78), rel=0.01)
     assert parts[1]["matrix products"] < parts[0]["matrix products"]
-
-
-REFUSED = {
-    "tp_size 2 needs as many GPUs": {"num_gpus": 1},
-    "beside data parallelism is not modelled yet": {"num_gpus": 4},
-    "and strategy none": {"strategy": "fsdp"},
-    "method lora with tp_size": {"method": "lora"},
-    "objective sft": {"objective": "dpo"},
-    "take loss standard": {"loss": "liger"},
-    "torch_compile or FP8": {"torch_compile": True},
-    "set save_only_model true, or save_strategy no": {"save_only_model": False},
-    "optim sgd with tp_size": {"optim": "sgd"},
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_is_not_modelled_beside_it_is_refused_in_one_sentence(said: str) -> None:
-    keys = {**HALF, "mixed_precision": "bf16", **REFUSED[said]}
-    problems = " ".join(read_setup(keys).problems)
-    if not problems:
-        with pytest.raises(RefusedError) as caught:
-            estimate(*parse(keys))
-        problems = str(caught.value)
-    assert said in problems
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {"num_attention_heads": 3, "num_key_value_heads": 1},
-            "does not divide num_attention_heads 3",
-        ),
-        ({"tie_word_embeddings": True}, "with a tied head"),
-    ],
-)
-def test_a_model_that_ranks_cannot_divide_is_refused(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises((RefusedError, ValueError), match=said):
-        estimate(*parse({**HALF, "model": {**LLAMA, **changed}}))
-
-
-def test_a_family_with_another_plan_is_refused() -> None:
-    with pytest.raises(RefusedError, match="not modelled yet for gpt2"):
-        estimate(*parse({**HALF, "model": "openai-community/gpt2"}))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from estimator import estimate, images_of
-from estimator.contract.setups import parse, read_setup
+from estimator.contract.setups import parse
 from estimator.families.images import videos
 from estimator.search.image_changes import image_changes
 from estimator.values.specs import Phase
 from tests.rows import for_each
-from tests.test_vision import gemma3, internvl, qwen2_5, qwen3, setup, smolvlm
+from tests.test_vision import internvl, qwen2_5, qwen3, setup, smolvlm
 
 # answers of transformers 5.23's real video processors for videos of black frames; empty: they raise
 TABLE = Path(__file__).with_name("reference") / "video_tokens.csv"
@@ -73,22 +73,6 @@ def test_the_tokens_part_of_gemma_4s_layer_inputs_gets_its_gradient_after_the_to
     keys = {"text_tokens": 256, "video_frames": 8, "video_height": 1080, "video_width": 1920}
     answer = estimate(*parse({**video({}), "model": "google/gemma-4-E2B-it", **keys}))
     assert answer.phases[Phase.BACKWARD].name.startswith("log-softmax backward")
-
-
-@pytest.mark.parametrize(
-    ("config", "keys", "sentence"),
-    [
-        (gemma3(2), {}, "gemma3's processor takes no videos; set videos_per_example 0."),
-        (internvl(2), {"video_max_pixels": 9999}, "not a setting of internvl's video processor"),
-        (qwen2_5(2), {"images_per_example": 1}, "images and videos in one example are not"),
-        (qwen3(2), {"video_frames": 1}, "a patch joins 2 frames; raise it"),
-    ],
-)
-def test_videos_that_are_not_taken_get_one_sentence(
-    config: dict[str, Any], keys: dict[str, Any], sentence: str
-) -> None:
-    (problem,) = read_setup(video(config, **keys)).problems
-    assert sentence in problem
 
 
 def test_fewer_frames_are_offered() -> None:

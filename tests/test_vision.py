@@ -5,7 +5,6 @@ Bytes per patch and layer are counted by hand from transformers' code: each term
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -310,48 +309,6 @@ def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
     flash = deep.resident[Component.ACTIVATIONS] - shallow.resident[Component.ACTIVATIONS]
     # bfloat16 per pair of tokens; 1,000 is a multiple of 8, so rows are not padded
     assert saved - flash == pytest.approx(2 * 1000**2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        (
-            {"strategy": "device_map", "num_gpus": 2},
-            "strategy device_map is not modelled yet for a model with a vision tower",
-        ),
-        ({"attn_implementation": "eager"}, "whose tower attends image by image; take sdpa"),
-        (
-            {
-                "gradient_checkpointing": True,
-                "use_reentrant": True,
-                "method": "lora",
-                "lora_target_modules": "all-linear",
-            },
-            "adapters in the image tower of qwen3_vl no gradient",
-        ),
-    ],
-)
-def test_setups_not_modelled_with_images_are_refused(keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        estimate(*parse(setup(qwen3(), **keys)))
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"max_length": 200, "text_tokens": None}, "are 258 tokens, more than max_length 200"),
-        (
-            {"max_soft_tokens": 70},
-            "max_soft_tokens is not a setting of qwen2_5_vl's image processor",
-        ),
-        ({"image_height": 20_000, "image_width": 20}, "sides may be up to 200 : 1"),
-        ({"image_sizes": [[10]]}, r"image_sizes must list \[height, width\]"),
-        ({"model": LLAMA}, "needs a vision tower, and none is modelled for llama"),
-    ],
-)
-def test_invalid_images_get_one_sentence(keys: dict[str, Any], sentence: str) -> None:
-    (problem,) = read_setup({**setup(qwen2_5()), **keys}).problems
-    assert re.search(sentence, problem)
 
 
 def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:

@@ -166,22 +166,6 @@ def test_configs_of_tools_that_compute_whole_logits_set_the_loss(text: str, loss
     assert estimate(*parse(run.setup)).peak.bytes > 0
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"objective": "sft", "loss": "selective"}, "not for objective sft"),
-        ({"objective": "grpo", "max_completion_length": 256}, "is not modelled yet"),
-        ({"strategy": "fsdp", "num_gpus": 2}, "take zero3 or ddp"),
-        ({"precompute_ref_log_probs": True}, "set it false, or take loss chunked_trl"),
-    ],
-)
-def test_combinations_unsupported_with_whole_logits_are_refused(
-    keys: dict[str, Any], sentence: str
-):
-    with pytest.raises(ValueError, match=sentence):
-        estimate(SMALL, None, replace(PAIRS, **keys))
-
-
 @pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_whole_logits_work_on_several_gpus(strategy: str, loss: Loss):
