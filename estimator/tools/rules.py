@@ -314,7 +314,11 @@ def row(
 
 
 def same(
-    theirs: str, ours: str = "", *others: str, as_: Callable[[Value], Value] = lambda value: value
+    theirs: str,
+    ours: str = "",
+    *others: str,
+    as_: Callable[[Value], Value] = lambda value: value,
+    says: str = "",
 ) -> Rule:
     """A key of theirs that is one of ours; ``others`` are its other names, ``as_`` what a value is, None if none."""
     ours = ours or theirs.rpartition(".")[2]
@@ -324,7 +328,7 @@ def same(
         meant = None if value is None else as_(value)
         return {} if meant is None else {ours: meant}
 
-    return row(" ".join([theirs, *others]), ours, read, theirs)
+    return row(" ".join([theirs, *others]), ours, read, theirs, says=says)
 
 
 def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:

@@ -337,25 +337,11 @@ def _write_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    steps = whole(theirs["args.max_steps"])
-    if steps is not None and steps > 0:
-        each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
-        return {"num_train_examples": steps * each * so_far["num_gpus"], "num_train_epochs": 1.0}
-    epochs = theirs["args.num_epochs"]
-    return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
-
-
 def _emptied(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     steps, older = whole(theirs["args.torch_empty_cache_steps"]), whole(theirs["args.gc_steps"])
     if steps is None and theirs["args.gc_collect_steps"] is None and (older or 0) > 0:
         steps = older  # axolotl 0.19, utils/schemas/config.py, migrate_gc_steps
     return {} if steps is None else {"torch_empty_cache_steps": steps}
-
-
-def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    value = theirs["args.max_grad_norm"]
-    return {} if value is None else {"max_grad_norm": value}
 
 
 RULES: tuple[Rule, ...] = (
@@ -404,7 +390,7 @@ RULES: tuple[Rule, ...] = (
         _emptied,
         "args.torch_empty_cache_steps",
     ),
-    row("args.max_grad_norm", "max_grad_norm", _clipped, "args.max_grad_norm"),
+    same("args.max_grad_norm"),
     row(
         """args.gradient_checkpointing args.gradient_checkpointing_kwargs.use_reentrant
             args.activation_offloading""",
@@ -480,12 +466,7 @@ RULES: tuple[Rule, ...] = (
     ),
     same("args.save_total_limit"),
     same("args.save_only_model"),
-    row(
-        "args.num_epochs args.max_steps",
-        "num_train_examples num_train_epochs",
-        _examples,
-        lambda values: {"args.num_epochs": values["num_train_epochs"]},
-    ),
+    transformers.epochs_from("args.num_epochs"),
     same("args.precompute_ref_log_probs"),
     same("args.rl_beta", "beta", "args.trl.beta"),
     same("args.trl.num_generations", "num_generations"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
-from estimator.tools.known.peft import modules_to_save_from, names
+from estimator.tools.known.peft import all_linear, modules_to_save_from, targets_from
 from estimator.tools.known.transformers import checkpoint_dtype
 from estimator.tools.known.trl import whole_logits
 from estimator.tools.lists import listed, under
@@ -17,6 +17,7 @@ from estimator.tools.rules import (
     EITHER,
     LESS,
     MORE,
+    NOTHING,
     Later,
     Rule,
     SoFar,
@@ -58,25 +59,31 @@ def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {"args.stage": stage, **own}
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    bits = whole(theirs["args.quantization_bit"])
-    kind = theirs["args.finetuning_type"]
-    if kind != "lora":
-        return {"method": kind}
-    if bits == 4:
-        return {"method": "qlora"}
-    return {"method": "lora", "load_in_8bit": bits == 8}
+def by_bits(
+    bits: str,
+    *kinds: str,
+    adapters: tuple[str, ...] = ("lora",),
+    beside: Mapping[str, Value] = NOTHING,
+) -> Rule:
+    """What is trained by a word, and packed by a number of bits; ``beside``: keys that come with the bits."""
 
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        width, kind = whole(theirs[bits]), theirs.first(*kinds)
+        if kind not in adapters:
+            return {"method": kind}
+        return {"method": "qlora"} if width == 4 else {"method": "lora", "load_in_8bit": width == 8}
 
-def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    method = values["method"]
-    bits = (
-        4 if method == "qlora" else 8 if method == "lora" and values.get("load_in_8bit") else None
-    )
-    return {
-        "args.finetuning_type": "full" if method == "full" else "lora",
-        "args.quantization_bit": bits,
-    }
+    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+        method = values["method"]
+        width = 8 if method == "lora" and values.get("load_in_8bit") else None
+        width = 4 if method == "qlora" else width
+        return {
+            kinds[0]: "full" if method == "full" else "lora",
+            **(beside if width else {}),
+            bits: width,
+        }
+
+    return row(" ".join([*kinds, bits]), "method load_in_8bit", read, write)
 
 
 def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -91,11 +98,7 @@ def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
     pure = (
         pure and values["strategy"] != "zero3"
     )  # where LLaMA-Factory stops at it, and casts nothing
-    return {
-        "args.bf16": values["mixed_precision"] == "bf16",
-        "args.fp16": values["mixed_precision"] == "fp16",
-        "args.pure_bf16": pure,
-    }
+    return {**transformers.write_autocast(values), "args.pure_bf16": pure}
 
 
 def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -127,11 +130,6 @@ def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if not (so_far["gradient_checkpointing"] and so_far["freeze_vision"]):
         return {}
     return {"vision_gradient_checkpointing": False}
-
-
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    given = names(theirs["args.lora_target"])
-    return {"lora_target_modules": ALL_LINEAR if given in (["all"], "all", None) else given}
 
 
 def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -215,9 +213,7 @@ RULES: tuple[Rule, ...] = (
         f"{VERSION}, llamafactory/train/dpo/trainer.py, concatenated_forward",
     ),
     same("args.model_name_or_path", "model"),
-    row(
-        "args.finetuning_type args.quantization_bit", "method load_in_8bit", _method, _write_method
-    ),
+    by_bits("args.quantization_bit", "args.finetuning_type"),
     *parallel.RULES,
     allocator.RULE,
     row(
@@ -278,11 +274,10 @@ RULES: tuple[Rule, ...] = (
         source=f"{VERSION}, llamafactory/hparams/finetuning_args.py:568",
     ),
     same("args.lora_dropout"),
-    row(
-        "args.lora_target",
-        "lora_target_modules",
-        _targets,
-        _write_targets,
+    targets_from(
+        *("args.lora_target", "all"),
+        instead=all_linear,
+        write=_write_targets,
         says="all linear layers get an adapter",
     ),
     modules_to_save_from("args.additional_target"),

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import allocator, images, parallel, transformers
-from estimator.tools.known.llamafactory import LATER as ALIKE
-from estimator.tools.known.parallel import is_on, rounded, whole
-from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.known import allocator, images, llamafactory, parallel, transformers
+from estimator.tools.known.parallel import is_on, positive, rounded, whole
+from estimator.tools.known.peft import (
+    all_linear,
+    dtype_word,
+    four_bits,
+    modules_to_save_from,
+    targets_from,
+)
 from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
@@ -28,7 +33,6 @@ from estimator.tools.rules import (
     same,
     words,
 )
-from estimator.values.specs import ALL_LINEAR
 
 VERSION = "ms-swift 4.6.0"
 OBJECTIVES = {"reward": "rm"}
@@ -98,29 +102,6 @@ def _rows_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"vllm_max_num_seqs": 256 if given is None else given or None}
 
 
-def _kind(theirs: Theirs) -> Value:
-    return theirs.first("args.tuner_type", "args.train_type", "args.sft_type")
-
-
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    bits = whole(theirs["args.quant_bits"])
-    kind = _kind(theirs)
-    if kind in ("longlora", "lora"):
-        if bits == 4:
-            return {"method": "qlora"}
-        return {"method": "lora", "load_in_8bit": bits == 8}
-    return {"method": kind}
-
-
-def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    method = values["method"]
-    bits = (
-        4 if method == "qlora" else 8 if method == "lora" and values.get("load_in_8bit") else None
-    )
-    written: dict[str, Value] = {"args.tuner_type": "full" if method == "full" else "lora"}
-    return written | ({"args.quant_method": "bnb", "args.quant_bits": bits} if bits else {})
-
-
 def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     dtype = dtype_word(theirs["args.torch_dtype"]) or transformers.checkpoint_dtype(so_far)
     autocast = "bf16" if dtype == "bfloat16" else "fp16"
@@ -135,12 +116,7 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    autocast = values["mixed_precision"]
-    return {
-        "args.torch_dtype": values["dtype"],
-        "args.bf16": autocast == "bf16",
-        "args.fp16": autocast == "fp16",
-    }
+    return {"args.torch_dtype": values["dtype"], **transformers.write_autocast(values)}
 
 
 def _accumulation(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -157,13 +133,6 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     )
 
 
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    given = names(theirs["args.target_modules"])
-    if given in (["all-linear"], ["all_linear"], None, ALL_LINEAR):
-        return {"lora_target_modules": ALL_LINEAR}
-    return {"lora_target_modules": given}
-
-
 def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs.first("args.attn_impl", "args.attn_implementation")
     kernels = {
@@ -174,19 +143,6 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if isinstance(word, str) and word not in ("sdpa", "sdp"):
         return {"attn_implementation": kernels.get(word, word)}
     return {"attn_implementation": "sdpa"}
-
-
-def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    asked = whole(theirs["args.max_length"])
-    return {"max_length": asked} if asked else {}
-
-
-def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    return {
-        "bnb_4bit_quant_type": theirs["args.bnb_4bit_quant_type"],
-        "bnb_4bit_use_double_quant": is_on(theirs["args.bnb_4bit_use_double_quant"]),
-        "bnb_4bit_quant_storage": dtype_word(theirs["args.bnb_4bit_quant_storage"]) or "uint8",
-    }
 
 
 def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -206,11 +162,6 @@ def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"vision_gradient_checkpointing": is_on(own)}
 
 
-def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    value = theirs["args.lora_alpha"]
-    return {} if value is None else {"lora_alpha": rounded(value)}
-
-
 FRAMES = {"video_max_pixels": 602_112, "video_min_pixels": 100_352, "cap_pixels_per_frame": True}
 """qwen-vl-utils' limits: 768 and 128 tokens of a frame, QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/
 vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_video``; ms-swift logs them."""
@@ -218,11 +169,11 @@ vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_vid
 RULES: tuple[Rule, ...] = (
     row("args.rlhf_type args.task_type", "objective", _objective, _write_objective),
     same("args.model", "model", "args.model_id_or_path"),
-    row(
-        "args.tuner_type args.train_type args.sft_type args.quant_bits",
-        "method load_in_8bit",
-        _method,
-        _write_method,
+    llamafactory.by_bits(
+        "args.quant_bits",
+        *("args.tuner_type", "args.train_type", "args.sft_type"),
+        adapters=("lora", "longlora"),
+        beside={"args.quant_method": "bnb"},
     ),
     *parallel.RULES,
     allocator.RULE,
@@ -268,27 +219,23 @@ RULES: tuple[Rule, ...] = (
     same("args.packing"),
     same("args.padding_free"),
     transformers.PADDED,
-    row("args.max_length", "max_length", _length, "args.max_length"),
+    same("args.max_length", as_=positive),
     same("args.lora_rank", "lora_r"),
-    row("args.lora_alpha", "lora_alpha", _alpha, "args.lora_alpha"),
+    same("args.lora_alpha", as_=rounded),
     same("args.lora_dropout"),
-    row(
-        "args.target_modules",
-        "lora_target_modules",
-        _targets,
-        "args.target_modules",
+    targets_from(
+        *("args.target_modules", "all-linear", "all_linear"),
+        instead=all_linear,
         says="all linear layers get an adapter",
     ),
     modules_to_save_from("args.modules_to_save"),
     same("args.use_dora"),
     same("args.lora_bias", "bias"),
     same("args.target_parameters"),
-    row(
-        "args.bnb_4bit_quant_type args.bnb_4bit_use_double_quant args.bnb_4bit_quant_storage",
-        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
-        _packed,
-        "args.bnb_4bit_quant_type args.bnb_4bit_use_double_quant args.bnb_4bit_quant_storage",
-        says="it packs with double quantisation",
+    four_bits(
+        *("args.bnb_4bit_quant_type", "args.bnb_4bit_use_double_quant"),
+        "args.bnb_4bit_quant_storage",
+        "it packs with double quantisation",
     ),
     images.frozen("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
     row(
@@ -356,7 +303,7 @@ RULES: tuple[Rule, ...] = (
 
 LATER: tuple[Later, ...] = (
     *allocator.LATER,
-    *ALIKE,
+    *llamafactory.LATER,
     *not_modelled(
         "args",
         ("move_model_batches", "Weights go to vLLM in parts", LESS),

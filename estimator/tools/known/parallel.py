@@ -31,7 +31,6 @@ AXOLOTLS = "args.base_model"
 """A key of axolotl's alone."""
 MESH = listed("dp_shard_size dp_replicate_size tensor_parallel_size context_parallel_size")
 """The sides of axolotl's mesh: axolotl 0.19, utils/trainer.py, ``setup_parallelism_envs``."""
-ACCELERATE_KINDS = {"MULTI_GPU", "FSDP", "DEEPSPEED", "NO"}
 
 
 def is_on(value: Value) -> bool:
@@ -52,6 +51,11 @@ def whole(value: Value) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
         return int(value)
     return value if isinstance(value, int) else None
+
+
+def positive(value: Value) -> int | None:
+    """A count that is not 0."""
+    return whole(value) or None
 
 
 def rounded(value: Value) -> Value:

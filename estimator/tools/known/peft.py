@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from estimator.tools.lists import under
+from estimator.tools.known.parallel import is_on
+from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
     LESS,
@@ -14,6 +15,7 @@ from estimator.tools.rules import (
     SoFar,
     Theirs,
     Value,
+    Write,
     not_modelled,
     row,
     same,
@@ -52,25 +54,30 @@ def names(value: Value) -> Value:
     return value
 
 
-def targets_from(key: str) -> Rule:
-    """The modules that get an adapter, by a key of theirs; without it PEFT's own for the model."""
+def targets_from(
+    key: str,
+    *all_of_them: str,
+    instead: Callable[[Theirs, SoFar], Value] = own_targets,
+    write: Write | str = "",
+    says: str = "PEFT's own modules for this family get an adapter",
+) -> Rule:
+    """The modules that get an adapter, by a key of theirs.
+
+    ``all_of_them``: words for every linear layer, also as a list's one item; ``instead``: those where none is named.
+    """
+    words = [*all_of_them, *([word] for word in all_of_them)]
 
     def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-        given = names(theirs[key])
-        if not given:
-            given = own_targets(theirs, so_far)
+        given = theirs[key]
+        given = ALL_LINEAR if given in words else names(given) or instead(theirs, so_far)
         return {"lora_target_modules": given} if given else {}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
-        return {key: values["lora_target_modules"]}
+    return row(key, "lora_target_modules", read, write or key, says=says)
 
-    return Rule(
-        theirs=(key,),
-        ours=("lora_target_modules",),
-        read=read,
-        write=write,
-        says="PEFT's own modules for this family get an adapter",
-    )
+
+def all_linear(theirs: Theirs, so_far: SoFar) -> Value:
+    """Every linear layer, where a tool's own default is so."""
+    return ALL_LINEAR
 
 
 def modules_to_save_from(key: str) -> Rule:
@@ -96,7 +103,6 @@ LORA: tuple[Rule, ...] = (
     modules_to_save_from("peft.modules_to_save"),
     same("peft.use_dora"),
     same("peft.lora_bias"),
-    same("peft.bias"),
     same("peft.bias"),
     same("peft.layers_to_transform"),
     same("peft.rank_pattern"),
@@ -135,8 +141,6 @@ NO_EFFECT = under(
 
 # --- bitsandbytes -------------------------------------------------------------------------------
 
-STORAGE = {None: "uint8"}
-
 
 def dtype_word(value: Value) -> Value:
     """A dtype however it is written; None where it is left to the checkpoint.
@@ -157,23 +161,24 @@ def dtype_word(value: Value) -> Value:
     return None if word in ("auto", "", "none") else word
 
 
-def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    storage = theirs["bnb.bnb_4bit_quant_storage"]
-    return {
-        "bnb_4bit_quant_type": theirs["bnb.bnb_4bit_quant_type"],
-        "bnb_4bit_use_double_quant": theirs["bnb.bnb_4bit_use_double_quant"],
-        "bnb_4bit_quant_storage": dtype_word(storage) or "uint8",
-    }
+def four_bits(kind: str, double: str, storage: str, says: str = "") -> Rule:
+    """How bitsandbytes packs into 4 bits, by three keys of theirs; those of a script's own config win over others."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        if not kind.startswith("bnb.") and theirs.has_part("bnb"):
+            return {}
+        return {
+            "bnb_4bit_quant_type": theirs[kind],
+            "bnb_4bit_use_double_quant": is_on(theirs[double]),
+            "bnb_4bit_quant_storage": dtype_word(theirs[storage]) or "uint8",
+        }
+
+    keys = " ".join([kind, double, storage])
+    return row(keys, PACKING, read, keys, says=says)
 
 
-BNB: tuple[Rule, ...] = (
-    row(
-        "bnb.bnb_4bit_quant_type bnb.bnb_4bit_use_double_quant bnb.bnb_4bit_quant_storage",
-        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
-        _packing,
-        "bnb.bnb_4bit_quant_type bnb.bnb_4bit_use_double_quant bnb.bnb_4bit_quant_storage",
-    ),
-)
+PACKING = "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage"
+BNB: tuple[Rule, ...] = (four_bits(*(f"bnb.{key}" for key in listed(PACKING))),)
 
 BNB_LATER: tuple[Later, ...] = (
     *not_modelled(

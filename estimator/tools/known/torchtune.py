@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from estimator.tools.known import allocator, parallel, peft
-from estimator.tools.known.parallel import is_on, rounded, whole
+from estimator.tools.known.parallel import is_on, positive, rounded, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import under
 from estimator.tools.rules import (
@@ -174,11 +174,6 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"lora_target_modules": found}
 
 
-def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    asked = whole(theirs.first("args.tokenizer.max_seq_len", "args.max_seq_length"))
-    return {"max_length": asked} if asked else {}
-
-
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     """Packed rows stay rows, whose bounds its attention knows without a mask.
 
@@ -313,12 +308,7 @@ RULES: tuple[Rule, ...] = (
         VERSION,
     ),
     row("args.loss._component_", "loss", _loss, says="the loss is computed in chunks"),
-    row(
-        "args.tokenizer.max_seq_len args.max_seq_length",
-        "max_length",
-        _length,
-        "args.tokenizer.max_seq_len",
-    ),
+    same("args.tokenizer.max_seq_len", "max_length", "args.max_seq_length", as_=positive),
     row(
         "args.dataset.packed args.packed",
         "packing padded",

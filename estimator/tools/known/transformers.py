@@ -202,36 +202,26 @@ def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"padded": so_far["per_device_train_batch_size"] > 1}
 
 
-def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    steps = whole(theirs["args.max_steps"])
-    if steps is not None and steps > 0:
-        each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
-        examples = steps * each * so_far["num_gpus"]
-        return {
-            "num_train_examples": min(examples, LARGEST["num_train_examples"]),
-            "num_train_epochs": 1.0,
-        }
-    epochs = theirs["args.num_train_epochs"]
-    if isinstance(epochs, int | float) and not isinstance(epochs, bool):
-        return {"num_train_epochs": float(epochs)}
-    return {}
+def epochs_from(epochs: str, steps: str = "args.max_steps") -> Rule:
+    """How long a run is: by a number of steps, else by epochs."""
 
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        number = whole(theirs[steps])
+        if number is not None and number > 0:
+            each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
+            examples = min(number * each * so_far["num_gpus"], LARGEST["num_train_examples"])
+            return {"num_train_examples": examples, "num_train_epochs": 1.0}
+        times = theirs[epochs]
+        is_number = isinstance(times, int | float) and not isinstance(times, bool)
+        return {"num_train_epochs": float(times)} if is_number else {}
 
-def _counted(theirs: str, ours: str = "") -> Rule:
-    """A count that a file may also write as a text; a DeepSpeed or accelerate ``auto`` is the tool's default."""
-    row = same(theirs, ours)
-    key = row.ours[0]
-
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-        value = whole(given[theirs])
-        return {} if value is None else {key: value}
-
-    return Rule(theirs=row.theirs, ours=row.ours, read=read, write=row.write)
+    ours = "num_train_epochs num_train_examples"
+    return row(f"{steps} {epochs}", ours, read, epochs)
 
 
 BATCH: tuple[Rule, ...] = (
-    _counted("args.per_device_train_batch_size"),
-    _counted("args.gradient_accumulation_steps"),
+    same("args.per_device_train_batch_size", as_=whole),
+    same("args.gradient_accumulation_steps", as_=whole),
 )
 PADDED = row(
     "",
@@ -250,23 +240,18 @@ CHECKPOINTING = row(
     _write_checkpointing,
 )
 RUN: tuple[Rule, ...] = (
-    row(
-        "args.max_steps args.num_train_epochs",
-        "num_train_examples num_train_epochs",
-        _examples,
-        lambda values: {"args.num_train_epochs": values["num_train_epochs"]},
-    ),
+    epochs_from("args.num_train_epochs"),
     same("args.eval_strategy", "eval_strategy", "args.evaluation_strategy"),
-    _counted("args.per_device_eval_batch_size"),
+    same("args.per_device_eval_batch_size", as_=whole),
     same("args.save_strategy"),
-    _counted("args.save_total_limit"),
+    same("args.save_total_limit", as_=whole),
     same("args.save_only_model"),
 )
 OPTIMISER: tuple[Rule, ...] = (
     row("args.optim args.optim_args", "optim optim_args", _optimizer, "args.optim args.optim_args"),
     same("args.max_grad_norm"),
     same("args.label_smoothing_factor"),
-    _counted("args.torch_empty_cache_steps"),
+    same("args.torch_empty_cache_steps", as_=whole),
 )
 PRECISION = row(
     "args.bf16 args.fp16 accelerate.mixed_precision", "mixed_precision", _autocast, write_autocast

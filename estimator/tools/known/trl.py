@@ -15,6 +15,7 @@ from estimator.tools.known import transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import (
     dtype_word,
+    four_bits,
     modules_to_save_from,
     names,
     own_targets,
@@ -254,25 +255,10 @@ def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
 
 
 def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    has_own = _has_peft_object(theirs)
-    given = names(theirs["peft.target_modules" if has_own else "args.lora_target_modules"])
-    if isinstance(given, list) and len(given) == 1 and not has_own:
-        given = given[
-            0
-        ]  # so PEFT takes one name for a pattern: trl 1.16, trainer/model_config.py:177
-    given = given or own_targets(theirs, so_far)
+    key = "peft.target_modules" if _has_peft_object(theirs) else "args.lora_target_modules"
+    given = names(theirs[key])
+    given = "all-linear" if given == ["all-linear"] else given or own_targets(theirs, so_far)
     return {"lora_target_modules": given} if given else {}
-
-
-def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if theirs.has_part("bnb"):
-        return {}
-    storage = dtype_word(theirs["args.bnb_4bit_quant_storage"])
-    return {
-        "bnb_4bit_quant_type": theirs["args.bnb_4bit_quant_type"],
-        "bnb_4bit_use_double_quant": is_on(theirs["args.use_bnb_nested_quant"]),
-        "bnb_4bit_quant_storage": storage or "uint8",
-    }
 
 
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -281,11 +267,6 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if packing and theirs["args.packing_strategy"] in ("bfd", "bfd_split"):
         free = True
     return {"packing": packing, "padding_free": free}
-
-
-def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    value = theirs.first("args.max_length", "args.max_seq_length", "trainer.max_seq_length")
-    return {"max_length": value} if isinstance(value, int) and not isinstance(value, bool) else {}
 
 
 def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -376,11 +357,11 @@ RULES: tuple[Rule, ...] = (
         source=f"{VERSION}, trl/trainer/sft_trainer.py:917",
     ),
     transformers.PADDED,
-    row(
-        "args.max_length args.max_seq_length trainer.max_seq_length",
-        "max_length",
-        _length,
+    same(
         "args.max_length",
+        "max_length",
+        *("args.max_seq_length", "trainer.max_seq_length"),
+        as_=whole,
         says="TRL cuts longer rows off",
     ),
     row(
@@ -404,11 +385,8 @@ RULES: tuple[Rule, ...] = (
     modules_to_save_from("peft.modules_to_save"),
     _lora("use_dora", "use_dora", "use_dora"),
     _lora("target_parameters", "lora_target_parameters", "target_parameters"),
-    row(
-        "args.bnb_4bit_quant_type args.use_bnb_nested_quant args.bnb_4bit_quant_storage",
-        "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
-        _packed,
-        "args.bnb_4bit_quant_type args.use_bnb_nested_quant args.bnb_4bit_quant_storage",
+    four_bits(
+        "args.bnb_4bit_quant_type", "args.use_bnb_nested_quant", "args.bnb_4bit_quant_storage"
     ),
     row(
         "",

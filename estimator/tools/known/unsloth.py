@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from estimator.tools.known import transformers, trl
 from estimator.tools.known.parallel import is_on, whole
-from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.known.peft import dtype_word, modules_to_save_from, targets_from
 from estimator.tools.lists import under
 from estimator.tools.rules import (
     EITHER,
@@ -65,11 +65,6 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"max_length": asked} if asked else {}
 
 
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    given = names(theirs["unsloth_peft.target_modules"])
-    return {"lora_target_modules": given} if given else {}
-
-
 RULES: tuple[Rule, ...] = (
     *(
         rule
@@ -101,10 +96,9 @@ RULES: tuple[Rule, ...] = (
     same("unsloth_peft.r", "lora_r"),
     same("unsloth_peft.lora_alpha"),
     same("unsloth_peft.lora_dropout"),
-    row(
+    targets_from(
         "unsloth_peft.target_modules",
-        "lora_target_modules",
-        _targets,
+        instead=lambda theirs, so_far: None,
         says="the seven linear layers of a block get an adapter",
     ),
     modules_to_save_from("unsloth_peft.modules_to_save"),
