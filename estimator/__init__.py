@@ -51,10 +51,10 @@ from estimator.search.limits import (
     smallest_gpu,
 )
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
-from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
+from estimator.search.remedies import MOST_TOGETHER, remedies
 from estimator.search.rungs import Rung, batch_rungs, context_rungs
 from estimator.search.scaling import Curve, Point
-from estimator.search.vllm_share import Utilisation, UtilisationSearch, least_share, vllm_shares
+from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
@@ -68,7 +68,18 @@ from estimator.values.losses import Loss
 from estimator.values.methods import Method
 from estimator.values.objectives import Objective
 from estimator.values.range import Range
-from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
+from estimator.values.results import (
+    Estimate,
+    Moment,
+    OnDevice,
+    Remedy,
+    RunCost,
+    RunTime,
+    Shown,
+    TimePart,
+    Utilisation,
+    UtilisationSearch,
+)
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,

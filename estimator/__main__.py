@@ -31,8 +31,8 @@ from estimator.contract.setups import (
 )
 from estimator.contract.text import describe, describe_shares
 from estimator.rehearse import command as rehearse
-from estimator.search.remedies import Remedy, remedies
-from estimator.search.vllm_share import UtilisationSearch, vllm_shares
+from estimator.search.remedies import remedies
+from estimator.search.vllm_share import vllm_shares
 from estimator.sources import catalog, hub
 from estimator.tools.defaults import TOOLS, defaults_of, tool_named, version_of
 from estimator.tools.known.trl import OBJECTIVES
@@ -44,7 +44,7 @@ from estimator.values.keys import BY_NAME, GROUPS, KEYS
 from estimator.values.kinds import Choice, Flag, one_of, plain, show
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError
-from estimator.values.results import Estimate
+from estimator.values.results import Estimate, Remedy, UtilisationSearch
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 

@@ -23,10 +23,10 @@ from estimator import (
 )
 from estimator.answer.estimate import least_need
 from estimator.contract.setups import parse
-from estimator.parallel.combinations import beyond_one_machine, refusal
+from estimator.parallel.combinations import beyond_one_machine, refusal, sharing_keys
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
-from estimator.search.fewest_gpus import MOST_GPUS, sharing_keys, smallest_set
+from estimator.search.fewest_gpus import MOST_GPUS, smallest_set
 from estimator.search.free_changes import free_changes
 from estimator.search.limits import (
     _largest_micro_batch,

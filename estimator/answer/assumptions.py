@@ -11,7 +11,7 @@ from estimator.families.liger import loss_sentences
 from estimator.families.registry import architecture, family_of
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_sentence
-from estimator.inference.seconds import mean_completion
+from estimator.inference.rows import mean_completion
 from estimator.inference.sentences import generation_sentences
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined, passed_rows

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO, TypedDict
 
 from estimator.check import files, reading, report
-from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ, Asked, Judged, judge
+from estimator.check.judged import Asked, Judged, judge
 from estimator.contract.setups import NONE_KNOWN, parse, plain_keys
 from estimator.sources.catalog import models
 from estimator.tools.writing.changes import changed_files
 from estimator.values.refusals import InputError
+from estimator.values.results import DOES_NOT_FIT, FITS, NOT_READ
 from estimator.values.specs import Model
 
 DESCRIPTION = "Do these training runs fit? Files of setups, or folders of them, are read and nothing in them is run."

@@ -7,14 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, gpu_keys, parse
-from estimator.search.remedies import Remedy, cheapest_change
+from estimator.search.remedies import cheapest_change
 from estimator.values.refusals import InputError
-from estimator.values.results import Estimate
+from estimator.values.results import DOES_NOT_FIT, FITS, NOT_READ, Estimate, Remedy
 from estimator.values.specs import Model, Verdict
-
-FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
-"""Exit statuses; several runs exit with the highest. Tight counts as not fitting."""
-
 
 OF_NO_RUN = ("is no config that is known here", "must be keys with values", "trains nothing")
 """Problems that readers report for a valid file that is not a config: rows of data, another program's settings."""

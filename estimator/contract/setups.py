@@ -28,8 +28,6 @@ from estimator.parallel.combinations import (
 )
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
-from estimator.search.remedies import Remedy
-from estimator.search.vllm_share import UtilisationSearch
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
@@ -45,7 +43,7 @@ from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
 from estimator.values.range import Range
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
-from estimator.values.results import Estimate, OnDevice
+from estimator.values.results import Estimate, OnDevice, Remedy, UtilisationSearch
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     GENERATION_PHASES,

@@ -9,11 +9,9 @@ from estimator.answer.overflow import runs_out
 from estimator.answer.verdict import beyond_the_step
 from estimator.parallel.offload import offloads
 from estimator.resident.stored import checkpoint_bytes
-from estimator.search.remedies import Remedy
-from estimator.search.vllm_share import UtilisationSearch
 from estimator.step import reserved
 from estimator.values.range import Range
-from estimator.values.results import Estimate
+from estimator.values.results import Estimate, Remedy, UtilisationSearch
 from estimator.values.specs import Component, Verdict
 
 GIB = 2**30

@@ -23,16 +23,13 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.rotary import Rotary, Tables, rotate
-from estimator.families.weights import (
-    adapter_tensors,
-    elements,
-    weight_width,
-)
+from estimator.families.weights import adapter_tensors, weight_width
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, attention
 from estimator.tape.float8 import converts, linear_float8
 from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.arithmetic import elements
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
 

@@ -16,7 +16,7 @@ from estimator.families.modules import (
 )
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Model
@@ -26,18 +26,6 @@ QUANTIZATION_BLOCK = 64
 """Elements that share one absmax: bitsandbytes 0.50, functional.py, ``quantize_4bit(blocksize=64)`` on CUDA."""
 NESTED_BLOCK = 256
 """Absmax values that share one second absmax under double quantisation: ``quantize_blockwise(blocksize=256)``."""
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape.
-
-    >>> elements((4096, 1024))
-    4194304
-    """
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def unquantized_width(setup: TrainingSetup) -> int:

@@ -46,3 +46,19 @@ def longest_row(model: Model, setup: TrainingSetup) -> int:
     return (
         setup.generation.vllm_max_model_length or model.max_position_embeddings or row_tokens(setup)
     )
+
+
+def mean_row(setup: TrainingSetup) -> int:
+    """Tokens of a row on average (a count): as said, but more than the prompt and no more than a whole row."""
+    given = setup.run.mean_tokens_per_example or row_tokens(setup)
+    return max(prompt_tokens(setup) + 1, min(given, row_tokens(setup)))
+
+
+def mean_completion(setup: TrainingSetup) -> int:
+    """Tokens of a completion on average (a count): of ``mean_tokens_per_example`` what the prompt leaves.
+
+    >>> given = TrainingSetup(objective="grpo", max_length=1024, max_completion_length=512, mean_tokens_per_example=640)
+    >>> mean_completion(given)
+    128
+    """
+    return mean_row(setup) - prompt_tokens(setup)

@@ -17,7 +17,7 @@ from estimator.inference.colocation import colocated_engine, engine_of_server, p
 from estimator.inference.engine import WIDTH
 from estimator.inference.generate import compute_width
 from estimator.inference.kv_cache import sequence_bytes
-from estimator.inference.rows import row_tokens, rows_at_once
+from estimator.inference.rows import mean_completion, mean_row, row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
 from estimator.inference.trainer_beside import between_steps, offloaded_bytes
 from estimator.objectives.batch import prompt_tokens
@@ -93,7 +93,7 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
     time = run_time(model, gpu, setup, whole)
     if not setup.task.objective.generates:
         return time
-    mean = _mean_row(setup)
+    mean = mean_row(setup)
     parts = time.parts
     if mean < row_tokens(setup) and setup.run.mfu is None:
         shorter = setup.replace(
@@ -116,21 +116,6 @@ def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> Ru
         total_steps=math.ceil(steps * setup.run.num_train_epochs),
         tokens_per_step=float(setup.effective_batch_size * mean),
     )
-
-
-def _mean_row(setup: TrainingSetup) -> int:
-    given = setup.run.mean_tokens_per_example or row_tokens(setup)
-    return max(prompt_tokens(setup) + 1, min(given, row_tokens(setup)))
-
-
-def mean_completion(setup: TrainingSetup) -> int:
-    """Tokens of a completion on average (a count): of ``mean_tokens_per_example`` what the prompt leaves.
-
-    >>> given = TrainingSetup(objective="grpo", max_length=1024, max_completion_length=512, mean_tokens_per_example=640)
-    >>> mean_completion(given)
-    128
-    """
-    return _mean_row(setup) - prompt_tokens(setup)
 
 
 def generations_per_step(batch: Batch, task: Task) -> float:

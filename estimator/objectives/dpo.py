@@ -6,11 +6,9 @@ arithmetic on two numbers a pair.
 
 from __future__ import annotations
 
-from estimator.objectives.dropout import without_dropout
-from estimator.objectives.forward import Loaded, Pass
-from estimator.objectives.step import Step
+from estimator.objectives.forward import Pass
+from estimator.objectives.step import Step, as_reference, load_reference
 from estimator.objectives.whole_logits import ask, measure
-from estimator.values.specs import Phase
 
 
 def dpo(step: Step) -> None:
@@ -32,24 +30,3 @@ def dpo(step: Step) -> None:
         step.backward(loss)
     step.end()
     del ids, mask, completions, labels
-
-
-def load_reference(step: Step) -> Loaded | None:
-    """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
-    return step.load(without_dropout(step.trained.model)) if step.setup.keeps_reference else None
-
-
-def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:
-    """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
-
-    Source: trl 1.16, trainer/utils.py, ``use_adapter``.
-    """
-    return Pass(
-        reference or step.trained,
-        rows,
-        step.setup.batch.max_length,
-        grad=False,
-        phase=Phase.REFERENCE,
-        label="reference",
-        adapters=reference is not None,
-    )

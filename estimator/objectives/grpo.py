@@ -1,18 +1,19 @@
 """GRPO's training step: completions that were generated are scored without gradients where needed, then trained on.
 
-Generation is no part of it: what it needs is not counted.
+RLOO's is the same, but old log-probabilities are always asked for, and by default a reference: ``scores_policy`` and
+``asks_reference`` say so. Generation is no part of it: what it needs is not counted.
 
 Source: trl 1.16, trainer/grpo_trainer.py, ``_generate_and_score_completions``, ``_get_per_token_logps_and_entropies``
-and ``_compute_loss``. Every loss type is arithmetic on a few numbers a token of the completion. verl's step has the
-same passes: verl 0.9.1, workers/engine_workers.py, ``compute_log_prob``, ``compute_ref_log_prob``, ``update_actor``.
+and ``_compute_loss``; trainer/rloo_trainer.py, the same methods; trainer/rloo_config.py (``beta`` 0.05). Every loss
+type is arithmetic on a few numbers a token of the completion. verl's step has the same passes: verl 0.9.1,
+workers/engine_workers.py, ``compute_log_prob``, ``compute_ref_log_prob``, ``update_actor``.
 """
 
 from __future__ import annotations
 
 from estimator.objectives.batch import scores_policy
-from estimator.objectives.dpo import as_reference, load_reference
 from estimator.objectives.forward import Pass
-from estimator.objectives.step import Step
+from estimator.objectives.step import Step, as_reference, load_reference
 from estimator.objectives.whole_logits import ask
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Phase

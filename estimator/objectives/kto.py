@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from estimator.families.liger import loss_of
 from estimator.objectives.batch import asks_kl
-from estimator.objectives.dpo import as_reference, load_reference
 from estimator.objectives.forward import Pass
-from estimator.objectives.step import Step
+from estimator.objectives.step import Step, as_reference, load_reference
 from estimator.objectives.whole_logits import ask, measure
 from estimator.tape.tape import LOGITS, Tensor
 from estimator.values.specs import Phase

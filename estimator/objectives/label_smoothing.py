@@ -6,8 +6,8 @@ trainer/sft_trainer.py, ``compute_loss`` (a second forward call without gradient
 
 from __future__ import annotations
 
-from estimator.objectives.causal_lm import LabelledCall
 from estimator.objectives.forward import Pass, as_logits
+from estimator.objectives.labelled_call import LabelledCall
 from estimator.objectives.step import Step
 from estimator.objectives.whole_logits import whole_logits
 from estimator.tape import operators as op

@@ -19,7 +19,6 @@ from estimator.objectives.kto import kto
 from estimator.objectives.label_smoothing import smoothed
 from estimator.objectives.orpo import orpo
 from estimator.objectives.reward import reward
-from estimator.objectives.rloo import rloo
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
 from estimator.parallel.tensor_parallel import part_of
@@ -46,7 +45,7 @@ RULES: Mapping[Objective, ObjectiveRule] = MappingProxyType(
         Objective.ORPO: ObjectiveRule(orpo, zeroes_dropout=True),
         Objective.REWARD: ObjectiveRule(reward, zeroes_dropout=True),
         Objective.GRPO: ObjectiveRule(grpo),
-        Objective.RLOO: ObjectiveRule(rloo),
+        Objective.RLOO: ObjectiveRule(grpo),
         Objective.EMBEDDING: ObjectiveRule(embedding),
         Objective.SEQUENCE_CLASSIFICATION: ObjectiveRule(sequence_classification),
     }

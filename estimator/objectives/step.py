@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from estimator.objectives.dropout import without_dropout
 from estimator.objectives.forward import ID_BYTES, Forward, Loaded, Pass
 from estimator.objectives.stack import Stack, stack_of
 from estimator.parallel.frozen import as_frozen
@@ -120,3 +121,24 @@ class Step:
 
 MicroStep = Callable[[Step], None]
 """Plays a micro-step: its passes in order, the loss, and backward where the step is trained."""
+
+
+def load_reference(step: Step) -> Loaded | None:
+    """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
+    return step.load(without_dropout(step.trained.model)) if step.setup.keeps_reference else None
+
+
+def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:
+    """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
+
+    Source: trl 1.16, trainer/utils.py, ``use_adapter``.
+    """
+    return Pass(
+        reference or step.trained,
+        rows,
+        step.setup.batch.max_length,
+        grad=False,
+        phase=Phase.REFERENCE,
+        label="reference",
+        adapters=reference is not None,
+    )

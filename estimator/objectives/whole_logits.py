@@ -14,8 +14,8 @@ trainer/utils.py, ``selective_log_softmax``; trl 1.9.0, trainer/dpo_trainer.py a
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.causal_lm import LabelledCall, causal_lm
 from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
+from estimator.objectives.labelled_call import LabelledCall
 from estimator.objectives.step import Step
 from estimator.tape import fused
 from estimator.tape import operators as op
@@ -85,26 +85,6 @@ def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
 
 CHUNK = 128
 """Positions whose entropy is computed at once: trl 1.9.0, trainer/utils.py, ``entropy_from_logits``."""
-
-
-def with_logits(step: Step) -> None:
-    """An evaluation that returns its logits: TRL's fused head makes none, so that the model is called once more.
-
-    Source: trl 1.16, trainer/sft_trainer.py, ``compute_loss`` (``return_outputs``).
-    """
-    setup = step.setup
-    if not loss_of(step.trained.model, setup).tiles_logits:
-        causal_lm(step)
-        return
-    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
-    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
-    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
-    labelled = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
-    loss, _ = labelled.run(ids, labels)
-    again = Pass(step.trained, rows, length, label="for its logits")
-    logits = whole_logits(step.call(again), ids)
-    step.end()
-    del ids, labels, padding, loss, logits
 
 
 def whole_logits(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from estimator.parallel.sharding import is_packed_sharded
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
+from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.refusals import (
@@ -662,3 +664,16 @@ def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
     if not setup.mesh.strategy.places_layers or setup.mesh.num_gpus <= setup.mesh.gpus_per_node:
         return None
     return BEYOND_ONE_MACHINE(s=setup)
+
+
+def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
+    """The keys that shard a setup over ``number`` GPUs, with the same effective batch or the next divisible one."""
+    keys = sharing(setup.mesh, way, number)
+    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
+        keys["bnb_4bit_quant_storage"] = str(setup.precision.dtype)
+    of_each = ceil_div(setup.effective_batch_size, number)
+    most = min(setup.batch.per_device_train_batch_size, of_each)
+    batch = next(size for size in range(most, 0, -1) if of_each % size == 0)
+    keys["per_device_train_batch_size"] = batch
+    keys["gradient_accumulation_steps"] = of_each // batch
+    return {key: value for key, value in keys.items() if setup.value(key) != value}

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from estimator.families.block import Block
 from estimator.families.liger import loss_of
-from estimator.families.weights import elements
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, idle_tensors, trainable_tensors, unsharded
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor
-from estimator.values.arithmetic import allocated
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from estimator.families.block import Block
 from estimator.families.modules import is_quantized, weight_shapes
-from estimator.families.weights import buffer_bytes, elements
+from estimator.families.weights import buffer_bytes
 from estimator.parallel.fsdp1 import (
     FlatUnit,
     flat_bytes,
@@ -40,7 +40,7 @@ from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks
 from estimator.resident.model import weight_bytes
 from estimator.tape.tape import COMMUNICATION, WEIGHTS, Storage, Tape, Tensor
-from estimator.values.arithmetic import allocated
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision, Model, Offload

@@ -22,7 +22,6 @@ from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_shapes,
     adapter_width,
-    elements,
     packed_bytes,
     scale_bytes,
     unquantized_width,
@@ -40,7 +39,7 @@ from estimator.tape.tape import (
     Tape,
     Tensor,
 )
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal

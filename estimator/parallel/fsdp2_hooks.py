@@ -17,7 +17,7 @@ from estimator.families.counts import outer_modules
 from estimator.families.liger import loss_of
 from estimator.families.modules import Linear, is_quantized
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.weights import buffer_bytes, elements, packed_bytes
+from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.parameter_order import modules_in_order
@@ -44,7 +44,7 @@ from estimator.parallel.sharding import (
 from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
 from estimator.tape import operators as op
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup

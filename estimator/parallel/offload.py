@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from estimator.families.adapters import is_trained_whole
 from estimator.families.modules import is_quantized, weight_shapes
-from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
+from estimator.families.weights import FLOAT32_BYTES, packed_bytes
 from estimator.parallel.sharding import (
     fsdp_groups,
     is_packed_sharded,
@@ -34,7 +34,7 @@ from estimator.parallel.zero import (
     width,
 )
 from estimator.tape.symbols import next_power_of_2
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation

@@ -20,14 +20,13 @@ from estimator.families.weights import (
     adapter_shapes,
     adapter_tensors,
     adapter_width,
-    elements,
     packed_bytes,
     scale_bytes,
     tensors_bytes,
     unquantized_width,
 )
 from estimator.resident.optimizer import Trainable
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal

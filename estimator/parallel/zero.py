@@ -24,7 +24,6 @@ from estimator.families.vision_family import sees, vision_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_shapes,
-    elements,
     packed_bytes,
     quantized_bytes,
     scale_bytes,
@@ -45,7 +44,7 @@ from estimator.tape.tape import (
     Tensor,
     WholeWeight,
 )
-from estimator.values.arithmetic import Operation, allocated, ceil_div, larger, smaller
+from estimator.values.arithmetic import Operation, allocated, ceil_div, elements, larger, smaller
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
 from estimator.rehearse import running, text
 from estimator.rehearse.beside import beside
 from estimator.rehearse.card import card_named, told
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.values.refusals import InputError
+from estimator.values.results import DOES_NOT_FIT, FITS, NOT_READ
 
 STEPS = 4
 """The second step finds the blocks of the first; what changes afterwards, such as a longer row, shows in more steps."""

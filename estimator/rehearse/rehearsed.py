@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ
 from estimator.rehearse.asked import DeviceRequests, read_devices
 from estimator.rehearse.ledger import TensorKind, ledger
 from estimator.rehearse.lines import CodeLine, line_of
 from estimator.rehearse.phases import ORDER, PhaseEnd
+from estimator.values.results import DOES_NOT_FIT, FITS, NOT_READ
 
 RAN_OUT = "OutOfMemoryError"
 

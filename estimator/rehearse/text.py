@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from estimator.check.judged import NOT_READ
 from estimator.contract.links import RehearsedPeaks, write_link, write_rehearsal
 from estimator.contract.text import amount, gib
 from estimator.rehearse.asked import MadeAt
@@ -15,7 +14,7 @@ from estimator.rehearse.card import smallest_card, usable_bytes
 from estimator.rehearse.ledger import KEPT, KINDS, kept
 from estimator.rehearse.phases import LOADING, ORDER
 from estimator.rehearse.rehearsed import FailedAllocation, Rehearsed, status_of
-from estimator.values.results import Estimate
+from estimator.values.results import NOT_READ, Estimate
 from estimator.values.specs import Gpu
 
 AGREES = 0.01

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from estimator.families.weights import elements
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.specs import Dtype, Optimizer
 
 EIGHT_BIT_BLOCK = 256

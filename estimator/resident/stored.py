@@ -7,13 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.modules import Bare, Linear, Module, is_quantized, weight_shapes
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    NESTED_BLOCK,
-    QUANTIZATION_BLOCK,
-    elements,
-)
-from estimator.values.arithmetic import ceil_div
+from estimator.families.weights import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK
+from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, Scales, StorageRule
 from estimator.values.refusals import InputError

@@ -10,7 +10,7 @@ from functools import lru_cache
 from estimator.families.counts import outer_modules
 from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.towers import made_modules
-from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
+from estimator.families.weights import FLOAT32_BYTES, packed_bytes
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.sharding import (
     TrainedTensor,
@@ -40,7 +40,7 @@ from estimator.run.sharded_saving import (
     zero_replicated,
 )
 from estimator.step.timeline import structure
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload, Phase

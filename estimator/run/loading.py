@@ -17,7 +17,6 @@ from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
     buffers,
-    elements,
     tensors_bytes,
     tower_buffers,
 )
@@ -25,7 +24,7 @@ from estimator.parallel.strategies import at_rest
 from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
 from estimator.values.results import Moment

@@ -12,7 +12,6 @@ from estimator.families.weights import (
     QUANTIZATION_BLOCK,
     adapter_tensors,
     adapter_width,
-    elements,
     quantized_bytes,
     tensors_bytes,
     unquantized_width,
@@ -21,7 +20,7 @@ from estimator.resident.model import Alike, Resident, trainable_tensors
 from estimator.resident.optimizer import state_rule
 from estimator.run.loading import gate_up_stacks
 from estimator.time.lengths import lengths
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from estimator.answer.estimate import need
-from estimator.parallel.combinations import refusal, sharing
-from estimator.parallel.sharding import is_packed_sharded
+from estimator.parallel.combinations import refusal, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
-from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 from estimator.values.strategies import Strategy
@@ -92,19 +90,6 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
         return smallest_gpu(model, cards, setup)
     except ValueError:
         return None
-
-
-def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
-    """The keys that shard a setup over ``number`` GPUs, with the same effective batch or the next divisible one."""
-    keys = sharing(setup.mesh, way, number)
-    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
-        keys["bnb_4bit_quant_storage"] = str(setup.precision.dtype)
-    of_each = ceil_div(setup.effective_batch_size, number)
-    most = min(setup.batch.per_device_train_batch_size, of_each)
-    batch = next(size for size in range(most, 0, -1) if of_each % size == 0)
-    keys["per_device_train_batch_size"] = batch
-    keys["gradient_accumulation_steps"] = of_each // batch
-    return {key: value for key, value in keys.items() if setup.value(key) != value}
 
 
 def _more(setup: TrainingSetup, way: Strategy) -> Iterator[dict[str, Any]]:

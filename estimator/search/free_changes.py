@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from estimator.families.liger import fuses_head, loss_of
 from estimator.families.vision_family import masks_text
-from estimator.parallel.combinations import ADAM, OFFLOADS
+from estimator.parallel.combinations import ADAM, OFFLOADS, sharing_keys
 from estimator.parallel.network import joins
 from estimator.resident.optimizer import RULES
-from estimator.search.fewest_gpus import sharing_keys
 from estimator.search.image_changes import tower_checkpoints
 from estimator.step.reserved import is_replayed
 from estimator.values.facets.computation import Computation

@@ -32,7 +32,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.methods import Method
-from estimator.values.results import Estimate
+from estimator.values.results import Estimate, Remedy
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Gpu, MixedPrecision, Model, Offload, Optimizer, Verdict
 from estimator.values.strategies import Strategy
@@ -53,24 +53,6 @@ SHORTEST_ROW = 1024
 """Tokens of a packed row that a remedy still offers: ours."""
 SHORTEST_COMPLETION = 64
 """Tokens of a completion that a remedy still offers: ours."""
-
-
-class Remedy(NamedTuple):
-    """A change, or several together, that makes the setup fit."""
-
-    title: str
-    price: str
-    keys: Keys
-    """Keys to set, by the contract's names."""
-    saved_bytes: int
-    """Reduction of the need's high end per GPU; 0 for a larger GPU."""
-    need_high_bytes: int
-    """High end of the need per GPU after the change."""
-
-    @property
-    def text(self) -> str:
-        """Title and price in one line."""
-        return f"{self.title}. {self.price}"
 
 
 def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:

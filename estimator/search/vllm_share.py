@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from estimator.answer.estimate import estimate
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import least_hundredths
 from estimator.inference.refusals import check_generation
 from estimator.objectives.registry import as_trained
-from estimator.values.range import Range
 from estimator.values.refusals import CONTRADICTION, InputError, Refusal
+from estimator.values.results import Utilisation, UtilisationSearch
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Verdict
+from estimator.values.specs import Gpu, Model
 
 HUNDREDTHS = 100
 NOT_COLOCATED = Refusal(
     "A share of the GPU is chosen where vLLM is on the GPUs that train; set use_vllm, and vllm_mode to colocate.",
     CONTRADICTION,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilisation:
-    """One value of ``vllm_gpu_memory_utilization``."""
-
-    utilisation: float
-    verdict: Verdict | None
-    """None: vLLM does not start."""
-    need_low_bytes: int = 0
-    need_high_bytes: int = 0
-    rows_low: int = 0
-    """Rows of full length that are generated at once, of those of a generation."""
-    rows_high: int = 0
-    step_seconds: Range[float] | None = None
-    """None where no time is given."""
-    refusal: str = ""
-    """Why vLLM does not start, in one sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UtilisationSearch:
-    """What each share does, and the three numbers that matter; None where there is none."""
-
-    rows: int
-    """Rows that vLLM is given at once."""
-    shares: tuple[Utilisation, ...]
-
-    @property
-    def starts(self) -> float | None:
-        """The smallest with which vLLM starts and all fits."""
-        return next((share.utilisation for share in self._fitting), None)
-
-    @property
-    def largest(self) -> float | None:
-        """The largest with which both fit."""
-        return next((share.utilisation for share in reversed(self._fitting)), None)
-
-    def holding(self, rows: int | None = None) -> float | None:
-        """The smallest that fits with which so many rows (all, if None) are held at once, so that none is preempted."""
-        asked = self.rows if rows is None else rows
-        return next((share.utilisation for share in self._fitting if share.rows_low >= asked), None)
-
-    @property
-    def advised(self) -> float | None:
-        """The number to type: the smallest that holds all rows, else the largest that fits."""
-        held = self.holding()
-        return self.largest if held is None else held
-
-    @property
-    def _fitting(self) -> list[Utilisation]:
-        return [share for share in self.shares if share.verdict is Verdict.FITS and share.rows_low]
 
 
 def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> UtilisationSearch:

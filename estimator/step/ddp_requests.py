@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from estimator.families.counts import tied_head
 from estimator.families.modules import weight_shapes
-from estimator.families.weights import adapter_tensors, elements, weight_width
+from estimator.families.weights import adapter_tensors, weight_width
 from estimator.parallel.ddp import finds_unused
 from estimator.parallel.parameter_order import modules_in_order
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, NO_LIMIT, TAKE, Request
-from estimator.values.arithmetic import allocated
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 

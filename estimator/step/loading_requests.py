@@ -14,7 +14,6 @@ from estimator.families.weights import (
     QUANTIZATION_BLOCK,
     AdapterTensor,
     adapter_tensors,
-    elements,
     module_bytes,
     packed_bytes,
     weight_width,
@@ -59,7 +58,7 @@ from estimator.step.zero_requests import (
     has_shards,
     sharded,
 )
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.objective import Task

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    elements,
-)
+from estimator.families.weights import FLOAT32_BYTES
 from estimator.resident.model import (
     Resident,
 )
@@ -23,7 +20,7 @@ from estimator.step.blocks import (
 )
 from estimator.step.request_keys import STEPPED, Keys, scratch, taken
 from estimator.tape.scratch import Card, rows_summed
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.specs import Optimizer
 

@@ -14,7 +14,6 @@ from estimator.families.weights import (
     adapter_shapes,
     adapter_width,
     buffer_bytes,
-    elements,
     unquantized_width,
 )
 from estimator.parallel.fsdp1 import (
@@ -38,7 +37,7 @@ from estimator.parallel.sharding import (
 )
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, GIVE_ALL, TAKE, Request
-from estimator.values.arithmetic import allocated
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload

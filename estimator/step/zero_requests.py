@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from estimator.families.counts import outer_modules
 from estimator.families.modules import is_after_layers
-from estimator.families.weights import FLOAT32_BYTES, elements
+from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.parameter_order import At, Trained, trained_in_order
 from estimator.parallel.zero import (
     NORM_PART,
@@ -27,7 +27,7 @@ from estimator.parallel.zero import (
 )
 from estimator.resident.optimizer import Trainable, state_tensors, step_transient
 from estimator.step.blocks import EMPTY, GIVE, GIVE_ALL, TAKE, TAKE_ONCE, Request
-from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation

@@ -12,7 +12,7 @@ from estimator.families.counts import experts_run, layer_model
 from estimator.families.liger import loss_of
 from estimator.objectives.batch import passed_rows
 from estimator.time.flops import Matrices, is_eager, matrices, scored_share
-from estimator.time.rates import BANDWIDTH_SHARE, Rates, width_of
+from estimator.time.rates import BACKWARD_TRAFFIC, BANDWIDTH_SHARE, Rates, width_of
 from estimator.time.traffic import Traffic, traffic
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
@@ -64,8 +64,6 @@ SCORE_BYTES = 24
 product 2. transformers 5.23, ``eager_attention_forward``."""
 FUSED_SCORE_BYTES = 8
 """The same at best: written, read by the softmax, written, read."""
-BACKWARD_TRAFFIC = 2
-"""Backward over forward traffic: a gradient read and written for every value, and the value read again. derived."""
 
 
 class BetweenProducts(NamedTuple):

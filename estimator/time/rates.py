@@ -59,6 +59,10 @@ BANDWIDTH_SHARE = Range(0.8, 1.0)
 """Share of the memory bandwidth that PyTorch's elementwise kernels reach. Slow end: our assumption."""
 
 
+BACKWARD_TRAFFIC = 2
+"""Backward over forward traffic: a gradient read and written for every value, and the value read again. derived."""
+
+
 class Rates(NamedTuple):
     """Rates of a GPU."""
 

@@ -152,3 +152,15 @@ def total(numbers: Iterable[float]) -> float:
         return math.fsum(listed)
     except TypeError:
         return sum(listed)
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape.
+
+    >>> elements((4096, 1024))
+    4194304
+    """
+    product = 1
+    for size in shape:
+        product *= size
+    return product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from estimator.values.range import Range, summed
 from estimator.values.setup import TrainingSetup
@@ -296,3 +296,77 @@ class Estimate:
         """Capacity minus the high end of the need; negative if it does not fit. Requires a GPU."""
         assert self.gpu is not None
         return self.gpu.memory_bytes - self.need_high_bytes
+
+
+class Remedy(NamedTuple):
+    """A change, or several together, that makes the setup fit."""
+
+    title: str
+    price: str
+    keys: Mapping[str, Any]
+    """Keys to set, by the contract's names."""
+    saved_bytes: int
+    """Reduction of the need's high end per GPU; 0 for a larger GPU."""
+    need_high_bytes: int
+    """High end of the need per GPU after the change."""
+
+    @property
+    def text(self) -> str:
+        """Title and price in one line."""
+        return f"{self.title}. {self.price}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """One value of ``vllm_gpu_memory_utilization``."""
+
+    utilisation: float
+    verdict: Verdict | None
+    """None: vLLM does not start."""
+    need_low_bytes: int = 0
+    need_high_bytes: int = 0
+    rows_low: int = 0
+    """Rows of full length that are generated at once, of those of a generation."""
+    rows_high: int = 0
+    step_seconds: Range[float] | None = None
+    """None where no time is given."""
+    refusal: str = ""
+    """Why vLLM does not start, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationSearch:
+    """What each share does, and the three numbers that matter; None where there is none."""
+
+    rows: int
+    """Rows that vLLM is given at once."""
+    shares: tuple[Utilisation, ...]
+
+    @property
+    def starts(self) -> float | None:
+        """The smallest with which vLLM starts and all fits."""
+        return next((share.utilisation for share in self._fitting), None)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest with which both fit."""
+        return next((share.utilisation for share in reversed(self._fitting)), None)
+
+    def holding(self, rows: int | None = None) -> float | None:
+        """The smallest that fits with which so many rows (all, if None) are held at once, so that none is preempted."""
+        asked = self.rows if rows is None else rows
+        return next((share.utilisation for share in self._fitting if share.rows_low >= asked), None)
+
+    @property
+    def advised(self) -> float | None:
+        """The number to type: the smallest that holds all rows, else the largest that fits."""
+        held = self.holding()
+        return self.largest if held is None else held
+
+    @property
+    def _fitting(self) -> list[Utilisation]:
+        return [share for share in self.shares if share.verdict is Verdict.FITS and share.rows_low]
+
+
+FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
+"""Exit statuses; several runs exit with the highest. Tight counts as not fitting."""

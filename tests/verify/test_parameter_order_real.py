@@ -12,8 +12,8 @@ import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
 from estimator.contract.setups import parse
-from estimator.families.weights import elements
 from estimator.parallel.parameter_order import trained_in_order
+from estimator.values.arithmetic import elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
