@@ -56,6 +56,32 @@ def test_small_tensors_and_embeddings_have_float32_states() -> None:
         assert states(optim, table) == (number * 4 * N, 0)
 
 
+@pytest.mark.parametrize(
+    ("optim", "codes", "values", "between"),
+    [
+        (Optimizer.ADAMW_TORCH_8BIT, N, 256, 2 * 4 * N),
+        (Optimizer.ADAMW_TORCH_4BIT, N // 2, 16, 2 * (4 + 8) * N),
+    ],
+)
+def test_torchao_packs_matrices_and_unpacks_one_at_a_time(
+    optim: Optimizer, codes: int, values: int, between: int
+) -> None:
+    # AdamW8bit and AdamW4bit of torchao 0.18 stepped on PyTorch's CUDA build: 2.0314 and 1.0313 bytes an element of a
+    # 4096 x 4096 matrix; between: the buffers in the code that torch 2.13's inductor writes for single_param_adam
+    scales, table = 4 * N // 256, max(4 * values, 512)
+    assert states(optim) == (2 * (codes + scales + table), 0)
+    assert step_transient([BIG, BIG], optim, None) == 2 * scales + between
+
+
+def test_torchao_leaves_small_and_odd_tensors_as_they_are() -> None:
+    odd = Trainable((700, 513), 2, 1)  # no whole number of blocks of 256
+    for tensor in (SMALL, odd):
+        each = -(-tensor.shape[0] * (513 if tensor is odd else 1) * 2 // 512) * 512
+        assert states(Optimizer.ADAMW_TORCH_8BIT, tensor) == (2 * each, 0)
+    vector = Trainable((65_536,), 2, 1)  # packed, and its step is one kernel
+    assert step_transient([SMALL, odd, vector], Optimizer.ADAMW_TORCH_8BIT, None) == 0
+
+
 def test_paged_optimizers_page_large_states_but_never_scales() -> None:
     # bitsandbytes 0.50, optimizer.py: get_state_buffer for state1, torch.zeros for absmax1
     assert states(Optimizer.PAGED_LION_32BIT) == (0, 4 * N)

@@ -26,13 +26,16 @@ from estimator.rehearse.on_path.headroom_inside import (
     build,
     card,
     computed,
+    kernels,
     record,
     saving,
     trainers,
 )
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.rehearse.text import AGREES, RehearsalAnswer, as_json, describe, link, needed
+from estimator.resident.optimizer import Trainable, between_kernels
 from estimator.values.refusals import InputError
+from estimator.values.specs import Optimizer
 
 GIB = 2**30
 
@@ -540,3 +543,31 @@ def test_rehearsed_public_scripts_agree_with_their_estimates_or_say_of_what_they
     assert sum(error <= AGREES for error in errors) >= 0.9 * len(errors)
     far = [row for row in rows if not row["error"] or abs(float(row["error"])) > AGREES]
     assert [row["id"] for row in far if not row["sentence"]] == []
+
+
+@pytest.mark.parametrize(
+    ("optim", "codes"),
+    [(Optimizer.ADAMW_TORCH_8BIT, 4096 * 64), (Optimizer.ADAMW_TORCH_4BIT, 4096 * 32)],
+)
+def test_a_low_bit_step_takes_what_the_estimate_takes(
+    monkeypatch: pytest.MonkeyPatch, optim: Optimizer, codes: int
+) -> None:
+    taken: list[int] = []
+    torch = SimpleNamespace(
+        float32=4,
+        int64=8,
+        nn=SimpleNamespace(Module=type),
+        compile=lambda *_, **__: None,
+        empty=lambda size, dtype, device: taken.append(size * dtype),
+    )
+    kernels.compile_nothing(torch)
+
+    def single_param_adam() -> None: ...
+
+    monkeypatch.setattr(single_param_adam, "__module__", "torchao.optim.adam")
+    weight = SimpleNamespace(dim=lambda: 2, numel=lambda: 4096 * 64, device="cuda")
+    moment = SimpleNamespace(
+        codes=SimpleNamespace(numel=lambda: codes), scale=SimpleNamespace(numel=lambda: 1024)
+    )
+    torch.compile(single_param_adam)(weight, None, None, moment)
+    assert tuple(taken) == between_kernels(Trainable((4096, 64), 2, 1), optim)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from estimator.parallel.sharding import is_packed_sharded
-from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
+from estimator.resident.optimizer import LOW_BIT_OPTIMIZERS, LOW_RANK_OPTIMIZERS
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
@@ -418,7 +418,10 @@ RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.optimisation.optimizer_in_bwd and s.optimisation.optim in LOW_RANK_OPTIMIZERS,
+        lambda s: (
+            s.optimisation.optimizer_in_bwd
+            and s.optimisation.optim in LOW_RANK_OPTIMIZERS | LOW_BIT_OPTIMIZERS
+        ),
         "optim {s.optimisation.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),

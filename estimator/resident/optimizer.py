@@ -85,6 +85,23 @@ def _bitsandbytes(*buffers: int, eight_bit: bool = False, paged: bool = False) -
     return states
 
 
+def _torchao(bits: int) -> Rule:
+    """Two moments of codes, a scale for each block and a table of all values; of small or odd tensors, as they are."""
+
+    def states(tensor: Trainable, width: int) -> StateTensors:
+        count = elements(tensor.shape)
+        if not _in_blocks(count):
+            return StateTensors((allocated(count * tensor.width),) * 2)
+        sizes = bits * count // 8, 4 * count // EIGHT_BIT_BLOCK, 4 * 2**bits
+        return StateTensors(tuple(map(allocated, sizes)) * 2)
+
+    return states
+
+
+def _in_blocks(count: int) -> bool:
+    return count >= EIGHT_BIT_MINIMUM and count % EIGHT_BIT_BLOCK == 0
+
+
 def _adafactor(tensor: Trainable, width: int) -> StateTensors:
     # float32 means of rows and of columns, or of every element, and the root of the weight's mean square, a scalar:
     # transformers 5.23, optimization.py, Adafactor.step (beta1 None: no first moment; state["RMS"])
@@ -210,6 +227,8 @@ class OptimizerRule:
     """Whether one kernel reads and writes each weight once."""
     starts_with_states: bool = False
     """Whether states are made with the optimizer: torch 2.13, optim/adagrad.py, ``__init__``."""
+    between_kernels: tuple[int, ...] = ()
+    """Of a compiled step, the tensors between its kernels, one matrix after the other: bytes of an element of each."""
     decomposes: bool = False
     """Whether a projection is renewed by singular values, for which cuSOLVER takes a workspace."""
 
@@ -223,6 +242,11 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.ADAMW_BNB_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True)),
     Optimizer.PAGED_ADAMW_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True, paged=True)),
     Optimizer.PAGED_ADAMW_32BIT: OptimizerRule(_bitsandbytes(1, 1, paged=True)),
+    # what inductor writes for a matrix: both moments in float32, and for 4 bits the codes of both as int64
+    Optimizer.ADAMW_TORCH_8BIT: OptimizerRule(_torchao(8), is_fused=False, between_kernels=(4, 4)),
+    Optimizer.ADAMW_TORCH_4BIT: OptimizerRule(
+        _torchao(4), is_fused=False, between_kernels=(4, 4, 8, 8)
+    ),
     Optimizer.ADAFACTOR: OptimizerRule(_adafactor, sums_rows=True, is_fused=False),
     Optimizer.SGD: OptimizerRule(_of_the_parameter(0)),
     Optimizer.SGD_MOMENTUM: _PYTORCH(_of_the_parameter(1)),
@@ -253,6 +277,9 @@ PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("
 LOW_RANK_OPTIMIZERS = frozenset({Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW})
 """Optimizers that keep states of projected gradients."""
 
+LOW_BIT_OPTIMIZERS = frozenset(optimizer for optimizer in RULES if RULES[optimizer].between_kernels)
+"""torchao's, whose compiled step unpacks one tensor's states at a time."""
+
 
 def state_rule(optim: Optimizer) -> Rule:
     """The rule for one tensor's states in bytes, resident and paged.
@@ -269,13 +296,15 @@ def optimizer_states(
 
     AdamW keeps two tensors, SGD with momentum, RMSprop and Adagrad one in the parameter's dtype; bitsandbytes'
     optimizers always use float32; the 8-bit ones use 1 + 4/256 bytes per element of a state, but float32 for small
-    tensors and embeddings; Adafactor rows + columns in float32. Scales are never paged. GaLore and APOLLO keep AdamW's
+    tensors and embeddings; torchao's 1 + 4/256 or 1/2 + 4/256, but the parameter's dtype for small or odd tensors;
+    Adafactor rows + columns in float32. Scales are never paged. GaLore and APOLLO keep AdamW's
     two of a linear's gradient projected to rank 128, and the projector, which in float32 is a view of all singular
     vectors.
 
     Source: torch 2.13, optim/adam.py, sgd.py, rmsprop.py and adagrad.py; bitsandbytes 0.50, optim/optimizer.py,
     ``init_state`` and ``get_state_buffer``, and optim/ademamix.py; schedulefree 1.4.1; torch-optimi 0.3.3; galore-torch
     1.0, adamw.py and galore_projector.py; apollo-torch 1.0.3, apollo.py and random_projector.py;
+    torchao 0.18, optim/adam.py, ``_new_buffer``, subclass_8bit.py and subclass_4bit.py, ``zeros``;
     transformers 5.23, optimization.py, ``Adafactor``, trainer_optimizer.py (which class, with which arguments), and
     trainer.py (embeddings registered for 32-bit states).
 
@@ -313,6 +342,25 @@ def state_tensors(
     return of.states(tensor, width).resident
 
 
+def between_kernels(tensor: Trainable, optim: Optimizer) -> tuple[int, ...]:
+    """Bytes of each temporary of one tensor's compiled step, in the order in which they are taken.
+
+    Of a matrix in 8 or 4 bits the scales of both moments, and both moments in float32, before they are rounded; in 4
+    bits also both moments' codes as int64. A vector's step is one kernel.
+
+    Source: torchao 0.18, optim/adam.py, ``single_param_adam``; the code that torch 2.13's inductor writes for it.
+
+    >>> between_kernels(Trainable((1024, 1024), 2, 1), Optimizer.ADAMW_TORCH_8BIT)
+    (16384, 16384, 4194304, 4194304)
+    """
+    count = elements(tensor.shape)
+    widths = RULES[optim].between_kernels
+    if not widths or not _in_blocks(count) or len(tensor.shape) < MATRIX:
+        return ()
+    scales = (4 * count // EIGHT_BIT_BLOCK,) * 2
+    return tuple(map(allocated, (*scales, *(width * count for width in widths))))
+
+
 def step_transient(
     tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
 ) -> int:
@@ -321,8 +369,9 @@ def step_transient(
     Foreach AdamW: a square root of every second moment at once; Adagrad: also the scaled gradients. Adafactor, whose
     tensors come in the order of its loop: float32 copies of one tensor's gradient and weight and two working tensors,
     16 bytes per element (8 if they already are float32), beside the update of the tensor before. Fused and
-    bitsandbytes' kernels: none. GaLore, in a step that updates its projectors: float32 copy, singular vectors and
-    values of the largest matrix, plus leftovers of the previous tensor; APOLLO: only the copy.
+    bitsandbytes' kernels: none. torchao's: what ``between_kernels`` says of the largest matrix. GaLore, in a step that
+    updates its projectors: float32 copy, singular vectors and values of the largest matrix, plus leftovers of the
+    previous tensor; APOLLO: only the copy.
 
     Leaves out: cuSOLVER's scratch memory in GaLore's decomposition.
 
@@ -343,4 +392,4 @@ def step_transient(
         return copies * each
     if RULES[optim].sums_rows:
         return _adafactor_step(tensors)
-    return 0
+    return max(sum(between_kernels(tensor, optim)) for tensor in tensors)

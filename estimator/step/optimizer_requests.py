@@ -9,7 +9,13 @@ from estimator.families.weights import FLOAT32_BYTES
 from estimator.resident.model import (
     Resident,
 )
-from estimator.resident.optimizer import RULES, Trainable, state_tensors
+from estimator.resident.optimizer import (
+    LOW_BIT_OPTIMIZERS,
+    RULES,
+    Trainable,
+    between_kernels,
+    state_tensors,
+)
 from estimator.step.blocks import (
     GIVE,
     GIVE_ALL,
@@ -69,12 +75,15 @@ def optimizer_step(
             sizes = state_tensors(tensor, optim, width)
             key = keys.new(len(sizes))
             yield from (Request(TAKE_ONCE, key + at, size) for at, size in enumerate(sizes) if size)
+            if between := between_kernels(tensor, optim):
+                yield from (Request(TAKE, STEPPED, size) for size in between)
+                yield Request(GIVE_ALL, STEPPED)
         each = width.bytes if width else None
         for tensor in group:
             size = allocated(elements(tensor.shape) * (each or tensor.width))
             yield from (Request(TAKE, STEPPED, size) for _ in range(copies))
         yield Request(GIVE_ALL, STEPPED)
-    if resident.transient and not copies:
+    if resident.transient and not copies and optim not in LOW_BIT_OPTIMIZERS:
         yield Request(TAKE, STEPPED, allocated(resident.transient))
         yield Request(GIVE_ALL, STEPPED)
 

@@ -76,6 +76,8 @@ class Optimizer(StrEnum):
     ADAMW_BNB_8BIT = "adamw_bnb_8bit"
     PAGED_ADAMW_8BIT = "paged_adamw_8bit"
     PAGED_ADAMW_32BIT = "paged_adamw_32bit"
+    ADAMW_TORCH_8BIT = "adamw_torch_8bit"
+    ADAMW_TORCH_4BIT = "adamw_torch_4bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
     SGD_MOMENTUM = "sgd_momentum"

@@ -22,8 +22,6 @@ _OPTIM = Choice(
         "adalomo",
         "adamw_anyprecision",
         "adamw_apex_fused",
-        "adamw_torch_4bit",
-        "adamw_torch_8bit",
         "apollo_adamw_layerwise",
         "galore_adafactor",
         "galore_adafactor_layerwise",

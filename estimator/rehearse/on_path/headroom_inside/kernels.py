@@ -29,6 +29,8 @@ def compile_nothing(torch: Any) -> None:
 
     @functools.wraps(compiled)
     def left(what: Any = None, *told: Any, **named: Any) -> Any:
+        if getattr(what, "__module__", "") == "torchao.optim.adam":
+            return functools.partial(_low_bit_step, torch)
         if isinstance(
             getattr(what, "__self__", what), torch.nn.Module
         ):  # not a library's own function
@@ -37,3 +39,20 @@ def compile_nothing(torch: Any) -> None:
         return compiled(what, *told, **{**named, "disable": True})
 
     torch.compile = left
+
+
+def _low_bit_step(torch: Any, p: Any, *told: Any) -> None:
+    """The compiled step of a matrix in torchao's AdamW8bit or AdamW4bit: what lies between its kernels.
+
+    Source: torchao 0.18, optim/adam.py, single_param_adam; the code that torch 2.13's inductor writes for it: scales,
+    moments in float32, and for 4 bits their codes as int64. A vector's step is one kernel.
+    """
+    moment = told[2]
+    if p.dim() < 2 or not hasattr(moment, "codes"):
+        return
+    count, scales = p.numel(), moment.scale.numel()
+    dtypes = [(scales, torch.float32)] * 2 + [(count, torch.float32)] * 2
+    if moment.codes.numel() < count:
+        dtypes += [(count, torch.int64)] * 2
+    held = [torch.empty(size, dtype=dtype, device=p.device) for size, dtype in dtypes]
+    del held
