@@ -255,9 +255,13 @@ def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
 
 
 def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    key = "peft.target_modules" if _has_peft_object(theirs) else "args.lora_target_modules"
-    given = names(theirs[key])
-    given = "all-linear" if given == ["all-linear"] else given or own_targets(theirs, so_far)
+    has_own = _has_peft_object(theirs)
+    given = names(theirs["peft.target_modules" if has_own else "args.lora_target_modules"])
+    if isinstance(given, list) and len(given) == 1 and not has_own:
+        given = given[
+            0
+        ]  # so PEFT takes one name for a pattern: trl 1.16, trainer/model_config.py:177
+    given = given or own_targets(theirs, so_far)
     return {"lora_target_modules": given} if given else {}
 
 
