@@ -25,7 +25,7 @@ from estimator.families.counts import total_parameters
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.module_tree import layer_class, module_tree
-from estimator.families.tree import LEAF, Tree, tree
+from estimator.families.modules import LEAF, Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule

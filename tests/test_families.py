@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
-from estimator.families.adapters import adapter_parameters, is_adapted
+from estimator.families.adapters import adapter_parameters, is_adapted, is_quantized
 from estimator.families.counts import (
     active_parameters,
     layer_groups,
@@ -27,14 +27,14 @@ from estimator.families.custom import resized
 from estimator.families.hf_config import model_from_config
 from estimator.families.layer_kinds import KEEPING, REUSING
 from estimator.families.liger import kernels
-from estimator.families.modules import Bare, Linear, is_quantized, weight_shapes
+from estimator.families.modules import Bare, Linear, weight_shapes
 from estimator.families.registry import BEYOND, MODELLED, NotModelledError
 from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks
+from estimator.sources.quantization_config import quantization_of
 from estimator.time.flops import attended_pairs, matrices, scan_products
 from estimator.values.methods import Method
-from estimator.values.quantization import quantization_of
 from estimator.values.specs import (
     Component,
     Dtype,

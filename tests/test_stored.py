@@ -12,7 +12,8 @@ from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.families.weights import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements
-from estimator.values.quantization import Quantization, StorageRule, quantization_of
+from estimator.sources.quantization_config import quantization_of
+from estimator.values.quantization import Quantization, StorageRule
 
 LLAMA_2_7B = catalog.model("meta-llama/Llama-2-7b-hf")
 LLAMA_3_8B = catalog.model("meta-llama/Llama-3.1-8B")

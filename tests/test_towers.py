@@ -10,9 +10,9 @@ import pytest
 
 from estimator import Component, Strategy, TrainingSetup, catalog, estimate
 from estimator.contract.setups import read_setup
-from estimator.families.adapters import adapter_parameters, trainable_parameters
+from estimator.families.adapters import adapter_parameters, is_quantized, trainable_parameters
 from estimator.families.counts import total_parameters
-from estimator.families.modules import Linear, is_quantized
+from estimator.families.modules import Linear
 from estimator.families.registry import FAMILIES
 from estimator.families.towers import tower_modules, tower_parameters
 from estimator.families.weights import module_bytes, tower_buffers

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from estimator.answer.overflow import starts_with_states
-from estimator.families.adapters import adapted_tied_head, copied_modules
+from estimator.families.adapters import adapted_tied_head, copied_modules, is_quantized
 from estimator.families.liger import kernels, loss_of
-from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.modules import Module, weight_shapes
 from estimator.families.registry import architecture
 from estimator.families.towers import made_modules
 from estimator.families.weights import (

@@ -32,7 +32,6 @@ from estimator.families.modules import (
     Module,
     Norm,
     is_after_layers,
-    is_quantized,
     module_parameters,
     weight_shapes,
 )
@@ -736,3 +735,15 @@ def outer_names(model: Model) -> tuple[str, ...]:
     """
     modules = (*outer_modules(model), *tied_head(model))
     return tuple(module.name for module in modules if isinstance(module, Embedding | Linear))
+
+
+def is_quantized(module: Module, adapters: Adapters) -> bool:
+    """Whether bitsandbytes packs this module: every linear except the head (a yes or no; the same on every GPU).
+
+    Falcon's linears have a class of their own and are not packed; neither is the last one of an OLMo with a tied head.
+    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
+    integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
+    """
+    if not adapters.has_packed_base or not isinstance(module, Linear):
+        return False
+    return module.name not in HEADS and not (module.own_class or module.is_last)

@@ -8,20 +8,11 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
-from estimator.families.adapters import adapter_rank, is_trained_whole, trains_bias
+from estimator.families.adapters import adapter_rank, is_quantized, is_trained_whole, trains_bias
 from estimator.families.dora import Dora, dora
 from estimator.families.family import Kernels, NormKind
 from estimator.families.liger import kernels
-from estimator.families.modules import (
-    Bare,
-    Embedding,
-    Kernel,
-    Linear,
-    Module,
-    Norm,
-    is_quantized,
-    weight_shapes,
-)
+from estimator.families.modules import Bare, Embedding, Kernel, Linear, Module, Norm, weight_shapes
 from estimator.families.rotary import Rotary, Tables, rotate
 from estimator.families.weights import adapter_tensors, weight_width
 from estimator.tape import fused
@@ -30,6 +21,7 @@ from estimator.tape.attention import AttentionShape, attention
 from estimator.tape.float8 import converts, linear_float8
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import elements
+from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
 
@@ -637,3 +629,9 @@ class Block:
             head_dim=model.head_dim,
             parts=parts,
         )
+
+
+def is_packed(owned: Owned, adapters: Adapters) -> bool:
+    """Whether this is the weight of a quantised linear (derived, from ``is_quantized``)."""
+    weight = not owned.is_adapter and len(owned.shape) > 1
+    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, adapters)

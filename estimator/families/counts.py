@@ -23,9 +23,17 @@ from estimator.families.layer_kinds import (
     MLP,
     REUSING,
 )
-from estimator.families.modules import Bare, Embedding, Linear, Module, module_parameters
+from estimator.families.modules import (
+    LAYERS,
+    Bare,
+    Embedding,
+    Linear,
+    Module,
+    Tree,
+    extended,
+    module_parameters,
+)
 from estimator.families.registry import architecture, family_of
-from estimator.families.tree import LAYERS, Tree, extended
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 

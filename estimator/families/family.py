@@ -12,11 +12,10 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from estimator.families.config_rules import LLAMA_BIASES, Biases
-from estimator.families.modules import Module
+from estimator.families.modules import Module, Tree
 from estimator.families.parts import decoder
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
-from estimator.families.tree import Tree
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower

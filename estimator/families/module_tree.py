@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.families.counts import layer_tree, layers_name, root_tree
-from estimator.families.modules import Module, weight_shapes
+from estimator.families.modules import LAYERS, Module, Tree, TreeTensor, Width, weight_shapes
 from estimator.families.registry import family_of
-from estimator.families.tree import LAYERS, Tree, TreeTensor, Width
 from estimator.values.specs import Model
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from estimator.families.modules import Bare, Embedding, Linear, Norm
-from estimator.families.tree import (
+from estimator.families.modules import (
     LAYERS,
     LEAF,
+    Bare,
+    Embedding,
+    Linear,
+    Norm,
     OwnParameter,
     Tree,
     TreeTensor,

@@ -16,11 +16,10 @@ from estimator.families.counts import (
 from estimator.families.family import NO_KERNELS, BlockProgram, Family, Kernels
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
-from estimator.families.modules import Module
+from estimator.families.modules import LEAF, Module, Tree, TreeTensor, Width, extended, with_buffers
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
 from estimator.families.rotary import Tables
-from estimator.families.tree import LEAF, Tree, TreeTensor, Width, extended, with_buffers
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images

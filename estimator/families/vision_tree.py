@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from estimator.families.counts import layer_tree, layers_name
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
+from estimator.families.modules import LAYERS, LM_HEAD, TEXT, Tree, tree
 from estimator.families.registry import family_of
-from estimator.families.tree import HEAD, LAYERS, TEXT, Tree, tree
 from estimator.families.vision_family import joined, vision_family
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
@@ -86,10 +86,10 @@ class _Builder:
     def root(self) -> ModuleNode:
         parts = joined(self.vision, self.model)
         if self.tree.text_in:
-            text = tree(self.tree.text_in, model=TEXT, lm_head=HEAD)
+            text = tree(self.tree.text_in, model=TEXT, lm_head=LM_HEAD)
             return self._node("", tree(**parts, **{self.tree.text_name: text}))
         base = tree(self.tree.class_name, **parts, **{self.tree.text_name: TEXT})
-        return self._node("", tree(model=base, lm_head=HEAD))
+        return self._node("", tree(model=base, lm_head=LM_HEAD))
 
     def text_class(self, name: str) -> str:
         """The name of a class of the text in this model."""
@@ -102,7 +102,7 @@ class _Builder:
         base, head = module_tree(self.model).children
         if made is TEXT:
             return self._renamed(base, name, self.tree.text_class.replace("@", self.prefix))
-        if made is HEAD:
+        if made is LM_HEAD:
             return self._renamed(head, name)
         below = made.children
         if made is LAYERS:

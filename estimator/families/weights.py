@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
-from estimator.families.modules import (
-    Bare,
-    Embedding,
-    Linear,
-    Module,
-    is_quantized,
-    weight_shapes,
-)
+from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted, is_quantized
+from estimator.families.modules import Bare, Embedding, Linear, Module, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div, elements

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
+from estimator.parallel.sharding import upcasts_trained
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -138,7 +138,7 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
-    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
+    if setup.adapters.has_4bit_base and not setup.adapters.shards_packed:
         sentences.append(
             "Packed 4-bit weights are not sharded; set bnb_4bit_quant_storage to bfloat16 to shard them."
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from estimator.parallel.sharding import is_packed_sharded
 from estimator.resident.optimizer import LOW_BIT_OPTIMIZERS, LOW_RANK_OPTIMIZERS
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.mesh import Mesh
@@ -672,7 +671,7 @@ def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys that shard a setup over ``number`` GPUs, with the same effective batch or the next divisible one."""
     keys = sharing(setup.mesh, way, number)
-    if setup.adapters.has_4bit_base and not is_packed_sharded(setup.adapters):
+    if setup.adapters.has_4bit_base and not setup.adapters.shards_packed:
         keys["bnb_4bit_quant_storage"] = str(setup.precision.dtype)
     of_each = ceil_div(setup.effective_batch_size, number)
     most = min(setup.batch.per_device_train_batch_size, of_each)

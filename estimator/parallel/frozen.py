@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.families.adapters import is_quantized
 from estimator.families.block import Block
-from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.modules import weight_shapes
 from estimator.families.weights import buffer_bytes
 from estimator.parallel.fsdp1 import (
     FlatUnit,

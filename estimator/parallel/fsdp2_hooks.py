@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import is_copied
-from estimator.families.block import Block, Owned
+from estimator.families.block import Block, Owned, is_packed
 from estimator.families.counts import outer_modules
 from estimator.families.liger import loss_of
-from estimator.families.modules import Linear, is_quantized
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
@@ -30,7 +29,6 @@ from estimator.parallel.sharding import (
     TOWER,
     computed,
     fsdp_groups,
-    is_packed_sharded,
     joins_norm,
     member_width,
     packed_width,
@@ -45,7 +43,6 @@ from estimator.resident.model import Resident, counts, gradient_bytes, stepped, 
 from estimator.tape import operators as op
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div, elements
-from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload
@@ -176,7 +173,7 @@ class Fsdp2Hooks(Hooks):
         """The parameter itself, and the frozen original if PEFT trains a copy."""
         setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
         if is_packed(owned, setup.adapters):
-            if not is_packed_sharded(setup.adapters):
+            if not setup.adapters.shards_packed:
                 return []
             width = packed_width(setup.adapters)
             count = ceil_div(packed_bytes(parameter.elements), width)
@@ -302,12 +299,6 @@ def _order(model: Model) -> Mapping[str, int]:
     for located in modules_in_order(model):
         found.setdefault(located.module.name, len(found))
     return found
-
-
-def is_packed(owned: Owned, adapters: Adapters) -> bool:
-    """Whether this is the weight of a quantised linear (derived, from ``is_quantized``)."""
-    weight = not owned.is_adapter and len(owned.shape) > 1
-    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, adapters)
 
 
 def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:

@@ -15,12 +15,11 @@ from functools import lru_cache
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from estimator.families.adapters import is_trained_whole
-from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.adapters import is_quantized, is_trained_whole
+from estimator.families.modules import weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, packed_bytes
 from estimator.parallel.sharding import (
     fsdp_groups,
-    is_packed_sharded,
     member_width,
     packed_width,
     shard_shape,
@@ -254,7 +253,7 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup.adapters):
-                if is_packed_sharded(setup.adapters):
+                if setup.adapters.shards_packed:
                     each = packed_width(setup.adapters)
                     count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
                     yield Shard(count * each, False, count, group.alike)

@@ -17,9 +17,8 @@ from estimator.families.block import ACTIVATION
 from estimator.families.counts import layers_name, outer_modules, tied_head
 from estimator.families.family import NormKind
 from estimator.families.module_tree import named_modules
-from estimator.families.modules import Kernel, Module, Norm
+from estimator.families.modules import LAYERS, Kernel, Module, Norm
 from estimator.families.registry import architecture
-from estimator.families.tree import LAYERS
 from estimator.families.vision_family import (
     joined,
     projector_modules,

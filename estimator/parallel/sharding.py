@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied, is_trained_whole
+from estimator.families.adapters import is_copied, is_quantized, is_trained_whole
 from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import base_model_prefix
-from estimator.families.modules import Embedding, Module, Norm, is_quantized, weight_shapes
+from estimator.families.modules import Embedding, Module, Norm, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
 from estimator.families.weights import (
@@ -184,14 +184,6 @@ def loads_sharded(setup: TrainingSetup) -> bool:
     runtime/zero/partition_parameters.py, ``Init``.
     """
     return setup.mesh.strategy.is_fsdp or sharded_on_init(setup)
-
-
-def is_packed_sharded(adapters: Adapters) -> bool:
-    """Whether packed 4-bit weights are sharded: only if their storage dtype is a float.
-
-    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``incompatible_params4bit`` are ignored).
-    """
-    return adapters.bnb_4bit_quant_storage != UINT8
 
 
 def sharded_on_init(setup: TrainingSetup) -> bool:
@@ -378,7 +370,7 @@ def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
             if is_quantized(module, adapters):
                 count = elements(weight_shapes(module)[0])
                 scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
-                packed = 0 if is_packed_sharded(adapters) else allocated(packed_bytes(count))
+                packed = 0 if adapters.shards_packed else allocated(packed_bytes(count))
                 total += group.alike * (packed + scales)
     return total
 
@@ -387,7 +379,7 @@ def _packed_shard(shape: Shape, adapters: Adapters, mesh: Mesh) -> int:
     count = elements(shape)
     scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
     packed = packed_bytes(count)
-    if is_packed_sharded(adapters):
+    if adapters.shards_packed:
         width = packed_width(adapters)
         packed = ceil_div(ceil_div(packed, width), mesh.shard_ranks) * width
     return allocated(packed) + scales

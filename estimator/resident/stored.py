@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from estimator.families.adapters import is_quantized
 from estimator.families.counts import layer_modules, outer_modules
-from estimator.families.modules import Bare, Linear, Module, is_quantized, weight_shapes
+from estimator.families.modules import Bare, Linear, Module, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK
 from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from estimator.families.adapters import is_quantized
 from estimator.families.counts import outer_modules
-from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.modules import weight_shapes
 from estimator.families.towers import made_modules
 from estimator.families.weights import FLOAT32_BYTES, packed_bytes
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.sharding import (
     TrainedTensor,
     fsdp_groups,
-    is_packed_sharded,
     member_width,
     shard_shape,
     trained_parts,
@@ -179,7 +179,7 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup.adapters):
-                if is_packed_sharded(setup.adapters):
+                if setup.adapters.shards_packed:
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
             wide = member_width(setup, is_adapter=False, part=module.part)

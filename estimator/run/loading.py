@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from estimator.families.adapters import adapted_tied_head, copied_modules
+from estimator.families.adapters import adapted_tied_head, copied_modules, is_quantized
 from estimator.families.counts import modules_with_counts, outer_modules
-from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
+from estimator.families.modules import Bare, Module, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import (

@@ -75,7 +75,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
 
     >>> from dataclasses import replace
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> from estimator.values.quantization import quantization_of
+    >>> from estimator.sources.quantization_config import quantization_of
     >>> packed = quantization_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
     >>> run = as_loaded(replace(TINY_LLAMA, quantization=packed), TrainingSetup(method=Method.LORA))
     >>> run.adapters.method.value, run.adapters.bnb_4bit_use_double_quant

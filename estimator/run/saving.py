@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from estimator.families.adapters import is_quantized
 from estimator.families.counts import total_parameters
-from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.modules import weight_shapes
 from estimator.families.towers import made_modules, tower_parameters
 from estimator.families.weights import (
     FLOAT32_BYTES,

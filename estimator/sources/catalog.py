@@ -26,7 +26,8 @@ from estimator.families.registry import check_modelled
 from estimator.families.tower_config import with_towers
 from estimator.families.vision_family import with_vision
 from estimator.sources.own_tables import NAMED_BY, filled, own_rows, with_own, wrong_files
-from estimator.values.quantization import Quantization, quantization_of
+from estimator.sources.quantization_config import quantization_of
+from estimator.values.quantization import Quantization
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
     COUNTS,

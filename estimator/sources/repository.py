@@ -19,10 +19,11 @@ from estimator.families.towers import tower_parameters
 from estimator.families.vision_family import with_vision
 from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
+from estimator.sources.quantization_config import quantization_of
 from estimator.values.facets.adapters import Adapters
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
-from estimator.values.quantization import Quantization, quantization_of
+from estimator.values.quantization import Quantization
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
 from estimator.values.specs import Model
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from estimator.families.adapters import is_trained_whole
+from estimator.families.adapters import is_quantized, is_trained_whole
 from estimator.families.counts import tied_head
-from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.modules import Module, weight_shapes
 from estimator.families.towers import made_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,

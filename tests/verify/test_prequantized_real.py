@@ -14,9 +14,9 @@ from estimator.families.counts import layer_modules
 from estimator.families.modules import weight_shapes
 from estimator.resident.stored import stored_bytes
 from estimator.run.prequantized import as_loaded
+from estimator.sources.quantization_config import quantization_of
 from estimator.sources.repository import from_config
 from estimator.values.methods import Method
-from estimator.values.quantization import quantization_of
 from estimator.values.refusals import RefusedError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model

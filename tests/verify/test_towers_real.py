@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from estimator import TrainingSetup
-from estimator.families.adapters import adapter_parameters, trainable_parameters
+from estimator.families.adapters import adapter_parameters, is_quantized, trainable_parameters
 from estimator.families.counts import total_parameters
 from estimator.families.hf_config import model_from_config
-from estimator.families.modules import Kernel, Linear, is_quantized, module_parameters
+from estimator.families.modules import Kernel, Linear, module_parameters
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import clamps, idle_modules, tower_modules, tower_parameters
 from estimator.families.wrapped import class_not_found, classes_of

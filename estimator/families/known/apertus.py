@@ -10,8 +10,7 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.modules import Norm
-from estimator.families.tree import Tree, TreeTensor, Width, tree, with_buffers
+from estimator.families.modules import Norm, Tree, TreeTensor, Width, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

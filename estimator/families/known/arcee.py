@@ -11,7 +11,7 @@ from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.tree import Tree
+from estimator.families.modules import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -21,9 +21,9 @@ from estimator.families.family import (
 )
 from estimator.families.layer_kinds import SLIDING
 from estimator.families.layers import gated_mlp, late_norm_attention
+from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
-from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -16,9 +16,9 @@ from estimator.families.known.deepseek import dense_mlp, dense_or_mixture, share
 from estimator.families.known.glm import glm_attention
 from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layer_kinds import DENSE
+from estimator.families.modules import LEAF, Tree, tree, with_buffers
 from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
-from estimator.families.tree import LEAF, Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal

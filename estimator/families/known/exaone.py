@@ -21,8 +21,8 @@ from estimator.families.family import (
 )
 from estimator.families.known.olmo import olmo2
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
+from estimator.families.modules import Tree, tree
 from estimator.families.reader import MOST_LAYERS, Config
-from estimator.families.tree import Tree, tree
 from estimator.values.specs import Model
 
 

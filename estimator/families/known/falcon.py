@@ -14,9 +14,9 @@ from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import plain_mlp
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
 from estimator.families.reader import MOST_HEADS, Config
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor

@@ -13,8 +13,8 @@ from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.modules import LAYERS, Tree, TreeTensor, Width, tree
 from estimator.families.reader import Config
-from estimator.families.tree import LAYERS, Tree, TreeTensor, Width, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -25,11 +25,10 @@ from estimator.families.family import (
 )
 from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layers import gated_mlp, late_norm_attention, separate_attention
-from estimator.families.modules import Norm
+from estimator.families.modules import Norm, Tree, tree, with_buffers
 from estimator.families.reader import Config
 from estimator.families.tower_config import siglip_towers
 from estimator.families.towers import siglip_modules
-from estimator.families.tree import Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

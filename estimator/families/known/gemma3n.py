@@ -30,11 +30,20 @@ from estimator.families.known.gemma4 import (
     text_model,
 )
 from estimator.families.layer_kinds import REUSING
-from estimator.families.modules import Module, Norm
+from estimator.families.modules import (
+    LEAF,
+    Module,
+    Norm,
+    OwnParameter,
+    Tree,
+    TreeTensor,
+    Width,
+    module_list,
+    tree,
+)
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config, short
 from estimator.families.tower_config import gemma3n_towers
 from estimator.families.towers import gemma3n_tower_modules
-from estimator.families.tree import LEAF, OwnParameter, Tree, TreeTensor, Width, module_list, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal

@@ -27,14 +27,12 @@ from estimator.families.family import (
 from estimator.families.known.gemma import GEMMA_STEP, four_norms
 from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
 from estimator.families.layers import gated_mlp
-from estimator.families.modules import Embedding, Module, Norm
-from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
-from estimator.families.rotary import turned
-from estimator.families.tower_config import gemma4_towers
-from estimator.families.towers import gemma4_tower_modules
-from estimator.families.tree import (
+from estimator.families.modules import (
     LAYERS,
     LEAF,
+    Embedding,
+    Module,
+    Norm,
     OwnParameter,
     Tree,
     TreeTensor,
@@ -42,6 +40,10 @@ from estimator.families.tree import (
     tree,
     with_buffers,
 )
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
+from estimator.families.rotary import turned
+from estimator.families.tower_config import gemma4_towers
+from estimator.families.towers import gemma4_tower_modules
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal

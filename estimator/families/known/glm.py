@@ -36,9 +36,9 @@ from estimator.families.known.deepseek import (
 )
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import fused_gated_mlp, separate_attention
+from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config, kinds_in
 from estimator.families.rotary import Rotary
-from estimator.families.tree import Tree, extended, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

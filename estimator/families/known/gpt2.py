@@ -21,8 +21,8 @@ from estimator.families.family import (
     Why,
 )
 from estimator.families.layers import fused_attention, plain_mlp
+from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.reader import Config
-from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

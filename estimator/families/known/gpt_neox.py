@@ -12,8 +12,8 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import fused_attention, plain_mlp
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import Config
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -23,9 +23,8 @@ from estimator.families.family import (
     Why,
     WindowKeys,
 )
-from estimator.families.modules import Norm
+from estimator.families.modules import Norm, OwnParameter, Tree, tree
 from estimator.families.rotary import Rotary
-from estimator.families.tree import OwnParameter, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.attention import heads_repeated
 from estimator.tape.tape import Tensor

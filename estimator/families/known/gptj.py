@@ -21,10 +21,10 @@ from estimator.families.family import (
     Why,
 )
 from estimator.families.layers import plain_mlp
+from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
 from estimator.families.reader import Config
 from estimator.families.rotary import rotate_pairs
-from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape

@@ -27,8 +27,8 @@ from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import late_norm_attention
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import Config, kinds_in
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

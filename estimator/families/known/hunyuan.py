@@ -10,7 +10,7 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind, Why
 from estimator.families.layers import gated_mlp
-from estimator.families.tree import Tree
+from estimator.families.modules import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -16,7 +16,7 @@ from estimator.families.config_rules import fixed_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
 from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
 from estimator.families.layers import unfused_gated_mlp
-from estimator.families.modules import Norm
+from estimator.families.modules import LAYERS, Norm, Tree, tree
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
     MOST_HEADS,
@@ -25,7 +25,6 @@ from estimator.families.reader import (
     refuse_others,
     short,
 )
-from estimator.families.tree import LAYERS, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.arithmetic import ceil_div

@@ -12,8 +12,8 @@ from estimator.families.config_rules import attention_biases
 from estimator.families.experts import mixture
 from estimator.families.family import Architecture, ConfigClass, Family, Kernels, ModelTree
 from estimator.families.layers import gated_mlp, separate_attention
+from estimator.families.modules import Tree
 from estimator.families.registry import family_of
-from estimator.families.tree import Tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -27,10 +27,9 @@ from estimator.families.family import (
 )
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
 from estimator.families.layers import unfused_gated_mlp
-from estimator.families.modules import Linear
+from estimator.families.modules import Linear, Tree, tree
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
-from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError, Line, Refusal

@@ -18,8 +18,8 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama_layer
+from estimator.families.modules import Tree
 from estimator.families.reader import Config
-from estimator.families.tree import Tree
 from estimator.values.specs import Model
 
 _FORMER_NAMES = ("gate", "w1", "w3", "w2")

@@ -13,9 +13,9 @@ from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import plain_mlp
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import attention_scores, weighted
 from estimator.families.reader import Config
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -18,7 +18,7 @@ from estimator.families.family import (
     NormKind,
 )
 from estimator.families.known.arcee import arcee
-from estimator.families.tree import Tree
+from estimator.families.modules import Tree
 from estimator.values.specs import Model
 
 

@@ -25,9 +25,8 @@ from estimator.families.family import (
 from estimator.families.known.deepseek import sigmoid_routing
 from estimator.families.layer_kinds import EXPERTS, FULL_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
-from estimator.families.modules import Bare
+from estimator.families.modules import LAYERS, LEAF, Bare, OwnParameter, Tree, tree, with_buffers
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
-from estimator.families.tree import LAYERS, LEAF, OwnParameter, Tree, tree, with_buffers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError

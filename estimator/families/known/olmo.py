@@ -24,9 +24,9 @@ from estimator.families.family import (
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import LAST
 from estimator.families.layers import gated_mlp, separate_attention
+from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
-from estimator.families.tree import Tree, extended, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

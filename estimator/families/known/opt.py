@@ -13,9 +13,8 @@ from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import separate_attention
-from estimator.families.modules import OPT_POSITION_OFFSET
+from estimator.families.modules import LAYERS, LEAF, OPT_POSITION_OFFSET, Tree, tree
 from estimator.families.reader import KEY_NOT_MODELLED, Config
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

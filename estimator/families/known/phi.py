@@ -27,8 +27,8 @@ from estimator.families.layers import (
     late_norm_attention,
     plain_mlp,
 )
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import Config
-from estimator.families.tree import LAYERS, LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

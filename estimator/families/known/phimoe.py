@@ -23,8 +23,8 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.layers import late_norm_attention
+from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
-from estimator.families.tree import Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, Refusal

@@ -20,8 +20,8 @@ from estimator.families.family import (
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
+from estimator.families.modules import Tree, tree
 from estimator.families.reader import MOST_LAYERS, Config, short
-from estimator.families.tree import Tree, tree
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 

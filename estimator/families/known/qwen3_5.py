@@ -26,7 +26,7 @@ from estimator.families.family import (
 )
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
 from estimator.families.layers import gated_mlp
-from estimator.families.modules import Module, Norm
+from estimator.families.modules import Module, Norm, OwnParameter, Tree, tree
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
     MOST_HEADS,
@@ -35,7 +35,6 @@ from estimator.families.reader import (
     kinds_in,
     short,
 )
-from estimator.families.tree import OwnParameter, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import DeltaNet, Model

@@ -13,8 +13,8 @@ from estimator.families.block import Block
 from estimator.families.config_rules import input_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
 from estimator.families.layers import gated_mlp, kept_parts
+from estimator.families.modules import LEAF, Tree, module_list, tree
 from estimator.families.reader import Config
-from estimator.families.tree import LEAF, Tree, module_list, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -19,7 +19,7 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.layers import plain_mlp, separate_attention
-from estimator.families.tree import LEAF, Tree, tree
+from estimator.families.modules import LEAF, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

@@ -342,3 +342,11 @@ class Adapters(Checked):
     def has_packed_base(self) -> bool:
         """Whether bitsandbytes quantises the adapters' base, to 4 or 8 bits."""
         return self.has_4bit_base or self.has_8bit_base
+
+    @property
+    def shards_packed(self) -> bool:
+        """Whether FSDP shards packed 4-bit weights: only if their storage dtype is a float.
+
+        Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``incompatible_params4bit`` are ignored).
+        """
+        return self.bnb_4bit_quant_storage != "uint8"

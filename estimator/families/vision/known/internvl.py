@@ -14,9 +14,8 @@ from estimator.families.family import TOWER_NORMS, Architecture, Family, ModelTr
 from estimator.families.images.tiles import InternVLImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Kernel, Norm
+from estimator.families.modules import LAYERS, LEAF, Kernel, Norm, OwnParameter, Tree, tree
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.tree import LAYERS, LEAF, OwnParameter, Tree, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,

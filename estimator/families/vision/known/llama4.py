@@ -12,12 +12,11 @@ from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, ModelTree, NormKind
 from estimator.families.images.tiles import Llama4ImageProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Kernel, Norm
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables
-from estimator.families.tree import (
+from estimator.families.modules import (
     LAYERS,
     LEAF,
+    Kernel,
+    Norm,
     OwnParameter,
     Tree,
     TreeTensor,
@@ -25,6 +24,8 @@ from estimator.families.tree import (
     tree,
     with_buffers,
 )
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op

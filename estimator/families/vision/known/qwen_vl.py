@@ -23,10 +23,19 @@ from estimator.families.family import (
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import plain_mlp, unfused_gated_mlp
-from estimator.families.modules import Embedding, Kernel, Module, Norm
+from estimator.families.modules import (
+    LAYERS,
+    LEAF,
+    Embedding,
+    Kernel,
+    Module,
+    Norm,
+    Tree,
+    module_list,
+    tree,
+)
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.tree import LAYERS, LEAF, Tree, module_list, tree
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision_family import (
     RequireGrad,

@@ -16,9 +16,18 @@ from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import Embedding, Kernel, Norm
+from estimator.families.modules import (
+    LAYERS,
+    LEAF,
+    Embedding,
+    Kernel,
+    Norm,
+    Tree,
+    TreeTensor,
+    Width,
+    tree,
+)
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.tree import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,
