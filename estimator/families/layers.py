@@ -6,12 +6,54 @@ keeps memory alive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from estimator.families.block import Block
 from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
+
+Part = Callable[[Block, Tensor], Tensor]
+"""The program of a layer or of a part of it."""
+
+
+def decoder_layer(
+    attention: Part,
+    mlp: Part,
+    *,
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+    after: tuple[str, str] = ("", ""),
+) -> Part:
+    """A layer whose input is kept beside attention, and their sum beside the MLP.
+
+    ``before`` and ``after``: the norms of what each reads and of what it adds; those that a layer lacks are left out.
+    """
+
+    def layer(b: Block, x: Tensor) -> Tensor:
+        x = _added(b, x, attention, before[0], after[0], drops=False)
+        return _added(b, x, mlp, before[1], after[1], drops=True)
+
+    return layer
+
+
+def _added(b: Block, x: Tensor, part: Part, before: str, after: str, *, drops: bool) -> Tensor:
+    residual = x
+    if b.has(before):
+        x = b.norm(before, x)
+    x = part(b, x)
+    if b.has(after):
+        x = b.norm(after, x)
+    if drops:
+        x = op.dropout(b.tape, x, b.model.resid_pdrop)
+    return op.add(b.tape, residual, _times_multiplier(b, x))
+
+
+def _times_multiplier(b: Block, x: Tensor) -> Tensor:
+    """Granite multiplies residual branches by a constant."""
+    return op.scale(b.tape, x) if family_of(b.model).multiplies_residual else x
+
 
 # -- attention -------------------------------------------------------------------------------------------------
 
@@ -30,6 +72,11 @@ def separate_attention(
         q = _scaled_by_position(b, q)
     out = b.attend(q, k, v, head_major=joins_parts(b.model))
     return b.linear(f"{block}.{output}", out)
+
+
+def dropped_attention(b: Block, x: Tensor) -> Tensor:
+    """The same with dropout of its output (Seed-OSS, StarCoder 2), while its input is alive."""
+    return op.dropout(b.tape, separate_attention(b, x), b.model.resid_pdrop)
 
 
 def _scaled_by_position(b: Block, q: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
+from functools import partial
+
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
-from estimator.families.layers import plain_mlp, separate_attention
+from estimator.families.layers import decoder_layer, plain_mlp, separate_attention
 from estimator.families.modules import Norm, Tree, TreeTensor, Width, tree, with_buffers
-from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
@@ -34,16 +33,12 @@ def _layer(model: Model) -> Tree:
     )
 
 
-def apertus(b: Block, x: Tensor) -> Tensor:
-    """Arcee with other norm names and the activation xIELU."""
-    residual = x
-    x = b.norm("attention_layernorm", x)
-    x = separate_attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("feedforward_layernorm", x)
-    x = plain_mlp(b, x, "mlp.up_proj", "mlp.down_proj")
-    return op.add(b.tape, residual, x)
+apertus = decoder_layer(
+    separate_attention,
+    partial(plain_mlp, up="mlp.up_proj", down="mlp.down_proj"),
+    before=("attention_layernorm", "feedforward_layernorm"),
+)
+"""Arcee with other norm names and the activation xIELU."""
 
 
 FAMILIES = (

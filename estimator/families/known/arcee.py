@@ -6,14 +6,13 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
+from functools import partial
+
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
 from estimator.families.family import Architecture, ConfigClass, Family, ModelTree
-from estimator.families.layers import plain_mlp, separate_attention
+from estimator.families.layers import decoder_layer, plain_mlp, separate_attention
 from estimator.families.modules import Tree
-from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
@@ -21,16 +20,10 @@ def _mlp(model: Model) -> Tree:
     return parts.plain_mlp(model, bias=model.mlp_bias)
 
 
-def arcee(b: Block, x: Tensor) -> Tensor:
-    """Llama with an MLP of two matrices: Arcee, Nemotron."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = separate_attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = plain_mlp(b, x, "mlp.up_proj", "mlp.down_proj")
-    return op.add(b.tape, residual, x)
+arcee = decoder_layer(
+    separate_attention, partial(plain_mlp, up="mlp.up_proj", down="mlp.down_proj")
+)
+"""Llama with an MLP of two matrices: Arcee, Nemotron."""
 
 
 FAMILIES = (

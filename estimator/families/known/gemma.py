@@ -24,12 +24,16 @@ from estimator.families.family import (
     WindowKeys,
 )
 from estimator.families.known.llama import llama, llama_layer
-from estimator.families.layers import gated_mlp, late_norm_attention, separate_attention
+from estimator.families.layers import (
+    decoder_layer,
+    gated_mlp,
+    late_norm_attention,
+    separate_attention,
+)
 from estimator.families.modules import Norm, Tree, tree, with_buffers
 from estimator.families.reader import Config
 from estimator.families.tower_config import siglip_towers
 from estimator.families.towers import siglip_modules
-from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
@@ -67,18 +71,17 @@ def _gemma3_root(model: Model) -> Tree:
     )
 
 
-def gemma2(b: Block, x: Tensor) -> Tensor:
-    """Four norms: before and after attention, before and after the MLP."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = late_norm_attention(b, x) if b.has("self_attn.q_norm") else separate_attention(b, x)
-    x = b.norm("post_attention_layernorm", x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("pre_feedforward_layernorm", x)
-    x = gated_mlp(b, x)
-    x = b.norm("post_feedforward_layernorm", x)
-    return op.add(b.tape, residual, x)
+def _gemma_attention(b: Block, x: Tensor) -> Tensor:
+    return late_norm_attention(b, x) if b.has("self_attn.q_norm") else separate_attention(b, x)
+
+
+gemma2 = decoder_layer(
+    _gemma_attention,
+    gated_mlp,
+    before=("input_layernorm", "pre_feedforward_layernorm"),
+    after=("post_attention_layernorm", "post_feedforward_layernorm"),
+)
+"""Four norms: before and after attention, before and after the MLP."""
 
 
 GEMMA_STEP = Architecture(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.config_rules import (
     first_dense,
     input_biases,
@@ -35,12 +34,10 @@ from estimator.families.known.deepseek import (
     mixture,
 )
 from estimator.families.layer_kinds import DENSE
-from estimator.families.layers import fused_gated_mlp, separate_attention
+from estimator.families.layers import decoder_layer, fused_gated_mlp, separate_attention
 from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config, kinds_in
 from estimator.families.rotary import Rotary
-from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
@@ -68,20 +65,10 @@ def _glm4_layer(model: Model) -> Tree:
     )
 
 
-def glm(b: Block, x: Tensor) -> Tensor:
-    """Llama with a fused gate and up; GLM-4 normalises what it adds as well."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = separate_attention(b, x)
-    if b.has("post_self_attn_layernorm"):
-        x = b.norm("post_self_attn_layernorm", x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = fused_gated_mlp(b, x)
-    if b.has("post_mlp_layernorm"):
-        x = b.norm("post_mlp_layernorm", x)
-    return op.add(b.tape, residual, x)
+glm = decoder_layer(
+    separate_attention, fused_gated_mlp, after=("post_self_attn_layernorm", "post_mlp_layernorm")
+)
+"""Llama with a fused gate and up; GLM-4 normalises what it adds as well."""
 
 
 _GLM = Architecture(glm, rotary=Rotary.PAIRS)

@@ -23,27 +23,13 @@ from estimator.families.family import (
     Why,
     WindowKeys,
 )
+from estimator.families.layers import decoder_layer
 from estimator.families.modules import Norm, OwnParameter, Tree, tree
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.attention import heads_repeated
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
-
-
-def gpt_oss(b: Block, x: Tensor) -> Tensor:
-    """Llama's layer with both; the layer's ``_`` holds the attention's weights, and then the experts' shares."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = _attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    routing = _routing(b, x)
-    x = grouped_experts(b, x, routing, "mlp", gate=_clamped_gate)
-    b.hold(routing.shares)
-    del routing
-    return op.add(b.tape, residual, x)
 
 
 def _attention(b: Block, x: Tensor) -> Tensor:
@@ -101,6 +87,18 @@ def _routing(b: Block, x: Tensor) -> Routing:
     if b.router_logits is not None:
         b.router_logits[b.played] = logits
     return routing
+
+
+def _experts(b: Block, x: Tensor) -> Tensor:
+    """The layer's ``_`` holds the attention's weights, and then the experts' shares."""
+    routing = _routing(b, x)
+    x = grouped_experts(b, x, routing, "mlp", gate=_clamped_gate)
+    b.hold(routing.shares)
+    return x
+
+
+gpt_oss = decoder_layer(_attention, _experts)
+"""Llama's layer with both."""
 
 
 def _clamped_gate(b: Block, both: Tensor) -> Tensor:

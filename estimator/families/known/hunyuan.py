@@ -9,9 +9,8 @@ from __future__ import annotations
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind, Why
-from estimator.families.layers import gated_mlp
+from estimator.families.layers import decoder_layer, gated_mlp
 from estimator.families.modules import Tree
-from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
@@ -19,18 +18,6 @@ from estimator.values.specs import Model
 def _attention(model: Model) -> Tree:
     norms = {name: parts.head_norm(model) for name in ("query_layernorm", "key_layernorm")}
     return parts.attention(model, **norms)
-
-
-def hunyuan(b: Block, x: Tensor) -> Tensor:
-    """Hunyuan: Llama whose queries and keys are normalised after the rotation."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = _late_rotated_attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = gated_mlp(b, x)
-    return op.add(b.tape, residual, x)
 
 
 def _late_rotated_attention(b: Block, x: Tensor) -> Tensor:
@@ -44,6 +31,10 @@ def _late_rotated_attention(b: Block, x: Tensor) -> Tensor:
     k = b.norm("self_attn.key_layernorm", k, groups=b.model.num_key_value_heads, kind=NormKind.RMS)
     out = b.attend(q, k, v)
     return b.linear("self_attn.o_proj", out)
+
+
+hunyuan = decoder_layer(_late_rotated_attention, gated_mlp)
+"""Llama whose queries and keys are normalised after the rotation."""
 
 
 FAMILIES = (

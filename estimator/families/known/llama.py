@@ -11,10 +11,8 @@ from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
 from estimator.families.experts import mixture
 from estimator.families.family import Architecture, ConfigClass, Family, Kernels, ModelTree
-from estimator.families.layers import gated_mlp, separate_attention
+from estimator.families.layers import decoder_layer, dropped_attention, gated_mlp
 from estimator.families.modules import Tree
-from estimator.families.registry import family_of
-from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
@@ -27,28 +25,12 @@ llama_layer = parts.decoder_layer(parts.attention, _mlp)
 """Llama's layer."""
 
 
-def llama(b: Block, x: Tensor) -> Tensor:
-    """Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = op.dropout(b.tape, separate_attention(b, x), b.model.resid_pdrop)  # Seed-OSS
-    x = op.add(b.tape, residual, _times_multiplier(b, x))
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = _mlp_or_experts(b, x)
-    x = op.dropout(b.tape, x, b.model.resid_pdrop)
-    return op.add(b.tape, residual, _times_multiplier(b, x))
-
-
 def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
     return gated_mlp(b, x) if b.has("mlp.gate_proj") else mixture(b, x)
 
 
-def _times_multiplier(b: Block, x: Tensor) -> Tensor:
-    """Granite multiplies residual branches by a constant."""
-    return op.scale(b.tape, x) if family_of(b.model).multiplies_residual else x
-
-
+llama = decoder_layer(dropped_attention, _mlp_or_experts)
+"""Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
 LLAMA_STEP = Architecture(llama)
 
 

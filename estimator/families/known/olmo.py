@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.family import (
     Architecture,
     ConfigClass,
@@ -23,12 +22,10 @@ from estimator.families.family import (
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import LAST
-from estimator.families.layers import gated_mlp, separate_attention
+from estimator.families.layers import decoder_layer, gated_mlp, separate_attention
 from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
-from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
@@ -64,16 +61,13 @@ def _olmo_kind(model: Model, index: int) -> str:
     return LAST if model.tie_word_embeddings and index == model.num_hidden_layers - 1 else ""
 
 
-def olmo2(b: Block, x: Tensor) -> Tensor:
-    """No norm before: attention, norm, add; MLP, norm, add. OLMo 2 and 3, EXAONE 4."""
-    residual = x
-    x = separate_attention(b, x)
-    x = b.norm("post_attention_layernorm", x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = gated_mlp(b, x)
-    x = b.norm("post_feedforward_layernorm", x)
-    return op.add(b.tape, residual, x)
+olmo2 = decoder_layer(
+    separate_attention,
+    gated_mlp,
+    before=("", ""),
+    after=("post_attention_layernorm", "post_feedforward_layernorm"),
+)
+"""No norm before: attention, norm, add; MLP, norm, add. OLMo 2 and 3, EXAONE 4."""
 
 
 _OLMO2 = Architecture(olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)

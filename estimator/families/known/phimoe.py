@@ -7,6 +7,7 @@ Local names are those of the source, because they determine how long each tensor
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from estimator.families import parts
@@ -22,25 +23,13 @@ from estimator.families.family import (
     Why,
     WindowKeys,
 )
-from estimator.families.layers import late_norm_attention
+from estimator.families.layers import decoder_layer, late_norm_attention
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
-
-
-def phimoe(b: Block, x: Tensor) -> Tensor:
-    """Llama's layer with LayerNorms and experts."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = late_norm_attention(b, x, keeps_parts=False)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = _mixture(b, x)
-    return op.add(b.tape, residual, x)
 
 
 def _mixture(b: Block, x: Tensor) -> Tensor:
@@ -53,6 +42,10 @@ def _mixture(b: Block, x: Tensor) -> Tensor:
     if b.router_logits is not None:
         b.router_logits[b.played] = logits
     return grouped_experts(b, x, Routing(logits, shares, indices), "mlp")
+
+
+phimoe = decoder_layer(partial(late_norm_attention, keeps_parts=False), _mixture)
+"""Llama's layer with LayerNorms and experts."""
 
 
 def _sampled(b: Block, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from estimator.families.family import (
     Why,
 )
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
-from estimator.families.layers import gated_mlp
+from estimator.families.layers import decoder_layer, gated_mlp
 from estimator.families.modules import Module, Norm, OwnParameter, Tree, tree
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
@@ -109,18 +109,6 @@ def _qwen3_next_mixture(model: Model) -> Tree:
     return parts.sparse_with_shared(model, parts.QWEN_NAMES)
 
 
-def qwen3_5(b: Block, x: Tensor) -> Tensor:
-    """Norm, delta-net or attention, add; norm, MLP or experts, add."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
-    return op.add(b.tape, residual, x)
-
-
 def _attention(b: Block, x: Tensor) -> Tensor:
     """Attention whose output is multiplied by a gate from the query projection."""
     tape, model = b.tape, b.model
@@ -139,6 +127,17 @@ def _attention(b: Block, x: Tensor) -> Tensor:
     del opened
     return b.linear("self_attn.o_proj", out)
 
+
+def _mixer(b: Block, x: Tensor) -> Tensor:
+    return delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
+
+
+def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
+    return mixture(b, x) if b.stacks else gated_mlp(b, x)
+
+
+qwen3_5 = decoder_layer(_mixer, _mlp_or_experts)
+"""Norm, delta-net or attention, add; norm, MLP or experts, add."""
 
 _STEP = Architecture(
     qwen3_5,

@@ -6,8 +6,9 @@ Local names are those of the source, because they determine how long each tensor
 
 from __future__ import annotations
 
+from functools import partial
+
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
 from estimator.families.family import (
     Architecture,
@@ -18,10 +19,8 @@ from estimator.families.family import (
     Why,
     WindowKeys,
 )
-from estimator.families.layers import plain_mlp, separate_attention
+from estimator.families.layers import decoder_layer, dropped_attention, plain_mlp
 from estimator.families.modules import LEAF, Tree, tree
-from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
@@ -30,17 +29,8 @@ def _mlp(model: Model) -> Tree:
     return tree("@MLP", c_fc=up, c_proj=down, act=LEAF)
 
 
-def starcoder2(b: Block, x: Tensor) -> Tensor:
-    """Llama with LayerNorms, biases and an MLP of two matrices."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = op.dropout(b.tape, separate_attention(b, x), b.model.resid_pdrop)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = plain_mlp(b, x, "mlp.c_fc", "mlp.c_proj")
-    x = op.dropout(b.tape, x, b.model.resid_pdrop)
-    return op.add(b.tape, residual, x)
+starcoder2 = decoder_layer(dropped_attention, partial(plain_mlp, up="mlp.c_fc", down="mlp.c_proj"))
+"""Llama with LayerNorms, biases and an MLP of two matrices."""
 
 
 FAMILIES = (

@@ -374,7 +374,7 @@ RULES: tuple[Rule, ...] = (
     ),
     row(
         """args.micro_batch_size args.sequence_len args.sample_packing args.multipack_real_batches
-            args.batch_size""",
+        args.batch_size""",
         "per_device_train_batch_size max_length packing padding_free",
         _rows,
         _write_rows,
@@ -393,7 +393,7 @@ RULES: tuple[Rule, ...] = (
     same("args.max_grad_norm"),
     row(
         """args.gradient_checkpointing args.gradient_checkpointing_kwargs.use_reentrant
-            args.activation_offloading""",
+        args.activation_offloading""",
         "gradient_checkpointing use_reentrant activation_offloading",
         _checkpointing,
         _write_checkpointing,
@@ -401,7 +401,7 @@ RULES: tuple[Rule, ...] = (
     ),
     row(
         """args.attn_implementation args.flash_attention args.flex_attention args.eager_attention
-            args.sdp_attention args.xformers_attention""",
+        args.sdp_attention args.xformers_attention""",
         "attn_implementation",
         _attention,
         "args.attn_implementation",
@@ -409,7 +409,7 @@ RULES: tuple[Rule, ...] = (
     ),
     row(
         """args.liger_fused_linear_cross_entropy args.liger_rms_norm args.liger_glu_activation
-            args.liger_swiglu""",
+        args.liger_swiglu""",
         "loss use_liger_kernel",
         _loss,
         _write_loss,
@@ -445,7 +445,7 @@ RULES: tuple[Rule, ...] = (
         "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage",
         _packed,
         """args.bnb_config_kwargs.bnb_4bit_quant_type args.bnb_config_kwargs.bnb_4bit_use_double_quant
-            args.bnb_config_kwargs.bnb_4bit_quant_storage""",
+        args.bnb_config_kwargs.bnb_4bit_quant_storage""",
         says="axolotl packs into nf4 with double quantisation",
         source=f"{VERSION}, axolotl/loaders/model.py:806",
     ),
@@ -457,7 +457,7 @@ RULES: tuple[Rule, ...] = (
     ),
     row(
         """args.eval_strategy args.val_set_size args.eval_steps args.evals_per_epoch args.eval_batch_size
-            args.eval_sample_packing args.save_strategy args.save_steps args.saves_per_epoch""",
+        args.eval_sample_packing args.save_strategy args.save_steps args.saves_per_epoch""",
         "eval_strategy per_device_eval_batch_size save_strategy packing per_device_train_batch_size",
         _run,
         _write_run,

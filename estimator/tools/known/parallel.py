@@ -260,13 +260,13 @@ RULES: tuple[Rule, ...] = (
     row(
         # accelerate 1.15, utils/launch.py, setup_fp8_env
         """accelerate.fp8_config.backend accelerate.fp8_config.pad_inner_dim accelerate.fp8_backend
-            accelerate.fp8_pad_inner_dim""",
+        accelerate.fp8_pad_inner_dim""",
         "fp8_backend fp8_pad_inner_dim",
         _fp8,
     ),
     row(
         """accelerate.num_processes accelerate.num_machines accelerate.distributed_type launch.nnodes
-            launch.nproc_per_node launch.num_gpus launch.visible_devices""",
+        launch.nproc_per_node launch.num_gpus launch.visible_devices""",
         "num_gpus",
         _gpus,
         "accelerate.num_processes",
@@ -277,20 +277,20 @@ RULES: tuple[Rule, ...] = (
     row("accelerate.num_cpu_threads_per_process", "num_cpu_threads_per_process", _threads),
     row(
         """args.fsdp args.fsdp_version args.fsdp_config.* args.deepspeed accelerate.distributed_type
-            accelerate.use_fsdp accelerate.use_deepspeed accelerate.fsdp_config.fsdp_version
-            accelerate.fsdp_config.fsdp_sharding_strategy accelerate.fsdp_config.fsdp_reshard_after_forward
-            accelerate.fsdp_config.fsdp_offload_params accelerate.fsdp_config.fsdp_state_dict_type
-            accelerate.fsdp_config.fsdp_activation_checkpointing accelerate.deepspeed_config.zero_stage
-            accelerate.deepspeed_config.offload_optimizer_device
-            accelerate.deepspeed_config.offload_param_device
-            accelerate.deepspeed_config.zero3_save_16bit_model
-            accelerate.parallelism_config.parallelism_config_dp_replicate_size args.dp_replicate_size
-            args.dp_shard_size deepspeed.zero_optimization.stage
-            deepspeed.zero_optimization.offload_optimizer.device
-            deepspeed.zero_optimization.offload_param.device
-            deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save""",
+        accelerate.use_fsdp accelerate.use_deepspeed accelerate.fsdp_config.fsdp_version
+        accelerate.fsdp_config.fsdp_sharding_strategy accelerate.fsdp_config.fsdp_reshard_after_forward
+        accelerate.fsdp_config.fsdp_offload_params accelerate.fsdp_config.fsdp_state_dict_type
+        accelerate.fsdp_config.fsdp_activation_checkpointing accelerate.deepspeed_config.zero_stage
+        accelerate.deepspeed_config.offload_optimizer_device
+        accelerate.deepspeed_config.offload_param_device
+        accelerate.deepspeed_config.zero3_save_16bit_model
+        accelerate.parallelism_config.parallelism_config_dp_replicate_size args.dp_replicate_size
+        args.dp_shard_size deepspeed.zero_optimization.stage
+        deepspeed.zero_optimization.offload_optimizer.device
+        deepspeed.zero_optimization.offload_param.device
+        deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save""",
         """strategy fsdp_version offload_optimizer offload_param fsdp_state_dict_type zero3_save_16bit_model
-            dp_replicate_size""",
+        dp_replicate_size""",
         _strategy,
         says="several processes without FSDP or DeepSpeed are DistributedDataParallel",
     ),

@@ -232,10 +232,10 @@ PADDED = row(
 )
 CHECKPOINTING = row(
     """args.gradient_checkpointing args.activation_checkpointing
-                        args.gradient_checkpointing_kwargs.* args.activation_checkpointing_kwargs.*
-                        call.gradient_checkpointing_enable call.gradient_checkpointing_kwargs.*""",
+    args.gradient_checkpointing_kwargs.* args.activation_checkpointing_kwargs.*
+    call.gradient_checkpointing_enable call.gradient_checkpointing_kwargs.*""",
     """gradient_checkpointing use_reentrant checkpoint_every_n_layers offload_checkpoints
-                        selective_checkpointing""",
+    selective_checkpointing""",
     _checkpointing,
     _write_checkpointing,
 )
@@ -327,8 +327,8 @@ COMPILED = row(
     # without its own arguments Trainer takes accelerate's: transformers 5.23, trainer.py, TorchDynamoPlugin; accelerate
     # 1.15, utils/dataclasses.py, TorchDynamoPlugin.__post_init__
     """args.torch_compile args.torch_compile_mode args.torch_compile_backend
-                   accelerate.dynamo_config.dynamo_backend accelerate.dynamo_config.dynamo_mode
-                   accelerate.dynamo_backend accelerate.dynamo_mode""",
+    accelerate.dynamo_config.dynamo_backend accelerate.dynamo_config.dynamo_mode
+    accelerate.dynamo_backend accelerate.dynamo_mode""",
     "torch_compile torch_compile_mode torch_compile_backend",
     _compiled,
     write_compiled,
