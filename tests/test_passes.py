@@ -15,8 +15,8 @@ import pytest
 from estimator.contract.setups import parse
 from estimator.objectives.forward import Pass, as_logits
 from estimator.objectives.step import MicroStep, Step
-from estimator.parallel.frozen import as_frozen, frozen_bytes
-from estimator.parallel.strategies import resident_memory
+from estimator.parallel.frozen import as_frozen
+from estimator.parallel.strategies import frozen_bytes, resident_memory
 from estimator.parallel.zero3_coordinator import (
     OUTSIDE,
     CallTrace,

@@ -32,7 +32,6 @@ from estimator.objectives import whole_logits
 from estimator.objectives.batch import passed_rows
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
-from estimator.parallel.frozen import reference_bytes
 from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group
 from estimator.parallel.module_devices import copies_on, module_devices, modules_on
@@ -41,6 +40,7 @@ from estimator.parallel.sharding import (
     sharded_weight_bytes,
     unmoved_weight_bytes,
 )
+from estimator.parallel.strategies import reference_bytes
 from estimator.parallel.tensor_parallel import part_of
 from estimator.resident.model import (
     adapter_bytes,

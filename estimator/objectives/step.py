@@ -67,7 +67,8 @@ class Step:
     def load(self, model: Model, setup: TrainingSetup | None = None) -> Loaded:
         """Load another model beside the trained one, frozen, in its setup or in one of its own.
 
-        Every strategy holds it as ``parallel.frozen`` says. A device map places it as it placed the trained model.
+        Every strategy holds it as its rule in ``parallel.strategies`` says. A device map places it as it placed the
+        trained model.
         """
         setup = as_frozen(self._given if setup is None else setup)
         loaded = Loaded(

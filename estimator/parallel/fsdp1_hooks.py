@@ -18,6 +18,7 @@ from estimator.parallel.fsdp1 import (
     flat_accumulated_bytes,
     flat_bytes,
     flat_gradient_bytes,
+    flat_parameters,
     flat_tensors,
     gathered_width,
     module_sizes,
@@ -27,9 +28,10 @@ from estimator.parallel.fsdp1 import (
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, counts, stepped
 from estimator.tape.tape import GRADIENTS, Leaf, Place, Tape, Tensor, leaf_node
+from estimator.values.arithmetic import allocated
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Phase
+from estimator.values.specs import Model, Offload, Phase
 
 SECOND_REENTRANT_PASS = Refusal(
     "use_reentrant under FSDP 1 stops in a step with two forward passes to go back through: the hooks are those of the "
@@ -179,3 +181,37 @@ def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
 def _leaf(owned: Owned) -> Leaf | None:
     node = owned.parameter.node
     return None if node is None else node.leaf
+
+
+class FrozenFsdp1Hooks(Fsdp1Hooks):
+    """The units of a second model: its root is gathered from its first call on (``frozen_flat_bytes``).
+
+    Source: trl 1.16, models/utils.py, ``prepare_fsdp``, which divides it by the policy of the trained model.
+    """
+
+    def enter_model(self, ids: Tensor) -> None:
+        """The root is there."""
+
+    def layer(self, index: int, block: Block) -> FlatUnit | None:
+        """The unit of one layer, unless it is there, too."""
+        if self.setup.mesh.strategy.keeps_gathered:
+            return None
+        return super().layer(index, block)
+
+
+def frozen_flat_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a second model that stay on a GPU between the steps.
+
+    FSDP 1 never lets the root of a model go that does not go backward; ``fsdp_grad_op`` lets nothing go once gathered.
+
+    Source: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_post_forward_reshard``.
+    """
+    ranks, width = setup.mesh.shard_ranks, gathered_width(setup, is_adapter=False)
+    whole = [
+        unit.alike * allocated(shard_elements(unit.sizes, width, ranks) * ranks * width)
+        for unit in flat_parameters(model, setup.adapters)
+    ]
+    gathered = sum(whole) if setup.mesh.strategy.keeps_gathered else whole[0]
+    rests = setup.mesh.offload_param is not Offload.NONE
+    flat = 0 if rests else flat_bytes(model, setup, adapters=False)
+    return flat + buffer_bytes(model) + gathered

@@ -7,14 +7,15 @@ everything else and stays gathered too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied
+from estimator.families.adapters import is_copied, is_quantized
 from estimator.families.block import Block, Owned, is_packed
 from estimator.families.counts import outer_modules
 from estimator.families.liger import loss_of
+from estimator.families.modules import weight_shapes
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
@@ -41,7 +42,7 @@ from estimator.parallel.sharding import (
 )
 from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
 from estimator.tape import operators as op
-from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
+from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
@@ -322,3 +323,89 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
         **stepped(sharded_tensors(model, structure), structure.optimisation),
         **counts(model, structure.adapters),
     )
+
+
+class _Member(NamedTuple):
+    """Weights of one shape in the one group of a model."""
+
+    sent: int
+    """Elements of the shards."""
+    whole_bytes: int
+    """Of the weights, gathered."""
+
+
+def _members(model: Model, setup: TrainingSetup, ranks: int) -> Iterator[_Member]:
+    width = member_width(computed(setup), is_adapter=False)
+    for group in fsdp_groups(model, setup.adapters):
+        for module in group.modules:
+            shapes = weight_shapes(module)
+            for shape in shapes[1:] if is_quantized(module, setup.adapters) else shapes:
+                shard = elements(shard_shape(shape, ranks))
+                yield _Member(group.alike * shard, group.alike * allocated(shard * ranks * width))
+
+
+class FrozenFsdp2Hooks(Hooks):
+    """A second model: one group, gathered whole for a call, and freed after it.
+
+    The buffer of the gather lives until the call returns.
+
+    Source: trl 1.16, models/utils.py, ``prepare_fsdp`` (``fully_shard`` of the root alone); torch 2.13,
+    distributed/fsdp/_fully_shard/_fsdp_state.py, ``_post_forward`` (``all_gather_state``).
+    """
+
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        super().__init__(tape, model, setup, outer, ranks)
+        self._ranks = ranks
+        self._members = list(_members(model, setup, ranks))
+        self._stored = member_width(setup, is_adapter=False)
+        self._width = member_width(computed(setup), is_adapter=False)
+        self._offloads = setup.mesh.offload_param is not Offload.NONE
+        self._stays = setup.mesh.strategy.keeps_gathered
+        self._gathered: list[Storage] = []
+
+    def enter_model(self, ids: Tensor) -> None:
+        """The whole model is gathered, and its weights are copied out of the buffer."""
+        if self._stays:
+            return
+        tape = self.tape
+        tape.operation = "all-gather"
+        sent = sum(member.sent for member in self._members) * self._width
+        cast = None
+        if self._stored != self._width or self._offloads:
+            cast = Storage(tape, allocated(sent), COMMUNICATION)
+        self._gathered = [Storage(tape, allocated(sent * self._ranks), COMMUNICATION)]
+        del cast
+        whole = sum(member.whole_bytes for member in self._members)
+        self._gathered.append(Storage(tape, whole, WEIGHTS))
+
+    def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The weights go, and the buffer after them."""
+        while self._gathered:
+            self._gathered.pop()
+        return loss, outputs
+
+
+def frozen_fsdp2(tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int) -> Hooks:
+    """The hooks of a second model: verl divides it layer by layer as the trained one, TRL makes one group of it."""
+    if setup.task.given_loss.is_verls:
+        return Fsdp2Hooks(tape, model, setup, outer, ranks, stays=False)
+    return FrozenFsdp2Hooks(tape, model, setup, outer, ranks)
+
+
+def frozen_shards_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a second model that stay on a GPU between the steps; ``fsdp_grad_op`` lets nothing go once gathered.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``reshard``.
+    """
+    rests = setup.mesh.offload_param is not Offload.NONE
+    shards = (
+        unmoved_weight_bytes(model, setup.adapters) if rests else sharded_weight_bytes(model, setup)
+    )
+    gathered = 0
+    if setup.mesh.strategy.keeps_gathered:
+        gathered = sum(
+            member.whole_bytes for member in _members(model, setup, setup.mesh.shard_ranks)
+        )
+    return shards + buffer_bytes(model) + gathered

@@ -17,7 +17,7 @@ class Hooks:
 
     They are kept from pass to pass of a step: ``layer`` is asked in every pass and gives the same units.
     Supported under each strategy: passes with and without gradients in any order with one backward after them, and
-    other models that are frozen (``parallel.frozen``). A second backward in a step is not.
+    other models that are frozen (``StrategyRule.frozen_hooks``). A second backward in a step is not.
     """
 
     brings_inputs = False

@@ -11,15 +11,27 @@ from typing import NamedTuple
 from estimator.families.block import Block
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
-from estimator.parallel.frozen import frozen_hooks, reference_bytes
-from estimator.parallel.fsdp1_hooks import Fsdp1Hooks, fsdp1_shards
-from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
+from estimator.parallel.frozen import as_frozen
+from estimator.parallel.fsdp1_hooks import (
+    FrozenFsdp1Hooks,
+    Fsdp1Hooks,
+    frozen_flat_bytes,
+    fsdp1_shards,
+)
+from estimator.parallel.fsdp2_hooks import (
+    Fsdp2Hooks,
+    frozen_fsdp2,
+    frozen_shards_bytes,
+    fsdp2_shards,
+)
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.parameter_order import stepped_in_order
+from estimator.parallel.sharding import computed
 from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
+from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import Resident, unsharded
+from estimator.resident.model import Resident, unsharded, weight_bytes
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.computation import Computation
@@ -29,18 +41,29 @@ from estimator.values.specs import Model, Optimizer
 from estimator.values.strategies import Strategy
 
 
+def _whole(model: Model, setup: TrainingSetup) -> int:
+    return weight_bytes(model, computed(setup))
+
+
+MadeHooks = Callable[[Tape, Model, TrainingSetup, Block, int], Hooks]
+"""From a tape, a model, its setup, the modules outside its layers, and the number of ranks."""
+
+
 class StrategyRule(NamedTuple):
     """The hooks and the resident memory of one strategy."""
 
-    hooks: Callable[[Tape, Model, TrainingSetup, Block, int], Hooks]
-    """From a tape, the model, its setup, the modules outside its layers, and the number of ranks."""
+    hooks: MadeHooks
     resident: Callable[[Model, TrainingSetup], Resident]
     """Resident memory of the fullest GPU."""
+    frozen_hooks: MadeHooks = Hooks
+    """Of a second model, of which nothing is trained, in a setup from ``as_frozen``."""
+    frozen_bytes: Callable[[Model, TrainingSetup], int] = _whole
+    """Bytes of that model that stay on a GPU between the steps."""
 
 
 ALONE = StrategyRule(Hooks, unsharded)
-FSDP1 = StrategyRule(Fsdp1Hooks, fsdp1_shards)
-FSDP2 = StrategyRule(Fsdp2Hooks, fsdp2_shards)
+FSDP1 = StrategyRule(Fsdp1Hooks, fsdp1_shards, FrozenFsdp1Hooks, frozen_flat_bytes)
+FSDP2 = StrategyRule(Fsdp2Hooks, fsdp2_shards, frozen_fsdp2, frozen_shards_bytes)
 ZERO = StrategyRule(ZeroHooks, zero_part)
 RULES: dict[Strategy, StrategyRule] = {
     Strategy.NONE: ALONE,
@@ -48,7 +71,7 @@ RULES: dict[Strategy, StrategyRule] = {
     Strategy.DDP: StrategyRule(DdpHooks, replica),
     Strategy.ZERO1: ZERO,
     Strategy.ZERO2: ZERO,
-    Strategy.ZERO3: ZERO,
+    Strategy.ZERO3: StrategyRule(ZeroHooks, zero_part, ZeroHooks, frozen_part_bytes),
     Strategy.FSDP: FSDP2,
     Strategy.FSDP_GRAD_OP: FSDP2,
     Strategy.HSDP: FSDP2,
@@ -81,9 +104,27 @@ def hooks(
     """
     if devices is not None:
         return DeviceMapHooks(tape, devices)
-    if not trained:
-        return frozen_hooks(tape, model, setup, outer, ranks)
-    return _rule(setup.mesh).hooks(tape, model, setup, outer, ranks)
+    rule = _rule(setup.mesh)
+    return (rule.hooks if trained else rule.frozen_hooks)(tape, model, setup, outer, ranks)
+
+
+def reference_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a reference model of its own, per GPU; 0 where the loss asks none, or the policy without its adapters.
+
+    It is loaded by the policy's name and in the policy's dtype.
+
+    Source: trl 1.16, trainer/dpo_trainer.py:909-927 (``setdefault("dtype", self.model.dtype)``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> reference_bytes(TINY_LLAMA, TrainingSetup(objective="dpo")) == weight_bytes(TINY_LLAMA, TrainingSetup())
+    True
+    """
+    return frozen_bytes(model, as_frozen(setup)) if setup.keeps_reference else 0
+
+
+def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a second model that stay on a GPU between the steps; ``setup`` as ``as_frozen`` gives it."""
+    return _rule(setup.mesh).frozen_bytes(model, setup)
 
 
 @lru_cache(maxsize=1024)

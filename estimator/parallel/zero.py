@@ -24,6 +24,7 @@ from estimator.families.vision_family import sees, vision_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_shapes,
+    buffer_bytes,
     packed_bytes,
     quantized_bytes,
     scale_bytes,
@@ -667,7 +668,7 @@ def _whole_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
 def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of one rank's part of a model of which nothing is trained, at stage 3: Σ ⌈n / W⌉ · p, small weights whole.
 
-    Source: as ``rank_bytes``.
+    Source: as ``rank_bytes``; trl 1.16, models/utils.py, ``prepare_deepspeed`` (an engine of its own).
     """
     ranks, size, persistent = setup.mesh.num_gpus, width(setup.precision), 10 * model.hidden_size
     whole = whole_tensors(model, setup.adapters)
@@ -678,7 +679,7 @@ def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
         parts = 0
     modules = _modules(model, setup.adapters)
     packed = sum(n * packed_part(module, setup, persistent) for module, n in modules)
-    return size * (parts + small) + packed
+    return size * (parts + small) + packed + buffer_bytes(model)
 
 
 def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
