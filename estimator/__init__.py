@@ -41,14 +41,16 @@ from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
 from estimator.search import scaling
 from estimator.search.best_ways import COUNTS, BestWay, Reach, best_way, best_ways, reach, ways_on
-from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import (
+    MOST_GPUS,
     evaluation_stops,
     fewer_checkpoints,
     largest_micro_batch,
     longest_context,
     shortest_row,
     smallest_gpu,
+    smallest_set,
+    why_not_shared,
 )
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
 from estimator.search.remedies import MOST_TOGETHER, remedies
@@ -113,7 +115,7 @@ if TYPE_CHECKING:
     from estimator.grid.needs import Needs, needs
     from estimator.grid.runs import Runs, runs
     from estimator.plan import words as plan_words
-    from estimator.plan.advice import Advice, NearMiss, Pick, Stair, advise, pick
+    from estimator.plan.advice import Advice, NearMiss, Pick, Stair, advise, options_of, pick
     from estimator.plan.candidates import Candidates, Progress, Recipe, candidates
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
@@ -127,15 +129,7 @@ if TYPE_CHECKING:
     )
     from estimator.plan.report import plan_csv, timetable_csv, timetable_summary
     from estimator.plan.team_reading import TeamQuestion, question_of_setup, team_object, team_of
-    from estimator.plan.teams import (
-        Assignment,
-        Job,
-        JobOption,
-        Timetable,
-        options_of,
-        schedule,
-        team_jobs,
-    )
+    from estimator.plan.teams import Assignment, Job, JobOption, Timetable, schedule, team_jobs
 
 __all__ = [
     "ALL_LINEAR",
@@ -328,7 +322,7 @@ _WITH_ARRAYS = {
     "Job": "plan.teams",
     "JobOption": "plan.teams",
     "Timetable": "plan.teams",
-    "options_of": "plan.teams",
+    "options_of": "plan.advice",
     "schedule": "plan.teams",
     "team_jobs": "plan.teams",
     "lanes": "plan.lanes",

@@ -19,16 +19,9 @@ from typing import BinaryIO, NoReturn, TextIO
 from estimator.answer.estimate import estimate
 from estimator.answer.own_step import own_step
 from estimator.check import command
+from estimator.contract.estimates import write_estimate, write_shares
 from estimator.contract.placement_request import place
-from estimator.contract.setups import (
-    NONE_KNOWN,
-    Reading,
-    from_texts,
-    parse,
-    read_link,
-    write_estimate,
-    write_shares,
-)
+from estimator.contract.setups import NONE_KNOWN, Reading, from_texts, parse, read_link
 from estimator.contract.text import describe, describe_shares
 from estimator.rehearse import command as rehearse
 from estimator.search.remedies import remedies

@@ -9,7 +9,7 @@ import pytest
 from estimator import TrainingSetup, estimate, read_files
 from estimator.contract.setups import parse
 from estimator.families.modules import TINY_LLAMA
-from estimator.time.traffic import traffic
+from estimator.time.between import traffic
 from estimator.values.specs import CompileMode, Component, Phase
 from tests.test_time_constants import FAST, SLOW, near, part, waiting
 

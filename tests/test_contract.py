@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 
 from estimator import catalog
 from estimator.answer.estimate import estimate
-from estimator.contract.setups import (
-    IMAGE_KEYS,
-    parse,
-    read_link,
-    read_setup,
-    write_estimate,
-    write_fields,
-)
+from estimator.contract.estimates import write_estimate
+from estimator.contract.setups import IMAGE_KEYS, parse, read_link, read_setup, write_fields
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Linear
 from estimator.parallel.combinations import SHARING_KEYS, clipped_in_backward, refusal

@@ -23,7 +23,8 @@ from estimator import (
     pareto,
     rank_gpus,
 )
-from estimator.contract.setups import parse, write_estimate, write_fields
+from estimator.contract.estimates import write_estimate
+from estimator.contract.setups import parse, write_fields
 from estimator.time.cost import cheapest
 from tests.rows import for_each
 

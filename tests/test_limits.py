@@ -26,9 +26,9 @@ from estimator.contract.setups import parse
 from estimator.parallel.combinations import beyond_one_machine, refusal, sharing_keys
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
-from estimator.search.fewest_gpus import MOST_GPUS, smallest_set
 from estimator.search.free_changes import free_changes
 from estimator.search.limits import (
+    MOST_GPUS,
     _largest_micro_batch,
     _longest_context,
     evaluation_stops,
@@ -38,6 +38,7 @@ from estimator.search.limits import (
     longest_context,
     shortest_row,
     smallest_gpu,
+    smallest_set,
 )
 from estimator.search.remedies import remedies
 from estimator.values.keys import LARGEST

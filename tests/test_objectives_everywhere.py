@@ -30,8 +30,9 @@ from estimator import (
     scaling,
 )
 from estimator.answer.estimate import fits
+from estimator.contract.estimates import write_estimate
 from estimator.contract.scenarios import read, scenario_of
-from estimator.contract.setups import parse, write_estimate, write_fields
+from estimator.contract.setups import parse, write_fields
 from estimator.contract.text import describe
 from estimator.search.limits import fewer_checkpoints, largest_micro_batch
 

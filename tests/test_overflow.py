@@ -35,10 +35,11 @@ from estimator.answer.overflow import (
     runs_out,
     where,
 )
-from estimator.contract.setups import parse, write_estimate
+from estimator.contract.estimates import write_estimate
+from estimator.contract.setups import parse
 from estimator.contract.text import amount, describe
 from estimator.step.blocks import MIB
-from estimator.step.refused import refused
+from estimator.step.reserved import refused
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.results import Moment
 from estimator.values.strategies import Strategy

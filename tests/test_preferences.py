@@ -30,7 +30,8 @@ from estimator import (
     need,
     remedies,
 )
-from estimator.contract.setups import parse, write_estimate, write_fields
+from estimator.contract.estimates import write_estimate
+from estimator.contract.setups import parse, write_fields
 from estimator.families.counts import modules_with_counts, total_parameters
 from estimator.families.modules import Linear
 from estimator.objectives import registry

@@ -9,7 +9,7 @@ import pytest
 
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import Rank, rank_0_writes, ranks
-from estimator.contract.setups import write_estimate
+from estimator.contract.estimates import write_estimate
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.zero import kept_gradients, width
 from estimator.values.specs import Model, Offload

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dashboard.estimate import ledger
 from estimator import Verdict, accuracy, catalog, estimate
-from estimator.contract.setups import write_estimate
+from estimator.contract.estimates import write_estimate
 from estimator.contract.text import describe
 from estimator.families.hf_config import model_from_config
 from estimator.proof.accuracy import Metric

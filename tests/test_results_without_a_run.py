@@ -18,7 +18,7 @@ from dashboard.words import one_line
 from estimator import Dtype, Method, Strategy, TrainingSetup, Verdict, catalog, estimate
 from estimator.contract.text import describe
 from estimator.parallel.combinations import refusal, sharing_keys
-from estimator.search.fewest_gpus import MOST_GPUS, WAYS, why_not_shared
+from estimator.search.limits import MOST_GPUS, WAYS, why_not_shared
 from estimator.search.scaling import curves
 from tests.test_limits import MODELS, SETUPS, SEVERAL, can_be_trained
 

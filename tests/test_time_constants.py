@@ -20,11 +20,11 @@ from estimator.parallel.network import ETHERNET, links
 from estimator.parallel.offload import moved
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import States
+from estimator.time.between import traffic
 from estimator.time.flops import Work, delta_products, scan_products, work
 from estimator.time.offload_time import offload_parts
 from estimator.time.rates import Rates, rates
 from estimator.time.step_seconds import step_costs, step_parts
-from estimator.time.traffic import traffic
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.losses import Loss

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import Method, TrainingSetup, catalog
 from estimator.families.modules import TINY_LLAMA
-from estimator.time.traffic import traffic
+from estimator.time.between import traffic
 from estimator.values.specs import AttnImplementation
 
 HIDDEN, QUERIES, KEYS, MLP = 8, 8, 4, 16

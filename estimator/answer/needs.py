@@ -7,8 +7,7 @@ from functools import cached_property
 from estimator.answer.verdict import verdict
 from estimator.resident.overhead import exchange_bytes
 from estimator.step.allocations import hardware_of
-from estimator.step.refused import refused
-from estimator.step.reserved import Replayed, goes_through, is_replayed, replayed
+from estimator.step.reserved import Replayed, goes_through, is_replayed, refused, replayed
 from estimator.values.facets.mesh import Mesh
 from estimator.values.range import Range
 from estimator.values.results import Refused

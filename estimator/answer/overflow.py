@@ -78,7 +78,7 @@ def first_overflow(of: Estimate) -> Overflow | None:
     whose tensors exceed the GPU. Uses the verdict's low end: the least that the CUDA context and communication take.
     Under a device map it is that of the GPU that stops first.
 
-    Source: ``estimator.step.refused``; else derived, from ``instants`` and ``room_bytes``.
+    Source: ``estimator.step.reserved``; else derived, from ``instants`` and ``room_bytes``.
     """
     if of.gpu is None or of.need_low_bytes <= of.gpu.memory_bytes:
         return None

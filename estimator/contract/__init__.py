@@ -1,5 +1,6 @@
 """How setups and estimates are written and read: one flat JSON object, links, scenarios, text for the terminal."""
 
+from estimator.contract.estimates import write_estimate, write_shares
 from estimator.contract.links import (
     REHEARSED,
     RehearsedPeaks,
@@ -30,9 +31,7 @@ from estimator.contract.setups import (
     parse,
     read_link,
     read_setup,
-    write_estimate,
     write_fields,
-    write_shares,
 )
 from estimator.contract.text import amount, verdict
 from estimator.tools.defaults import QUESTION

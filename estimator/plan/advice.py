@@ -13,6 +13,7 @@ from estimator.plan import words
 from estimator.plan.candidates import Candidates
 from estimator.plan.front import equal_to, front_of, overlap, stairs_of
 from estimator.plan.question import Question
+from estimator.plan.teams import JobOption
 
 SAME_DOLLARS = 1.02
 """Times the cheapest, up to which dollars are the same: ours, the last of two digits."""
@@ -340,3 +341,31 @@ def _starts(found: Candidates, asked: Question, place: int) -> bool:
         (float(found.dollars.low[place]), asked.budget_usd),
     )
     return all(limit is None or low <= limit for low, limit in limits)
+
+
+def options_of(answer: Advice) -> tuple[JobOption, ...]:
+    """For each number of cards of each offer the fastest setup that fits, by its slow end; the cheaper of equals.
+
+    Source: derived.
+    """
+    found = answer.candidates
+    usable = np.flatnonzero(
+        found.fits & answer.kept & ~np.isnan(found.hours.high) & ~np.isnan(found.dollars.high)
+    )
+    if not len(usable):
+        return ()
+    group = found.offers * (int(found.num_gpus.max()) + 1) + found.num_gpus
+    order = usable[
+        np.lexsort((found.dollars.high[usable], found.hours.high[usable], group[usable]))
+    ]
+    _, first = np.unique(group[order], return_index=True)
+    return tuple(
+        JobOption(
+            pool=found.offer(place).gpu.name,
+            num_gpus=int(found.num_gpus[place]),
+            hours=float(found.hours.high[place]),
+            dollars=float(found.dollars.high[place]),
+            place=place,
+        )
+        for place in order[first].tolist()
+    )

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TextIO
 
 from estimator.plan import files, report
-from estimator.plan.advice import Advice, advise
+from estimator.plan.advice import Advice, advise, options_of
 from estimator.plan.candidates import candidates
 from estimator.plan.question import Question, TokenLengths
 from estimator.plan.reading import object_of_text, question_of
 from estimator.plan.team_reading import team_of
-from estimator.plan.teams import options_of, schedule, team_jobs
+from estimator.plan.teams import schedule, team_jobs
 from estimator.sources.local_files import regular_file
 from estimator.tools.defaults import TOOLS
 from estimator.tools.writing.files import files_of

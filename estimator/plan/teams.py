@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from estimator.grid.runs import Reals
-from estimator.plan.advice import Advice
 from estimator.plan.files import stdout_for_answers
 from estimator.plan.question import SLOTS, WEEK
 from estimator.plan.team_reading import TeamQuestion
@@ -96,34 +95,6 @@ class Timetable:
     def late_hours(self) -> float:
         """Of all jobs."""
         return sum(run.late_hours for run in self.assignments)
-
-
-def options_of(answer: Advice) -> tuple[JobOption, ...]:
-    """For each number of cards of each offer the fastest setup that fits, by its slow end; the cheaper of equals.
-
-    Source: derived.
-    """
-    found = answer.candidates
-    usable = np.flatnonzero(
-        found.fits & answer.kept & ~np.isnan(found.hours.high) & ~np.isnan(found.dollars.high)
-    )
-    if not len(usable):
-        return ()
-    group = found.offers * (int(found.num_gpus.max()) + 1) + found.num_gpus
-    order = usable[
-        np.lexsort((found.dollars.high[usable], found.hours.high[usable], group[usable]))
-    ]
-    _, first = np.unique(group[order], return_index=True)
-    return tuple(
-        JobOption(
-            pool=found.offer(place).gpu.name,
-            num_gpus=int(found.num_gpus[place]),
-            hours=float(found.hours.high[place]),
-            dollars=float(found.dollars.high[place]),
-            place=place,
-        )
-        for place in order[first].tolist()
-    )
 
 
 def team_jobs(team: TeamQuestion, options: Mapping[str, tuple[JobOption, ...]]) -> list[Job]:

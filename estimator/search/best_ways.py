@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 from estimator.answer.estimate import bound, estimate, is_refused
 from estimator.families.adapters import default_targets
 from estimator.parallel.combinations import sharing_keys
-from estimator.search.fewest_gpus import WAYS, Keys
 from estimator.search.free_changes import lossless, splits
-from estimator.search.limits import holds, largest_micro_batch, longest_context, may_hold
+from estimator.search.limits import (
+    WAYS,
+    Keys,
+    holds,
+    largest_micro_batch,
+    longest_context,
+    may_hold,
+)
 from estimator.search.ranking import middle_dollars
 from estimator.search.remedies import changed_setup, offloaded
 from estimator.values.methods import Method

@@ -14,7 +14,6 @@ from estimator.answer.estimate import estimate, is_refused
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
-from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus
 from estimator.search.free_changes import (
     AUTOCAST,
     Change,
@@ -26,7 +25,7 @@ from estimator.search.free_changes import (
     traffic,
 )
 from estimator.search.image_changes import image_changes
-from estimator.search.limits import holds, may_hold, smallest_gpu
+from estimator.search.limits import WAYS, GpuSet, fewest_gpus, holds, may_hold, smallest_gpu
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision

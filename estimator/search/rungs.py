@@ -10,9 +10,8 @@ from estimator.answer.estimate import is_refused
 from estimator.objectives.batch import least_batch
 from estimator.parallel.combinations import refusal, sharing_keys
 from estimator.search.best_ways import COUNTS, Reach, reach
-from estimator.search.fewest_gpus import WAYS, Keys
 from estimator.search.free_changes import splits
-from estimator.search.limits import largest_micro_batch, longest_context, shortest_row
+from estimator.search.limits import WAYS, Keys, largest_micro_batch, longest_context, shortest_row
 from estimator.search.remedies import offloaded, with_adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup

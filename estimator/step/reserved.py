@@ -1,4 +1,4 @@
-"""What torch reserves, the least memory on which a run goes through, and what nvidia-smi shows.
+"""What torch reserves, the least memory on which a run goes through, what is refused, and what nvidia-smi shows.
 
 A run's requests are replayed through PyTorch's caching allocator: with memory to spare for what it reserves, and on
 smaller and smaller cards for the least that suffices. The tape gives the tensors and their order, the allocator their
@@ -17,15 +17,25 @@ from estimator.resident.overhead import (
     median_context_bytes,
     shown_bytes,
 )
-from estimator.step.allocations import Hardware, allocations, hardware_of
-from estimator.step.blocks import NO_LIMIT, Log, Played, Plays, Settings, rounded, settings_of
+from estimator.step.allocations import Hardware, Trace, allocations, hardware_of
+from estimator.step.blocks import (
+    EMPTY,
+    NO_LIMIT,
+    Log,
+    Played,
+    Plays,
+    Settings,
+    rounded,
+    settings_of,
+)
 from estimator.step.loading_requests import MADE, MOVED
+from estimator.step.request_keys import GATHER
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh
-from estimator.values.results import Estimate, Shown
+from estimator.values.results import Estimate, Refused, Shown
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Model, Offload, Verdict
+from estimator.values.specs import Gpu, Model, Offload, Phase, Verdict
 
 AMPLE = 2
 """Memory, as a multiple of a run's tensors, on which it is not replayed: of 170 runs on PyTorch's allocator none needed
@@ -267,3 +277,59 @@ def shown(answer: Estimate) -> Shown | None:
     low, _, high = shown_bytes(*held)
     middle = max(device_bytes(answer), answer.need_low_bytes)
     return Shown(min(low, middle), middle, max(high, middle))
+
+
+@lru_cache(maxsize=256)
+def refused(model: Model, gpu: Gpu | None, setup: TrainingSetup, room: int) -> Refused | None:
+    """The first request that is refused where PyTorch can have ``room`` bytes of a card; None if the run goes through.
+
+    Source: as ``replayed``.
+    """
+    hardware = hardware_of(gpu)
+    runs = [(run.play(room), run) for run in rank_runs(model, hardware, setup)]
+    died = [(played.died, at) for at, (played, _) in enumerate(runs) if played.died is not None]
+    moved = [
+        (request, at) for request, at in died if runs[at][1].made is MOVED
+    ]  # as Trainer loads it
+    if not died:
+        return None
+    played, run = runs[min(moved or died)[1]]
+    return _located(model, hardware, setup, room, played, run)
+
+
+def _located(
+    model: Model, hardware: Hardware, setup: TrainingSetup, room: int, played: Played, run: RankRun
+) -> Refused:
+    log, on_host = run.log(room), run.is_narrow(room)
+    _, trace = allocations(model, hardware, setup, run.made, run.rank, on_host=on_host)
+    assert played.died is not None
+    step, piece = trace.ran[played.died]
+    start, size = log.spans[0][piece.stretch], log.requests[2][played.request]
+    if piece.of_pass >= 0:
+        return _in_pass(trace, log, played)
+    if step == 0:
+        emptied = (at for at in range(start, played.request) if log.requests[0][at] == EMPTY)
+        makes_states = setup.mesh.strategy.is_zero and next(emptied, None) is not None
+        return Refused(Phase.LOAD, step, "", size, makes_states=makes_states)
+    if piece.stretch in trace.optimizers:
+        return Refused(Phase.OPTIMIZER_STEP, step, "", size)
+    return Refused(Phase.FORWARD, step, "new buckets of DDP", size)
+
+
+def _in_pass(trace: Trace, log: Log, played: Played) -> Refused:
+    assert played.died is not None
+    step, piece = trace.ran[played.died]
+    found, at = trace.passes[piece.of_pass], played.request - log.spans[0][piece.stretch]
+    program, runs = found.schedule.program, found.schedule.runs
+    run, place = runs[piece.run], piece.place + played.repetition
+    event = max(trace.events[piece.stretch][at], program.spans[run.segment][0])
+    gathers = log.requests[3][played.request] == GATHER
+    before = sum(earlier.length for earlier in runs[: piece.run] if earlier.has_moments)
+    return Refused(
+        Phase.EVALUATION if found.is_evaluation else run.phase,
+        step,
+        run.named("all-gather" if gathers else program.operations[event], place),
+        log.requests[2][played.request],
+        found.micro_step,
+        max(0, before + (place if run.has_moments else -1)),
+    )

@@ -12,9 +12,8 @@ import pytest
 
 from estimator import Component, Phase, estimate
 from estimator.contract import setups as contract
-from estimator.time.between import COMPILED_WRITES
+from estimator.time.between import COMPILED_WRITES, traffic
 from estimator.time.host_time import COMPILED
-from estimator.time.traffic import traffic
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
