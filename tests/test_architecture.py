@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import estimator
@@ -154,6 +155,31 @@ def test_a_function_that_reads_one_facet_of_a_setup_takes_that_facet() -> None:
                 case ast.Name(name, ast.Load()) if id(node) not in called:
                     rows.add(name)  # of a table, whose functions take the same
     assert not found - rows
+
+
+DEEPEST = 36
+"""Modules of the longest chain in which each imports the next, wherever it does: lower it only."""
+
+
+def test_no_chain_of_imports_is_longer_than_it_was() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "estimator").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+    @cache
+    def chain(name: str) -> tuple[str, ...]:
+        imported = {
+            found
+            for module, member in _imports(modules[name])
+            for found in (module, f"{module}.{member}")
+            if found in modules
+        }
+        return (name, *max(map(chain, imported), key=len, default=()))
+
+    longest = max(map(chain, modules), key=len)
+    assert len(longest) <= DEEPEST, longest
 
 
 RECORDS = {"Strategy": 0, "Objective": 0, "Loss": 0, "Method": 0, "Optimizer": 7}
