@@ -64,7 +64,8 @@ from estimator.step.reserved import shown
 from estimator.tools.defaults import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.writing.changes import Changed, changed_files, changes_between
-from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
+from estimator.tools.writing.files import TakeAway, files_of
+from estimator.tools.writing.registry import WRITABLE
 from estimator.values.keys import LARGEST
 from estimator.values.losses import Loss
 from estimator.values.methods import Method

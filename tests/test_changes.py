@@ -89,8 +89,8 @@ def test_file_without_a_final_newline_gains_only_the_key() -> None:
 
 
 def test_multiline_list_becomes_one_line() -> None:
-    after = read_as({"sft.yaml": YAML}, {"lora_target_modules": ["o_proj"]})
-    assert "lora_target_modules:\n  [o_proj]\n\nper_device" in after.files["sft.yaml"]
+    after = read_as({"sft.yaml": YAML}, {"lora_target_modules": ["o_proj", "k_proj"]})
+    assert "lora_target_modules:\n  [o_proj, k_proj]\n\nper_device" in after.files["sft.yaml"]
 
 
 def test_method_adds_only_the_keys_it_needs() -> None:

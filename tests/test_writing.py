@@ -16,7 +16,7 @@ from estimator import catalog
 from estimator.tools.defaults import TOOLS, with_defaults_of
 from estimator.tools.imported import Fate, read_files
 from estimator.tools.sayable import sayable
-from estimator.tools.writing.files import SCRIPTED, files_of
+from estimator.tools.writing.files import files_of
 from estimator.tools.writing.theirs import said, theirs_of
 from estimator.values.keys import DEFAULT
 from tests.rows import for_each
@@ -289,7 +289,7 @@ def test_a_changed_config_changes_only_what_it_must() -> None:
     assert theirs == given | {"args.per_device_train_batch_size": 2}
 
 
-@for_each("tool", sorted(SCRIPTED))
+@for_each("tool", sorted(tool.name for tool in TOOLS.values() if tool.is_called))
 @for_each("method", ["full", "lora", "qlora"])
 @for_each("sharing", SHARING)
 def test_the_script_is_python_without_undefined_names(

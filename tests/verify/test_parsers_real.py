@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from estimator.tools.defaults import TOOLS
+from estimator.tools.writing.axolotl import STOPS
 from estimator.tools.writing.files import TakeAway, files_of
-from estimator.tools.writing.stops import STOPS
 from estimator.tools.writing.theirs import said
 from tests.test_writing import LLAMA, SHARING, TASKS, drawn
 
@@ -118,7 +118,7 @@ def test_axolotl_fails_where_we_refuse(tmp_path: Path) -> None:
     accepted, *stopped = answers("axolotl", [plain, *({**plain, **it} for it in more)], tmp_path)
     assert isinstance(accepted, dict)
     assert all(isinstance(it, str) for it in stopped), stopped
-    assert len([it for it in STOPS if it.tool == "axolotl"]) == len(more) + 1
+    assert len(STOPS) == len(more) + 1
 
 
 def test_deepspeed_reads_our_json_as_intended(tmp_path: Path) -> None:

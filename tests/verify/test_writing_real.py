@@ -20,7 +20,8 @@ import pytest
 
 from estimator.tools.defaults import tool_named
 from estimator.tools.known import trl as trl_tool
-from estimator.tools.writing.files import WRITABLE, files_of
+from estimator.tools.writing.files import files_of
+from estimator.tools.writing.registry import WRITABLE
 from estimator.tools.writing.texts import nested
 from estimator.tools.writing.theirs import theirs_of
 from tests.test_writing import LLAMA, SHARING, drawn

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from estimator.tools.known.trl import GENERATES
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value
-from estimator.tools.writing.texts import Code, nested, python_call, python_value
+from estimator.tools.writing.texts import Code, nested, python_call, python_value, yaml
+from estimator.tools.writing.writer import ACCELERATE_FILE, SHARE, Said, ToolWriter, only_writes
 
 OF_MODEL_CONFIG = frozenset(
     listed("""model_name_or_path dtype attn_implementation use_peft lora_r lora_alpha lora_dropout
@@ -26,18 +27,18 @@ def _head(about: str, trainer: str, name: Value) -> str:
     return f'"""{text}\n"""' if about else f'"""{text}"""'
 
 
-def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: str = "sft") -> str:
+def with_trl(said: Said) -> str:
     """The script with TRL's trainer: ``ModelConfig`` and the trainer's config, as TRL's own scripts have them.
 
     Source: trl 1.16, trl/scripts/sft.py and its neighbours; experimental/orpo/orpo_trainer.py.
     """
-    args = nested(theirs, "args")
+    args, objective, theirs = said.args, said.objective, said.theirs
     model = {key: value for key, value in args.items() if key in OF_MODEL_CONFIG}
     rest = {key: value for key, value in args.items() if key not in OF_MODEL_CONFIG}
     packs = any(model.get(key) for key in ("load_in_4bit", "load_in_8bit"))
     loading = {"model_init_kwargs": {key: model[key] for key in OF_LOADING if key in model}}
     word = CLASSES.get(objective, objective.upper())
-    body = _TRL_BODY.replace("DATASET", python_value(dataset)).replace("CLASS", word)
+    body = _TRL_BODY.replace("DATASET", python_value(said.dataset)).replace("CLASS", word)
     if objective in GENERATES:
         body = body.replace("        args=", "        reward_funcs=accuracy_reward,\n        args=")
     processor = nested(theirs, "processor")
@@ -45,7 +46,7 @@ def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: s
         body = body.replace("        args=", "        processing_class=processor,\n        args=")
     return "\n".join(
         [
-            _head(about, f"TRL's {word}Trainer", model.get("model_name_or_path")),
+            _head(said.about, f"TRL's {word}Trainer", model.get("model_name_or_path")),
             "",
             "from datasets import load_dataset",
             *["from transformers import AutoProcessor"] * bool(processor),
@@ -67,10 +68,6 @@ def _processor(settings: Mapping[str, Value]) -> str:
     whole = {"": Code("model_config.model_name_or_path"), **settings}
     made = python_call("AutoProcessor.from_pretrained", whole, "processor")
     return made.replace("    =model", "    model")
-
-
-SHARE = 0.05
-"""Of the rows that are kept for evaluation: a twentieth."""
 
 
 def _evaluated(body: str, args: Mapping[str, Value], rows: str) -> str:
@@ -132,11 +129,12 @@ if __name__ == "__main__":
 """
 
 
-def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
+def with_trainer(said: Said) -> str:
     """The script with transformers' Trainer: each text is a row, cut at ``max_length``.
 
     Source: transformers 5.23, docs/source/en/tasks/language_modeling.md and sequence_classification.md.
     """
+    theirs = said.theirs
     classifies = nested(theirs, "trainer").get("objective") == "sequence_classification"
     loader = f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}"
     collator = "DataCollatorWithPadding" if classifies else "DataCollatorForLanguageModeling"
@@ -147,7 +145,7 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     loading: dict[str, Value] = {key: _dtype(key, value) for key, value in model.items()}
     classes = [loader, collator, *["BitsAndBytesConfig"] * bool(bnb)]
     lines = [
-        _head(about, "transformers' Trainer", name),
+        _head(said.about, "transformers' Trainer", name),
         "",
         *_trainer_imports(classes, adapts=bool(peft), prepares=bool(calls.get(PREPARES))),
         "",
@@ -172,7 +170,9 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     lines.append(
         python_call("TrainingArguments", {"output_dir": "output", **args}, "training_args")
     )
-    body = _TRAINER_BODY.replace("DATASET", python_value(dataset)).replace("COLLATOR", collator)
+    body = _TRAINER_BODY.replace("DATASET", python_value(said.dataset)).replace(
+        "COLLATOR", collator
+    )
     of_classes = ("COLUMNS", '["text"]'), ("MLM", ""), ("LABELS", ' and a "label"')
     of_texts = ("COLUMNS", "dataset.column_names"), ("MLM", ", mlm=False"), ("LABELS", "")
     for word, text in of_classes if classifies else of_texts:
@@ -238,3 +238,82 @@ if __name__ == "__main__":
     trainer.train()
     trainer.save_model()
 """
+
+
+def _command(said: Said) -> str:
+    if nested(said.theirs, "accelerate"):
+        return f"accelerate launch --config_file {ACCELERATE_FILE} train.py"
+    return "python train.py"
+
+
+TRL_SCRIPTS = frozenset({"sft", "dpo", "kto", "reward", "grpo", "rloo"})
+"""Objectives that TRL trains without a script of one's own: trl 1.16, trl/scripts."""
+
+
+def _trl_files(said: Said) -> dict[str, str]:
+    """The script, and the same run as TRL's own command reads it: trl 1.16, trl/cli."""
+    files, objective = {"train.py": with_trl(said)}, said.objective
+    if objective in TRL_SCRIPTS and not nested(said.theirs, "processor"):
+        reward = {"reward_funcs": ["accuracy_reward"]} if objective in GENERATES else {}
+        whole = {**said.args, **reward, "dataset_name": said.dataset, "output_dir": "output"}
+        several = bool(nested(said.theirs, "accelerate"))
+        shared = f" --accelerate_config {ACCELERATE_FILE}" if several else ""
+        command = f"trl {objective} --config {objective}.yaml{shared}"
+        files[f"{objective}.yaml"] = f"# {command}\n{yaml(whole)}"
+    return files
+
+
+TRL = ToolWriter(
+    parts=frozenset({"args", "trainer", "processor", "accelerate", "deepspeed", "allocator"}),
+    datasets={
+        "sft": "trl-lib/Capybara",
+        **dict.fromkeys(("dpo", "orpo", "reward"), "trl-lib/ultrafeedback_binarized"),
+        "kto": "trl-lib/kto-mix-14k",
+        **dict.fromkeys(("grpo", "rloo"), "trl-lib/DeepMath-103K"),
+    },
+    files=_trl_files,
+    command=_command,
+)
+
+TASKS = {"sequence_classification": "SEQ_CLS"}
+"""PEFT's word for an objective: peft 0.21, utils/peft_types.py, ``TaskType``."""
+
+
+def _method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if values["method"] == "full":
+        return {}
+    written: dict[str, Value] = {
+        "peft.r": values["lora_r"],
+        "peft.task_type": TASKS.get(values["objective"], "CAUSAL_LM"),
+    }
+    if values["method"] == "qlora":
+        written |= {"bnb.load_in_4bit": True, "bnb.bnb_4bit_compute_dtype": values["dtype"]}
+    elif values["load_in_8bit"]:
+        written["bnb.load_in_8bit"] = True
+    return written
+
+
+def _prepared(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if not values["prepare_model_for_kbit_training"]:
+        return {}
+    return {
+        "call.prepare_model_for_kbit_training": True,
+        "call.use_gradient_checkpointing": values["gradient_checkpointing"],
+    }
+
+
+TRAINER = ToolWriter(
+    parts=frozenset(listed("args trainer model peft bnb call data accelerate deepspeed allocator")),
+    datasets={
+        "sft": "roneneldan/TinyStories",  # plain texts
+        "sequence_classification": "stanfordnlp/imdb",
+    },
+    files=lambda said: {"train.py": with_trainer(said)},
+    command=_command,
+    rows=(
+        only_writes(("method", "load_in_8bit", "lora_r", "dtype", "objective"), _method),
+        only_writes(("prepare_model_for_kbit_training", "gradient_checkpointing"), _prepared),
+    ),
+)
+"""Objects of PEFT and bitsandbytes, and the calls between them: peft 0.21, utils/other.py,
+prepare_model_for_kbit_training; transformers 5.23, utils/quantization_config.py."""

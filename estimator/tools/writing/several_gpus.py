@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known.verl import ACTOR as VERL_ACTOR
 from estimator.tools.lists import listed
-from estimator.tools.rules import Rule, Value
+from estimator.tools.rules import Value
 
 DEEPSPEED_FILE = "deepspeed.json"
 """What accelerate's file calls DeepSpeed's, beside it."""
@@ -102,57 +101,23 @@ def _zero(values: Mapping[str, Value]) -> dict[str, Value]:
     return written
 
 
-SHARING = Rule(
-    theirs=(),
-    ours=listed("""strategy num_gpus gpus_per_node fsdp_version fsdp_state_dict_type dp_replicate_size
-        offload_optimizer offload_param zero3_save_16bit_model overlap_comm"""),
-    read=lambda theirs, so_far: {},
-    write=write_sharing,
-)
-"""The row that writes what the readers of both files take apart."""
+SHARED = listed("""strategy num_gpus gpus_per_node fsdp_version fsdp_state_dict_type dp_replicate_size
+    offload_optimizer offload_param zero3_save_16bit_model overlap_comm""")
+"""Our keys of which these are written."""
 
 
-def _named_json(values: Mapping[str, Value]) -> dict[str, Value]:
+def named_json(values: Mapping[str, Value]) -> dict[str, Value]:
     """DeepSpeed's JSON, and the key of a tool's config that names it."""
     zero = {key: value for key, value in _zero(values).items() if key.startswith("deepspeed.")}
     return {"args.deepspeed": DEEPSPEED_FILE, **zero}
 
 
-def _with_axolotl(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    strategy, number = values["strategy"], values["num_gpus"]
-    if strategy in {"none", "device_map"}:
-        return {}
-    written: dict[str, Value] = {"accelerate.num_processes": number}
-    if (machines := -(-number // values["gpus_per_node"])) > 1:
-        written["accelerate.num_machines"] = machines
-    if strategy == "ddp":
-        return written
-    return written | (_fsdp_of_axolotl(values) if strategy in SHARDING else _named_json(values))
+def write_launched(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """For tools that launch themselves: torchrun's environment, and accelerate's file for FSDP.
 
-
-def _fsdp_of_axolotl(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Its YAML's own block: axolotl 0.19, utils/schemas/fsdp.py; docs/multi-gpu.qmd."""
-    strategy, version = values["strategy"], values["fsdp_version"]
-    config: dict[str, Value] = {
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "offload_params": values["offload_param"] == "cpu",
-        "state_dict_type": values["fsdp_state_dict_type"],
-        "cpu_ram_efficient_loading": True,
-    }
-    written: dict[str, Value] = {"args.fsdp_version": version}
-    if version == 1:
-        written["args.fsdp"] = [SHARDING[strategy].lower(), "auto_wrap"]
-        config |= {"use_orig_params": True, "sync_module_states": True}
-    else:
-        config["reshard_after_forward"] = strategy != "fsdp_grad_op"
-    if strategy == "hsdp" and version == 2:
-        groups = values["dp_replicate_size"]
-        written["args.dp_replicate_size"] = groups
-        written["args.dp_shard_size"] = values["num_gpus"] // groups
-    return written | {f"args.fsdp_config.{key}": value for key, value in config.items()}
-
-
-def _with_llamafactory(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    Source: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora; ms-swift,
+    examples/train/multi-gpu/fsdp_qlora.
+    """
     strategy, number = values["strategy"], values["num_gpus"]
     if strategy in SHARDING:
         return write_sharing(values)
@@ -162,40 +127,19 @@ def _with_llamafactory(values: Mapping[str, Value]) -> Mapping[str, Value]:
     written: dict[str, Value] = {"launch.nproc_per_node": number // machines}
     if machines > 1:
         written["launch.nnodes"] = machines
-    return written | ({} if strategy == "ddp" else _named_json(values))
+    return written | ({} if strategy == "ddp" else named_json(values))
 
 
-def _with_verl(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Its own keys: verl 0.9.1, workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module``."""
-    strategy, number = values["strategy"], values["num_gpus"]
-    if strategy != "none" and strategy not in SHARDING:
-        return {}
-    machines = -(-number // values["gpus_per_node"])
-    written: dict[str, Value] = {
-        "args.trainer.n_gpus_per_node": number // machines,
-        "args.trainer.nnodes": machines,
-    }
-    if strategy == "none":
-        return written
-    written[f"{VERL_ACTOR}.strategy"] = "fsdp2" if values["fsdp_version"] == 2 else "fsdp"
-    part = f"{VERL_ACTOR}.fsdp_config"
-    if strategy == "hsdp":
-        written[f"{part}.fsdp_size"] = number // values["dp_replicate_size"]
-    both = (values["offload_optimizer"], values["offload_param"])
-    written[f"{part}.reshard_after_forward"] = strategy != "fsdp_grad_op"
-    written[f"{part}.offload_policy"] = both == ("cpu", "cpu")
-    return written
+OTHERS = {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
+"""What torchrun must know on each of several machines."""
 
 
-BESIDE: Mapping[str, Rule] = {
-    tool: Rule(theirs=(), ours=SHARING.ours, read=lambda theirs, so_far: {}, write=write)
-    for tool, write in {
-        "axolotl": _with_axolotl,
-        "llamafactory": _with_llamafactory,
-        "ms_swift": _with_llamafactory,
-        "verl": _with_verl,
-    }.items()
-}
-"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory and ms-swift launch themselves, by torchrun, and
-FSDP by accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora; ms-swift,
-examples/train/multi-gpu/fsdp_qlora. verl starts its processes by Ray."""
+def variables(launch: Mapping[str, Value]) -> str:
+    """torchrun's environment before a command, with a space behind it; empty where one process runs.
+
+    >>> variables({"nproc_per_node": 2})
+    'NPROC_PER_NODE=2 '
+    """
+    said = {key.upper(): str(value) for key, value in launch.items()}
+    said |= OTHERS if "NNODES" in said else {}
+    return "".join(f"{key}={value} " for key, value in said.items())

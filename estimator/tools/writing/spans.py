@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from estimator.tools.reading.parsed import Call
 from estimator.tools.rules import Value
-from estimator.tools.writing.overrides import hydra_value, override
 from estimator.tools.writing.texts import python_value, yaml, yaml_scalar
+from estimator.tools.writing.verl import hydra_value, override
 from estimator.values.refusals import InputError
 
 Node = Any

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Set
 from estimator.tools.lists import listed
 from estimator.tools.rules import NOTHING, Entry, Tool, Value, effective
 from estimator.tools.sayable import DEFAULTS, sayable
-from estimator.tools.writing.objects import OBJECTS
-from estimator.tools.writing.several_gpus import BESIDE, SHARING
+from estimator.tools.writing.registry import writer_of
+from estimator.tools.writing.several_gpus import SHARED
+from estimator.tools.writing.writer import only_writes
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
@@ -21,21 +22,8 @@ ALWAYS_SAID = listed("""model method dtype mixed_precision lora_r lora_alpha lor
     per_device_train_batch_size gradient_accumulation_steps max_length gradient_checkpointing
     attn_implementation num_train_epochs save_strategy""")
 """Keys that a new config states even where the tool would do the same: another version may not."""
-ALSO_SAID: Mapping[str, tuple[str, ...]] = {
-    "verl": (
-        *("num_gpus", "strategy", "num_generations", "max_completion_length", "beta", "padded"),
-        *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode"),
-    )
-}
-"""More of these by tool: what its own examples state."""
-_SCORES = tuple(
-    f"args.actor_rollout_ref.{part}.log_prob_{key}"
-    for part in ("rollout", "ref")
-    for key in ("micro_batch_size_per_gpu", "use_dynamic_bsz")
-)
-NEEDED = frozenset(["args.use_peft", *_SCORES])
-"""What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters; verl stops
-where it is not told how it scores: verl 0.9.1, utils/config.py, ``validate_config``, workers/engine_workers.py:615."""
+NEEDED = frozenset(["args.use_peft"])
+"""What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters."""
 ADDED_TO = frozenset(["args.plugins"])
 """Lists of a tool that keep what a config has in them."""
 MOST_ROUNDS = 8
@@ -63,7 +51,7 @@ def theirs_of(
     """
     wanted, written = sayable(keys, tool.name), dict(given)
     if not given:
-        stated = (key for key in (*ALWAYS_SAID, *ALSO_SAID.get(tool.name, ())) if key in wanted)
+        stated = (key for key in (*ALWAYS_SAID, *writer_of(tool.name).states) if key in wanted)
         written = {
             their: value
             for key in stated
@@ -114,9 +102,10 @@ def _pruned(
 ) -> dict[str, Value]:
     """Without what was written on the way and changes nothing: of a part that is new, switches that are off alone."""
     known = {key.partition(".")[0] for key in given}
+    needed = NEEDED | writer_of(tool.name).needed
     for key, value in [*written.items()]:
         is_new = key.partition(".")[0] not in known
-        is_needed = key in NEEDED and (value is not False or key in given)
+        is_needed = key in needed and (value is not False or key in given)
         if given.get(key) == value or is_needed or (is_new and not _is_idle(key, value)):
             continue
         fewer = {other: kept for other, kept in written.items() if other != key}
@@ -142,8 +131,9 @@ def _ways(
     tool: Tool, key: str, wanted: Mapping[str, Value], parts: Set[str]
 ) -> Iterator[dict[str, Value]]:
     """A key of ours by each row that can write it in these parts, the last row first; others of a row as they are."""
-    shares = BESIDE.get(tool.name, SHARING)
-    for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, shares)):
+    writer = writer_of(tool.name)
+    shares = only_writes(SHARED, writer.sharing)
+    for rule in reversed((*writer.rows, *tool.rules, shares)):
         if key in rule.ours and rule.write is not None:
             ours = {one: wanted.get(one, DEFAULTS.get(one)) for one in rule.ours}
             found = dict(_flat(rule.write(ours)))

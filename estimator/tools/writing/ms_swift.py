@@ -11,36 +11,32 @@ import shlex
 from collections.abc import Mapping
 
 from estimator.tools.known.allocator import assignment
+from estimator.tools.known.trl import GENERATES
 from estimator.tools.rules import Value
+from estimator.tools.writing.several_gpus import variables, write_launched
 from estimator.tools.writing.texts import nested
+from estimator.tools.writing.writer import ACCELERATE_FILE, Said, ToolWriter
 
 SCRIPT = "train.sh"
-OTHERS = {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
-"""What torchrun must know on each of several machines."""
 
 
-def script(
-    theirs: Mapping[str, Value], about: str, rest: Mapping[str, Value], accelerate_file: str
-) -> str:
+def script(said: Said, rest: Mapping[str, Value]) -> str:
     r"""The file: what a setup says, and ``rest``, what ms-swift does not start without.
 
-    >>> print(script({"args.model": "a/b", "launch.nproc_per_node": 2}, "Fits.", {}, "").splitlines()[2])
+    >>> said = Said({"args.model": "a/b", "launch.nproc_per_node": 2}, "Fits.", "", "sft")
+    >>> print(script(said, {}).splitlines()[2])
     NPROC_PER_NODE=2 swift sft \
     """
-    own = nested(theirs, "args")
+    own, theirs = said.args, said.theirs
     task = "rlhf" if "rlhf_type" in own else "sft"
-    command = f"swift {task}"
     if nested(theirs, "accelerate"):
-        command = f"accelerate launch --config_file {accelerate_file} -m swift.cli.{task}"
-    elif launch := nested(theirs, "launch"):
-        said = {key.upper(): str(value) for key, value in launch.items()}
-        said |= OTHERS if "NNODES" in said else {}
-        command = " ".join([*(f"{key}={value}" for key, value in said.items()), command])
+        command = f"accelerate launch --config_file {ACCELERATE_FILE} -m swift.cli.{task}"
+    else:
+        command = f"{variables(nested(theirs, 'launch'))}swift {task}"
     command = f"{assignment(nested(theirs, 'allocator'))}{command}"
     flags = [f"--{key} {flag_value(value)}" for key, value in {**own, **rest}.items()]
     lines = " \\\n  ".join([command, *flags])
-    comment = f"# {about}\n" if about else ""
-    return f"#!/usr/bin/env bash\n{comment}{lines}\n"
+    return f"#!/usr/bin/env bash\n{said.comment}{lines}\n"
 
 
 def flag_value(value: Value) -> str:
@@ -54,3 +50,25 @@ def flag_value(value: Value) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(flag_value, value))
     return shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))
+
+
+def _files(said: Said) -> dict[str, str]:
+    reward = {"reward_funcs": ["accuracy", "format"]} if said.objective in GENERATES else {}
+    return {
+        SCRIPT: script(said, {"use_hf": True, "dataset": said.dataset, **reward, **said.rest()})
+    }
+
+
+WRITER = ToolWriter(
+    parts=frozenset({"args", "launch", "accelerate", "deepspeed", "allocator"}),
+    datasets={
+        "sft": "tatsu-lab/alpaca",
+        **dict.fromkeys(("dpo", "orpo", "reward"), "shareAI/DPO-zh-en-emoji"),
+        "kto": "argilla/ultrafeedback-binarized-preferences-cleaned-kto",
+        "grpo": "AI-MO/NuminaMath-TIR",
+    },
+    files=_files,
+    command=lambda said: f"bash {SCRIPT}",
+    command_is_a_file=True,
+    sharing=write_launched,
+)

@@ -11,7 +11,10 @@ import shlex
 from collections.abc import Mapping
 
 from estimator.tools.known.verl import ACTOR, FSDP, MODEL, ROLLOUT
-from estimator.tools.rules import Rule, Value
+from estimator.tools.lists import listed
+from estimator.tools.rules import Value
+from estimator.tools.writing.several_gpus import SHARDING
+from estimator.tools.writing.writer import Stop, ToolWriter, only_writes
 
 NOT_IN_ITS_YAML = frozenset(
     [f"{FSDP}.mixed_precision.param_dtype", f"{MODEL}.override_config.attn_implementation"]
@@ -55,14 +58,10 @@ def _write_batch(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-BATCH = Rule(
-    theirs=(),
-    ours=(
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-        *("num_generations", "num_gpus", "beta"),
-    ),
-    read=lambda theirs, so_far: {},
-    write=_write_batch,
+BATCH = only_writes(
+    listed("""per_device_train_batch_size gradient_accumulation_steps steps_per_generation num_generations num_gpus
+    beta"""),
+    _write_batch,
 )
 """The row that writes what the reader of a batch takes apart."""
 
@@ -125,3 +124,81 @@ def hydra_value(value: Value) -> str:
     if isinstance(value, str | list):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return repr(value)
+
+
+def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Its own keys: verl 0.9.1, workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module``."""
+    strategy, number = values["strategy"], values["num_gpus"]
+    if strategy != "none" and strategy not in SHARDING:
+        return {}
+    machines = -(-number // values["gpus_per_node"])
+    written: dict[str, Value] = {
+        "args.trainer.n_gpus_per_node": number // machines,
+        "args.trainer.nnodes": machines,
+    }
+    if strategy == "none":
+        return written
+    written[f"{ACTOR}.strategy"] = "fsdp2" if values["fsdp_version"] == 2 else "fsdp"
+    part = FSDP
+    if strategy == "hsdp":
+        written[f"{part}.fsdp_size"] = number // values["dp_replicate_size"]
+    both = (values["offload_optimizer"], values["offload_param"])
+    written[f"{part}.reshard_after_forward"] = strategy != "fsdp_grad_op"
+    written[f"{part}.offload_policy"] = both == ("cpu", "cpu")
+    return written
+
+
+def _generates(keys: Mapping[str, Value]) -> bool:
+    return keys.get("objective") in ("grpo", "rloo")
+
+
+def _rows_of_step(keys: Mapping[str, Value]) -> int:
+    """Rows of one optimizer's step over all GPUs."""
+    each = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]
+    return int(each * keys["num_gpus"])
+
+
+STOPS: tuple[Stop, ...] = (
+    Stop(
+        when=lambda keys: _generates(keys) and _rows_of_step(keys) % keys["num_generations"] != 0,
+        says="verl takes whole prompts in a step: change per_device_train_batch_size or gradient_accumulation_steps, "
+        "whose product over all num_gpus is no multiple of num_generations.",
+        source="verl 0.9.1, trainer/ppo/ray_trainer.py:1352",
+    ),
+    Stop(
+        when=lambda keys: (
+            _generates(keys)
+            and keys["steps_per_generation"] % keys["gradient_accumulation_steps"] != 0
+        ),
+        says="verl stops where a generation is not a whole number of steps; make steps_per_generation a multiple of "
+        "gradient_accumulation_steps.",
+        source="verl 0.9.1, utils/tensordict_utils.py, make_iterator",
+    ),
+    Stop(
+        when=lambda keys: keys.get("method") == "lora" and keys["lora_r"] > 512,
+        says="verl stops at lora_r above 512, the most that its vLLM takes; lower it.",
+        source="verl 0.9.1, workers/rollout/vllm_rollout/utils.py, get_vllm_max_lora_rank",
+    ),
+)
+
+PACKED_BY_BNB = frozenset(["adamw_bnb_8bit", "paged_adamw_8bit"])
+WRITER = ToolWriter(
+    parts=frozenset({"args"}),
+    datasets=dict.fromkeys(("grpo", "rloo"), "$HOME/data/gsm8k"),
+    files=lambda said: {f"{said.objective}.sh": script(said.theirs, said.about, said.dataset)},
+    command=lambda said: f"bash {said.objective}.sh",
+    rows=(BATCH,),
+    sharing=_sharing,
+    states=listed("""num_gpus strategy num_generations max_completion_length beta padded
+    vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode"""),
+    # it stops where it is not told how it scores: verl 0.9.1, utils/config.py, ``validate_config``,
+    # workers/engine_workers.py:615
+    needed=frozenset(
+        f"args.actor_rollout_ref.{part}.log_prob_{key}"
+        for part in ("rollout", "ref")
+        for key in ("micro_batch_size_per_gpu", "use_dynamic_bsz")
+    ),
+    stops=STOPS,
+    extras="[gpu,vllm]",  # verl 0.9, setup.py: flash-attn, liger-kernel; vllm
+    packages=lambda keys: ["bitsandbytes"] * (str(keys.get("optim")) in PACKED_BY_BNB),
+)
