@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -294,7 +294,7 @@ def _joined(
         version=version_of(tool.name),
         setup=tool.as_run(run.values),
         rows=run.values,
-        keys=tuple(map(_Judge(run, refused, asked.keys()).key, _shown(pool))),
+        keys=tuple(_said_once(map(_Judge(run, refused, asked.keys()).key, _shown(pool)))),
         set_by_tool=tuple(sorted(by_tool, key=attrgetter("differs"), reverse=True)),
         contradictions=tuple(contradictions.found(tool, run.given, run.values)),
         asked=asked,
@@ -439,6 +439,17 @@ def problem_with(key: str, value: Any) -> str:
     return ""
 
 
+def _said_once(keys: Iterable[KeyRead]) -> Iterator[KeyRead]:
+    """The keys; of a part that the tool does not have at all, such as a script's own ``dataset_mixture``, the first."""
+    parts = set()
+    for key in keys:
+        if key.fate is Fate.UNKNOWN:
+            if (key.file, key.key) in parts:
+                continue
+            parts.add((key.file, key.key))
+        yield key
+
+
 class _Judge:
     """Says what happened to each key."""
 
@@ -464,8 +475,9 @@ class _Judge:
         fate, says, direction = self._fate(entry)
         if fate is Fate.UNKNOWN and entry.shown in self.options and not entry.is_unknown:
             fate, says = Fate.TAKEN, ""
+        is_inside = fate is Fate.UNKNOWN and "." in entry.shown and not self._has_part(entry.key)
         return KeyRead(
-            key=entry.shown,
+            key=entry.shown.partition(".")[0] if is_inside else entry.shown,
             value=entry.value.text if isinstance(entry.value, Unresolved) else entry.value,
             file=entry.file,
             line=entry.line,
@@ -495,6 +507,8 @@ class _Judge:
             return Fate.TAKEN, "", None
         if later is not None:
             return Fate.NO_EFFECT, "", None
+        if not self._has_part(entry.key):
+            shown = shown.partition(".")[0]
         self.unknown.append(shown)
         meant = []
         if len(self.unknown) <= MOST_LOOKED_UP:
@@ -503,6 +517,12 @@ class _Judge:
         hint = f"; did you mean {meant[0]}?" if meant else "."
         says = f"{self.tool.label} knows no {shown}, or it is not known here{hint}"
         return Fate.UNKNOWN, says, None
+
+    def _has_part(self, key: str) -> bool:
+        """Whether the tool has a key of the same first two parts, such as ``args.fsdp_config``."""
+        part = ".".join(key.split(".")[:2])
+        known = chain(self.taken, self.later, self.tool.no_effect)
+        return any(one == part or one.startswith(f"{part}.") for one in known)
 
     def _harmless(self, later: Later) -> tuple[Any, ...]:
         beside = [self.given[later.same_as].value] if later.same_as in self.given else []

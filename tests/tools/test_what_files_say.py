@@ -309,3 +309,40 @@ def test_axolotl_sets_the_allocator_unless_the_environment_does() -> None:
     started = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:4 axolotl train a.yaml"
     found = run(started, text, names=("run.sh", "a.yaml")).setup
     assert [found.get(key, False) for key in keys] == [False, 4]
+
+
+def test_a_part_that_no_tool_has_is_said_once() -> None:
+    run = read_files(
+        {
+            "recipe.yaml": """
+model_name_or_path: openai-community/gpt2
+max_length: 512
+my_rewards:
+  length: {weight: 0.5, most: 9}
+  style: {weight: 0.5}
+fsdp_config:
+  my_own: 1
+"""
+        }
+    )
+    assert [(key.key, key.line) for key in run.of(Fate.UNKNOWN)] == [
+        ("my_rewards", 5),
+        ("fsdp_config.my_own", 8),  # TRL has the part, so the key in it is named
+    ]
+
+
+def test_keys_of_well_known_recipes_have_no_effect() -> None:
+    # github.com/huggingface/alignment-handbook, recipes/zephyr-7b-beta/dpo/config_full.yaml
+    run = read_files(
+        {
+            "config.yaml": """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+chat_template: "{{ bos_token }}{% for message in messages %}{{ message }}{% endfor %}"
+dataset_mixture:
+  datasets:
+  - {id: HuggingFaceH4/ultrafeedback_binarized, split: train_prefs, weight: 1.0}
+max_length: 1024
+"""
+        }
+    )
+    assert not run.of(Fate.UNKNOWN)

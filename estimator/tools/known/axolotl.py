@@ -232,7 +232,7 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    """Liger's keys are its plugin's: without it the schema drops them.
+    """Liger's keys are its plugin's: without it the schema drops them. Its layers are taken with its rotation, as Trainer's.
 
     Source: axolotl, utils/config/__init__.py, ``prepare_plugins``; integrations/liger/args.py.
     """
@@ -255,6 +255,7 @@ def _write_loss(values: Mapping[str, Value]) -> Mapping[str, Value]:
         "args.plugins": [LIGER],
         "args.liger_rms_norm": layers,
         "args.liger_glu_activation": layers,
+        "args.liger_rope": layers,
         "args.liger_fused_linear_cross_entropy": fuses,
     }
 
@@ -409,7 +410,7 @@ RULES: tuple[Rule, ...] = (
     ),
     row(
         """args.liger_fused_linear_cross_entropy args.liger_rms_norm args.liger_glu_activation
-        args.liger_swiglu""",
+        args.liger_swiglu args.liger_rope""",
         "loss use_liger_kernel",
         _loss,
         _write_loss,
@@ -507,7 +508,6 @@ LATER: tuple[Later, ...] = (
         ("chunked_cross_entropy", "The loss is computed in chunks", LESS),
         ("chunked_cross_entropy_num_chunks", "The loss is computed in so many chunks", LESS),
         ("liger_cross_entropy", "Liger computes the loss in place of the logits", LESS),
-        ("liger_rope", "Liger's rotation", LESS),
         ("liger_layer_norm", "Liger's layer norm", LESS),
         ("liger_fused_rms_norm_add", "Liger's norm with the residual", LESS),
         ("liger_use_token_scaling", "Each token's loss is scaled", EITHER),

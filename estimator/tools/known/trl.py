@@ -462,6 +462,8 @@ LATER: tuple[Later, ...] = (
     ),
 )
 
+# the recipes of open-r1 and of the alignment handbook have keys of their own, from dataset_mixture to
+# soft_punish_cache: open_r1/configs.py, alignment/configs.py
 NO_EFFECT = transformers.NO_EFFECT | under(
     "args",
     """model_init_kwargs.quantization_config model_init_kwargs.device_map model_revision trust_remote_code
@@ -481,6 +483,13 @@ NO_EFFECT = transformers.NO_EFFECT | under(
     off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal num_completions_to_print
     log_unique_prompts log_completions_hub_repo normalize_advantages reward_clip_range cliprange vf_coef kl_coef
     gamma lam whiten_rewards num_sft_epochs reward_funcs reward_model_name_or_path config tools
+    dataset_mixture.* dataset_mixer.* dataset_splits dataset_configs chat_template system_prompt benchmarks
+    callbacks hub_model_revision overwrite_hub_revision push_to_hub_revision wandb_entity wandb_project
+    wandb_run_group wandb_log_unique_prompts dataset_prompt_column cosine_min_value_wrong
+    cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct cosine_max_len
+    repetition_n_grams repetition_max_penalty code_language code_eval_test_batch_size
+    code_eval_scoring_mode parallel_code_exec_per_proc e2b_router_url morph_router_url code_provider
+    ioi_provider max_completion_len soft_punish_cache
     system_prompt_path model_init_kwargs.trust_remote_code model_init_kwargs.revision
     model_init_kwargs.use_cache entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max
     entropy_coef_delta entropy_target""",
