@@ -232,7 +232,7 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    """Liger's keys are its plugin's: without it the schema drops them. Its layers are taken with its rotation, as Trainer's.
+    """Liger's keys are its plugin's: without it the schema drops them. Its rotation comes with its layers.
 
     Source: axolotl, utils/config/__init__.py, ``prepare_plugins``; integrations/liger/args.py.
     """
