@@ -45,7 +45,6 @@ PACKAGES = (
     "estimator.time.host_time",
     "estimator.time.exchange_time",
     "estimator.time.spread",
-    "estimator.time.step_seconds",
     "estimator.time.throughput",
     "estimator.time.cost",
     "estimator.time.interruptions",

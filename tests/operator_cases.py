@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from estimator.families.activations import activation, bloom_gelu
-from estimator.families.rotary import Rotary, Tables, rotate
+from estimator.families.family import Rotary
+from estimator.families.rotary import Tables, rotate
 from estimator.tape import operators as op
 from estimator.tape import scan
 from estimator.tape.attention import AttentionShape, attention, scaled_dot_product

@@ -11,11 +11,11 @@ import pytest
 
 from estimator import Estimate, Loss, Method, Phase, TrainingSetup, catalog, estimate, remedies
 from estimator.objectives.stack import is_checkpointed
-from estimator.step.host_copies import host_copies
 from estimator.tape import operators as op
 from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Parameter, Tape, Tensor
 from estimator.time.flops import work
+from estimator.time.offload_time import host_copies
 from estimator.values.specs import AttnImplementation, ModelClass
 from tests.tapes import alive
 

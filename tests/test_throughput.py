@@ -32,8 +32,7 @@ from estimator.time.lengths import expected_longest, lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
 from estimator.time.rates import SHARE_ELSEWHERE, missing_rate, rates
 from estimator.time.spread import Cause, Cost, together
-from estimator.time.step_seconds import step_costs
-from estimator.time.throughput import run_time
+from estimator.time.throughput import run_time, step_costs
 from estimator.values.range import Range, summed
 from estimator.values.strategies import Strategy
 

@@ -24,7 +24,7 @@ from estimator.time.between import traffic
 from estimator.time.flops import Work, delta_products, scan_products, work
 from estimator.time.offload_time import offload_parts
 from estimator.time.rates import Rates, rates
-from estimator.time.step_seconds import step_costs, step_parts
+from estimator.time.throughput import step_costs, step_parts
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.losses import Loss

@@ -9,7 +9,6 @@ from operator import attrgetter
 
 from estimator.answer.assumptions import assumptions, run_assumptions
 from estimator.answer.images import check_images
-from estimator.answer.needs import NeedInTheAllocator, outside
 from estimator.families.adapters import is_adapted
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.liger import check_liger, loss_of
@@ -58,10 +57,10 @@ from estimator.run.loading import load_host_bytes, load_moment
 from estimator.run.prequantized import as_loaded
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
-from estimator.step.host_copies import node_copies
-from estimator.step.reserved import goes_through, is_replayed
+from estimator.step.reserved import NeedInTheAllocator, goes_through, is_replayed, outside
 from estimator.step.timeline import Plan, StepTimeline, plan, structure
 from estimator.time.cost import energy_kwh, run_cost
+from estimator.time.offload_time import node_copies
 from estimator.time.rates import missing_rate
 from estimator.values.facets.generation import Generation
 from estimator.values.facets.mesh import Mesh

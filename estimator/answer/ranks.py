@@ -14,8 +14,8 @@ from estimator.resident.overhead import NOTHING, exchange_bytes, need_bytes
 from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
 from estimator.run.saving import saves_when
-from estimator.step.host_copies import node_copies
 from estimator.step.timeline import structure
+from estimator.time.offload_time import node_copies
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.range import Range
 from estimator.values.results import Estimate

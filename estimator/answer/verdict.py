@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from estimator.values.facets.generation import Generation
 from estimator.values.facets.run import TrainingRun
-from estimator.values.range import Range
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Phase, Verdict
-
-
-def verdict(need: Range[int], gpu: Gpu | None) -> Verdict | None:
-    """Fits if the high end of the need fits, tight if only the low end does; None without a GPU. In bytes per GPU.
-
-    >>> verdict(Range(1, 2), None) is None
-    True
-    """
-    if gpu is None:
-        return None
-    if need.high <= gpu.memory_bytes:
-        return Verdict.FITS
-    return Verdict.TIGHT if need.low <= gpu.memory_bytes else Verdict.DOES_NOT_FIT
+from estimator.values.specs import Component, Phase
 
 
 def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:

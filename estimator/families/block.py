@@ -10,10 +10,19 @@ from typing import NamedTuple, Protocol
 from estimator.families.activations import activation
 from estimator.families.adapters import adapter_rank, is_quantized, is_trained_whole, trains_bias
 from estimator.families.dora import Dora, dora
-from estimator.families.family import Kernels, NormKind
+from estimator.families.family import Kernels, NormKind, Rotary
 from estimator.families.liger import kernels
-from estimator.families.modules import Bare, Embedding, Kernel, Linear, Module, Norm, weight_shapes
-from estimator.families.rotary import Rotary, Tables, rotate
+from estimator.families.modules import (
+    ACTIVATION,
+    Bare,
+    Embedding,
+    Kernel,
+    Linear,
+    Module,
+    Norm,
+    weight_shapes,
+)
+from estimator.families.rotary import Tables, rotate
 from estimator.families.weights import adapter_tensors, weight_width
 from estimator.tape import fused
 from estimator.tape import operators as op
@@ -24,10 +33,6 @@ from estimator.values.arithmetic import elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
-
-ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
-"""Modules without weights. The last is the dropout after the embedding, whose name differs between families."""
-
 
 BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
 """Norms outside the layers other than the final norm."""

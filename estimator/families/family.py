@@ -15,13 +15,40 @@ from estimator.families.config_rules import LLAMA_BIASES, Biases
 from estimator.families.modules import Module, Tree
 from estimator.families.parts import decoder
 from estimator.families.reader import Config
-from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower
 
 TreeOf = Callable[[Model], Tree]
 """Makes a module tree of a model."""
+
+
+class Rotary(Enum):
+    """What a family's ``apply_rotary_pos_emb`` does, in transformers 5.23, models/*/modeling_*.py."""
+
+    HALVES = auto()
+    """Llama: computed in the tables' dtype."""
+    CAST_BACK = auto()
+    """OLMo: tables in float32, and the result cast back to the dtype of q."""
+    PAIRS = auto()
+    """GLM: adjacent pairs are rotated; every layer expands the tables itself."""
+    FLOAT32_PAIRS = auto()
+    """Cohere: q and k in float32, tables in the model's dtype."""
+    SPLIT_HALVES = auto()
+    """GPT-OSS: each half of a head separately, with tables of half its width, then concatenated."""
+    SPLIT_PAIRS = auto()
+    """DeepSeek V3: even and odd elements separately, with half-width tables, then joined."""
+    COMPLEX = auto()
+    """DeepSeek V2: adjacent pairs as complex numbers of two float32, times one complex table."""
+    FLOAT32_HALVES = auto()
+    """Qwen's towers: q and k in float32, float32 tables."""
+    FLOAT32_SPREAD_PAIRS = auto()
+    """ERNIE: in float32, with float32 tables that every layer expands itself."""
+
+    @property
+    def float32_tables(self) -> bool:
+        """Whether cosine and sine stay in float32 for every model dtype."""
+        return self in (Rotary.CAST_BACK, Rotary.COMPLEX, Rotary.FLOAT32_SPREAD_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,3 +358,7 @@ TEXT, LM_HEAD = Tree(), Tree()
 """Where the tree around a vision tower has the text's model, and its head."""
 PLACES = (LAYERS, TEXT, LM_HEAD)
 """They are told by identity, so no tree around them copies them."""
+
+
+ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
+"""Modules without weights. The last is the dropout after the embedding, whose name differs between families."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted, is_quantized
+from estimator.families.adapters import (
+    adapted_sizes,
+    adapter_rank,
+    is_adapted,
+    is_copied,
+    is_quantized,
+    is_trained_whole,
+)
 from estimator.families.modules import Bare, Embedding, Linear, Module, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
@@ -228,3 +235,21 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
         AdapterTensor(shape, FLOAT32_BYTES if magnitudes and len(shape) == 1 else width)
         for shape in adapter_shapes(module, adapters)
     )
+
+
+def copied_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
+    """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
+
+    Source: as ``is_copied``.
+    """
+    return weight_shapes(module) if is_copied(module, adapters) else ()
+
+
+def trained_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
+    """Shapes in elements of one module's trained tensors: its weights, or its adapters and its copy.
+
+    Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
+    """
+    if not adapters.uses_adapters:
+        return weight_shapes(module) if is_trained_whole(module, adapters) else ()
+    return (*adapter_shapes(module, adapters), *copied_shapes(module, adapters))

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
-from estimator.families.block import DROPOUT, ROTARY, Block, Owned
+from estimator.families.block import Block, Owned
 from estimator.families.by_layer import modules_of_layer
 from estimator.families.counts import layer_model, outer_modules, tied_head
-from estimator.families.family import Architecture
+from estimator.families.family import Architecture, Rotary
 from estimator.families.layer_kinds import WITHOUT_ATTENTION
-from estimator.families.modules import Module
+from estimator.families.modules import DROPOUT, ROTARY, Module
 from estimator.families.registry import architecture
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Tables
 from estimator.objectives.float8 import out_of_float8
 from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
 from estimator.objectives.vision import LoadedTower, loaded_tower, merged

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estimator.families.block import ROTARY
-from estimator.families.modules import Module
+from estimator.families.modules import ROTARY, Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock

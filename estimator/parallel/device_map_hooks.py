@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from estimator.families.block import DROPOUT, Block, ModuleHook
+from estimator.families.block import Block, ModuleHook
+from estimator.families.modules import DROPOUT
 from estimator.families.rotary import Tables
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import FIRST, ModuleDevices

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from estimator.families.adapters import is_copied, is_quantized
 from estimator.families.block import Block, Owned, is_packed
 from estimator.families.counts import outer_modules
+from estimator.families.family import Rotary
 from estimator.families.liger import loss_of
 from estimator.families.modules import weight_shapes
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Tables
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks

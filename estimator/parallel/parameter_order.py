@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.block import ACTIVATION
 from estimator.families.counts import layers_name, outer_modules, tied_head
 from estimator.families.family import NormKind
 from estimator.families.module_tree import named_modules
-from estimator.families.modules import LAYERS, Kernel, Module, Norm
+from estimator.families.modules import ACTIVATION, LAYERS, Kernel, Module, Norm
 from estimator.families.registry import architecture
 from estimator.families.vision_family import (
     joined,
@@ -27,13 +26,9 @@ from estimator.families.vision_family import (
     tower_outer,
     vision_family,
 )
-from estimator.families.weights import adapter_shapes, adapter_tensors
-from estimator.parallel.sharding import trained_shapes
-from estimator.resident.model import trained_adapter, trained_whole
-from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable
+from estimator.families.weights import adapter_shapes, trained_shapes
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
-from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Part, Vision
 
 Shape = tuple[int, ...]
@@ -157,35 +152,6 @@ def trained_in_order(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
     return _known(model, adapters)
 
 
-def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable], list[Trainable]]:
-    """The two groups of trained tensors that Trainer's optimizer steps: with weight decay, and without.
-
-    GaLore and APOLLO: what they do not project, and what they do.
-
-    Source: transformers 5.23, trainer.py, ``create_optimizer``, trainer_optimizer.py, ``_setup_low_rank_optimizer``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> with_decay, without = stepped_in_order(TINY_LLAMA, TrainingSetup())
-    >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
-    ([(8, 16), (10, 8)], {(8,)})
-    """
-    modules = {
-        (located.at, located.module.name): located.module
-        for located in _trainable_modules(model, setup.adapters)
-    }
-    projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
-    groups: tuple[list[Trainable], list[Trainable]] = [], []
-    for trained in trained_in_order(model, setup.adapters):
-        module = modules[trained.at, trained.module]
-        if trained.part.startswith("lora"):
-            place = int(trained.part.removeprefix("lora"))
-            tensor = trained_adapter(adapter_tensors(module, setup)[place], 1)
-        else:
-            tensor = trained_whole(module, trained.shape, 1, setup)
-        groups[tensor.is_linear if projects else not trained.decays].append(tensor)
-    return groups
-
-
 def without_rank(adapters: Adapters) -> Adapters:
     """The keys on which the trained tensors depend, equal for all ranks where there are no adapters (derived)."""
     return adapters if adapters.uses_adapters else replace(adapters, lora_r=1)
@@ -197,8 +163,8 @@ def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
     return tuple(_in_order(model, adapters))
 
 
-def _trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
-    """The tower's modules, where the model is loaded with one, and the text's."""
+def trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
+    """The tower's modules, where the model is loaded with one, and the text's (derived, from ``modules_in_order``)."""
     if model.vision is not None and sees(model, adapters):
         yield from _tower_in_order(model.vision, model)
     yield from modules_in_order(model)
@@ -207,7 +173,7 @@ def _trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
 def _in_order(model: Model, adapters: Adapters) -> Iterator[Trained]:
     heads, vision = tied_head(model), model.vision
     found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
-    for at, module in _trainable_modules(model, adapters):
+    for at, module in trainable_modules(model, adapters):
         if module in heads and not adapters.uses_adapters:
             continue
         if module not in found:

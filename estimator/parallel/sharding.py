@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied, is_quantized, is_trained_whole
+from estimator.families.adapters import is_copied, is_quantized
 from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import base_model_prefix
 from estimator.families.modules import Embedding, Module, Norm, weight_shapes
@@ -17,12 +17,13 @@ from estimator.families.registry import family_of
 from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
 from estimator.families.weights import (
     FLOAT32_BYTES,
-    adapter_shapes,
     adapter_tensors,
     adapter_width,
+    copied_shapes,
     packed_bytes,
     scale_bytes,
     tensors_bytes,
+    trained_shapes,
     unquantized_width,
 )
 from estimator.resident.optimizer import Trainable
@@ -228,24 +229,6 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
         autocast_adapter_dtype=setup.adapters.autocast_adapter_dtype and sharded_on_init(setup),
         prepare_model_for_kbit_training=False,
     )
-
-
-def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
-    """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
-
-    Source: as ``is_copied``.
-    """
-    return weight_shapes(module) if is_copied(module, adapters) else ()
-
-
-def trained_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
-    """Shapes in elements of one module's trained tensors: its weights, or its adapters and its copy.
-
-    Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
-    """
-    if not adapters.uses_adapters:
-        return weight_shapes(module) if is_trained_whole(module, adapters) else ()
-    return (*adapter_shapes(module, adapters), *copied_shapes(module, adapters))
 
 
 class TrainedTensor(NamedTuple):

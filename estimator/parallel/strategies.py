@@ -9,6 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.block import Block
+from estimator.families.weights import adapter_tensors
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
 from estimator.parallel.frozen import as_frozen
@@ -26,13 +27,19 @@ from estimator.parallel.fsdp2_hooks import (
 )
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
-from estimator.parallel.parameter_order import stepped_in_order
+from estimator.parallel.parameter_order import trainable_modules, trained_in_order
 from estimator.parallel.sharding import computed
 from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
 from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import Resident, unsharded, weight_bytes
-from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, step_transient
+from estimator.resident.model import (
+    Resident,
+    trained_adapter,
+    trained_whole,
+    unsharded,
+    weight_bytes,
+)
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable, step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.mesh import Mesh
@@ -151,3 +158,32 @@ def _resident(model: Model, structure: TrainingSetup) -> Resident:
             resident, transient=step_transient(tensors, structure.optimisation.optim, None)
         )
     return replace(resident, reference=reference_bytes(model, structure))
+
+
+def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable], list[Trainable]]:
+    """The two groups of trained tensors that Trainer's optimizer steps: with weight decay, and without.
+
+    GaLore and APOLLO: what they do not project, and what they do.
+
+    Source: transformers 5.23, trainer.py, ``create_optimizer``, trainer_optimizer.py, ``_setup_low_rank_optimizer``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> with_decay, without = stepped_in_order(TINY_LLAMA, TrainingSetup())
+    >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
+    ([(8, 16), (10, 8)], {(8,)})
+    """
+    modules = {
+        (located.at, located.module.name): located.module
+        for located in trainable_modules(model, setup.adapters)
+    }
+    projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
+    groups: tuple[list[Trainable], list[Trainable]] = [], []
+    for trained in trained_in_order(model, setup.adapters):
+        module = modules[trained.at, trained.module]
+        if trained.part.startswith("lora"):
+            place = int(trained.part.removeprefix("lora"))
+            tensor = trained_adapter(adapter_tensors(module, setup)[place], 1)
+        else:
+            tensor = trained_whole(module, trained.shape, 1, setup)
+        groups[tensor.is_linear if projects else not trained.decays].append(tensor)
+    return groups

@@ -22,9 +22,9 @@ from estimator.parallel.parameter_order import (
     Located,
     modules_as_loaded,
     modules_in_order,
-    stepped_in_order,
     trained_in_order,
 )
+from estimator.parallel.strategies import stepped_in_order
 from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
 from estimator.parallel.zero import width as zero_width
 from estimator.resident.model import (

@@ -1,4 +1,4 @@
-"""What torch reserves, the least memory on which a run goes through, what is refused, and what nvidia-smi shows.
+"""What torch reserves, the least memory on which a run goes through, what it needs, and what nvidia-smi shows.
 
 A run's requests are replayed through PyTorch's caching allocator: with memory to spare for what it reserves, and on
 smaller and smaller cards for the least that suffices. The tape gives the tensors and their order, the allocator their
@@ -8,7 +8,7 @@ blocks; nothing is fitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from estimator.families.counts import tied_head
@@ -33,7 +33,8 @@ from estimator.step.request_keys import GATHER
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
 from estimator.values.facets.mesh import Mesh
-from estimator.values.results import Estimate, Refused, Shown
+from estimator.values.range import Range
+from estimator.values.results import Estimate, Refused, Shown, verdict
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Offload, Phase, Verdict
 
@@ -333,3 +334,83 @@ def _in_pass(trace: Trace, log: Log, played: Played) -> Refused:
         found.micro_step,
         max(0, before + (place if run.has_moments else -1)),
     )
+
+
+class NeedInTheAllocator:
+    """Both ends of a run's need and its verdict, in bytes per GPU.
+
+    A run that is replayed needs what PyTorch's allocator makes of its tensors; of any other the allocator's slack is
+    that of published runs. A replay takes tens of milliseconds, so it waits until it is asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        gpu: Gpu | None,
+        setup: TrainingSetup,
+        stated: Range[int],
+        highest: int,
+        outside: Range[int],
+    ) -> None:
+        self._run = model, gpu, setup
+        self._stated = stated
+        """Both ends with the slack of published runs."""
+        self._highest = highest
+        """The highest moment of the run."""
+        self._outside = outside
+        """What is outside PyTorch's allocator."""
+
+    @cached_property
+    def replay(self) -> Replayed | None:
+        """What the allocator makes of the run; None where it is not replayed."""
+        model, gpu, setup = self._run
+        if not is_replayed(model, gpu, setup):
+            return None
+        found = replayed(model, hardware_of(gpu), setup, self._rooms)
+        return Replayed(*(max(size, self._highest) for size in found))
+
+    @property
+    def _rooms(self) -> tuple[int, ...]:
+        """What the card leaves to PyTorch beside the most and beside the least that is outside."""
+        gpu = self._run[1]
+        low, high = self._outside
+        return () if gpu is None else (gpu.memory_bytes - high, gpu.memory_bytes - low)
+
+    @cached_property
+    def refused(self) -> Refused | None:
+        """The request that is refused beside the least that is outside; None where the run is not replayed or goes
+        through.
+        """
+        model, gpu, setup = self._run
+        if gpu is None or not is_replayed(model, gpu, setup):
+            return None
+        return refused(model, gpu, setup, self._rooms[-1])
+
+    @property
+    def low(self) -> int:
+        """The low end."""
+        return self._stated.low if self.replay is None else self.replay.least + self._outside.low
+
+    @property
+    def high(self) -> int:
+        """The high end."""
+        return self._stated.high if self.replay is None else self.replay.least + self._outside.high
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Fits if the run goes through beside the largest context, tight if only beside the smallest."""
+        model, gpu, setup = self._run
+        if gpu is None or not is_replayed(model, gpu, setup):
+            return verdict(self._stated, gpu)
+        for room, said in zip(self._rooms, (Verdict.FITS, Verdict.TIGHT), strict=True):
+            if goes_through(model, gpu, setup, room, self._highest):
+                return said
+        return Verdict.DOES_NOT_FIT
+
+
+def outside(mesh: Mesh, context: Range[int], paged: int) -> Range[int]:
+    """Bytes outside PyTorch's allocator; paged states may be evicted to the host.
+
+    Source: as ``estimator.resident.overhead.need_bytes``.
+    """
+    return context + exchange_bytes(mesh) + Range(0, paged)

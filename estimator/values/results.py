@@ -370,3 +370,16 @@ class UtilisationSearch:
 
 FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
 """Exit statuses; several runs exit with the highest. Tight counts as not fitting."""
+
+
+def verdict(need: Range[int], gpu: Gpu | None) -> Verdict | None:
+    """Fits if the high end of the need fits, tight if only the low end does; None without a GPU. In bytes per GPU.
+
+    >>> verdict(Range(1, 2), None) is None
+    True
+    """
+    if gpu is None:
+        return None
+    if need.high <= gpu.memory_bytes:
+        return Verdict.FITS
+    return Verdict.TIGHT if need.low <= gpu.memory_bytes else Verdict.DOES_NOT_FIT

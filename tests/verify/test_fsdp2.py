@@ -15,9 +15,9 @@ import pytest
 
 from estimator import estimate
 from estimator.contract import setups as contract
+from estimator.families.family import Rotary
 from estimator.families.hf_config import model_from_config
 from estimator.families.registry import architecture
-from estimator.families.rotary import Rotary
 from estimator.parallel.sharding import sharded_gradient_bytes
 from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import structure

@@ -16,6 +16,7 @@ from estimator.families.family import (
     Family,
     ModelTree,
     NormKind,
+    Rotary,
     Why,
     WindowKeys,
 )
@@ -23,7 +24,6 @@ from estimator.families.layer_kinds import SLIDING
 from estimator.families.layers import gated_mlp, late_norm_attention
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
-from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model

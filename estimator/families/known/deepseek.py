@@ -27,13 +27,13 @@ from estimator.families.family import (
     Family,
     Kernels,
     ModelTree,
+    Rotary,
     Why,
 )
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import gated_mlp, late_norm_attention, unfused_gated_mlp
 from estimator.families.modules import Module, Norm, Tree, Width, tree
 from estimator.families.reader import KEY_NOT_MODELLED, Config
-from estimator.families.rotary import Rotary
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor

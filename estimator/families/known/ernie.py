@@ -11,14 +11,21 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias, several_shared
 from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
-from estimator.families.family import Architecture, ConfigClass, ExpertKeys, Family, ModelTree, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    ModelTree,
+    Rotary,
+    Why,
+)
 from estimator.families.known.deepseek import dense_mlp, dense_or_mixture, shared_experts
 from estimator.families.known.glm import glm_attention
 from estimator.families.known.llama import llama, llama_layer
 from estimator.families.layer_kinds import DENSE
 from estimator.families.modules import LEAF, Tree, tree, with_buffers
 from estimator.families.reader import MOST_LAYERS, Config, short
-from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal

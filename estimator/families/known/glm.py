@@ -23,6 +23,7 @@ from estimator.families.family import (
     ExpertKeys,
     Family,
     ModelTree,
+    Rotary,
     Why,
 )
 from estimator.families.known.deepseek import (
@@ -37,7 +38,6 @@ from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import decoder_layer, fused_gated_mlp, separate_attention
 from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config, kinds_in
-from estimator.families.rotary import Rotary
 from estimator.values.specs import Model
 
 

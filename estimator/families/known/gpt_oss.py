@@ -20,12 +20,12 @@ from estimator.families.family import (
     Kernels,
     ModelTree,
     NormKind,
+    Rotary,
     Why,
     WindowKeys,
 )
 from estimator.families.layers import decoder_layer
 from estimator.families.modules import Norm, OwnParameter, Tree, tree
-from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.attention import heads_repeated
 from estimator.tape.tape import Tensor

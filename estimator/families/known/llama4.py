@@ -22,6 +22,7 @@ from estimator.families.family import (
     ExpertKeys,
     Family,
     ModelTree,
+    Rotary,
     Why,
     WindowKeys,
 )
@@ -29,7 +30,6 @@ from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTUR
 from estimator.families.layers import unfused_gated_mlp
 from estimator.families.modules import Linear, Tree, tree
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
-from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError, Line, Refusal

@@ -18,6 +18,7 @@ from estimator.families.family import (
     Kernels,
     ModelTree,
     NormKind,
+    Rotary,
     WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
@@ -25,7 +26,6 @@ from estimator.families.layer_kinds import LAST
 from estimator.families.layers import decoder_layer, gated_mlp, separate_attention
 from estimator.families.modules import Tree, extended, tree
 from estimator.families.reader import Config
-from estimator.families.rotary import Rotary
 from estimator.values.specs import Model
 
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind
+from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
 from estimator.families.images.gemma import Gemma4ImageProcessor
 from estimator.families.images.videos import Gemma4VideoProcessor
 from estimator.families.modules import LAYERS, Kernel, Linear, Norm, Tree, tree
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables, turned
+from estimator.families.rotary import Tables, turned
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily, VisionKernels
 from estimator.tape import operators as op

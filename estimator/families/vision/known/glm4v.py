@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind
+from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
 from estimator.families.images.qwen_vl import Glm4vImageProcessor
 from estimator.families.images.videos import Glm4vVideoProcessor
 from estimator.families.modules import LAYERS, LEAF, Embedding, Kernel, Norm, Tree, tree
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.known.qwen_vl import one_row, patch_tables
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind
+from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
 from estimator.families.images.tiles import Llama4ImageProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import (
@@ -25,7 +25,7 @@ from estimator.families.modules import (
     with_buffers,
 )
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op

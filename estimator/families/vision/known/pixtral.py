@@ -10,11 +10,11 @@ from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind
+from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind, Rotary
 from estimator.families.images.pixtral import PixtralImageProcessor
 from estimator.families.modules import LAYERS, LEAF, Kernel, Linear, Norm, Tree, tree
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
     RequireGrad,

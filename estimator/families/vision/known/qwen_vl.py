@@ -19,6 +19,7 @@ from estimator.families.family import (
     Family,
     ModelTree,
     NormKind,
+    Rotary,
 )
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
@@ -35,7 +36,7 @@ from estimator.families.modules import (
     tree,
 )
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.rotary import Rotary, Tables
+from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision_family import (
     RequireGrad,
