@@ -148,35 +148,6 @@ def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
     assert seconds < low < 1.1 * seconds  # slightly more, for reads and writes
 
 
-def test_the_optimizer_step_moves_weights_gradients_and_states() -> None:
-    """By hand, bfloat16 AdamW: read gradient 2; read and write weight 2 and two states of 2; the norm reads 2 more."""
-    setup = TrainingSetup(mixed_precision=MixedPrecision.NO)
-    low, _ = own("optimizer step", setup)
-    assert low == pytest.approx((2 + 4 + 8 + 2) * 7_241_732_096 / 1e12, rel=0.001)
-
-
-def test_a_foreach_optimizer_makes_more_passes() -> None:
-    fused = timed(TrainingSetup())
-    foreach = timed(TrainingSetup(optim=Optimizer.ADAMW_TORCH))
-    assert part(foreach, "optimizer step") > part(fused, "optimizer step")
-
-
-def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
-    low, _ = own("dequantisation", replace(LONG, method=Method.QLORA))
-    linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
-    assert low == pytest.approx(
-        2 * 2 * 2.5 * linears / 1e12
-    )  # forward and backward, at half the bandwidth
-    assert own("dequantisation", replace(LONG, method=Method.LORA)) == (0, 0)
-
-
-def test_autocast_of_float32_weights_moves_six_bytes_per_element() -> None:
-    """Full fine-tuning casts the gradients back as well."""
-    low, _ = own("casts of weights", TrainingSetup(dtype=Dtype.FLOAT32))
-    linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 4096 * 32_000
-    assert low == pytest.approx(2 * 6 * linears / 1e12)
-
-
 def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_up() -> None:
     names = (
         "matrix products",
@@ -214,14 +185,6 @@ def test_float32_matmuls_run_at_the_vector_rate() -> None:
 def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
     assert rates(A100, TrainingSetup().precision).best == 271e12
     assert rates(CARD, TrainingSetup().precision).best == 100e12
-
-
-def test_replicas_exchange_their_gradients_twice() -> None:
-    setup = TrainingSetup(mixed_precision=MixedPrecision.NO, num_gpus=4, strategy=Strategy.DDP)
-    resident = resident_memory(MISTRAL, structure(setup))
-    part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
-    slow = 2 * 3 / 4 * 2 * 7_241_732_096 / (0.78 * 1e11)  # a ring reaches 0.78 of the link at worst
-    assert (part.behind + part.alone).high == pytest.approx(slow, rel=0.001)
 
 
 def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
@@ -278,17 +241,6 @@ def test_deepspeed_copies_gradients_into_buckets_and_out_of_them(
         (size * low / bandwidth, size * high / (0.8 * bandwidth)), rel=1e-3
     )
     assert part(_on_four(Strategy.DDP), "copies in and out of buckets") == (0.0, 0.0)
-
-
-def test_sharding_divides_the_optimizer_step() -> None:
-    setup = replace(LONG, num_gpus=4)
-    resident = resident_memory(MISTRAL, structure(setup))
-    shards = run_time(MISTRAL, A100, replace(setup, strategy=Strategy.FSDP), resident)
-    replicas = run_time(MISTRAL, A100, setup, resident)
-    # nearly: each is also drawn to the typical seconds of its step
-    assert part(shards, "optimizer step")[0] == pytest.approx(
-        part(replicas, "optimizer step")[0] / 4, rel=0.03
-    )
 
 
 def test_independent_deviations_add_in_squares() -> None:
