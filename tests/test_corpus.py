@@ -9,7 +9,7 @@ from tests.corpus.draw import drawn, setup_of
 from tests.rows import for_each
 
 EVERY = 33
-"""Our choice: 152 answers take five seconds."""
+"""Our choice: 152 answers take seven seconds."""
 
 
 @for_each("line", read(EVERY))
