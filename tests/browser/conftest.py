@@ -17,19 +17,42 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import fake_hub
+from tests.fake_hub import MEMBER, FakeHub
+from tests.test_hub import LLAMA, LLAMA_PARAMETERS
+
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 STORED = "cookies,local_storage,indexeddb"
+SECONDS_TO_ANSWER = 1.5
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """The page, served on a free port of this machine."""
-    with serving() as url:
+def hub() -> Iterator[FakeHub]:
+    """What the page's server asks instead of the Hub."""
+    with FakeHub() as serving_hub:
+        serving_hub.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=["license:mit"])
+        serving_hub.has("me/gated", LLAMA, parameters=LLAMA_PARAMETERS, gated="manual")
+        serving_hub.answers("me/silent", fake_hub.silence)
+        serving_hub.answers("me/slow", _slowly)
+        yield serving_hub
+
+
+def _slowly(handler: fake_hub._Handler) -> None:
+    """The repository me/llama, after a delay."""
+    time.sleep(SECONDS_TO_ANSWER)
+    handler.path = handler.path.replace("me/slow", "me/llama")
+    handler.do_GET()
+
+
+@pytest.fixture(scope="session")
+def address(hub: FakeHub) -> Iterator[str]:
+    """The page, served on a free port of this machine; its own token has access to every model."""
+    with serving(HF_ENDPOINT=hub.url, HF_TOKEN=MEMBER) as url:
         yield url
 
 

@@ -17,14 +17,9 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 LORA = "model=Qwen/Qwen3-8B&gpu=L4&method=lora"
 PAGES = (
     "",
-    f"?{LORA}&section=Best+way",
-    f"?{LORA}&section=How+far",
-    f"?{LORA}&section=Which+GPU",
-    f"?{LORA}&section=How+many+GPUs&num_gpus=4&strategy=fsdp",
-    f"?{LORA}&section=Where+the+layers+sit",
-    f"?{LORA}&section=Time+and+money",
-    "?section=Saving+and+loading",
-    "?section=How+computed",
+    f"?{LORA}&section=Why&how_computed=true&where_the_layers_sit=true",
+    f"?{LORA}&section=What+else&num_gpus=4&strategy=fsdp&how_many_gpus=true&best_way=true&how_far=true",
+    f"?{LORA}&section=Time+and+money&saving_and_loading=true",
     "?model=Qwen/Qwen3-8B&tp_size=2",
     "compare",
     f"plan?{urlencode({'plan': json.dumps(SMALL)})}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -13,8 +14,16 @@ from dashboard.compare import report, results_table
 from dashboard.compare.entry import ComparedEntry
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import Scenario, write_text
-from tests.browser.conftest import serving
-from tests.browser.test_in_chromium import AT_REST, WAIT, addressed, visitor
+from tests.browser.conftest import free_port, serving
+from tests.browser.test_in_chromium import (
+    AT_REST,
+    WAIT,
+    addressed,
+    alike,
+    bars,
+    settled,
+    visitor,
+)
 
 pytestmark = pytest.mark.browser
 MISTRAL = {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB"}
@@ -30,6 +39,7 @@ KEEP_WHILE_A_SLIDER_ASKS = """() => {
   document.querySelector('.st-key-keep button').click();
 }"""
 """Both in one moment, of which Streamlit's client makes one message."""
+CONNECTED = '.stApp[data-test-connection-state="CONNECTED"]'
 METRES, PIXELS = 2.0, 1920
 """A projected picture two metres wide, the least in a meeting room, and its pixels."""
 MILLIMETRES_FROM_FOUR_METRES = 4000 / 200
@@ -46,20 +56,53 @@ def table(page):
     return page.locator(".hr-compare")
 
 
-def test_a_link_shows_the_same_in_two_browsers_and_after_a_restart(browser):
-    """Each server's first visit is to another page than the start page."""
-    with serving() as first:
+def test_an_open_page_and_a_link_survive_a_server_restart(browser):
+    """The first server's first visit is to another page than the start page."""
+    port = free_port()
+    with ExitStack() as first:
+        url = first.enter_context(serving(port))
         with browser.visit() as page:
-            page.goto(f"{first}/how")
+            page.goto(f"{url}/how")
             page.get_by_role("heading", name="How it works", exact=True).wait_for(timeout=WAIT)
             assert page.get_by_text("Page not found").count() == 0
-        with visitor(browser, link(first)) as page:
+        with visitor(browser, link(url)) as page:
             before, query = table(page).inner_text(), urlsplit(page.url).query
             with visitor(browser, page.url) as other:
                 expect(table(other)).to_have_text(before, use_inner_text=True)
-    with serving() as second, visitor(browser, f"{second}/compare?{query}") as page:
-        expect(table(page)).to_have_text(before, use_inner_text=True)
-        assert page.get_by_text("Page not found").count() == 0
+        setup = "model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&max_length=2048"
+        with visitor(browser, f"{url}/?{setup}") as page:
+            drawn = bars(page)
+            first.close()
+            page.wait_for_selector(CONNECTED, timeout=WAIT, state="detached")
+            with serving(port):
+                page.wait_for_selector(CONNECTED, timeout=WAIT, state="attached")
+                settled(
+                    page
+                )  # a press while a new server runs a page for the first time may be lost
+                page.get_by_role("slider", name="Micro-batch").first.focus()
+                page.keyboard.press("ArrowRight")
+                addressed(page, "per_device_train_batch_size=2", "lora_r=64")
+                with visitor(browser, page.url) as other:
+                    alike(page, other)
+                    assert bars(other) != drawn
+                with visitor(browser, f"{url}/compare?{query}") as again:
+                    expect(table(again)).to_have_text(before, use_inner_text=True)
+
+
+def test_a_chart_is_saved_the_link_copied_and_a_phone_scrolls_the_table_alone(browser, address):
+    with visitor(browser, link(address)) as page:
+        for kind, begins in {"PNG": b"\x89PNG", "SVG": b"<svg "}.items():
+            with page.expect_download(timeout=WAIT) as saving:
+                page.locator(f'.st-key-comparison [data-title="Save as {kind}"]').click()
+            assert saving.value.suggested_filename == f"headroom-comparison.{kind.lower()}"
+            assert Path(saving.value.path()).read_bytes().startswith(begins)
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy the link").click()
+        page.get_by_role("button", name="Copied").wait_for(timeout=WAIT)
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_function(AT_REST)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
 def test_a_setup_can_be_kept_compared_opened_and_returned_to(browser, address):
@@ -81,15 +124,6 @@ def test_a_setup_can_be_kept_compared_opened_and_returned_to(browser, address):
         table(page).wait_for()
 
 
-def test_a_charts_menu_saves_it_as_png_and_svg(browser, address):
-    with visitor(browser, link(address)) as page:
-        for kind, begins in {"PNG": b"\x89PNG", "SVG": b"<svg "}.items():
-            with page.expect_download(timeout=WAIT) as saving:
-                page.locator(f'.st-key-comparison [data-title="Save as {kind}"]').click()
-            assert saving.value.suggested_filename == f"headroom-comparison.{kind.lower()}"
-            assert Path(saving.value.path()).read_bytes().startswith(begins)
-
-
 def test_two_tabs_do_not_disturb_each_other(browser, address):
     with visitor(browser, link(address)) as one, visitor(browser, link(address)) as two:
         one.get_by_role("button", name="Remove", exact=True).click()
@@ -97,19 +131,6 @@ def test_two_tabs_do_not_disturb_each_other(browser, address):
         two.get_by_role("button", name="Duplicate").click()
         two.get_by_role("columnheader", name="All weights 2").wait_for(timeout=WAIT)
         expect(table(one)).not_to_contain_text("All weights")
-
-
-def test_a_button_copies_the_address(browser, address):
-    with visitor(browser, link(address)) as page:
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page.get_by_role("button", name="Copy the link").click()
-        page.get_by_role("button", name="Copied").wait_for(timeout=WAIT)
-        assert page.evaluate("navigator.clipboard.readText()") == page.url
-
-
-def test_on_a_phone_the_table_scrolls_and_not_the_page(browser, address):
-    with visitor(browser, link(address), width=390, height=844) as page:
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
 def test_a_presented_verdict_is_legible_at_four_metres_and_arrow_keys_advance(browser, address):
@@ -128,9 +149,8 @@ def test_a_presented_verdict_is_legible_at_four_metres_and_arrow_keys_advance(br
         page.wait_for_url(lambda url: "present" not in url, timeout=WAIT)
 
 
-@pytest.mark.parametrize("paper", ["A4", "Letter"])
 @pytest.mark.parametrize("count", [2, 8])
-def test_the_report_prints_on_two_pages(browser, tmp_path: Path, count, paper):
+def test_the_report_prints_on_two_pages_of_a4_and_of_letter(browser, tmp_path: Path, count):
     names = ["The smallest card that could hold it, rented for a week in May"[:60], *"abcdefg"]
     methods = [Method.FULL, Method.LORA, Method.QLORA]
     cards = [card for card in catalog.gpus().values() if card.prices and card.supports_bf16]
@@ -161,8 +181,9 @@ def test_the_report_prints_on_two_pages(browser, tmp_path: Path, count, paper):
             page.add_style_tag(
                 content=f"body, svg {{ font-family: {font!r}, sans-serif !important; }}"
             )
-            printed = page.pdf(format=paper, prefer_css_page_size=paper == "A4")
-            assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) == 2
+            for paper in ("A4", "Letter"):
+                printed = page.pdf(format=paper, prefer_css_page_size=paper == "A4")
+                assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) == 2
             cut = page.locator("svg text").evaluate_all(
                 "texts => texts.filter(it => { const box = it.getBBox();"
                 " return box.x < 0 || box.x + box.width > it.ownerSVGElement.viewBox.baseVal.width })"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 from playwright.sync_api import expect
 
-from tests import fake_hub
-from tests.browser.conftest import serving
 from tests.browser.test_in_chromium import (
     WAIT,
     addressed,
@@ -22,34 +18,10 @@ from tests.browser.test_in_chromium import (
     settled,
     visitor,
 )
-from tests.fake_hub import MEMBER, FakeHub
-from tests.test_hub import LLAMA, LLAMA_PARAMETERS
+from tests.fake_hub import MEMBER
+from tests.test_hub import LLAMA
 
 pytestmark = pytest.mark.browser
-SECONDS_TO_ANSWER = 1.5
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[FakeHub]:
-    with FakeHub() as serving_hub:
-        serving_hub.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=["license:mit"])
-        serving_hub.has("me/gated", LLAMA, parameters=LLAMA_PARAMETERS, gated="manual")
-        serving_hub.answers("me/silent", fake_hub.silence)
-        serving_hub.answers("me/slow", _slowly)
-        yield serving_hub
-
-
-def _slowly(handler: fake_hub._Handler) -> None:
-    """The repository me/llama, after a delay."""
-    time.sleep(SECONDS_TO_ANSWER)
-    handler.path = handler.path.replace("me/slow", "me/llama")
-    handler.do_GET()
-
-
-@pytest.fixture(scope="module")
-def address(hub: FakeHub) -> Iterator[str]:
-    with serving(HF_ENDPOINT=hub.url, HF_TOKEN=MEMBER) as url:
-        yield url
 
 
 def type_model(page, typed: str) -> None:
@@ -70,14 +42,14 @@ def test_an_unknown_id_loads_in_the_background_and_its_link_opens_elsewhere(brow
         page.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
         page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
         addressed(page, "per_device_train_batch_size=2")
-        for _ in range(2):  # the second time the answer is cached and immediate
-            with visitor(browser, page.url) as other:
-                other.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
-                other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
-                alike(page, other)
+        with visitor(browser, page.url) as other:
+            other.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
+            other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
+            alike(page, other)
 
 
 def test_a_link_with_a_hub_id_keeps_every_key_when_a_slider_moves(browser, address):
+    """The answer is cached: the test before has asked."""
     link = {
         "model": "me/slow",
         "gpu": "L4",
@@ -90,18 +62,17 @@ def test_a_link_with_a_hub_id_keeps_every_key_when_a_slider_moves(browser, addre
         "lora_target_modules": "q_proj",
         "loss": "chunked_trl",
     }
-    for _ in range(2):  # the second time the answer is cached
-        with visitor(browser, f"{address}/?{urlencode(link)}") as page:
-            page.get_by_text("QLoRA of llama needs").first.wait_for(timeout=WAIT)
-            page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
-            settled(page)
-            before = bars(page)
-            page.get_by_role("slider", name="Micro-batch").first.focus()
-            page.keyboard.press("ArrowRight")
-            changed(page, before)
-            addressed(page, "per_device_train_batch_size=2")
-            now = dict(parse_qsl(urlsplit(page.url).query))
-            assert now == {**link, "model": "me/llama", "per_device_train_batch_size": "2"}
+    with visitor(browser, f"{address}/?{urlencode(link)}") as page:
+        page.get_by_text("QLoRA of llama needs").first.wait_for(timeout=WAIT)
+        page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
+        settled(page)
+        before = bars(page)
+        page.get_by_role("slider", name="Micro-batch").first.focus()
+        page.keyboard.press("ArrowRight")
+        changed(page, before)
+        addressed(page, "per_device_train_batch_size=2")
+        now = dict(parse_qsl(urlsplit(page.url).query))
+        assert now == {**link, "model": "me/llama", "per_device_train_batch_size": "2"}
 
 
 def test_a_gated_model_gives_a_sentence_until_a_token_is_given(browser, address, hub):
