@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +33,7 @@ from estimator.rehearse.on_path.headroom_inside import (
     record,
     saving,
     trainers,
+    weights,
 )
 from estimator.rehearse.rehearsed import Rehearsed, decisive, read, status_of
 from estimator.rehearse.text import AGREES, RehearsalAnswer, as_json, describe, link, needed
@@ -42,6 +46,7 @@ GIB = 2**30
 
 def peak(phase: str, step: int, gib: float) -> dict[str, Any]:
     sizes = {"allocated": int(gib * GIB), "reserved": int((gib + 1) * GIB)}
+    sizes["held"] = sizes["reserved"]
     return {"phase": phase, "step": step, "device": 0, **sizes}
 
 
@@ -134,7 +139,11 @@ def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
             {"ended": "exception", "exception": "KeyError: 'text'"},
             "stopped after 2 steps with KeyE",
         ),
-        ({"ended": "exit", "steps": 0}, "ended by itself without an optimizer step"),
+        ({"ended": "exit", "steps": 0}, "without an optimizer step, with 10.00 GiB allocated"),
+        (
+            {"ended": "exception", "exception": "ImportError: FlashAttention2 has been toggled on"},
+            "toggled on Install flash-attn here as on the card's machine, or rehearse with attn_implementation sdpa",
+        ),
     ],
 )
 def test_of_a_run_that_failed_or_never_stepped_nothing_is_said(
@@ -170,13 +179,45 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert " %:\n" in text
     allocated = found.allocated
     assert allocated is not None
-    alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0}
+    alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0, "held": 2 * allocated}
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.005}]}
     assert " allocated, -0.5 %: they agree." in said(read(report), found)
     same = {**report, "phases": [{**alike, "allocated": allocated + 1}]}
     assert " allocated, 0.0 %: they agree." in said(read(same), found)
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.02}]}
     assert "they agree" not in said(read(report), found)
+
+
+def test_where_vllm_sleeps_the_peaks_are_what_the_card_held() -> None:
+    """PyTorch counts 10 GiB in the backward pass, of which vLLM has given four back to the card."""
+    asleep = [peak("loading", 0, 2), {**peak("backward", 1, 10), "held": 6 * GIB}]
+    run = read({**REPORT, "phases": asleep})
+    assert run.sleeps
+    assert (run.allocated, run.reserved, run.least) == (6 * GIB, 6 * GIB, None)
+    assert run.peaks(1) == {"backward": 6 * GIB}
+    assert "vLLM gives its memory back while it sleeps" in said(run)
+    awake = read(REPORT)
+    assert not awake.sleeps
+    assert "vLLM" not in said(awake)
+
+
+def test_the_estimate_beside_a_vllm_that_sleeps_is_the_highest_of_all_moments() -> None:
+    """Awake it has half of the card as it generates; in the step it has nothing."""
+    keys = {
+        **KEYS,
+        "objective": "grpo",
+        "num_generations": 2,
+        "per_device_train_batch_size": 2,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.5,
+    }
+    found = beside(read({**REPORT, "keys": {**keys, "vllm_enable_sleep_mode": True}}), CARD.name)
+    assert found.problem == ""
+    assert found.allocated is not None
+    assert found.estimate is not None
+    assert found.allocated > found.estimate.peak.bytes
+    assert found.allocated > 0.5 * CARD.memory_bytes
 
 
 def test_an_evaluation_that_no_rehearsal_reaches_stands_apart() -> None:
@@ -421,6 +462,86 @@ def test_a_torch_that_cannot_be_rehearsed_is_refused_in_a_sentence(
     monkeypatch.setattr(build.shutil, "which", tools.get)
     with pytest.raises(_RefusedHereError, match=sentence):
         card.insert(ModuleSpec("torch", None, origin=str(torch / "__init__.py")))
+
+
+@pytest.fixture(scope="module")
+def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The card that is not there, alone: 1,000 MiB, of which 10 are the context's."""
+    compiler = next(filter(None, map(shutil.which, build.COMPILERS)), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler is here")
+    library = tmp_path_factory.mktemp("null") / "libnull.so"
+    options = ["-w", "-std=c++17", "-fPIC", "-shared", "-DCUDA_VERSION=13000"]
+    subprocess.run([compiler, *options, str(build.SOURCE), "-o", str(library)], check=True)
+    card = {"NULL_NAME": "a card", "NULL_CAPABILITY": "89", "NULL_DEVICES": "2"}
+    sizes = {"NULL_MEMORY": str(990 * MIB), "NULL_TOTAL": str(1000 * MIB)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**card, **sizes}.items():
+            patch.setenv(name, value)
+        yield ctypes.CDLL(str(library))
+
+
+def test_nvml_says_what_the_card_is(null: ctypes.CDLL) -> None:
+    """vLLM asks it, before it asks torch, whether there is a card."""
+    assert null.nvmlInitWithFlags(0) == 0
+    count, device = ctypes.c_uint(), ctypes.c_void_p()
+    assert null.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    assert count.value == 2
+    assert null.nvmlDeviceGetHandleByIndex_v2(1, ctypes.byref(device)) == 0
+    name, index = ctypes.create_string_buffer(96), ctypes.c_uint()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    null.nvmlDeviceGetName(device, name, 96)
+    null.nvmlDeviceGetIndex(device, ctypes.byref(index))
+    null.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    assert (name.value, index.value, major.value, minor.value) == (b"a card", 1, 8, 9)
+    memory = (ctypes.c_ulonglong * 3)()
+    null.nvmlDeviceGetMemoryInfo(device, memory)
+    assert [*memory] == [1000 * MIB, 990 * MIB, 10 * MIB]
+
+
+def test_a_stream_is_capturing_from_the_begin_to_the_end_of_a_graph(null: ctypes.CDLL) -> None:
+    stream, other, graph = ctypes.c_void_p(1), ctypes.c_void_p(2), ctypes.c_void_p()
+    status, id_of = ctypes.c_int(), ctypes.c_ulonglong()
+
+    def is_capturing(of: ctypes.c_void_p) -> bool:
+        null.cudaStreamGetCaptureInfo(of, ctypes.byref(status), ctypes.byref(id_of), None)
+        return bool(status.value)
+
+    assert not is_capturing(stream)
+    null.cudaStreamBeginCapture(stream, 0)
+    assert is_capturing(stream)
+    assert id_of.value
+    assert not is_capturing(other)
+    null.cudaStreamEndCapture(stream, ctypes.byref(graph))
+    assert graph.value
+    assert not is_capturing(stream)
+
+
+def test_the_most_that_a_card_held_is_told_phase_by_phase(null: ctypes.CDLL) -> None:
+    null.null_take_most.restype = ctypes.c_size_t
+    large, small = ctypes.c_void_p(), ctypes.c_void_p()
+    null.cudaMalloc(ctypes.byref(large), ctypes.c_size_t(6 * MIB))
+    null.cudaMalloc(ctypes.byref(small), ctypes.c_size_t(MIB))
+    null.cudaFree(large)
+    assert null.null_take_most(0) == 7 * MIB
+    assert null.null_take_most(0) == MIB
+    null.cudaFree(small)
+
+
+def test_vllm_makes_its_weights_from_the_config_unless_they_are_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record, "here", record.RunRecord())
+    ways = {"auto": "reads", "safetensors": "reads", "dummy": "makes", "sharded_state": "reads"}
+    loaders = SimpleNamespace(_LOAD_FORMAT_TO_MODEL_LOADER={**ways, "hf": "reads"})
+    monkeypatch.setenv("HEADROOM_READ_WEIGHTS", "1")
+    weights.load_nothing(loaders)  # type: ignore[arg-type]
+    assert loaders._LOAD_FORMAT_TO_MODEL_LOADER["auto"] == "reads"
+    monkeypatch.setenv("HEADROOM_READ_WEIGHTS", "0")
+    weights.load_nothing(loaders)  # type: ignore[arg-type]
+    made = {name for name, way in loaders._LOAD_FORMAT_TO_MODEL_LOADER.items() if way == "makes"}
+    assert {"auto", "hf", "safetensors"} <= made
+    assert "sharded_state" not in made
 
 
 class _Counters:

@@ -79,8 +79,13 @@ class Beside:
 
 
 def _allocated(of: Estimate) -> int:
-    """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step."""
+    """Most bytes of PyTorch's blocks, where the run is replayed; elsewhere the most tensors of a step.
+
+    Where vLLM sleeps while the trainer steps, it is awake as it starts and generates: the highest of all moments.
+    """
     model, gpu, setup = of.model, of.gpu, of.setup
+    if setup.generation.vllm_enable_sleep_mode:
+        return max(moment.bytes for moment in of.phases.values())
     if not is_replayed(model, gpu, setup):
         return of.peak.bytes
     # from_pretrained has no second copy of a tied head, which models made on the card have for a moment

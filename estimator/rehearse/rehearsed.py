@@ -44,6 +44,8 @@ class PhasePeak:
     device: int
     allocated: int
     reserved: int
+    held: int
+    """What PyTorch had of the card; less than is allocated where vLLM sleeps, whose memory PyTorch goes on to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +77,17 @@ class Rehearsed:
     @property
     def allocated(self) -> int:
         """Most bytes allocated, as ``torch.cuda.max_memory_allocated`` counts them."""
-        return max((peak.allocated for peak in self.phases), default=0)
+        return max((min(peak.allocated, peak.held) for peak in self.phases), default=0)
 
     @property
     def reserved(self) -> int:
         """Most bytes reserved, as ``torch.cuda.max_memory_reserved`` counts them."""
-        return max((peak.reserved for peak in self.phases), default=0)
+        return max((min(peak.reserved, peak.held) for peak in self.phases), default=0)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether memory that PyTorch counts was given back to the card, as vLLM does while the trainer trains."""
+        return any(peak.held < peak.allocated for peak in self.phases)
 
     @property
     def ran_out(self) -> FailedAllocation | None:
@@ -91,7 +98,7 @@ class Rehearsed:
     @property
     def least(self) -> int | None:
         """The least bytes for PyTorch, on each device, on which its requests go through; None: not known."""
-        if not self.asked or None in self.asked:
+        if not self.asked or None in self.asked or self.sleeps:
             return None
         least = [device.least() for device in self.asked if device is not None]
         return None if None in least else max(filter(None, least))
@@ -104,8 +111,8 @@ class Rehearsed:
 
     @property
     def ledger(self) -> Mapping[str, TensorKind]:
-        """What lay on the fullest device at its peak."""
-        if self.fullest is None:
+        """What lay on the fullest device at its peak; empty where that is not known."""
+        if self.fullest is None or self.sleeps:
             return {}
         return ledger(self.fullest, self.ends, shares=self.world_size > 1)
 
@@ -114,7 +121,9 @@ class Rehearsed:
         found: dict[str, int] = {}
         for name in ORDER:
             sizes = [
-                peak.allocated for peak in self.phases if (peak.step, peak.phase) == (step, name)
+                min(peak.allocated, peak.held)
+                for peak in self.phases
+                if (peak.step, peak.phase) == (step, name)
             ]
             if sizes:
                 found[name] = max(sizes)

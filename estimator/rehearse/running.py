@@ -20,8 +20,13 @@ NO_LOGGING = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABL
 """A rehearsal is nobody's experiment: these services record none of it, unless the user's own environment says so."""
 
 
-NO_COMPILER = {"DS_SKIP_CUDA_CHECK": "1"}
-"""DeepSpeed would ask nvcc for its version."""
+NO_COMPILER = {
+    "DS_SKIP_CUDA_CHECK": "1",
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+"""DeepSpeed would ask nvcc for its version; vLLM would cut its CUDA graphs by ``torch.compile`` and compile a sampler
+by nvcc, unless it is told to do without (vllm 0.31, envs.py)."""
 
 
 def environment(

@@ -6,7 +6,8 @@ axolotl gets PyTorch's attention, since flash-attn has no wheel on the package i
 
 usage: python -m tests.verify.null.public CHECKOUTS [TEXT …]     only plays whose name has one of these
 CHECKOUTS has a folder for each project, at the revisions of public_scripts.py, and the environments' bin folders are
-named in HEADROOM_TRL (transformers', TRL's and PEFT's; with evaluate), HEADROOM_AXOLOTL and HEADROOM_LLAMAFACTORY.
+named in HEADROOM_TRL (transformers', TRL's and PEFT's; with evaluate), HEADROOM_AXOLOTL, HEADROOM_LLAMAFACTORY and
+HEADROOM_VLLM (TRL's with vLLM: requirements-vllm.txt). flash_attn.py builds what asks for flash_attention_2.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def rehearse(play: Play, size: str, checkouts: Path) -> dict[str, object]:
 
 
 def _run(play: Play, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    own = os.environ.get(ENVIRONMENTS.get(play.project, "HEADROOM_TRL"), "")
+    named = play.environment or ENVIRONMENTS.get(play.project, "HEADROOM_TRL")
+    own = os.environ.get(named, "")
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(folder / "cache"),

@@ -86,6 +86,8 @@ class Play(NamedTuple):
     sizes: Sequence[str] = ("tiny", "real")
     reason: str = ""
     """Why its estimate differs, where it does."""
+    environment: str = ""
+    """The variable that names its environment, where that is not its project's."""
 
     @property
     def id(self) -> str:
@@ -106,6 +108,8 @@ ONLINE = (
     "--max_completion_length",
     "64",
 )
+FLASH = ("--attn_implementation", "flash_attention_2", "--gradient_checkpointing", "False")
+VLLM = ("--use_vllm", "True", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.3")
 
 ONLINE_LENGTH = "271"
 """A prompt's 207 tokens and 64 of its completion."""
@@ -128,10 +132,22 @@ def _of_trl() -> Iterator[Play]:
     yield play(
         "trl/scripts/sft.py", "chat", "--gradient_checkpointing", "False", "--optim", "adafactor"
     )
+    for more in (("--packing", "--max_length", "2048"), LORA):
+        yield play("trl/scripts/sft.py", "chat", *FLASH, *more)
+    yield play("trl/scripts/dpo.py", "pairs", *FLASH)
     yield play("trl/scripts/dpo.py", "pairs", "--precompute_ref_log_probs")
     for name in ("grpo", "rloo"):
         online = play(f"trl/scripts/{name}.py", "prompts", *ONLINE)
         yield online._replace(flags=("--max-length", ONLINE_LENGTH), reason=ALL_SELECTED)
+    vllm = (*ONLINE, *VLLM)
+    for name, more in (
+        ("grpo", vllm),
+        ("grpo", (*vllm, *LORA)),
+        ("grpo", (*vllm, "--vllm_enable_sleep_mode", "True")),
+        ("rloo", vllm),
+    ):
+        online = play(f"trl/scripts/{name}.py", "prompts", *more)
+        yield online._replace(flags=("--max-length", ONLINE_LENGTH), environment="HEADROOM_VLLM")
     for name, rows in (
         ("orpo", "pairs"), ("cpo", "pairs"), ("tpo", "triples"), ("reward_modeling", "pairs"), ("kto", "labels"),
     ):  # fmt: skip

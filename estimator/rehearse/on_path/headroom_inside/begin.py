@@ -19,8 +19,10 @@ AFTER: dict[str, After] = {
     "transformers.trainer": trainers.watch,
     "triton.runtime.jit": kernels.launch_nothing,
     "triton.runtime.autotuner": kernels.launch_nothing,
+    "triton.backends.nvidia.driver": kernels.drive_nothing,
     "deepspeed.runtime.zero.stage3": ranks.no_step_overflows,
     "deepspeed.runtime.zero.stage_1_and_2": ranks.no_step_overflows,
+    "vllm.model_executor.model_loader": weights.load_nothing,
     "safetensors.torch": saving.write_no_safetensors,
     "huggingface_hub.hf_api": saving.upload_nothing,
 }

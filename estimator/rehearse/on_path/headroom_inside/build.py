@@ -28,8 +28,13 @@ COMPILERS = ("g++", "c++", "clang++")
 ASKING = (
     "torch/lib/*.so*",
     "bitsandbytes/*_cuda{version}.so",
-    "flash_attn_2_cuda*.so",
+    "*.so",
     "xformers/*.so",
+    "vllm/*.so",
+    "vllm/vllm_flash_attn/*.so",
+    "vllm/third_party/deep_gemm/*.so",
+    "torchvision/_C*.so",
+    "torchaudio/lib/*.so",
 )
 """Files that ask for NVIDIA's functions, in site-packages; ``{version}``: torch's CUDA version without its dot."""
 

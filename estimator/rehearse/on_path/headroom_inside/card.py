@@ -42,6 +42,7 @@ def insert(spec: ModuleSpec) -> None:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     null = ctypes.CDLL(str(first))
     null.null_answer.argtypes = [ctypes.c_int]
+    null.null_take_most.argtypes, null.null_take_most.restype = [ctypes.c_int], ctypes.c_size_t
     record.here.null = null
 
 

@@ -5,6 +5,7 @@ The card's memory is address space of this process, so the same operator of the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import warnings
@@ -27,9 +28,13 @@ WHOLE = (
     "bitwise_or.Tensor", "bitwise_xor.Tensor", "all", "all.dim", "any", "any.dim", "sum", "sum.dim_IntList", "max",
     "min", "amax", "amin", "cumsum", "add.Tensor", "sub.Tensor", "mul.Tensor", "where.self", "masked_fill_.Scalar",
     "fill_.Scalar", "copy_", "cat", "scatter_.value", "arange.start_out", "argmax", "isin.Tensor_Tensor", "clamp",
-    "sort.stable", "index.Tensor", "gather", "flip",
+    "sort.stable", "index.Tensor", "gather", "flip", "argmin", "max.dim", "min.dim", "multinomial",
 )  # fmt: skip
 """Operators that are computed where all their tensors are of whole numbers or truths."""
+MADE = ("empty.memory_format", "empty_strided")
+"""Operators that make a tensor without a value."""
+CHOOSING = ("argmax", "argmin", "max.dim", "min.dim", "multinomial", "gather", "index.Tensor")
+"""Operators of which the first is chosen where that is not known, such as the next token."""
 FINITE = {"all": True, "all.dim": True, "any": False, "any.dim": False}
 """What is said of tensors that are not computed: all of it is as it should be, and nothing is not."""
 
@@ -45,7 +50,21 @@ def answer(torch: Any) -> None:
             return
         for name in WHOLE:
             _compute(torch, library, name)
+        for name in MADE:
+            _make(torch, library, name)
         _route(torch, library)
+
+
+def _make(torch: Any, library: Any, name: str) -> None:
+    """Whole numbers are zeros until something writes them: a kernel such as Triton's never does."""
+    kernel = torch.library.get_kernel(f"aten::{name}", "CUDA")
+
+    def made(keys: Any, *told: Any, **named: Any) -> Any:
+        found = kernel.call_boxed(keys, *told, **named)
+        _clear(torch, found)
+        return found
+
+    library.impl(name, made, "CUDA", with_keyset=True)
 
 
 def _compute(torch: Any, library: Any, name: str) -> None:
@@ -63,26 +82,41 @@ def _compute(torch: Any, library: Any, name: str) -> None:
                 for at, value in enumerate(told)
             )
         found = kernel.call_boxed(keys, *told, **named)
-        if all(
-            _is_small(torch, tensor, floats=compares)
-            for tensor in _tensors(torch, [*told, *named.values(), found])
-        ):
-            there = called(
-                *_on_host(torch, told),
-                **{word: _on_host(torch, [value])[0] for word, value in named.items()},
-            )
-            theirs = iter(_tensors(torch, [there]))
-            for mine in _tensors(torch, [found]):
-                host = next(theirs)
-                if (
-                    host.shape == mine.shape
-                ):  # a mask that selects nothing is not known, and selects all
-                    on_host(torch, mine).copy_(host)
-        elif name in FINITE:  # of much: gradients and weights, which are finite
+        tensors = [*_tensors(torch, [*told, *named.values(), found])]
+        if all(_is_small(torch, tensor, floats=compares) for tensor in tensors):
+            with contextlib.suppress(
+                IndexError, RuntimeError
+            ):  # an index that a kernel would write
+                there = called(
+                    *_on_host(torch, told),
+                    **{word: _on_host(torch, [value])[0] for word, value in named.items()},
+                )
+                _copy(torch, there, found)
+                return found
+        if name in FINITE:  # of much: gradients and weights, which are finite
             on_host(torch, found).fill_(FINITE[name])
+        if name in CHOOSING:
+            _clear(torch, found)
         return found
 
     library.impl(name, computed, "CUDA", with_keyset=True)
+
+
+def _copy(torch: Any, there: Any, found: Any) -> None:
+    """Write what was computed on the host where the card's kernel would have."""
+    theirs = iter(_tensors(torch, [there]))
+    for mine in _tensors(torch, [found]):
+        host = next(theirs)
+        if host.shape == mine.shape:  # a mask that selects nothing is not known, and selects all
+            on_host(torch, mine).copy_(host)
+
+
+def _clear(torch: Any, found: Any) -> None:
+    """Make whole numbers zeros, which nobody computes; else they are what lay there before."""
+    for tensor in _tensors(torch, [found]):
+        if tensor.is_cuda and _is_small(torch, tensor, floats=False):
+            storage = tensor.untyped_storage()
+            ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
 
 
 def _as_tensor(torch: Any, number: Any, beside: Any) -> Any:

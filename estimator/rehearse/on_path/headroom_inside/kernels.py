@@ -23,6 +23,35 @@ def launch_nothing(module: ModuleType) -> None:
             getattr(module, name).run = _launched
 
 
+def drive_nothing(module: ModuleType) -> None:
+    """Triton asks its driver what the card is, and compiles a helper to do so; here torch answers.
+
+    Source: triton 3.7, backends/nvidia/driver.py, CudaUtils; driver.c, ``getDeviceProperties``.
+    """
+    driver: Any = module
+    driver.CudaUtils = CardUtils
+
+
+class CardUtils:
+    """What the helper says of a card; all else that it can do is done."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Sizes in bytes; clocks in kHz, which nobody has here."""
+        card = record.here.torch.cuda.get_device_properties(device)
+        return {
+            "max_shared_mem": card.shared_memory_per_block_optin,
+            "max_num_regs": card.regs_per_multiprocessor,
+            "multiprocessor_count": card.multi_processor_count,
+            "warpSize": card.warp_size,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 256,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return _launched
+
+
 def compile_nothing(torch: Any) -> None:
     """``torch.compile`` leaves everything as it is, and says so: its own kernels are not played."""
     compiled = torch.compile

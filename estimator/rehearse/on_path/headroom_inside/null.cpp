@@ -133,6 +133,12 @@ int handed_out(std::map<char*, Area>& given, void** pointer, size_t bytes) {
 
 API void null_limit(size_t bytes) { limit = bytes; }
 API size_t null_most() { return most[current]; }
+API size_t null_take_most(int device) {  // the most since it was last asked
+  std::lock_guard<std::recursive_mutex> held(guard);
+  const size_t found = most[device];
+  most[device] = used[device];
+  return found;
+}
 API void null_answer(int value) { answer = value; }
 
 // --- the runtime: memory ----------------------------------------------------------------------------------------
@@ -316,9 +322,37 @@ API int cudaStreamCreateWithFlags(void** made, unsigned) { return cudaStreamCrea
 API int cudaStreamCreateWithPriority(void** made, unsigned, int) { return cudaStreamCreate(made); }
 API int cudaStreamGetPriority(void*, int* priority) { *priority = 0; return SUCCESS; }
 API int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { *least = 0; *greatest = -5; return SUCCESS; }
-API int cudaStreamIsCapturing(void*, int* status) { *status = 0; return SUCCESS; }  // cudaStreamCaptureStatusNone
-API int cudaStreamGetCaptureInfo(void*, int* status, ...) { *status = 0; return SUCCESS; }
-API int cudaStreamGetCaptureInfo_v2(void*, int* status, ...) { *status = 0; return SUCCESS; }
+// A graph is captured by calls that run as ever: what is allocated meanwhile lies in the graph's own pool.
+constexpr int CAPTURING = 1;  // cudaStreamCaptureStatusActive
+std::map<void*, unsigned long long> captures;  // by stream
+API int cudaStreamBeginCapture(void* stream, int) {
+  std::lock_guard<std::recursive_mutex> held(guard);
+  captures[stream] = (unsigned long long)handle();
+  return SUCCESS;
+}
+API int cudaStreamEndCapture(void* stream, void** graph) {
+  std::lock_guard<std::recursive_mutex> held(guard);
+  captures.erase(stream);
+  *graph = handle();
+  return SUCCESS;
+}
+API int cudaStreamIsCapturing(void* stream, int* status) {
+  std::lock_guard<std::recursive_mutex> held(guard);
+  *status = captures.count(stream) ? CAPTURING : 0;
+  return SUCCESS;
+}
+API int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void** graph, ...) {
+  std::lock_guard<std::recursive_mutex> held(guard);
+  cudaStreamIsCapturing(stream, status);
+  if (*status && id) *id = captures[stream];
+  if (*status && graph) *graph = (void*)captures[stream];
+  return SUCCESS;
+}
+API int cudaStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph, ...) { return cudaStreamGetCaptureInfo(stream, status, id, graph); }
+API int cudaStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long long* id, void** graph, ...) { return cudaStreamGetCaptureInfo(stream, status, id, graph); }
+API int cudaGraphInstantiate(void** made, ...) { *made = handle(); return SUCCESS; }
+API int cudaGraphInstantiateWithFlags(void** made, ...) { return cudaGraphInstantiate(made); }
+API int cudaGraphGetNodes(void*, void**, size_t* nodes) { *nodes = 1; return SUCCESS; }
 API int cudaEventCreate(void** made) { *made = handle(); return SUCCESS; }
 API int cudaEventCreateWithFlags(void** made, unsigned) { return cudaEventCreate(made); }
 API int cudaEventElapsedTime(float* milliseconds, void*, void*) { *milliseconds = 1; return SUCCESS; }
@@ -354,8 +388,8 @@ API int __cudaGetKernel(void** kernel, const void* function) { *kernel = (void*)
 #define MAKES(name) API int name(void** made, ...) { *made = calloc(1, 4096); return 0; }  // an object of a library's own
 #define SAYS(name) API const char* name(...) { return ""; }
 MAKES(cublasCreate_v2) MAKES(cublasLtCreate) MAKES(cusparseCreate) MAKES(cusolverDnCreate) MAKES(nvrtcCreateProgram)
-MAKES(cudnnCreate) MAKES(ncclCommInitRank) MAKES(ncclCommInitRankConfig) MAKES(nvmlDeviceGetHandleByIndex_v2)
-SAYS(cudnnGetErrorString) SAYS(cusparseGetErrorString) SAYS(ncclGetErrorString) SAYS(ncclGetLastError) SAYS(nvrtcGetErrorString) SAYS(nvmlErrorString)
+MAKES(cudnnCreate) MAKES(ncclCommInitRank) MAKES(ncclCommInitRankConfig)
+SAYS(cudnnGetErrorString) SAYS(cusparseGetErrorString) SAYS(ncclGetErrorString) SAYS(ncclGetLastError) SAYS(nvrtcGetErrorString)
 API size_t cublasLtGetVersion() { return CUDA_VERSION * 10 + 3; }
 API int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void* results, int* count) {
   memset(results, 0, 80);  // one algorithm, without a workspace of its own
@@ -368,13 +402,34 @@ API int ncclGetVersion(int* version) { *version = 22907; return 0; }
 API int ncclCommGetAsyncError(void*, int* error) { *error = 0; return 0; }
 API int ncclCommSplit(void*, int, int, void** made, void*) { *made = calloc(1, 4096); return 0; }
 API int nvrtcVersion(int* major, int* minor) { *major = CUDA_VERSION / 1000; *minor = 0; return 0; }
+
+// --- NVML: what torch, vLLM and nvidia-ml-py ask it. What is not here their bindings do not find, and say so ----------
+
+constexpr int NOT_SUPPORTED = 3;  // NVML_ERROR_NOT_SUPPORTED
+API int nvmlInit() { return 0; }
 API int nvmlInit_v2() { return 0; }
+API int nvmlInitWithFlags(unsigned) { return 0; }
 API int nvmlShutdown() { return 0; }
+API const char* nvmlErrorString(int error) { return error == NOT_SUPPORTED ? "Not Supported" : error ? "Unknown Error" : "Success"; }
 API int nvmlDeviceGetCount_v2(unsigned* count) { *count = devices; return 0; }
-API int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** made) { return nvmlDeviceGetHandleByIndex_v2(made); }
+API int nvmlDeviceGetHandleByIndex_v2(unsigned device, void** made) { *made = (void*)size_t(device + 1); return 0; }
+API int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** made) { return nvmlDeviceGetHandleByIndex_v2(0, made); }
+API int nvmlDeviceGetHandleByUUID(const char*, void** made) { return nvmlDeviceGetHandleByIndex_v2(0, made); }
+API int nvmlDeviceGetIndex(void* device, unsigned* index) { *index = unsigned(size_t(device)) - 1; return 0; }
+API int nvmlDeviceGetName(void*, char* text, unsigned bytes) { snprintf(text, bytes, "%s", card_name); return 0; }
+API int nvmlDeviceGetUUID(void* device, char* text, unsigned bytes) { snprintf(text, bytes, "GPU-00000000-0000-0000-0000-%012zu", size_t(device)); return 0; }
+API int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) { *major = capability / 10; *minor = capability % 10; return 0; }
+struct Memory { unsigned long long total, free, used; };
+API int nvmlDeviceGetMemoryInfo(void* device, Memory* found) {
+  const size_t taken = total() - limit + used[size_t(device) - 1];
+  *found = {total(), total() - taken, taken};
+  return 0;
+}
+API int nvmlDeviceGetP2PStatus(void*, void*, int, int* status) { *status = 0; return 0; }  // NVML_P2P_STATUS_OK
+API int nvmlSystemGetDriverVersion(char* text, unsigned bytes) { snprintf(text, bytes, "580.65.06"); return 0; }  // CUDA 13.0's own
 API int nvmlSystemGetCudaDriverVersion_v2(int* version) { *version = CUDA_VERSION; return 0; }
-API int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return 3; }  // NVML_ERROR_NOT_SUPPORTED
-API int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return 3; }
+API int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return NOT_SUPPORTED; }
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { *count = 0; return 0; }
 API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 0; }
 

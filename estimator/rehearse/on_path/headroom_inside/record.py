@@ -9,10 +9,20 @@ import os
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "deepspeed")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "deepspeed",
+    "vllm",
+)
 
 
 class RunRecord:
@@ -54,7 +64,7 @@ here = RunRecord()
 
 
 def is_on() -> bool:
-    """Whether this process is watched: a forked one, such as a data loader's worker, is not."""
+    """Whether this process is watched; a forked one is, if the card was not used before."""
     return here.is_on and here.process == os.getpid()
 
 
@@ -62,6 +72,7 @@ def start() -> None:
     """Begin to watch this process."""
     here.is_on, here.process = True, os.getpid()
     atexit.register(write, "exit")
+    util.register_after_fork(here, _forked)
     told = sys.excepthook
 
     def excepthook(kind: Any, problem: Any, trace: Any) -> None:
@@ -69,6 +80,13 @@ def start() -> None:
         told(kind, problem, trace)
 
     sys.excepthook = excepthook
+
+
+def _forked(_: RunRecord) -> None:
+    """Watch a process of multiprocessing that is forked before the card is used: vLLM's engine is one."""
+    if here.torch is not None and not here.torch.cuda.is_initialized():
+        here.process = os.getpid()
+        util.Finalize(None, write, args=("exit",), exitpriority=1)  # atexit is not asked there
 
 
 def note(sentence: str) -> None:
@@ -81,6 +99,7 @@ def close(name: str, then: str) -> None:
     if here.torch is not None and here.torch.cuda.is_initialized():
         for device in range(here.torch.cuda.device_count()):
             allocated, reserved = here.peaks.take(device)
+            held = here.null.null_take_most(device) if here.null is not None else reserved
             if reserved:
                 here.phases.append(
                     {
@@ -89,6 +108,7 @@ def close(name: str, then: str) -> None:
                         "device": device,
                         "allocated": allocated,
                         "reserved": reserved,
+                        "held": held,
                     }
                 )
         here.ends.append((time.time_ns() // 1000, name, here.step))
@@ -147,9 +167,11 @@ def finish(ended: str = "steps") -> NoReturn:
 
 
 def _put(what: dict[str, Any]) -> None:
-    folder = Path(os.environ["HEADROOM_REHEARSAL"])
+    report = Path(os.environ["HEADROOM_REHEARSAL"]) / f"{os.getpid()}.json"
+    begun = report.with_suffix(".begun")
     with contextlib.suppress(OSError):  # the parent has gone, and nobody would read it
-        (folder / f"{os.getpid()}.json").write_text(json.dumps(what, default=str), encoding="utf-8")
+        begun.write_text(json.dumps(what, default=str), encoding="utf-8")
+        begun.rename(report)  # at once: vLLM kills its engine where it takes long to end
 
 
 def _version(package: str) -> str:

@@ -50,6 +50,27 @@ def skip_reading(modeling: ModuleType) -> None:
     base.from_pretrained = classmethod(from_pretrained)
 
 
+def load_nothing(loaders: ModuleType) -> None:
+    """vLLM, too, makes its weights from the config.
+
+    Source: vllm 0.31, model_executor/model_loader/__init__.py, ``get_model_loader``; dummy_loader.py.
+    """
+    if os.environ.get("HEADROOM_READ_WEIGHTS") == "1":
+        return
+    module: Any = loaders
+    found = module._LOAD_FORMAT_TO_MODEL_LOADER
+    for name in OF_CHECKPOINTS:
+        found[name] = found["dummy"]
+    record.note(
+        "vLLM's weights are made from the config; its CUDA graphs are captured without torch.compile, and "
+        "take nothing outside PyTorch."
+    )
+
+
+OF_CHECKPOINTS = ("auto", "hf", "safetensors", "pt", "npcache")
+"""Formats of a checkpoint that is read as it is; bitsandbytes' is packed as it is read."""
+
+
 def _nothing(cls: Any, config: Any, named: dict[str, Any]) -> dict[str, Any]:
     """Every tensor of a checkpoint, in the dtype in which the model is loaded; its pages are never touched."""
     torch = record.here.torch

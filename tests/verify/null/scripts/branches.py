@@ -32,7 +32,14 @@ while True:
     labels = ids.masked_fill(ids == 0, -100)
     if labels[labels != -100].numel() != 2 * LENGTH - PADDED:
         raise SystemExit("All others are trained on.")
-    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    outputs = model(input_ids=ids, attention_mask=mask, labels=labels)
+    loss = outputs.loss
+    for tokens in (
+        outputs.logits.argmax(-1),
+        torch.empty(2, LENGTH, dtype=torch.long, device="cuda"),
+    ):
+        if tokens.any():
+            raise SystemExit("A token that nobody computes is the first.")
     if torch.isnan(loss).any() or not torch.isfinite(loss):
         raise SystemExit("A loss is finite.")
     loss.backward()
