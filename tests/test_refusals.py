@@ -175,7 +175,6 @@ def test_an_input_error_is_not_a_refusal() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "cause"),
     [
-        ("lora_target_modules", r".*\.(q|v)_proj", NOT_MODELLED),
         ("strategy", "megatron", NOT_MODELLED),
         ("optim", "lomo", NOT_MODELLED),
         ("attn_implementation", "flex_attention", NOT_MODELLED),

@@ -102,8 +102,11 @@ def test_a_list_of_one_name_is_a_pattern_for_trl() -> None:
         ),
         (r".*self_attn.*", "also matches model.layers.0.self_attn, which is no layer that gets an"),
         (r".*\.[qk]_proj|.*\.1\.mlp\.up_proj", "that no list of names tells from the others"),
-        (r"^(?!.*mlp).*q_proj", "is not read here (invalid perl operator: (?!); list the modules'"),
-        (r"(q_proj", "is not read here (missing ): (q_proj); list the modules' names."),
+        (
+            r"^(?!.*mlp).*q_proj",
+            "is not modelled yet (invalid perl operator: (?!); list the modules'",
+        ),
+        (r"(q_proj", "is not modelled yet (missing ): (q_proj); list the modules' names."),
         ("x" * 1001, "lora_target_modules must be "),
     ],
 )

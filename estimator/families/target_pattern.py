@@ -22,7 +22,8 @@ from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.specs import ALL_LINEAR, Model
 
 UNREADABLE = Refusal(
-    "lora_target_modules {pattern} is a regular expression that is not read here ({why}); list the modules' names.",
+    "lora_target_modules {pattern} is a regular expression of a kind that is not modelled yet ({why}); list the "
+    "modules' names.",
     NOT_MODELLED,
 )
 NOTHING_MATCHES = Refusal(
