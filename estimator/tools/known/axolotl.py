@@ -690,6 +690,27 @@ def _packs_nothing(given: Mapping[str, Entry], values: Mapping[str, Value]) -> I
         )
 
 
+OWN_KERNELS = under("args", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel")
+WITHOUT_KERNELS = under("args", "rl trust_remote_code load_in_8bit fsdp")
+
+
+def _own_kernels(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+    """axolotl turns its fused LoRA kernels on; with checkpointing a layer is computed again, so they save nothing kept.
+
+    Source: axolotl 0.19.0, utils/schemas/config.py, ``check_auto_enable_lora_kernels``; two runs of a small Llama on
+    PyTorch's own allocator, with and without them.
+    """
+    if values.get("method") == "full" or values.get("gradient_checkpointing"):
+        return
+    if OWN_KERNELS & {*given} or any(is_on(given[key].value) for key in WITHOUT_KERNELS & {*given}):
+        return
+    yield (
+        "axolotl turns its fused LoRA kernels on where none of lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel is "
+        "set: they keep less for backward than PEFT's own layers, which are counted here; set them to false, or take "
+        "the estimate for the most that it is."
+    )
+
+
 TOOL = Tool(
     name="axolotl",
     label="axolotl",
@@ -712,4 +733,5 @@ TOOL = Tool(
     modules=("axolotl.cli.train",),
     stops_at=_stops_at,
     guesses=_packs_nothing,
+    notes=_own_kernels,
 )
