@@ -702,7 +702,8 @@ def _own_kernels(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Ite
     """
     if values.get("method") == "full" or values.get("gradient_checkpointing"):
         return
-    if OWN_KERNELS & {*given} or any(is_on(given[key].value) for key in WITHOUT_KERNELS & {*given}):
+    without = [given[key].value for key in WITHOUT_KERNELS & {*given}]
+    if OWN_KERNELS & {*given} or any(value not in (None, False) for value in without):
         return
     yield (
         "axolotl turns its fused LoRA kernels on where none of lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel is "
