@@ -16,6 +16,7 @@ from estimator import AttnImplementation, TrainingSetup, catalog, estimate
 from estimator.families.adapters import adapter_parameters, is_adapted, is_quantized
 from estimator.families.counts import (
     active_parameters,
+    gate_up_stacks,
     layer_groups,
     layer_modules,
     modules_with_counts,
@@ -31,7 +32,6 @@ from estimator.families.modules import Bare, Linear, weight_shapes
 from estimator.families.registry import BEYOND, MODELLED, NotModelledError
 from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
-from estimator.run.loading import gate_up_stacks
 from estimator.sources.quantization_config import quantization_of
 from estimator.time.flops import attended_pairs, matrices, scan_products
 from estimator.values.methods import Method

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TextIO, TypedDict
 
+from estimator.answer.estimate import estimate
 from estimator.check import files, reading, report
-from estimator.check.judged import Asked, Judged, judge
-from estimator.contract.setups import NONE_KNOWN, parse, plain_keys
+from estimator.check.judged import Asked, Judged
+from estimator.contract.setups import NONE_KNOWN, gpu_keys, parse, plain_keys
+from estimator.search.remedies import cheapest_change
 from estimator.sources.catalog import models
 from estimator.tools.writing.changes import changed_files
 from estimator.values.refusals import InputError
 from estimator.values.results import DOES_NOT_FIT, FITS, NOT_READ
-from estimator.values.specs import Model
+from estimator.values.specs import Model, Verdict
 
 DESCRIPTION = "Do these training runs fit? Files of setups, or folders of them, are read and nothing in them is run."
 EPILOG = f"""\
@@ -122,3 +125,45 @@ def _judge(asked: Asked, changed: Mapping[str, object], known: reading.Known) ->
         return judge(asked, changed, known(changed.get("model", asked.keys.get("model"))))
     except ValueError as problem:
         return Judged(asked=asked, problem=str(problem))
+
+
+def judge(
+    asked: Asked, changed: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
+) -> Judged:
+    """The verdict on one run, with keys given in addition to its files (bytes and seconds are in the estimate).
+
+    >>> gpt2 = Asked(files=("a.json",), keys={"model": "openai-community/gpt2"})
+    >>> judge(gpt2, {"gpu": "L4"}).status, judge(gpt2, {"gpu": "L4", "max_length": 9999}).status
+    (0, 2)
+    """
+    if asked.problems:
+        return Judged(asked=asked, problem=" ".join(asked.problems))
+    gpu = changed.get("gpu", asked.keys.get("gpu"))
+    answered = {*changed, *(gpu_keys(gpu) if isinstance(gpu, str) else ())}
+    open_still = tuple(
+        guess for guess in asked.guesses if asked.settled_by.get(guess) not in answered
+    )
+    asked = replace(asked, guesses=open_still)
+    if said := {key: sentence for key, sentence in asked.asked.items() if key not in answered}:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in said)
+        return Judged(
+            asked=asked, problem=f"{' '.join(dict.fromkeys(said.values()))} Or here: {flags}."
+        )
+    try:
+        keys = {**asked.keys, **changed}
+        if keys.get("gpu") is None:
+            raise InputError('gpu is missing; name the card, such as --gpu "RTX 4090".')
+        answer = estimate(*parse(keys, known))
+    except ValueError as problem:
+        return Judged(asked=asked, problem=f"{problem}{_hint(str(problem))}")
+    change = None if answer.verdict is Verdict.FITS else cheapest_change(answer)
+    return Judged(asked=asked, estimate=answer, change=change)
+
+
+def _hint(problem: str) -> str:
+    """What the command's flags can do about it; empty if nothing."""
+    if "is not in the catalogue" in problem and problem.startswith("model "):
+        return " Or ask the Hub for it: --hub."
+    if "num_gpus is 1" in problem:
+        return ' Or say how many there are: --gpu "8x A100-SXM4-80GB".'
+    return ""

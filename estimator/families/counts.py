@@ -6,7 +6,7 @@ Counts are elements, for the whole model, before any sharding.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -32,7 +32,9 @@ from estimator.families.modules import (
     Tree,
     extended,
     module_parameters,
+    weight_shapes,
 )
+from estimator.families.parts import decoder
 from estimator.families.registry import architecture, family_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
@@ -163,7 +165,7 @@ def _layer_tree(model: Model, kind: str) -> Tree:
 @lru_cache(maxsize=64)
 def root_tree(model: Model) -> Tree:
     """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived)."""
-    root = family_of(model).tree.root(model)
+    root = (family_of(model).tree.root or decoder)(model)
     if model.num_labels is None:
         return root
     children = tuple((name, child) for name, child in root.children if name != "lm_head")
@@ -318,3 +320,23 @@ def tied_head(model: Model) -> tuple[Linear, ...]:
     if model.num_labels is not None or any(module.name == "lm_head" for module in outer):
         return ()
     return (Linear("lm_head", output_width(outer), model.vocab_size),)
+
+
+def gate_up_stacks(
+    model: Model, modules: Iterable[tuple[Module, int]] | None = None
+) -> list[tuple[int, ...]]:
+    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges on loading, for all layers.
+
+    ``modules``: only for these.
+
+    Source: transformers 5.23, conversion_mapping.py.
+    """
+    if not family_of(model).merges_experts:
+        return []
+    return [
+        weight_shapes(module)[0]
+        for module, count in (modules_with_counts(model) if modules is None else modules)
+        if module.name.endswith(("experts.gate_up_proj", "experts.up_proj"))
+        and isinstance(module, Bare)
+        for _ in range(count)
+    ]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from estimator.families.config_rules import LLAMA_BIASES, Biases
 from estimator.families.modules import Module, Tree
-from estimator.families.parts import decoder
 from estimator.families.reader import Config
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -58,8 +57,8 @@ class ModelTree:
     prefix: str
     """Prefix of the family's class names, ``@`` in the trees."""
     layer: TreeOf
-    root: TreeOf = decoder
-    """The whole model with ``tree.LAYERS`` in place of its layers."""
+    root: TreeOf | None = None
+    """The whole model with ``modules.LAYERS`` in place of its layers; None: ``parts.decoder``."""
     others: Mapping[str, TreeOf] = field(default_factory=dict)
     """Layers with other modules, by ``layer_kind``."""
     kind: Callable[[Model, int], str] | None = None

@@ -9,9 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import adapted_tied_head, copied_modules, is_quantized
-from estimator.families.counts import modules_with_counts, outer_modules
-from estimator.families.modules import Bare, Module, weight_shapes
-from estimator.families.registry import family_of
+from estimator.families.counts import gate_up_stacks, outer_modules
+from estimator.families.modules import Module, weight_shapes
 from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
@@ -22,7 +21,7 @@ from estimator.families.weights import (
 )
 from estimator.parallel.strategies import at_rest
 from estimator.parallel.tensor_parallel import part_of
-from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
+from estimator.resident.model import adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
@@ -135,24 +134,6 @@ def merging_bytes(model: Model, modules: Modules, precision: Precision) -> int:
     """
     stacks, width = gate_up_stacks(model, modules), precision.dtype.bytes
     return max((tensors_bytes([stack], width) for stack in stacks), default=0)
-
-
-def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int, ...]]:
-    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges on loading, for all layers.
-
-    ``modules``: only for these.
-
-    Source: transformers 5.23, conversion_mapping.py.
-    """
-    if not family_of(model).merges_experts:
-        return []
-    return [
-        weight_shapes(module)[0]
-        for module, count in (modules_with_counts(model) if modules is None else modules)
-        if module.name.endswith(("experts.gate_up_proj", "experts.up_proj"))
-        and isinstance(module, Bare)
-        for _ in range(count)
-    ]
 
 
 def upcasting_bytes(

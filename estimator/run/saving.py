@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from estimator.families.adapters import is_quantized
-from estimator.families.counts import total_parameters
+from estimator.families.counts import gate_up_stacks, total_parameters
 from estimator.families.modules import weight_shapes
 from estimator.families.towers import made_modules, tower_parameters
 from estimator.families.weights import (
@@ -19,7 +19,6 @@ from estimator.families.weights import (
 )
 from estimator.resident.model import Alike, Resident, trainable_tensors
 from estimator.resident.optimizer import state_rule
-from estimator.run.loading import gate_up_stacks
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
