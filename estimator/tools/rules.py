@@ -331,6 +331,11 @@ def same(
     return row(" ".join([theirs, *others]), ours, read, theirs, says=says)
 
 
+def alike(part: str, names: str) -> tuple[Rule, ...]:
+    """Keys of one part of theirs that have the names of ours."""
+    return tuple(same(f"{part}.{name}") for name in listed(names))
+
+
 def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
     """A key of theirs whose values have other names here; unlisted values pass unchanged."""
 

@@ -25,6 +25,7 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
+    alike,
     always,
     not_modelled,
     row,
@@ -426,9 +427,7 @@ RULES: tuple[Rule, ...] = (
         f"{VERSION}, METADATA",
         "selective_trl",
     ),
-    same("args.lora_r"),
-    same("args.lora_alpha"),
-    same("args.lora_dropout"),
+    *alike("args", "lora_r lora_alpha lora_dropout"),
     row(
         "args.lora_target_modules args.lora_target_linear",
         "lora_target_modules",
@@ -465,17 +464,15 @@ RULES: tuple[Rule, ...] = (
         says="it evaluates with the micro-batch, and saves every epoch",
         source=f"{VERSION}, axolotl/core/builders/base.py:517",
     ),
-    same("args.save_total_limit"),
-    same("args.save_only_model"),
+    *alike("args", "save_total_limit save_only_model"),
     transformers.epochs_from("args.num_epochs"),
     same("args.precompute_ref_log_probs"),
     same("args.rl_beta", "beta", "args.trl.beta"),
-    same("args.trl.num_generations", "num_generations"),
-    same("args.trl.max_completion_length", "max_completion_length"),
-    same("args.trl.num_iterations", "num_iterations"),
-    same("args.trl.use_vllm", "use_vllm"),
-    same("args.trl.vllm_mode", "vllm_mode"),
-    same("args.trl.vllm_enable_sleep_mode", "vllm_enable_sleep_mode"),
+    *(
+        same(f"args.trl.{key}", key)
+        for key in listed("""num_generations max_completion_length num_iterations use_vllm vllm_mode
+        vllm_enable_sleep_mode""")
+    ),
     same("args.vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     same("args.vllm.tensor_parallel_size", "vllm_tensor_parallel_size"),
     same("args.vllm.max_model_len", "vllm_max_model_length"),

@@ -97,7 +97,7 @@ def most_frames(*theirs: str) -> Rule:
         sees = so_far.model is not None and has_setting(so_far.model, "video_frames")
         return {"video_frames": frames} if frames and sees else {}
 
-    return Rule(theirs=theirs, ours=("video_frames",), read=read)
+    return row(" ".join(theirs), "video_frames", read)
 
 
 def area_of_frames(most: str, least: str, usual: Mapping[str, Value], *, floor: int = 0) -> Rule:
@@ -112,8 +112,8 @@ def area_of_frames(most: str, least: str, usual: Mapping[str, Value], *, floor: 
                 found[ours] = max(area, floor)
         return found
 
-    ours = ("video_max_pixels", "video_min_pixels", "cap_pixels_per_frame")
-    return Rule(theirs=(most, least), ours=ours, read=read)
+    ours = "video_max_pixels video_min_pixels cap_pixels_per_frame"
+    return row(f"{most} {least}", ours, read)
 
 
 def frozen(vision: str, projector: str, language: str) -> Rule:
@@ -125,15 +125,9 @@ def frozen(vision: str, projector: str, language: str) -> Rule:
         keys = zip(FREEZES, (vision, projector, language), strict=True)
         return {ours: is_on(theirs[key]) for ours, key in keys}
 
-    return Rule(
-        theirs=(vision, projector, language),
-        ours=FREEZES,
-        read=read,
-        write=lambda values: dict(
-            zip((vision, projector, language), map(values.__getitem__, FREEZES), strict=True)
-        ),
-        says="the tower and the projector are frozen",
-    )
+    keys = " ".join([vision, projector, language])
+    says = "the tower and the projector are frozen"
+    return row(keys, " ".join(FREEZES), read, keys, says=says)
 
 
 def area_of_tokens(model: Model | None, tokens: int) -> int | None:

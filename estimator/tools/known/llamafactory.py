@@ -225,18 +225,12 @@ RULES: tuple[Rule, ...] = (
         source=f"{VERSION}, llamafactory/model/adapter.py:313",
     ),
     *transformers.BATCH,
-    Rule(
-        theirs=(
-            *transformers.OPTIMISER[0].theirs,
-            *(
-                f"args.{key}"
-                for key in listed("""use_galore galore_layerwise use_apollo apollo_layerwise use_badam use_adam_mini
-                use_muon""")
-            ),
-        ),
-        ours=transformers.OPTIMISER[0].ours,
-        read=_optimizer,
-        write=transformers.OPTIMISER[0].write,
+    row(
+        """args.optim args.optim_args args.use_galore args.galore_layerwise args.use_apollo
+        args.apollo_layerwise args.use_badam args.use_adam_mini args.use_muon""",
+        "optim optim_args",
+        _optimizer,
+        "args.optim args.optim_args",
     ),
     *transformers.OPTIMISER[1:],
     row(

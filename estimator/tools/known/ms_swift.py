@@ -28,6 +28,7 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
+    alike,
     not_modelled,
     row,
     same,
@@ -216,8 +217,7 @@ RULES: tuple[Rule, ...] = (
         "selective",
         ("dpo", "kto", "grpo"),
     ),
-    same("args.packing"),
-    same("args.padding_free"),
+    *alike("args", "packing padding_free"),
     transformers.PADDED,
     same("args.max_length", as_=positive),
     same("args.lora_rank", "lora_r"),
@@ -270,12 +270,10 @@ RULES: tuple[Rule, ...] = (
         says=f"GRPO writes 512 tokens after {USUAL_PROMPT} of the prompt: set max_length to the longest prompt",
         source=f"{VERSION}, swift/arguments/rlhf_args.py:242",
     ),
-    *(
-        same(f"args.{key}")
-        for key in listed("""
-        num_generations steps_per_generation num_iterations use_vllm vllm_mode
-        vllm_tensor_parallel_size vllm_data_parallel_size ds3_gather_for_generation num_labels
-        """)
+    *alike(
+        "args",
+        """num_generations steps_per_generation num_iterations use_vllm vllm_mode
+        vllm_tensor_parallel_size vllm_data_parallel_size ds3_gather_for_generation num_labels""",
     ),
     row(
         "args.vllm_gpu_memory_utilization args.use_vllm",

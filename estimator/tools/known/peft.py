@@ -16,6 +16,7 @@ from estimator.tools.rules import (
     Theirs,
     Value,
     Write,
+    alike,
     not_modelled,
     row,
     same,
@@ -87,27 +88,18 @@ def modules_to_save_from(key: str) -> Rule:
         given = names(theirs[key])
         return {"modules_to_save": given} if given else {}
 
-    return Rule(
-        theirs=(key,),
-        ours=("modules_to_save",),
-        read=read,
-        write=lambda values: {key: values["modules_to_save"]},
-    )
+    return row(key, "modules_to_save", read, key)
 
 
 LORA: tuple[Rule, ...] = (
     same("peft.r", "lora_r"),
-    same("peft.lora_alpha"),
-    same("peft.lora_dropout"),
+    *alike("peft", "lora_alpha lora_dropout"),
     targets_from("peft.target_modules"),
     modules_to_save_from("peft.modules_to_save"),
-    same("peft.use_dora"),
-    same("peft.lora_bias"),
-    same("peft.bias"),
-    same("peft.layers_to_transform"),
-    same("peft.rank_pattern"),
-    same("peft.exclude_modules"),
-    same("peft.target_parameters"),
+    *alike(
+        "peft",
+        "use_dora lora_bias bias layers_to_transform rank_pattern exclude_modules target_parameters",
+    ),
     same("call.autocast_adapter_dtype"),
 )
 

@@ -21,6 +21,7 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
+    alike,
     not_modelled,
     row,
     same,
@@ -176,11 +177,11 @@ def attention_from(*keys: str) -> Rule:
             "attn_implementation": ATTENTION.get(word, word) if isinstance(word, str) else "sdpa"
         }
 
-    return Rule(
-        theirs=(*keys, "model.use_flash_attention_2"),
-        ours=("attn_implementation",),
-        read=read,
-        write=lambda values: {keys[0]: values["attn_implementation"]},
+    return row(
+        " ".join([*keys, "model.use_flash_attention_2"]),
+        "attn_implementation",
+        read,
+        keys[0],
         says="transformers takes the model's own kernel, sdpa",
     )
 
@@ -249,8 +250,7 @@ RUN: tuple[Rule, ...] = (
 )
 OPTIMISER: tuple[Rule, ...] = (
     row("args.optim args.optim_args", "optim optim_args", _optimizer, "args.optim args.optim_args"),
-    same("args.max_grad_norm"),
-    same("args.label_smoothing_factor"),
+    *alike("args", "max_grad_norm label_smoothing_factor"),
     same("args.torch_empty_cache_steps", as_=whole),
 )
 PRECISION = row(

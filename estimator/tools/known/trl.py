@@ -33,6 +33,7 @@ from estimator.tools.rules import (
     Theirs,
     Tool,
     Value,
+    alike,
     not_modelled,
     row,
     same,
@@ -246,12 +247,7 @@ def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
         value = theirs[key]
         return {} if value is None else {name: value}
 
-    return Rule(
-        theirs=(f"args.{of_model_config}",),
-        ours=(name,),
-        read=read,
-        write=lambda values: {f"args.{of_model_config}": values[name]},
-    )
+    return row(f"args.{of_model_config}", name, read, f"args.{of_model_config}")
 
 
 def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -406,23 +402,18 @@ RULES: tuple[Rule, ...] = (
         says="TRL computes the loss in chunks and never holds the logits whole",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
     ),
-    same("args.activation_offloading"),
-    same("args.precompute_ref_log_probs"),
-    same("args.beta"),
-    same("args.max_prompt_length"),
+    *alike("args", "activation_offloading precompute_ref_log_probs beta max_prompt_length"),
     row("args.loss_type", "loss_type", _loss_type, "args.loss_type"),
     same(
         "args.use_transformers_continuous_batching",
         "use_transformers_continuous_batching",
         "args.use_transformers_paged",
     ),
-    *(
-        same(f"args.{key}")
-        for key in listed("""
-        num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
+    *alike(
+        "args",
+        """num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
         vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size
-        vllm_max_model_length ds3_gather_for_generation num_labels
-        """)
+        vllm_max_model_length ds3_gather_for_generation num_labels""",
     ),
 )
 

@@ -290,54 +290,40 @@ RULES: tuple[Rule, ...] = (
     row("args.algorithm.adv_estimator", "objective", _objective, _write_objective),
     same(f"{MODEL}.path", "model"),
     row("args.trainer.n_gpus_per_node args.trainer.nnodes", "num_gpus gpus_per_node", _gpus),
-    Rule(
-        theirs=(
-            *("args.model_engine", "args.config_name"),
-            f"{ACTOR}.strategy",
-            f"{FSDP}.strategy",
-            f"{FSDP}.fsdp_size",
-            f"{FSDP}.reshard_after_forward",
-            f"{FSDP}.offload_policy",
-        ),
-        ours=(
-            *("strategy", "fsdp_version", "dp_replicate_size", "fsdp_state_dict_type"),
-            *("offload_optimizer", "offload_param"),
-        ),
-        read=_strategy,
+    row(
+        f"""args.model_engine args.config_name {ACTOR}.strategy {FSDP}.strategy {FSDP}.fsdp_size
+        {FSDP}.reshard_after_forward {FSDP}.offload_policy""",
+        "strategy fsdp_version dp_replicate_size fsdp_state_dict_type offload_optimizer offload_param",
+        _strategy,
         says="the actor is divided by FSDP 1",
     ),
-    Rule(
-        theirs=tuple(f"{MODEL}.{key}" for key in ("lora_rank", "lora_alpha", "target_modules")),
-        ours=(
-            *("method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
-            "autocast_adapter_dtype",
-        ),
-        read=_method,
-        write=_write_method,
+    row(
+        f"{MODEL}.lora_rank {MODEL}.lora_alpha {MODEL}.target_modules",
+        "method lora_r lora_alpha lora_dropout lora_target_modules autocast_adapter_dtype",
+        _method,
+        _write_method,
     ),
-    Rule(theirs=(f"{FSDP}.model_dtype",), ours=("dtype",), read=_dtype, write=_write_dtype),
-    Rule(
-        theirs=(f"{FSDP}.mixed_precision.param_dtype",),
-        ours=("mixed_precision",),
-        read=_precision,
-        write=_write_precision,
+    row(f"{FSDP}.model_dtype", "dtype", _dtype, _write_dtype),
+    row(
+        f"{FSDP}.mixed_precision.param_dtype",
+        "mixed_precision",
+        _precision,
+        _write_precision,
         says="FSDP gathers in bfloat16 and reduces in float32",
         source=f"{VERSION}, verl/workers/engine/fsdp/transformer_impl.py:387",
     ),
-    Rule(
-        theirs=(f"{ACTOR}.optim.optimizer", f"{ACTOR}.optim.optimizer_impl"),
-        ours=("optim",),
-        read=_optimizer,
-        write=_write_optimizer,
+    row(
+        f"{ACTOR}.optim.optimizer {ACTOR}.optim.optimizer_impl",
+        "optim",
+        _optimizer,
+        _write_optimizer,
     ),
     same(f"{ACTOR}.optim.clip_grad", "max_grad_norm", f"{ACTOR}.grad_clip"),
-    Rule(
-        theirs=(f"{MODEL}.override_config.attn_implementation",),
-        ours=("attn_implementation",),
-        read=_attention,
-        write=lambda values: {
-            f"{MODEL}.override_config.attn_implementation": values["attn_implementation"]
-        },
+    row(
+        f"{MODEL}.override_config.attn_implementation",
+        "attn_implementation",
+        _attention,
+        f"{MODEL}.override_config.attn_implementation",
         says="verl asks for FlashAttention 2",
         source=f"{VERSION}, verl/workers/config/model.py:185",
     ),
@@ -356,34 +342,26 @@ RULES: tuple[Rule, ...] = (
         _write_lengths,
     ),
     same(f"{ROLLOUT}.n", "num_generations"),
-    Rule(
-        theirs=(
-            "args.data.train_batch_size",
-            *(
-                f"{ACTOR}.{key}"
-                for key in listed("""ppo_mini_batch_size ppo_micro_batch_size_per_gpu ppo_micro_batch_size
-                use_dynamic_bsz ppo_max_token_len_per_gpu""")
-            ),
-        ),
-        ours=("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-        read=_batch,
+    row(
+        f"""args.data.train_batch_size {ACTOR}.ppo_mini_batch_size {ACTOR}.ppo_micro_batch_size_per_gpu
+        {ACTOR}.ppo_micro_batch_size {ACTOR}.use_dynamic_bsz {ACTOR}.ppo_max_token_len_per_gpu""",
+        "per_device_train_batch_size gradient_accumulation_steps steps_per_generation",
+        _batch,
     ),
     words(f"{MODEL}.use_remove_padding", "padded", {True: False, False: True}),
     same(f"{ACTOR}.ppo_epochs", "num_iterations"),
-    Rule(
-        theirs=(
-            *(f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"),
-            *("args.algorithm.use_kl_in_reward", "args.algorithm.kl_ctrl.kl_coef"),
-        ),
-        ours=("beta",),
-        read=_reference,
-        write=_write_reference,
+    row(
+        f"""{ACTOR}.use_kl_loss {ACTOR}.kl_loss_coef
+        args.algorithm.use_kl_in_reward args.algorithm.kl_ctrl.kl_coef""",
+        "beta",
+        _reference,
+        _write_reference,
         says="no reference is asked",
     ),
-    Rule(
-        theirs=(f"{ROLLOUT}.nnodes",),
-        ours=("use_vllm", "vllm_mode"),
-        read=_engine,
+    row(
+        f"{ROLLOUT}.nnodes",
+        "use_vllm vllm_mode",
+        _engine,
         says="vLLM is on the GPUs that train",
         source=f"{VERSION}, verl/workers/engine_workers.py:632",
     ),
@@ -392,13 +370,11 @@ RULES: tuple[Rule, ...] = (
     same(f"{ROLLOUT}.free_cache_engine", "vllm_enable_sleep_mode"),
     same(f"{ROLLOUT}.max_model_len", "vllm_max_model_length"),
     same(f"{ROLLOUT}.max_num_seqs", "vllm_max_num_seqs"),
-    Rule(
-        theirs=(f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill"),
-        ours=("vllm_max_num_batched_tokens",),
-        read=_tokens_at_once,
-        write=lambda values: {
-            f"{ROLLOUT}.max_num_batched_tokens": values["vllm_max_num_batched_tokens"]
-        },
+    row(
+        f"{ROLLOUT}.max_num_batched_tokens {ROLLOUT}.enable_chunked_prefill",
+        "vllm_max_num_batched_tokens",
+        _tokens_at_once,
+        f"{ROLLOUT}.max_num_batched_tokens",
     ),
     same(f"{FSDP}.param_offload", "generation_offload_model"),
     same(f"{FSDP}.optimizer_offload", "generation_offload_optimizer"),
