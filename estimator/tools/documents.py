@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any
 
 from estimator.tools.defaults import TOOLS
 from estimator.tools.known import allocator
+from estimator.tools.known.parallel import DEEPSPEED_FLAGS
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
 from estimator.tools.reading.shell import VARIABLE, WHOLE_VARIABLE
-from estimator.tools.rules import Entry
+from estimator.tools.rules import Entry, Tool
 from estimator.values.refusals import InputError
 
 BESIDE: Mapping[str, str] = {
@@ -54,12 +55,6 @@ OBJECTIVE_CLASSES = re.compile(
     r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
 )
 FSDP_FLAGS = re.compile(r"^fsdp_")
-DEEPSPEED_FLAGS = frozenset(
-    listed("""zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
-    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model
-    deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
-    deepspeed_multinode_launcher deepspeed_moe_layer_cls_names""")
-)
 
 
 @dataclass(slots=True)
@@ -151,11 +146,12 @@ def _document(text: Text, pool: Pool) -> None:
     if kind == "model":
         pool.model_config = text.whole
         return
-    if kind in TOOLS:
+    tool = TOOLS.get(kind)
+    if tool is not None:
         pool.tools.append(kind)
     part = kind if kind in ("deepspeed", "accelerate", "peft", "bnb") else "args"
     for found in text.keys:
-        if kind == "trl" and _of_launch(found.name):
+        if tool is not None and tool.hands_on(found.name):
             _launched("accelerate", found, text.name, pool)
             continue
         pool.put(part, _accelerated(found) if part == "accelerate" else found, text.name)
@@ -312,23 +308,24 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
 CONFIG_FLAGS = {"config", "config_file", "config_path"}
 """Flags whose value is a config file."""
 
+OF_ONES_OWN = Tool(name="", label="", distribution="", chains={}, rules=())
+"""A script that no tool's command starts."""
+
 # --- commands -----------------------------------------------------------------------------------
 
 
 def _command(command: Command, file: str, pool: Pool) -> None:
     for flag in command.launch:
         _launched(command.launcher, flag, file, pool)
-    if command.tool != "verl":  # which takes its GPUs from its own keys
+    tool = TOOLS.get(command.tool, OF_ONES_OWN)
+    if not tool.counts_gpus:
         _environment(command, file, pool)
-    if command.tool == "ms_swift":
-        _image_environment(command, file, pool)
+    _own_variables(tool, command, file, pool)
     words = list(command.words)
     if command.tool:
         pool.tools.append(command.tool)
-    if command.tool == "trl" and words and words[0] in TOOLS["trl"].trains:
-        _objective(words[0], file, command.line, pool)
-    if command.tool == "ms_swift" and words:
-        pool.add(Entry("args.command", words[0], file, command.line, words[0]))
+    if words and words[0] in tool.trains and tool.word_key and tool.word_key not in pool.entries:
+        pool.add(Entry(tool.word_key, words[0], file, command.line, words[0]))
     pool.guesses += [
         f"{word} in the command is taken as empty."
         for word in words
@@ -336,14 +333,14 @@ def _command(command: Command, file: str, pool: Pool) -> None:
     ]
     pool.references += [word for word in words if re.search(r"\.(py|ya?ml|json)$", word)]
     for flag in command.flags:
-        if command.tool == "trl" and flag.name == "accelerate_config":
-            _accelerate_config(str(flag.value), file, flag.line, pool)
+        if tool.shipped and flag.name == "accelerate_config":
+            _accelerate_config(tool, Entry(flag.name, str(flag.value), file, flag.line), pool)
             continue
-        if command.tool == "trl" and not command.launcher and _of_launch(flag.name):
+        if not command.launcher and tool.hands_on(flag.name):
             _launched("accelerate", flag, file, pool)
             continue
         is_file = flag.name in CONFIG_FLAGS and isinstance(flag.value, str)
-        if is_file and command.tool != "torchtune":
+        if is_file and not tool.reads_recipes:
             pool.references.append(flag.value)
             continue
         if (
@@ -354,7 +351,7 @@ def _command(command: Command, file: str, pool: Pool) -> None:
             pool.references.append(flag.value)
         for key in _opened(flag):
             pool.put("args", key, file)
-    if command.launcher or command.tool in ("axolotl", "llamafactory"):
+    if command.launcher or tool.launches_itself:
         pool.add(
             Entry(
                 "launch.launcher",
@@ -388,55 +385,13 @@ OBJECT_FLAGS = frozenset(
 """Arguments that may be an object's JSON: transformers 5.23, training_args.py:761."""
 
 
-OF_LAUNCH = DEEPSPEED_FLAGS - {"gradient_accumulation_steps"} | frozenset(
-    listed("""num_processes num_machines multi_gpu use_fsdp use_deepspeed use_megatron_lm use_parallelism_config
-        mixed_precision num_cpu_threads_per_process enable_cpu_affinity gpu_ids machine_rank main_process_ip
-        main_process_port main_training_function rdzv_backend rdzv_conf same_network downcast_bf16 config_file cpu""")
-)
-LAUNCH_PREFIXES = ("fsdp_", "fp8_", "dynamo_", "parallelism_config_", "megatron_lm_")
-
-
-def _of_launch(name: str) -> bool:
-    """Whether ``trl sft`` hands an argument on to ``accelerate launch``: those that its own classes do not have.
-
-    Source: trl 1.16, cli/commands/training.py:64; accelerate 1.15, commands/launch.py, ``launch_command_parser``.
-
-    >>> _of_launch("num_processes"), _of_launch("fsdp_version"), _of_launch("fsdp_config")
-    (True, True, False)
-    """
-    return name in OF_LAUNCH or (name.startswith(LAUNCH_PREFIXES) and name != "fsdp_config")
-
-
-SHIPPED: Mapping[str, Mapping[str, Any]] = {
-    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
-    "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
-    **{
-        f"zero{stage}": {
-            "distributed_type": "DEEPSPEED",
-            "num_processes": 8,
-            "deepspeed_config.zero_stage": stage,
-        }
-        for stage in (1, 2, 3)
-    },
-    **{
-        f"fsdp{version}": {
-            "distributed_type": "FSDP",
-            "num_processes": 8,
-            "fsdp_config.fsdp_version": version,
-        }
-        for version in (1, 2)
-    },
-}
-"""The files that TRL ships, by name: trl 1.16, accelerate_configs."""
-
-
-def _accelerate_config(name: str, file: str, line: int, pool: Pool) -> None:
-    """The file, or the name of one that TRL ships: trl 1.16, cli/accelerate_config.py."""
-    if name not in SHIPPED:
-        pool.references.append(name)
-        pool.add(Entry("accelerate.config_file", name, file, line, "accelerate_config"))
-    for key, value in SHIPPED.get(name, {}).items():
-        entry = Entry(f"accelerate.{key}", value, file, line, "accelerate_config")
+def _accelerate_config(tool: Tool, named: Entry, pool: Pool) -> None:
+    """The file, or the name of one that the tool ships."""
+    if named.value not in tool.shipped:
+        pool.references.append(named.value)
+        pool.add(replace(named, key="accelerate.config_file", written=named.key))
+    for key, value in tool.shipped.get(named.value, {}).items():
+        entry = replace(named, key=f"accelerate.{key}", value=value, written=named.key)
         pool.entries.setdefault(entry.key, entry)
 
 
@@ -473,16 +428,8 @@ ENVIRONMENT = {
 }
 
 
-IMAGE_ENVIRONMENT = frozenset(
-    listed("""MAX_PIXELS MIN_PIXELS MAX_NUM IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM VIDEO_MAX_PIXELS VIDEO_MIN_PIXELS
-    FPS_MAX_FRAMES NFRAMES""")
-)
-"""What ms-swift's templates read from the environment: ms-swift 4.6, swift/model/models/qwen.py,
-swift/template/templates/internvl.py."""
-
-
-def _image_environment(command: Command, file: str, pool: Pool) -> None:
-    for name in IMAGE_ENVIRONMENT & command.environment.keys():
+def _own_variables(tool: Tool, command: Command, file: str, pool: Pool) -> None:
+    for name in tool.variables & command.environment.keys():
         if (value := command.environment[name]).isdecimal():
             pool.add(Entry(f"args.{name.lower()}", int(value), file, command.line, name))
 

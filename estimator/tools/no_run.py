@@ -64,7 +64,7 @@ def _kinds(tool: Tool, pool: Pool, texts: tuple[Text, ...]) -> Iterator[str]:
                 yield f"{', '.join(found)} {_are(found)} of evaluation, and no key is of training"
             if found := sorted(top & OF_INFERENCE):
                 yield f"{', '.join(found[:3])} {_are(found)} of inference, and no key is of training"
-        if tool.name == "torchtune" and not top & {"optimizer", "loss"}:
+        if tool.reads_recipes and not top & {"optimizer", "loss"}:
             yield "it has no optimizer and no loss"
     if kinds == {"python"}:
         called = frozenset[str]().union(*(text.called for text in texts))

@@ -269,6 +269,22 @@ class Tool:
     """How the names of its modules begin that ``python -m`` runs."""
     scripts: tuple[tuple[str, str], ...] = ()
     """Patterns of its own scripts' paths, each with the word of ``trains`` that it stands for; empty: its group."""
+    word_key: str = ""
+    """The key of theirs that the word after its command is."""
+    variables: frozenset[str] = frozenset()
+    """Variables of the environment that are keys of its own, in capitals."""
+    counts_gpus: bool = False
+    """Whether its own keys say how many GPUs there are, whatever a launcher's variables say."""
+    launches_itself: bool = False
+    """Whether its command starts a process on each GPU that it sees."""
+    reads_overrides: bool = False
+    """Whether its commands take Hydra's ``key=value``."""
+    reads_recipes: bool = False
+    """Whether its command is ``run recipe --config name key=value``."""
+    hands_on: Callable[[str], bool] = lambda name: False
+    """Whether it hands an argument on to accelerate's launcher."""
+    shipped: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    """Files of accelerate's that it ships, by the names that its ``--accelerate_config`` takes."""
     is_told_prompts: bool = False
     """Whether it is told the longest prompt of a generation, of which its longest row follows."""
     is_told_padding: bool = False

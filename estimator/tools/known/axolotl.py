@@ -729,6 +729,7 @@ TOOL = Tool(
     programs=frozenset(["axolotl"]),
     trains=frozenset(["train"]),
     modules=("axolotl.cli.train",),
+    launches_itself=True,
     stops_at=_stops_at,
     guesses=_packs_nothing,
     notes=_own_kernels,

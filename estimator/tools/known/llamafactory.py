@@ -417,6 +417,7 @@ TOOL = Tool(
     later=LATER,
     no_effect=NO_EFFECT,
     marks=listed("finetuning_type cutoff_len stage lora_target dataset_dir template"),
+    launches_itself=True,
     programs=frozenset(["llamafactory-cli", "lmf"]),
     trains=frozenset(["train"]),
     modules=("llamafactory.cli", "llamafactory.launcher"),

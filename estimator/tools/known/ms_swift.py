@@ -400,6 +400,12 @@ NO_EFFECT = (
     )
 )
 
+VARIABLES = frozenset(
+    listed("""MAX_PIXELS MIN_PIXELS MAX_NUM IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM VIDEO_MAX_PIXELS VIDEO_MIN_PIXELS
+    FPS_MAX_FRAMES NFRAMES""")
+)
+"""What ms-swift's templates read from the environment: ms-swift 4.6, swift/model/models/qwen.py,
+swift/template/templates/internvl.py."""
 TOOL = Tool(
     name="ms_swift",
     label="ms-swift",
@@ -427,4 +433,6 @@ TOOL = Tool(
     modules=("swift.cli",),
     scripts=((r"swift/cli/(sft|rlhf|pt)\.py$", ""),),
     is_told_prompts=True,
+    word_key="args.command",
+    variables=VARIABLES,
 )

@@ -33,6 +33,15 @@ MESH = listed("dp_shard_size dp_replicate_size tensor_parallel_size context_para
 """The sides of axolotl's mesh: axolotl 0.19, utils/trainer.py, ``setup_parallelism_envs``."""
 
 
+DEEPSPEED_FLAGS = frozenset(
+    listed("""zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
+    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model
+    deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+    deepspeed_multinode_launcher deepspeed_moe_layer_cls_names""")
+)
+"""Flags of accelerate's launcher that its file has under ``deepspeed_config``."""
+
+
 def is_on(value: Value) -> bool:
     """Whether a switch is on, also where it is a word.
 

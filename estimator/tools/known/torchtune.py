@@ -416,4 +416,5 @@ TOOL = Tool(
     no_effect=NO_EFFECT,
     marks_within=frozenset(["_component_"]),
     programs=frozenset(["tune"]),
+    reads_recipes=True,
 )

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from estimator.tools.known import transformers
-from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.parallel import DEEPSPEED_FLAGS, is_on, whole
 from estimator.tools.known.peft import (
     dtype_word,
     four_bits,
@@ -496,6 +496,47 @@ CHAINS = {
     ),
 }
 
+OF_LAUNCH = DEEPSPEED_FLAGS - {"gradient_accumulation_steps"} | frozenset(
+    listed("""num_processes num_machines multi_gpu use_fsdp use_deepspeed use_megatron_lm use_parallelism_config
+        mixed_precision num_cpu_threads_per_process enable_cpu_affinity gpu_ids machine_rank main_process_ip
+        main_process_port main_training_function rdzv_backend rdzv_conf same_network downcast_bf16 config_file cpu""")
+)
+LAUNCH_PREFIXES = ("fsdp_", "fp8_", "dynamo_", "parallelism_config_", "megatron_lm_")
+
+
+def of_launch(name: str) -> bool:
+    """Whether ``trl sft`` hands an argument on to ``accelerate launch``: those that its own classes do not have.
+
+    Source: trl 1.16, cli/commands/training.py:64; accelerate 1.15, commands/launch.py, ``launch_command_parser``.
+
+    >>> of_launch("num_processes"), of_launch("fsdp_version"), of_launch("fsdp_config")
+    (True, True, False)
+    """
+    return name in OF_LAUNCH or (name.startswith(LAUNCH_PREFIXES) and name != "fsdp_config")
+
+
+SHIPPED: Mapping[str, Mapping[str, Value]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
+    **{
+        f"zero{stage}": {
+            "distributed_type": "DEEPSPEED",
+            "num_processes": 8,
+            "deepspeed_config.zero_stage": stage,
+        }
+        for stage in (1, 2, 3)
+    },
+    **{
+        f"fsdp{version}": {
+            "distributed_type": "FSDP",
+            "num_processes": 8,
+            "fsdp_config.fsdp_version": version,
+        }
+        for version in (1, 2)
+    },
+}
+"""The files that TRL ships, by name: trl 1.16, accelerate_configs."""
+
 SCRIPTS = listed("sft dpo kto grpo rloo reward orpo")
 """Its scripts, and the words of its command, that train."""
 OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
@@ -552,6 +593,9 @@ TOOL = Tool(
     trains=frozenset(SCRIPTS),
     modules=("trl.scripts",),
     scripts=((rf"trl/scripts/({'|'.join(SCRIPTS)})\.py$", ""),),
+    word_key="trainer.objective",
+    hands_on=of_launch,
+    shipped=SHIPPED,
     stops_at=_stops_at,
     guesses=_usual_prompt,
     notes=_older,

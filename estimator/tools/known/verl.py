@@ -509,5 +509,7 @@ TOOL = Tool(
     trains=frozenset(["main_ppo"]),
     modules=("verl.trainer",),
     is_told_prompts=True,
+    counts_gpus=True,
+    reads_overrides=True,
     is_told_padding=True,
 )

@@ -358,11 +358,11 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     tool, rest = _tool(rest, is_module=any(flag.path == ("module",) for flag in launch))
     if not rest or not (tool or launcher or rest[0].endswith(".py")):
         return None
-    trains = TOOLS[tool].trains if tool else frozenset()
-    if tool == "torchtune":
-        return _torchtune(rest, environment, line)
-    plain, flags = _flags(rest, line, is_hydra=tool == "verl")
-    if plain and trains and plain[0] not in trains and "." not in plain[0]:
+    of = TOOLS.get(tool)
+    if of is not None and of.reads_recipes:
+        return _recipe(tool, rest, environment, line)
+    plain, flags = _flags(rest, line, is_hydra=of is not None and of.reads_overrides)
+    if of is not None and of.trains and plain and plain[0] not in of.trains and "." not in plain[0]:
         return None
     return Command(
         launcher=launcher,
@@ -503,7 +503,9 @@ def _of_hydra(text: str) -> Any:
     return [*map(_value, filter(None, words))]
 
 
-def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:
+def _recipe(
+    tool: str, words: list[str], environment: Mapping[str, str], line: int
+) -> Command | None:
     """``tune run [torchrun's flags] recipe --config name key=value``."""
     if words[:1] != ["run"]:
         return None
@@ -527,7 +529,7 @@ def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> C
     return Command(
         launcher="torchrun" if launch else "",
         launch=launch,
-        tool="torchtune",
+        tool=tool,
         words=tuple(plain),
         flags=tuple(flags),
         environment=dict(environment),
