@@ -72,3 +72,22 @@ class Storages(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         self.note(made)
         return made
+
+
+class RealStorages(Storages):
+    """For real tensors, which return real values; one that only waits for a collective has no bytes of its own."""
+
+    def note(self, found: object) -> None:
+        """Counts all but the tensors that wrap others."""
+        if not hasattr(found, "__tensor_flatten__"):
+            super().note(found)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Runs the operator and counts its outputs."""
+        if any(hasattr(of, "__tensor_flatten__") for of in types):
+            return NotImplemented
+        made = func(*args, **(kwargs or {}))
+        self.note(made)
+        return made

@@ -5,7 +5,6 @@ Expected bytes come from the real torch 2.13 and transformers 5.23, run here; ou
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from estimator.contract.setups import parse
 from estimator.parallel.ddp import bucket_bytes
 from estimator.resident.model import trainable_tensors
 from estimator.values.specs import Phase
+from tests.verify.processes import in_two_processes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -37,30 +37,17 @@ SCALARS = 16 * 1024
 """Bytes that are not counted: which parameters were used, 4 for each on two devices, and what has one element."""
 
 
-def measured(rank: int, store: str, wraps: bool, as_view: bool) -> tuple[int, int, int]:
+def measured(*, wraps: bool, as_view: bool) -> tuple[int, int, int]:
     """Peak bytes of the second step, bytes after it, and the number of storages of its gradients."""
-    from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
-    from tests.verify.storages import Storages
+    from tests.verify.storages import RealStorages
 
-    class Counted(Storages):
-        """For real tensors, which return real values."""
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> object:
-            made = func(*args, **(kwargs or {}))
-            self.note(made)
-            return made
-
-    torch.manual_seed(0)
-    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(**CONFIG), attn_implementation="eager"
     ).train()
     ids = torch.zeros((1, LENGTH), dtype=torch.long)
-    with Counted() as counted:
+    with RealStorages() as counted:
         counted.note(list(model.parameters()))
         called: Any = model
         if wraps:  # transformers 5.23, trainer.py: unused parameters are looked for unless a bare model is checkpointed
@@ -76,39 +63,25 @@ def measured(rank: int, store: str, wraps: bool, as_view: bool) -> tuple[int, in
             for parameter in model.parameters()
             if parameter.grad is not None
         }
-        found = counted.restart(), counted.alive, len(own)
-    distributed.destroy_process_group()
+        return counted.restart(), counted.alive, len(own)
+
+
+ALONE = {"wraps": False, "as_view": False}
+COPIES = {"wraps": True, "as_view": False}
+VIEWS = {"wraps": True, "as_view": True}
+
+
+def of_both(folder: Path, case: dict[str, bool]) -> tuple[int, int, int]:
+    """The results of both ranks, which are the same."""
+    first, second = in_two_processes(folder, measured, **case)
+    assert first == second
+    found: tuple[int, int, int] = first
     return found
 
 
-CASES = {"alone": (False, False), "copies": (True, False), "views": (True, True)}
-
-
-def _run(rank: int, store: str, case: str, found: Any) -> None:
-    torch.set_num_threads(1)
-    found.put(measured(rank, store, *CASES[case]))
-
-
-def in_two_processes(folder: Path, case: str) -> tuple[int, int, int]:
-    """The results of both ranks."""
-    spawn = multiprocessing.get_context("spawn")
-    found = spawn.Queue()
-    workers = [
-        spawn.Process(target=_run, args=(rank, str(folder / case), case, found))
-        for rank in range(2)
-    ]
-    for worker in workers:
-        worker.start()
-    first, second = (found.get(timeout=120) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert first == second
-    return first
-
-
 def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
-    peak, after, _ = in_two_processes(tmp_path, "alone")
-    peak_of_ddp, after_ddp, own = in_two_processes(tmp_path, "copies")
+    peak, after, _ = of_both(tmp_path, ALONE)
+    peak_of_ddp, after_ddp, own = of_both(tmp_path, COPIES)
     given = {
         "model": CONFIG,
         "dtype": "float32",
@@ -131,7 +104,7 @@ def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
 
 def test_gradients_as_bucket_views_would_exist_once(tmp_path: Path) -> None:
     # accelerate does not enable this; all gradients fit into the first bucket of 1 MiB
-    _, after, _ = in_two_processes(tmp_path, "alone")
-    _, after_ddp, own = in_two_processes(tmp_path, "views")
+    _, after, _ = of_both(tmp_path, ALONE)
+    _, after_ddp, own = of_both(tmp_path, VIEWS)
     assert after_ddp - after == pytest.approx(0, abs=SCALARS)
     assert own == 1

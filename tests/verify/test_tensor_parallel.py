@@ -57,23 +57,7 @@ def measured(*, path: str, checkpoints: bool) -> tuple[int, ...]:
     from torch.distributed.tensor import DTensor
     from transformers.distributed import DistributedConfig
 
-    from tests.verify.storages import Storages
-
-    class Counted(Storages):
-        """For real tensors; one that only waits for a collective has no bytes of its own."""
-
-        def note(self, found: object) -> None:
-            if not hasattr(found, "__tensor_flatten__"):
-                super().note(found)
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> object:
-            if any(hasattr(of, "__tensor_flatten__") for of in types):
-                return NotImplemented
-            made = func(*args, **(kwargs or {}))
-            self.note(made)
-            return made
+    from tests.verify.storages import RealStorages
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path,
@@ -84,7 +68,7 @@ def measured(*, path: str, checkpoints: bool) -> tuple[int, ...]:
     if checkpoints:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.zeros((1, LENGTH), dtype=torch.long)
-    with Counted() as counted:
+    with RealStorages() as counted:
         parts = [it._local_tensor if isinstance(it, DTensor) else it for it in model.parameters()]
         weights = sum(allocated(it.numel() * it.element_size()) for it in parts)
         counted.note(parts)  # on the CPU a part by rows is a view of the whole matrix
