@@ -8,6 +8,8 @@ SGD, one row of 512 tokens, both losses added up. The second model is wrapped as
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.results import Moment
 from estimator.values.specs import Phase
+from tests.rows import for_each
 from tests.test_coordinator import HERE, calls
 
 LLAMA: dict[str, Any] = {
@@ -45,7 +48,6 @@ LLAMA: dict[str, Any] = {
 }
 FSDP2 = {"strategy": "fsdp"}
 FSDP1 = {"strategy": "fsdp", "fsdp_version": 1}
-GRAD_OP = {"strategy": "fsdp_grad_op"}
 LORA = {"method": "lora", "lora_dropout": 0.0, "autocast_adapter_dtype": False}
 CHECKPOINTED = {"gradient_checkpointing": True}
 REENTRANT = {"gradient_checkpointing": True, "use_reentrant": True}
@@ -110,87 +112,19 @@ def heights(second: str, keys: dict[str, Any]) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
-TRACED = {
-    "FSDP 2, both go back": (FSDP2, "two", (187_959_296, 286_719_488, 296_677_376)),
-    "FSDP 2, one without gradients": (FSDP2, "nograd", (187_959_296, 215_793_152, 210_183_168)),
-    "FSDP 2, a reference": (FSDP2, "reference", (235_106_304, 394_626_560, 257_330_176)),
-    "FSDP 1, both go back": (FSDP1, "two", (169_508_864, 266_219_008, 353_998_848)),
-    "FSDP 1, one without gradients": (FSDP1, "nograd", (169_508_864, 183_492_096, 189_876_224)),
-    "FSDP 1, a reference": (FSDP1, "reference", (220_753_920, 234_737_152, 241_121_280)),
-    "FSDP 2, grad_op, both go back": (
-        FSDP2 | GRAD_OP,
-        "two",
-        (258_607_104, 337_939_456, 343_822_336),
-    ),
-    "FSDP 2, grad_op, one without gradients": (
-        FSDP2 | GRAD_OP,
-        "nograd",
-        (258_607_104, 251_137_536, 248_137_728),
-    ),
-    "FSDP 2, grad_op, a reference": (
-        FSDP2 | GRAD_OP,
-        "reference",
-        (400_046_080, 392_576_512, 389_576_704),
-    ),
-    "FSDP 1, grad_op, both go back": (
-        FSDP1 | GRAD_OP,
-        "two",
-        (241_229_312, 337_939_456, 354_231_296),
-    ),
-    "FSDP 1, grad_op, a reference": (
-        FSDP1 | GRAD_OP,
-        "reference",
-        (382_668_288, 392_576_512, 398_960_640),
-    ),
-    "FSDP 2, LoRA, both go back": (
-        FSDP2 | LORA,
-        "two",
-        (181_307_392, 267_939_328, 266_518_528),
-    ),
-    "FSDP 2, LoRA, checkpointed, one without gradients": (
-        FSDP2 | LORA | CHECKPOINTED,
-        "nograd",
-        (122_040_320, 130_473_472, 126_433_280),
-    ),
-    "FSDP 2, LoRA, checkpointed, both go back": (
-        FSDP2 | LORA | CHECKPOINTED,
-        "two",
-        (122_040_320, 132_570_624, 134_915_072),
-    ),
-    "FSDP 2, checkpointed, both go back": (
-        FSDP2 | CHECKPOINTED,
-        "two",
-        (119_130_112, 131_759_616, 237_288_448),
-    ),
-    "FSDP 2, reentrant, both go back": (
-        FSDP2 | REENTRANT,
-        "two",
-        (119_130_112, 131_759_616, 207_270_912),
-    ),
-    "FSDP 1, LoRA, both go back": (
-        FSDP1 | LORA,
-        "two",
-        (161_691_648, 246_275_584, 256_361_472),
-    ),
-    "FSDP 1, LoRA, checkpointed, one without gradients": (
-        FSDP1 | LORA | CHECKPOINTED,
-        "nograd",
-        (92_925_952, 99_311_104, 106_756_096),
-    ),
-    "FSDP 1, LoRA, checkpointed, both go back": (
-        FSDP1 | LORA | CHECKPOINTED,
-        "two",
-        (92_925_952, 101_408_256, 183_411_712),
-    ),
-}
+CHECKPOINTS = {"none": {}, "plain": CHECKPOINTED, "reentrant": REENTRANT}
+with (Path(__file__).parent / "reference" / "passes.csv").open(encoding="utf-8") as _lines:
+    TRACED = list(csv.DictReader(_lines))
 
 
-@pytest.mark.parametrize("name", TRACED)
-def test_peaks_of_two_passes_match_real_fsdp(name: str) -> None:
-    keys, second, traced = TRACED[name]
+@for_each("row", TRACED)
+def test_peaks_of_two_passes_match_real_fsdp(row: dict[str, str]) -> None:
+    keys = {"strategy": row["strategy"], "fsdp_version": int(row["fsdp_version"])}
+    keys |= CHECKPOINTS[row["checkpoints"]] | (LORA if row["method"] == "lora" else {})
+    traced = tuple(int(row[name]) for name in ("first_pass", "second_pass", "backward"))
     # the trace also has the shifted labels, scalars and, with reentrant checkpoints, a buffer of zeros
-    exact = "reentrant" not in name
-    assert heights(second, keys) == pytest.approx(traced, abs=20_000, rel=0 if exact else 7e-4)
+    rel = 7e-4 if row["checkpoints"] == "reentrant" else 0
+    assert heights(row["second"], keys) == pytest.approx(traced, abs=20_000, rel=rel)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
