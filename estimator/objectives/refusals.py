@@ -263,7 +263,10 @@ def check_rows(setup: TrainingSetup) -> None:
         _check_groups(setup)
     if setup.task.objective.is_preference and prompt_tokens(setup) >= setup.batch.max_length:
         raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.batch.max_length)
-    if asks_kl(setup.task) and setup.batch.per_device_train_batch_size == 1:
+    # LLaMA-Factory's trainer, whose logits are whole, makes the other rows of the data set and calls no TRL's __init__:
+    # llamafactory 0.9.5, train/kto/trainer.py:89; data/processor/feedback.py, preprocess_dataset
+    is_trls = not setup.task.given_loss.takes_whole_logits
+    if asks_kl(setup.task) and is_trls and setup.batch.per_device_train_batch_size == 1:
         raise ONE_ROW_HAS_NO_KL()
 
 

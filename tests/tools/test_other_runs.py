@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from estimator import read_files
+from estimator import estimate, read_files
 from estimator.check.files import FoundFile
 from estimator.check.reading import read
+from estimator.contract.setups import read_setup
+
+MODEL = "HuggingFaceTB/SmolLM2-135M"
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,19 @@ def test_a_module_of_ms_swift_is_its_command_s_word() -> None:
         assert (word.key, word.value) == ("sft", "sft"), command
     with pytest.raises(ValueError, match="no command that trains"):
         read_files({"run.sh": "python -m swift.cli.infer --model openai-community/gpt2"})
+
+
+def test_llamafactory_s_kto_takes_one_row_a_micro_batch_and_trl_s_does_not() -> None:
+    # llamafactory 0.9.5, train/kto/trainer.py: CustomKTOTrainer calls Trainer.__init__, past TRL's check
+    keys = "per_device_train_batch_size: 1\nbf16: true\n"
+    model = f"model_name_or_path: {MODEL}\n"
+    theirs = f"{model}{keys}stage: kto\nfinetuning_type: lora\ncutoff_len: 512\n"
+    fits = read_setup(read_files({"kto.yaml": theirs}).setup)
+    assert fits.model is not None
+    logits = 512 * 49_152 * 4  # whole, in float32: those of the answers, and of their softmax
+    assert sum(estimate(fits.model, None, fits.setup).peak.resident.values()) > 2 * logits
+    of_trl = f"trl kto --model_name_or_path {MODEL} --per_device_train_batch_size 1 --beta 0.1"
+    stops = read_setup(read_files({"run.sh": of_trl}).setup)
+    assert stops.model is not None
+    with pytest.raises(ValueError, match="stops at one of 1 row"):
+        estimate(stops.model, None, stops.setup)
