@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from estimator import contract
 from estimator.answer import overflow
-from estimator.answer.estimate import estimate, need
+from estimator.answer.estimate import estimate
 from estimator.answer.explain import Explanation, Term, explain, kept_terms
+from estimator.answer.needs import need
 from estimator.answer.own_step import own_step
 from estimator.answer.ranks import Rank, ranks
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
@@ -117,7 +118,7 @@ if TYPE_CHECKING:
     from estimator.grid.runs import Runs, runs
     from estimator.plan import words as plan_words
     from estimator.plan.advice import Advice, NearMiss, Pick, Stair, advise, options_of, pick
-    from estimator.plan.candidates import Candidates, Progress, Recipe, candidates
+    from estimator.plan.candidates import Progress, candidates
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
     from estimator.plan.lanes import lanes
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
         question_of,
         question_of_text,
     )
+    from estimator.plan.recipes import Candidates, Recipe
     from estimator.plan.report import plan_csv, timetable_csv, timetable_summary
     from estimator.plan.team_reading import TeamQuestion, question_of_setup, team_object, team_of
     from estimator.plan.teams import Assignment, Job, JobOption, Timetable, schedule, team_jobs
@@ -348,9 +350,9 @@ _WITH_ARRAYS = {
     "NearMiss": "plan.advice",
     "Stair": "plan.advice",
     "advise": "plan.advice",
-    "Candidates": "plan.candidates",
+    "Candidates": "plan.recipes",
     "Progress": "plan.candidates",
-    "Recipe": "plan.candidates",
+    "Recipe": "plan.recipes",
     "candidates": "plan.candidates",
     "Offer": "plan.question",
     "Question": "plan.question",

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import catalog, estimate, remedies
 from estimator.__main__ import _answer
-from estimator.answer.estimate import per_structure
+from estimator.answer.needs import per_structure
 from estimator.contract import setups
 from estimator.contract.setups import MOST_UNKNOWN, parse, read_setup
 from estimator.families.reader import MOST_LAYERS

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import catalog, estimate
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 from estimator.contract import setups as contract
 from estimator.contract.setups import OF_EVERY_STEP
 from estimator.families.modules import TINY_LLAMA

@@ -20,7 +20,7 @@ from tests.rows import for_each
 ROOT = Path(__file__).resolve().parent.parent
 GIB_IS_ALLOWED_IN = {
     "dashboard/words/units.py",
-    "estimator/contract/text.py",
+    "estimator/contract/units.py",
     "estimator/contract/placement_request.py",
     "estimator/inference/refusals.py",
 }

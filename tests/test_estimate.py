@@ -24,7 +24,7 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 A100 = "A100-SXM4-80GB"

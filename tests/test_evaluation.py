@@ -23,7 +23,7 @@ from estimator import (
     estimate,
     needs,
 )
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 from estimator.contract.setups import parse
 from estimator.search.remedies import remedies
 from estimator.step.evaluation import evaluation_walk, kept_logits_bytes

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import generation
-from estimator.answer.estimate import estimate, need
+from estimator.answer.estimate import estimate
+from estimator.answer.needs import need
 from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA

@@ -21,7 +21,7 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.answer.estimate import least_need
+from estimator.answer.needs import least_need
 from estimator.contract.setups import parse
 from estimator.parallel.combinations import beyond_one_machine, refusal, sharing_keys
 from estimator.parallel.fsdp2_hooks import check_head

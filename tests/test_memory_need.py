@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Optimizer, TrainingSetup, catalog, estimate, smallest_gpu
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 from estimator.contract.setups import parse
 from estimator.grid.needs import needs, needs_on_each
 from estimator.parallel import strategies

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from estimator import catalog, estimate
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 from estimator.contract.setups import parse
 from estimator.families.counts import total_parameters
 from estimator.parallel.combinations import offload_targets, refusal

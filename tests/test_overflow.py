@@ -37,7 +37,8 @@ from estimator.answer.overflow import (
 )
 from estimator.contract.estimates import write_estimate
 from estimator.contract.setups import parse
-from estimator.contract.text import amount, describe
+from estimator.contract.text import describe
+from estimator.contract.units import amount
 from estimator.step.blocks import MIB
 from estimator.step.reserved import refused
 from estimator.values.facets.optimisation import Optimisation

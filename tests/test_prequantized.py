@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.answer.estimate import least_need, need
+from estimator.answer.needs import least_need, need
 from estimator.contract.estimates import write_estimate
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.loading import load_moment

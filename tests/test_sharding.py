@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from estimator import catalog, estimate
-from estimator.answer.estimate import need
+from estimator.answer.needs import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.counts import (
     layer_modules,

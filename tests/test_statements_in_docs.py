@@ -13,7 +13,7 @@ from dashboard.accuracy import evidence
 from estimator import accuracy
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse
-from estimator.contract.text import GIB
+from estimator.contract.units import GIB
 from estimator.values.results import Estimate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -37,7 +37,8 @@ from estimator import (
     similar_runs,
 )
 from estimator.answer.overflow import runs_out
-from estimator.contract.text import amount, describe
+from estimator.contract.text import describe
+from estimator.contract.units import amount
 from estimator.values.objectives import Objective
 from estimator.values.specs import Offload
 from estimator.values.strategies import Strategy

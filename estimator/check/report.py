@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from estimator.answer.overflow import runs_out
 from estimator.check.judged import Judged
 from estimator.contract.setups import plain_keys, write_fields
-from estimator.contract.text import amount, gib, verdict
+from estimator.contract.text import verdict
+from estimator.contract.units import amount, gib
 from estimator.values.results import Estimate
 from estimator.values.specs import Verdict
 

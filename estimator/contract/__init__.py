@@ -33,7 +33,8 @@ from estimator.contract.setups import (
     read_setup,
     write_fields,
 )
-from estimator.contract.text import amount, verdict
+from estimator.contract.text import verdict
+from estimator.contract.units import amount
 from estimator.tools.defaults import QUESTION
 from estimator.values.csv_text import csv_text
 from estimator.values.declaration import Key, Section, Widget

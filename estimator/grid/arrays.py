@@ -14,6 +14,7 @@ from estimator.values.arithmetic import ALLOCATION_BLOCK_BYTES, Operation, alloc
 
 Numbers = NDArray[np.int64]
 Some = NDArray[np.bool_]
+Reals = NDArray[np.float64]
 Table = list[Any]
 """Every number of a recording: an array over the cells, or an int shared by all cells."""
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from estimator.answer.estimate import PerStructure, check_sizes, need, per_structure
+from estimator.answer.needs import PerStructure, need, per_structure
+from estimator.answer.refusals import check_sizes
 from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
 from estimator.grid.cells import (
     ACCUMULATION,

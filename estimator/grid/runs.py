@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from estimator.answer.estimate import per_structure
-from estimator.grid.arrays import Some, evaluate, holds
+from estimator.answer.needs import per_structure
+from estimator.grid.arrays import Reals, Some, evaluate, holds
 from estimator.grid.cells import (
     ACCUMULATION,
     BATCH,
@@ -44,7 +44,6 @@ from estimator.values.range import Range
 from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model
 
-Reals = NDArray[np.float64]
 AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
 MOST_RECORDS = 64

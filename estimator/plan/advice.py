@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.grid.arrays import Numbers, Some
-from estimator.grid.runs import Reals
+from estimator.answer.estimate import estimate
+from estimator.grid.arrays import Numbers, Reals, Some
+from estimator.grid.needs import needs
 from estimator.plan import words
-from estimator.plan.candidates import Candidates
+from estimator.plan.candidates import uncollected
 from estimator.plan.front import equal_to, front_of, overlap, stairs_of
 from estimator.plan.question import Question
+from estimator.plan.recipes import Candidates
 from estimator.plan.teams import JobOption
 
 SAME_DOLLARS = 1.02
@@ -122,15 +124,40 @@ def pick(found: Candidates, question: Question | None = None, where: Some | None
         place = int(same[np.lexsort(columns)[0]])
         rough = {*found.recipe[[least, place]].tolist()} & found.bounded
         for recipe in rough:
-            found.play(recipe)
+            _play(found, recipe)
         if rough:
             continue
         new = {least, place} - found.settled
         if not new:
             break
         for one in new:
-            found.settle(one)
+            _settle(found, one)
     return Pick(question=asked, candidates=found, kept=kept, recommended=place, is_sure=is_sure)
+
+
+def _play(found: Candidates, number: int) -> None:
+    """Give the setups of a recipe their needs in place of bounds."""
+    recipe, places = found.recipes[number], np.flatnonzero(found.recipe == number)
+    ranked = {"lora_r": found.rank[places]} if recipe.setup.adapters.uses_adapters else {}
+    needed = needs(
+        recipe.model,
+        found.question.offers[recipe.offer].gpu,
+        recipe.setup,
+        num_gpus=found.num_gpus[places],
+        per_device_train_batch_size=found.micro_batch[places],
+        gradient_accumulation_steps=found.accumulation[places],
+        **ranked,
+    )
+    found.low_bytes[places], found.high_bytes[places] = needed.low_bytes, needed.high_bytes
+    found.bounded.remove(number)
+
+
+def _settle(found: Candidates, place: int) -> None:
+    """Give a setup the need of its estimate."""
+    one = estimate(found.of(place).model, found.gpu(place), found.setup(place))
+    with uncollected():
+        found.low_bytes[place], found.high_bytes[place] = one.need_low_bytes, one.need_high_bytes
+    found.settled.add(place)
 
 
 def _meeting(found: Candidates, asked: Question, kept: Some) -> tuple[Some, Some, Some]:
@@ -192,7 +219,7 @@ def _front(found: Candidates, kept: Some) -> Numbers:
         if not new:
             return front
         for place in new:
-            found.settle(place)
+            _settle(found, place)
 
 
 def _cheapest(found: Candidates, front: Numbers) -> int | None:

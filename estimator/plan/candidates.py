@@ -6,164 +6,28 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.answer.estimate import estimate
-from estimator.contract.setups import NONE_KNOWN, Reading, read_setup, write_fields
-from estimator.grid.arrays import Numbers, Some
-from estimator.grid.needs import Needs, needs, needs_on_each
-from estimator.grid.runs import Reals, runs
+from estimator.contract.setups import NONE_KNOWN, Reading, read_setup
+from estimator.grid.arrays import Numbers, Reals, Some
+from estimator.grid.needs import Needs, needs_on_each
+from estimator.grid.runs import runs
 from estimator.plan.question import MOST_ROWS, Offer, Question
+from estimator.plan.recipes import Candidates, Recipe
 from estimator.time.rates import missing_rate
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.methods import Method
-from estimator.values.range import Range, by_end
+from estimator.values.range import Range
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, MixedPrecision, Model
 
 MOST_CANDIDATES = 2_000_000
 """Setups of one question at most: ours, what fits in memory and in patience."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Setups on one kind of card that differ in GPUs, micro-batch, accumulation and rank only."""
-
-    model: Model
-    offer: int
-    """Its place among the question's offers."""
-    setup: TrainingSetup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """Setups, one per place of each array; bytes per GPU, hours and US dollars of the whole run (NaN: unknown)."""
-
-    question: Question
-    recipes: tuple[Recipe, ...]
-    recipe: Numbers
-    """The place in ``recipes``."""
-    num_gpus: Numbers
-    micro_batch: Numbers
-    accumulation: Numbers
-    rank: Numbers
-    low_bytes: Numbers
-    high_bytes: Numbers
-    capacity_bytes: Numbers
-    hours: Range[Reals]
-    dollars: Range[Reals]
-    refused: Mapping[str, int]
-    """Sentences about combinations that no one can train, and how many there are of each."""
-    untimed: Mapping[str, str]
-    """Why an offer has no time, by the name of its card."""
-    settled: set[int] = field(default_factory=set)
-    """Places whose need is that of their estimate, which replays them; that of others has published runs' slack."""
-    bounded: set[int] = field(default_factory=set)
-    """Recipes whose bytes are lower bounds."""
-
-    def play(self, number: int) -> None:
-        """Give the setups of a recipe their needs in place of bounds."""
-        recipe, places = self.recipes[number], np.flatnonzero(self.recipe == number)
-        ranked = {"lora_r": self.rank[places]} if recipe.setup.adapters.uses_adapters else {}
-        found = needs(
-            recipe.model,
-            self.question.offers[recipe.offer].gpu,
-            recipe.setup,
-            num_gpus=self.num_gpus[places],
-            per_device_train_batch_size=self.micro_batch[places],
-            gradient_accumulation_steps=self.accumulation[places],
-            **ranked,
-        )
-        self.low_bytes[places], self.high_bytes[places] = found.low_bytes, found.high_bytes
-        self.bounded.remove(number)
-
-    def settle(self, place: int) -> None:
-        """Give a setup the need of its estimate."""
-        one = estimate(self.of(place).model, self.gpu(place), self.setup(place))
-        with _uncollected():
-            self.low_bytes[place], self.high_bytes[place] = one.need_low_bytes, one.need_high_bytes
-        self.settled.add(place)
-
-    def __len__(self) -> int:
-        return len(self.recipe)
-
-    @property
-    def fits(self) -> Some:
-        """Which fit surely: as ``Verdict.FITS``."""
-        return self.high_bytes <= self.capacity_bytes
-
-    @property
-    def may_fit(self) -> Some:
-        """Which fit or are tight."""
-        return self.low_bytes <= self.capacity_bytes
-
-    @property
-    def headroom(self) -> Reals:
-        """Share of the card that stays free at the high end of the need; negative where it does not fit."""
-        return (self.capacity_bytes - self.high_bytes) / self.capacity_bytes
-
-    @property
-    def middle_hours(self) -> Reals:
-        """The geometric mean of both ends, as of an estimate."""
-        return np.sqrt(self.hours.low * self.hours.high)
-
-    @property
-    def middle_dollars(self) -> Reals:
-        """The geometric mean of both ends, as of an estimate."""
-        return np.sqrt(self.dollars.low * self.dollars.high)
-
-    def hours_of(self, place: int) -> Range[float]:
-        """The hours of one."""
-        return by_end(lambda every: float(every[place]), self.hours)
-
-    def dollars_of(self, place: int) -> Range[float]:
-        """The US dollars of one."""
-        return by_end(lambda every: float(every[place]), self.dollars)
-
-    @property
-    def offers(self) -> Numbers:
-        """The place of each one's offer among the question's."""
-        return np.array([recipe.offer for recipe in self.recipes], np.int64)[self.recipe]
-
-    def of(self, place: int) -> Recipe:
-        """The recipe of one."""
-        return self.recipes[int(self.recipe[place])]
-
-    def offer(self, place: int) -> Offer:
-        """The offer of one."""
-        return self.question.offers[self.of(place).offer]
-
-    def gpu(self, place: int) -> Gpu:
-        """The card of one, with the listings of its offer."""
-        return self.offer(place).priced
-
-    def setup(self, place: int) -> TrainingSetup:
-        """The whole setup of one: ``estimate`` of it and of ``gpu`` says the same as the arrays."""
-        recipe = self.of(place)
-        ranked: dict[str, Any] = (
-            {"lora_r": int(self.rank[place])} if recipe.setup.adapters.uses_adapters else {}
-        )
-        return recipe.setup.replace(
-            num_gpus=int(self.num_gpus[place]),
-            per_device_train_batch_size=int(self.micro_batch[place]),
-            gradient_accumulation_steps=int(self.accumulation[place]),
-            **ranked,
-        )
-
-    def keys(self, place: int) -> dict[str, object]:
-        """The object of the contract, which a link, a file and a tool's config are written from."""
-        offer = self.offer(place)
-        written = write_fields(self.of(place).model, offer.gpu, self.setup(place))
-        if offer.usd_per_gpu_hour is not None:
-            written["usd_per_gpu_hour"] = offer.usd_per_gpu_hour
-        return written
 
 
 Progress = Callable[[float, Callable[[], Candidates]], None]
@@ -194,7 +58,7 @@ def candidates(
     if not asked:
         raise InputError(_why_nothing(refused))
     table, cards = _Table(), [offer.priced for offer in question.offers]
-    with _uncollected():
+    with uncollected():
         for done, (model, setup, places) in enumerate(asked):
             for group in _by_node(question.offers, places):
                 cells = _cells(
@@ -226,7 +90,7 @@ def candidates(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Pause the cyclic garbage collector, which takes a third of the time while steps are recorded and finds little.
 
     So do lists of a run's requests.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from estimator.grid.arrays import Numbers, Some
-from estimator.grid.runs import Reals
+from estimator.grid.arrays import Numbers, Reals, Some
 from estimator.values.range import Range
 
 

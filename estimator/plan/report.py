@@ -8,8 +8,8 @@ import numpy as np
 
 from estimator.plan import words
 from estimator.plan.advice import Advice
-from estimator.plan.candidates import Candidates
 from estimator.plan.reading import question_object
+from estimator.plan.recipes import Candidates
 from estimator.plan.teams import Timetable
 from estimator.values.csv_text import csv_text
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.grid.runs import Reals
+from estimator.grid.arrays import Reals
 from estimator.plan.files import stdout_for_answers
 from estimator.plan.question import SLOTS, WEEK
 from estimator.plan.team_reading import TeamQuestion

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from estimator.answer.estimate import estimate
-from estimator.contract.text import gib
+from estimator.contract.units import gib
 from estimator.grid.arrays import Some
 from estimator.parallel.offload import offloads
-from estimator.plan.candidates import Candidates
 from estimator.plan.question import Offer, Question
+from estimator.plan.recipes import Candidates
 from estimator.time.lengths import expected_longest
 from estimator.tools.defaults import tool_named
 from estimator.values.range import Range

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from estimator.contract.text import gib
+from estimator.contract.units import gib
 from estimator.preflight.check import Preflight, check
 from estimator.proof import rows
 

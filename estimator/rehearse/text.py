@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimator.contract.links import RehearsedPeaks, write_link, write_rehearsal
-from estimator.contract.text import amount, gib
+from estimator.contract.units import amount, gib
 from estimator.rehearse.asked import MadeAt
 from estimator.rehearse.beside import Beside
 from estimator.rehearse.card import smallest_card, usable_bytes

@@ -9,7 +9,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import bound, estimate, is_refused
+from estimator.answer.estimate import bound, estimate
+from estimator.answer.needs import is_refused
 from estimator.families.adapters import default_targets
 from estimator.parallel.combinations import sharing_keys
 from estimator.search.free_changes import lossless, splits

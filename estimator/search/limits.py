@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import bound, fits, least_need, need
+from estimator.answer.estimate import bound, fits
+from estimator.answer.needs import least_need, need
 from estimator.families.vision_family import row_of_images, sees
 from estimator.inference.rows import longest_row
 from estimator.objectives.batch import least_batch, least_length

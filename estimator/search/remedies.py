@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import combinations, islice, product, starmap
 from typing import Any, NamedTuple
 
-from estimator.answer.estimate import estimate, is_refused
+from estimator.answer.estimate import estimate
+from estimator.answer.needs import is_refused
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.answer.estimate import is_refused
+from estimator.answer.needs import is_refused
 from estimator.objectives.batch import least_batch
 from estimator.parallel.combinations import refusal, sharing_keys
 from estimator.search.best_ways import COUNTS, Reach, reach
