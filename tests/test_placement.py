@@ -34,10 +34,14 @@ from estimator.parallel.placement import (
 from tests.rows import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = [
-    json.loads(line)
-    for line in (ROOT / "tests" / "reference" / "placements.jsonl").read_text().splitlines()
-]
+
+
+def cases(name):
+    lines = (ROOT / "tests" / "reference" / name).read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+GOLDEN = cases("placements.jsonl")
 GPT2 = "openai-community/gpt2"
 TIED = replace(TINY_LLAMA, tie_word_embeddings=True)
 EMBEDDING, LAYER = 160, 1184
@@ -214,59 +218,10 @@ def test_limits_are_read_as_accelerate_reads_them():
     assert len(set(maps[0].values())) > 1
 
 
-BAD = [
-    ({}, "model is missing"),
-    ({"model": GPT2}, "max_memory is missing"),
-    ({"model": "openai/gpt-7", "max_memory": {"0": 1}}, "is not in the catalogue"),
-    ({"model": GPT2, "max_memory": {}}, "max_memory must be an object such as"),
-    ({"model": GPT2, "max_memory": ["24GiB"]}, "max_memory must be an object such as"),
-    ({"model": GPT2, "max_memory": {"gpu": 1}}, "names the device 'gpu'"),
-    ({"model": GPT2, "max_memory": {"-1": 1}}, "names the device '-1'"),
-    ({"model": GPT2, "max_memory": {"00": 1}}, "names the device '00'"),
-    ({"model": GPT2, "max_memory": {"0": -1}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": 1.5}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": True}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": "24 parsecs"}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": "nanGiB"}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": "-1GiB"}}, "max_memory of 0 must be bytes"),
-    ({"model": GPT2, "max_memory": {"0": 1}, "max_memry": 1}, "did you mean max_memory"),
-    ({"model": GPT2, "max_memory": {"0": 1}, "dtype": "float8"}, "dtype 'float8' is unknown"),
-    ({"model": GPT2, "max_memory": {"0": 1}, "device_map": "cuda"}, "device_map 'cuda' is unknown"),
-    ({"model": GPT2, "max_memory": {"0": 1}, "load_in_4bit": True}, "device_map is missing"),
-    (
-        {
-            "model": GPT2,
-            "max_memory": {"0": 1},
-            "device_map": "auto",
-            "no_split_module_classes": [],
-        },
-        "no_split_module_classes is not read by transformers",
-    ),
-    (
-        {"model": GPT2, "max_memory": {"0": 1}, "device_map": "auto", "dtype": "int8"},
-        "give float32, bfloat16 or float16",
-    ),
-    (
-        {
-            "model": GPT2,
-            "max_memory": {"0": 1},
-            "device_map": "auto",
-            "library": "accelerate",
-            "no_split_module_classes": ["Linear"],
-        },
-        "which has no child modules in gpt2",
-    ),
-    (
-        {"model": GPT2, "max_memory": {"1": 9, "3": 9}, "device_map": "balanced_low_0"},
-        "needs GPUs numbered from 0 without gaps",
-    ),
-]
-
-
-@pytest.mark.parametrize(("request_", "said"), BAD)
-def test_an_invalid_request_is_refused_in_one_sentence(request_, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as problem:
-        place(request_)
+@for_each("row", cases("placements_refused.jsonl"))
+def test_an_invalid_request_is_refused_in_one_sentence(row):
+    with pytest.raises(ValueError, match=re.escape(row["says"])) as problem:
+        place(row["request"])
     assert str(problem.value).endswith((".", "?"))
     assert "\n" not in str(problem.value)
 

@@ -1,4 +1,4 @@
-"""Every refusal is declared with its cause, docs/refusals.md lists them all, and 301 setups get theirs."""
+"""Every refusal is declared with its cause, docs/refusals.md lists them all, and hundreds of setups get theirs."""
 
 from __future__ import annotations
 
