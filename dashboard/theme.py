@@ -315,7 +315,7 @@ button.hr-band:focus-visible {{ outline: 3px solid #56B4E9; z-index: 2; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em;
   outline: 1.5px solid transparent; outline-offset: -1.5px; }}
-.st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
+.st-key-model, .st-key-gpu, .st-key-model-aside, .st-key-heard {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}

@@ -107,6 +107,18 @@ def test_a_row_is_kept_while_only_its_slider_moves():
     assert page.session_state["row"] is None
 
 
+@pytest.mark.parametrize(("strategy", "is_kept"), [("fsdp", True), ("zero3", False)])
+def test_the_row_of_gpus_is_kept_where_one_gpu_and_several_are_its_own_steps(strategy, is_kept):
+    """A step sets the strategy, too: none on one GPU, FSDP on several after that, whatever it was before."""
+    page = page_with_a_row("num_gpus-box", num_gpus="8", strategy=strategy)
+    page.session_state["Several GPUs open"] = True
+    page.run()
+    made = page.session_state["row"]
+    page.select_slider(key="num_gpus box").set_value(1).run().run()
+    assert page.session_state["unbound"].get("strategy", "none") == "none"
+    assert (page.session_state["row"] is made) == is_kept
+
+
 def test_a_move_reads_the_session_once():
     page = page_with_a_row("max_length")
     with patch.object(question, "_asked", wraps=question._asked) as asked:

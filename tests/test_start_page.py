@@ -18,7 +18,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.address.example import EXAMPLE, TRL_DEFAULTS
 from dashboard.estimate import hero_figure, what_if
-from dashboard.state import session
+from dashboard.state import heard, session
 from dashboard.widgets import proposal_cards
 from estimator import Method, TrainingSetup, catalog, contract, estimate
 from estimator.values.declaration import Section
@@ -536,31 +536,36 @@ def test_gpus_and_strategy_are_set_and_reset_together(key, value, becomes):
 
 
 @pytest.mark.parametrize(
-    ("start", "first", "then", "becomes"),
+    ("start", "moves", "becomes"),
     [
-        ((1, "none"), ("num_gpus", 2), ("num_gpus", 1024), (1024, "fsdp")),
-        ((2, "fsdp"), ("strategy", "hsdp"), ("strategy", "ddp"), (4, "ddp")),
+        ((1, "none"), [("num_gpus", 2), ("num_gpus", 1024)], (1024, "fsdp")),
+        ((1, "none"), [("num_gpus", 2), ("num_gpus", 3), ("num_gpus", 4)], (4, "fsdp")),
+        ((1, "none"), [("num_gpus", 2), ("fsdp_version", 1)], (2, "fsdp")),
+        ((2, "zero3"), [("num_gpus", 1), ("num_gpus", 2), ("num_gpus", 3)], (3, "fsdp")),
+        ((2, "fsdp"), [("strategy", "hsdp"), ("strategy", "ddp")], (4, "ddp")),
     ],
 )
-def test_a_change_that_overtakes_the_last_answer_brings_the_other_box_as_it_was(
-    start, first, then, becomes
+def test_a_change_that_overtakes_the_last_answer_brings_the_other_boxes_as_they_were(
+    start, moves, becomes
 ):
     """A browser sends every box with each change, and may not have heard yet what the last one set.
 
-    Here ``then`` is sent with the other box's value from before ``first``.
+    Here each of ``moves`` is sent with the other boxes' values from before the first.
     """
     page = open_page(num_gpus=str(start[0]), strategy=start[1], **MISTRAL)
     page.session_state["Several GPUs open"] = True
     page.run()
-    key, value = first
-    other = "strategy" if key == "num_gpus" else "num_gpus"
-    heard = setting(page, other)
-    move(page, f"{key} box", value)
-    assert setting(page, other) != heard
-    widget(page, f"{other} box").set_value(heard)
-    key, value = then
-    move(page, f"{key} box", value)
+    moved = {key for key, _ in moves}
+    old = {f"{it} box": setting(page, it) for it in ("num_gpus", "strategy") if it not in moved}
+    old[heard.FIELD] = page.session_state[heard.FIELD]
+    for key, value in moves:
+        for other, before in old.items():
+            widget(page, other).set_value(before)
+        move(page, f"{key} box", value)
+        assert old.items() - {(it, page.session_state[it]) for it in old}, "one is set"
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == becomes
+    move(page, "strategy box", "none")
+    assert setting(page, "num_gpus") == 1, "once it has heard, the browser brings a choice"
 
 
 def test_ranks_of_a_layer_are_all_gpus_and_follow_their_number():

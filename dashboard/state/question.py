@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -116,11 +116,14 @@ def _read_text(asked: str, known: tuple[tuple[str, Model], ...]) -> contract.Rea
     return contract.read_setup(json.loads(asked), dict(known))
 
 
-def all_but(keys: Iterable[str]) -> dict[str, tuple[object, ...]]:
-    """For each key, all inputs except that key, hashable. Equal as long as only that key changes."""
+def all_but(left_out: Mapping[str, Collection[str]]) -> dict[str, tuple[object, ...]]:
+    """For each name, all inputs except its keys, hashable. Equal as long as only those change."""
     now = _current()
     inputs = [(name, repr(value)) for name, value in sorted(now.asked.items())]
-    return {key: (now.reading.model, *(it for it in inputs if it[0] != key)) for key in keys}
+    return {
+        name: (now.reading.model, *(it for it in inputs if it[0] not in keys))
+        for name, keys in left_out.items()
+    }
 
 
 def _answer(read: contract.Reading) -> Estimate | str:

@@ -12,6 +12,7 @@ from enum import StrEnum
 import streamlit as st
 
 from dashboard.address import unbound
+from dashboard.state import heard
 from estimator import contract
 
 BOUND = (
@@ -48,11 +49,17 @@ def put(keys: Mapping[str, object]) -> None:
             unbound_values().pop(key, None)
         else:
             unbound_values()[key] = _plain(given)
+        heard.will_set(key, _plain(given))
         if key == "model":
             state["in use"] = given
         if key in state["steps"] and given not in state["steps"][key]:
             state["steps"][key] = tuple(sorted({*state["steps"][key], given}))
     unbound.hold(spelled(keys))
+
+
+def chosen(key: str) -> object:
+    """The value in a key's box; the key's own if the browser sent the box as it was before our last answer."""
+    return value(key) if heard.is_late(key) else st.session_state[f"{key} box"]
 
 
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:

@@ -71,7 +71,7 @@ def _evaluation_limit(
 
 def _take_compile() -> None:
     """Turns compilation on or off; a mode that stayed would turn it on again."""
-    on = st.session_state["torch_compile box"]
+    on = session.chosen("torch_compile")
     session.put({"torch_compile": on} | ({} if on else {"torch_compile_mode": None}))
     rerun.redraw(rerun.EXPANDERS)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.state import question, session
+from dashboard.state import heard, question, session
 from dashboard.widgets import rerun
 from dashboard.words import controls
 from estimator import TrainingSetup, contract
@@ -169,7 +169,8 @@ def box(key: contract.Key, default: str, options: Sequence[str] | None = None) -
     """
     name, now = f"{key.name} box", session.value(key.name)
     is_nullable = key.kind.nullable
-    if is_nullable or name not in st.session_state or st.session_state[name] != now:
+    heard.set_box(key.name, now)
+    if is_nullable:
         st.session_state[name] = now
     shown = None if is_nullable else now if options is None else options.index(str(now))
     listed = {} if options is None else {"options": options}
@@ -178,7 +179,9 @@ def box(key: contract.Key, default: str, options: Sequence[str] | None = None) -
 
 
 def _take_box(name: str, *also: str) -> None:
-    session.put({name: st.session_state[f"{name} box"]})
+    if heard.is_late(name):
+        also = (rerun.EXPANDERS,)
+    session.put({name: session.chosen(name)})
     if name in BEHIND_PRECISION:
         st.rerun()
     rerun.redraw(*also)

@@ -66,7 +66,7 @@ def _has_checkpoints_to_move(setup: TrainingSetup) -> bool:
 
 def _take_fsdp_version() -> None:
     """Sets the FSDP version. FSDP 2 has no modules that checkpointing could wrap."""
-    version = st.session_state["fsdp_version box"]
+    version = session.chosen("fsdp_version")
     around = {} if version == 1 else {"checkpoint_around_fsdp": False}
     session.put({"fsdp_version": version, **around})
     rerun.redraw(rerun.EXPANDERS)
@@ -82,7 +82,7 @@ def _offload(key: contract.Key) -> None:
 
 def _take_offload(key: str, *_: str) -> None:
     """Sets offload. FSDP offloads both weights and states or neither."""
-    chosen = Offload(st.session_state[f"{key} box"])
+    chosen = Offload(str(session.chosen(key)))
     both = Strategy(str(session.value("strategy"))).is_fsdp
     session.put(dict.fromkeys(OFFLOADS, chosen) if both else {key: chosen})
     rerun.redraw(rerun.EXPANDERS)
@@ -105,27 +105,17 @@ def _uses_host_link(setup: TrainingSetup) -> bool:
 def _take_sharing() -> None:
     """Takes the number of GPUs or the strategy, whichever changed, and sets the other to go with it.
 
-    One GPU has no strategy; several use FSDP by default. hsdp needs at least four GPUs, any other strategy two. A
-    change may leave the browser before the last one's answer arrives. Then both boxes differ, and the one that holds
-    its value of before is no choice.
+    One GPU has no strategy; several use FSDP by default. hsdp needs at least four GPUs, any other strategy two.
     """
-    state = st.session_state
     had = session.value("num_gpus"), session.value("strategy")
-    number, strategy = state["num_gpus box"], state["strategy box"]
-    if number != had[0] and strategy != had[1]:
-        is_old = strategy == state.get("shared before", had)[1]
-        number, strategy = (number, had[1]) if is_old else (had[0], strategy)
+    number = cast("int", session.chosen("num_gpus"))
+    strategy = Strategy(str(session.chosen("strategy")))
     if strategy != had[1]:
-        chosen = Strategy(strategy)
-        number = 1 if chosen.is_alone else max(2, chosen.fewest_gpus, number)
+        number = 1 if strategy.is_alone else max(2, strategy.fewest_gpus, number)
     else:
         strategy = _strategy_over(number)
-    for name, now in (("num_gpus box", number), ("strategy box", str(strategy))):
-        if state[name] != now:  # a slider that is set drops the press that it has not sent yet
-            state[name] = now
     if (number, strategy) != had:
-        state["shared before"] = had
-        _share(number, Strategy(strategy))
+        _share(number, strategy)
     rerun.redraw(rerun.EXPANDERS)  # without it, a box that brings nothing new reruns the page
 
 
@@ -136,7 +126,7 @@ def _may_divide_layers(setup: TrainingSetup) -> bool:
 
 def _take_tensor_parallel() -> None:
     """Sets how many ranks divide every layer, and what goes with it: as many GPUs, no strategy, no saved states."""
-    ranks = st.session_state["tp_size box"]
+    ranks = cast("int", session.chosen("tp_size"))
     if ranks == 1:
         session.put(
             {"tp_size": 1} | _sharing(cast("int", session.value("num_gpus")), Strategy.FSDP)
@@ -160,6 +150,15 @@ def at_step(key: str, step: int) -> dict[str, object]:
     if key == "num_gpus" and step != session.value(key):
         return _sharing(step, _strategy_over(step))
     return {key: step}
+
+
+def at_steps(key: str) -> list[dict[str, str]]:
+    """The keys that a slider's steps set beside it, at each of them: the same wherever among them the slider stands."""
+    if key != "num_gpus":
+        return [{}]
+    steps = [at_step(key, step) for step in st.session_state["steps"][key]]
+    others = sorted({other for keys in steps for other in keys} - {key})
+    return [{it: str(keys.get(it, session.value(it))) for it in others} for keys in steps]
 
 
 def _share(number: int, strategy: Strategy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.state import actions, configs, models, question, what_ifs
+from dashboard.state import actions, configs, heard, models, question, what_ifs
 from dashboard.widgets import (
     batch_sliders,
     boxes,
@@ -71,6 +71,7 @@ def _expanders() -> None:
                 if section in CAPTIONS:
                     st.caption(CAPTIONS[section])
                 boxes.draw(section, UNUSUAL)
+    heard.draw()
 
 
 def _open_what_applies(method: Method) -> None:

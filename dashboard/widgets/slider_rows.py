@@ -40,9 +40,12 @@ _component = component(
 
 
 def bases(look: object) -> dict[str, str]:
-    """For each slider, a hash of all other inputs; ``look``: anything else that affects the page."""
-    others = question.all_but(SLIDERS.values())
-    return {slider: str(hash((others[key], look))) for slider, key in SLIDERS.items()}
+    """For each slider, a hash of all inputs at all its steps; ``look``: anything else that affects the page."""
+    made = {key: several_gpus.at_steps(key) for key in SLIDERS.values()}
+    others = question.all_but({key: [key, *made[key][0]] for key in made})
+    return {
+        slider: str(hash((others[key], str(made[key]), look))) for slider, key in SLIDERS.items()
+    }
 
 
 def positions() -> dict[str, str]:

@@ -177,3 +177,32 @@ def test_a_row_is_not_used_after_another_slider_has_moved(browser, address):
             "(base) => window.headroomRows.rows.max_length.base !== base", arg=base, timeout=WAIT
         )
         assert page.evaluate(WITHOUT_ROW_OR_BASE) is False
+
+
+ANSWERS_ARE_LATE = """window.WebSocket = class extends WebSocket {
+  addEventListener(kind, heard, how) {
+    const late = kind === 'message' ? (it) => setTimeout(() => heard.call(this, it), 300) : heard;
+    super.addEventListener(kind, late, how);
+  }
+  set onmessage(heard) { super.onmessage = (it) => setTimeout(() => heard.call(this, it), 300); }
+};"""
+"""A server that is 300 ms away."""
+
+
+def test_no_press_on_the_number_of_gpus_is_lost_while_the_answers_to_others_are_under_way(
+    browser, address
+):
+    """One GPU has no strategy, so both directions set the box of the strategy, which each press sends as it was."""
+    url = f"{address}/?{urlencode(LORA)}"
+    with visitor(browser, url, first=ANSWERS_ARE_LATE) as page:
+        slider = thumb(page, "GPUs")
+        slider.wait_for(timeout=WAIT)
+        shown = "() => document.querySelector('.st-key-hero .hr-plot').follows.at['num_gpus-box']"
+        for pause in (20, 100, 250, 100):
+            for keys in (["Home"], ["ArrowRight"] * 3):
+                for key in keys:
+                    slider.press(key)
+                    page.wait_for_timeout(pause)
+                page.wait_for_timeout(2500)
+                assert slider.get_attribute("value") == ("0" if keys == ["Home"] else "3"), pause
+                assert page.evaluate(shown) == slider.get_attribute("aria-valuetext")
