@@ -410,7 +410,11 @@ def _model(tool: Tool, pool: Pool, known: Mapping[str, Model]) -> Model | None:
     """The model of the files where it is known already."""
     if pool.model_config is not None:
         return from_config(pool.model_config).model
-    name = effective(tool, pool.entries).values.get("model")
+    return model_named(effective(tool, pool.entries).values.get("model"), known)
+
+
+def model_named(name: object, known: Mapping[str, Model]) -> Model | None:
+    """A model by its id, of those given or of the catalogue; None where it is not known."""
     if not isinstance(name, str):
         return None
     if name in known:

@@ -614,35 +614,34 @@ NO_EFFECT = (
         eot_tokens default_system_message fix_untrained_tokens is_preprocess preprocess_iterable
         total_num_tokens total_supervised_tokens axolotl_config_path is_falcon_derived_model
         is_llama_derived_model is_mistral_derived_model is_qwen_derived_model generate_samples
-        num_generation_samples generation_* wandb_project wandb_entity wandb_watch wandb_name wandb_log_model
-        wandb_run_id wandb_mode use_wandb use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name
+        num_generation_samples wandb_project wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id
+        wandb_mode use_wandb use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name
         hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name comet_experiment_key
         comet_mode comet_online use_trackio trackio_project_name trackio_run_name use_otel_metrics
         otel_metrics_host otel_metrics_port gradio_title gradio_share gradio_server_name gradio_server_port
         use_ray ray_run_name ray_num_workers resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.*
         peft_use_rslora loraplus_lr_ratio loraplus_lr_embedding merge_lora merge_method
         qlora_sharded_model_loading bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size eval_max_new_tokens
-        fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.* unfrozen_* rope_scaling.*
-        noisy_embedding_alpha s2_attention max_packed_sequence_len xformers_* trl.reward_funcs
-        trl.reward_weights trl.log_completions trl.temperature trl.top_p trl.top_k trl.min_p
-        trl.repetition_penalty trl.epsilon trl.epsilon_high trl.scale_rewards trl.vllm_server_host
-        trl.vllm_server_port trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions
-        trl.ref_model_mixup_alpha trl.ref_model_sync_steps trl.importance_sampling_level
-        trl.generation_batch_size trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
-        vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser vllm.data_parallel_size
-        vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
+        fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.* rope_scaling.*
+        noisy_embedding_alpha s2_attention max_packed_sequence_len trl.reward_funcs trl.reward_weights
+        trl.log_completions trl.temperature trl.top_p trl.top_k trl.min_p trl.repetition_penalty trl.epsilon
+        trl.epsilon_high trl.scale_rewards trl.vllm_server_host trl.vllm_server_port trl.vllm_server_timeout
+        trl.loss_type trl.mask_truncated_completions trl.ref_model_mixup_alpha trl.ref_model_sync_steps
+        trl.importance_sampling_level trl.generation_batch_size trl.num_completions_to_print vllm.host vllm.port
+        vllm.dtype vllm.device vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser
+        vllm.data_parallel_size vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
         center_rewards_coefficient dpo_use_weighting dpo_label_smoothing rpo_alpha
         gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm qat.*
         quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url kd_online_topk
         kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos dion_lr dion_momentum
-        optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps device_map.* swanlab_* use_swanlab
+        optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps device_map.* use_swanlab
         model_quantization_config_kwargs.* overrides_of_model_config.* peft.* tokens.* trl.generation_kwargs.*
         trl.chat_template_kwargs.* swanlab_project swanlab_experiment_name swanlab_description swanlab_mode
         swanlab_workspace swanlab_log_model swanlab_log_completions swanlab_completion_log_interval
         swanlab_completion_max_buffer torchdistx_path experimental_skip_move_to_device eta_min adam_eps
         trl.multi_objective_aggregation trl.async_prefetch base_model_ignore_patterns
         jagged_restart_anneal_steps gptq_disable_exllama vllm.serve_module evaluation_strategy
-        selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn unsloth_*""",
+        selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn""",
     )
 )
 

@@ -388,13 +388,12 @@ NO_EFFECT = (
         swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret hyper_parallel_args
         asft_alpha eaft_alpha disable_shuffling early_stopping_steps plot_loss
         include_effective_tokens_per_second ray_num_workers ray_init_kwargs.* master_addr master_port
-        ray_run_name placement_strategy resources_per_worker.* enable_torch_profiler profiler_* do_sample
-        temperature top_p top_k num_beams max_length_ max_new_tokens repetition_penalty length_penalty
-        skip_special_tokens vllm_maxlen vllm_gpu_util vllm_enforce_eager audio_sampling_rate kt_weight_path
-        kt_expert_checkpoint_path kt_use_lora_experts export_dir export_size export_device export_legacy_format
-        export_hub_model_id fp8_backend extra_special_tokens version eval_dataset_ reserved_label_len
-        ray_storage_path ray_storage_filesystem fsdp_plugin.* chunk_size use_kt_ cpu_infer kt_optimize_rule
-        kt_mode""",
+        ray_run_name placement_strategy resources_per_worker.* enable_torch_profiler do_sample temperature top_p
+        top_k num_beams max_new_tokens repetition_penalty length_penalty skip_special_tokens vllm_maxlen
+        vllm_gpu_util vllm_enforce_eager audio_sampling_rate kt_weight_path kt_expert_checkpoint_path
+        kt_use_lora_experts export_dir export_size export_device export_legacy_format export_hub_model_id
+        fp8_backend extra_special_tokens version reserved_label_len ray_storage_path ray_storage_filesystem
+        fsdp_plugin.* chunk_size cpu_infer kt_optimize_rule kt_mode""",
     )
 )
 

@@ -375,28 +375,28 @@ NO_EFFECT = (
         custom_dataset_info template system truncation_strategy agent_template norm_bbox use_chat_template
         padding_side loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking
         preserve_thinking add_non_thinking_prefix max_new_tokens temperature top_k top_p repetition_penalty
-        num_beams stream stop_words logprobs top_logprobs tuner_backend_ external_plugins custom_register_path
-        custom_register model_kwargs.* load_args load_data_args packing_num_proc packing_strategy lazy_tokenize
-        use_hf ignore_args_error use_swift_lora hqq_axis bnb_4bit_compute_dtype swanlab_token swanlab_project
+        num_beams stream stop_words logprobs top_logprobs external_plugins custom_register_path custom_register
+        model_kwargs.* load_args load_data_args packing_num_proc packing_strategy lazy_tokenize use_hf
+        ignore_args_error use_swift_lora hqq_axis bnb_4bit_compute_dtype swanlab_token swanlab_project
         swanlab_workspace swanlab_exp_name swanlab_mode add_version create_checkpoint_symlink lorap_lr_ratio
         use_rslora model_type model_revision problem_type rope_scaling.* rope_scaling max_model_len
-        local_repo_path init_strategy check_model acc_strategy train_dataloader_shuffle group_by_length_
-        max_epochs aligner_lr vit_lr eval_metric metric callbacks early_stop_interval eval_use_evalscope
-        eval_dataset eval_limit eval_generation_config eval_datasets eval_datasets_args eval_dataset_args
-        extra_eval_args galore_target_modules galore_update_proj_gap galore_scale galore_proj_type
-        galore_optim_per_parameter galore_with_embedding reward_funcs reward_weights log_completions epsilon
-        epsilon_high advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong num_ppo_epochs
-        kl_coef cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty label_smoothing cpo_alpha
-        simpo_gamma desirable_weight undesirable_weight center_rewards_coefficient lmbda seq_kd vllm_server_host
+        local_repo_path init_strategy check_model acc_strategy train_dataloader_shuffle max_epochs aligner_lr
+        vit_lr eval_metric metric callbacks early_stop_interval eval_use_evalscope eval_dataset eval_limit
+        eval_generation_config eval_datasets eval_datasets_args eval_dataset_args extra_eval_args
+        galore_target_modules galore_update_proj_gap galore_scale galore_proj_type galore_optim_per_parameter
+        galore_with_embedding reward_funcs reward_weights log_completions epsilon epsilon_high
+        advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong num_ppo_epochs kl_coef
+        cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty label_smoothing cpo_alpha simpo_gamma
+        desirable_weight undesirable_weight center_rewards_coefficient lmbda seq_kd vllm_server_host
         vllm_server_port vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching
         vllm_disable_custom_all_reduce vllm_server_pass_dataset multi_turn_scheduler max_turns delta
-        importance_sampling_level loss_scale_ max_resample_times cosine_max_len_value_wrong repetition_n_grams
+        importance_sampling_level max_resample_times cosine_max_len_value_wrong repetition_n_grams
         repetition_max_penalty soft_max_length soft_cache_length lisa_step_interval llamapro_num_new_blocks
         adalora_target_r boft_block_size vera_rank reft_layers reft_rank fourier_n_frequency logprobs_mode
         rollout_importance_sampling_mode rollout_importance_sampling_threshold log_entropy top_entropy_quantile
         use_ray device_groups safe_serialization max_shard_size new_special_tokens logits_to_keep
-        enable_npu_model_patch dataset_test_ratio truncation_strategy_ eval_human structured_outputs_regex
-        response_length deepspeed_ merge_lora infer_backend result_path gradient_checkpointing_""",
+        enable_npu_model_patch dataset_test_ratio eval_human structured_outputs_regex response_length merge_lora
+        infer_backend result_path""",
     )
 )
 

@@ -399,7 +399,7 @@ NO_EFFECT = (
         model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps num_steps gamma lmbda
         kl_coeff whiten_rewards temperature top_k top_p min_response_length max_generated_tokens penalise_no_eos
         reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.* teacher_checkpointer.* ref_checkpointer.*
-        reward_checkpointer.* value_checkpointer.* base_model_path save_last_epoch_only epochs_ save_every_epoch
+        reward_checkpointer.* value_checkpointer.* base_model_path save_last_epoch_only save_every_epoch
         max_validation_steps keep_last_n_checkpoints enable_async_checkpointing prompt.* instruct_template
         chat_format max_new_tokens tasks limit low_cpu_ram include_path generator.* fsdp.* async_checkpointing
         cudnn_deterministic_mode""",

@@ -16,10 +16,9 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from estimator.sources import catalog
 from estimator.tools.defaults import tool_named
 from estimator.tools.documents import Pool, pool_of
-from estimator.tools.imported import Imported, read_files
+from estimator.tools.imported import Imported, model_named, read_files
 from estimator.tools.known.allocator import assignment
 from estimator.tools.reading.parsed import Call, Text, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
@@ -74,7 +73,7 @@ def changed_files(
     pool = pool_of(run.texts)
     objective = pool.entries.get("trainer.objective")
     tool = tool_named(run.tool, objective.value if objective else None)
-    model = _model(run, known or {})
+    model = model_named(run.setup.get("model"), known or {})
     entries = {key: entry for key, entry in pool.entries.items() if not entry.is_unknown}
     given = {key: entry.value for key, entry in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
@@ -107,18 +106,6 @@ def changes_between(
     """
     before = sayable(was, tool)
     return {key: value for key, value in sayable(now, tool).items() if before.get(key) != value}
-
-
-def _model(run: Imported, known: Mapping[str, Model]) -> Model | None:
-    name = run.setup.get("model")
-    if not isinstance(name, str):
-        return None
-    if name in known:
-        return known[name]
-    try:
-        return catalog.model(name)
-    except ValueError:
-        return None
 
 
 def _follows(
