@@ -579,6 +579,12 @@ def test_ranks_of_a_layer_are_all_gpus_and_follow_their_number():
         ("strategy box", "zero3", (2, "zero3", 1, True)),
         ("tp_size box", 2, (2, "none", 2, True)),
         ("tp_size box", 1, (2, "fsdp", 1, True)),
+        ("num_gpus box", 8, (8, "fsdp", 1, True)),
+        ("tp_size box", 2, (8, "fsdp", 2, True)),
+        ("num_gpus box", 4, (4, "fsdp", 2, True)),
+        ("strategy box", "hsdp", (4, "hsdp", 2, True)),
+        ("num_gpus box", 6, (6, "hsdp", 1, True)),
+        ("tp_size box", 4, (4, "none", 4, True)),
     ):
         move(page, box, value)
         assert tuple(setting(page, it) for it in keys) == becomes, box

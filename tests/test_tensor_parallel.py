@@ -12,6 +12,7 @@ import pytest
 from estimator import estimate
 from estimator.answer.explain import explain
 from estimator.contract.setups import parse, read_setup
+from estimator.parallel.fsdp2 import CUT
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.time.exchange_time import EXCHANGE
 from estimator.values.specs import Component, Phase
@@ -75,8 +76,9 @@ def test_saving_gathers_one_matrix_at_a_time_and_joins_its_parts_in_a_second_cop
     assert found.disk_bytes == 4 * found.total_parameters
 
 
-def test_an_explanation_adds_up_to_a_ranks_bytes() -> None:
-    found = estimate(*parse(HALF))
+@pytest.mark.parametrize("mesh", [{}, {"num_gpus": 4, "strategy": "fsdp"}])
+def test_an_explanation_adds_up_to_a_ranks_bytes(mesh: dict[str, Any]) -> None:
+    found = estimate(*parse({**HALF, **mesh}))
     for component, size in found.peak.resident.items():
         if size:
             assert sum(it.bytes for it in explain(found, component).terms) == size, component
@@ -134,6 +136,80 @@ def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor() -> None:
     ]
     layers = len({mark.place.layer for mark in program.marks} - {None})
     assert sums == [128 * 256 * 4] * (5 * layers + 1), "q, k, v, gate, up; and the head"
+
+
+MESH = {**HALF, "num_gpus": 4, "strategy": "fsdp"}
+"""Two shards of every half."""
+DIVIDED = (LINEARS + 2 * WORDS) // 2
+
+
+def test_a_rank_of_a_mesh_holds_a_shard_of_its_half_and_a_shard_of_every_norm() -> None:
+    found = estimate(*parse(MESH))
+    assert found.timeline.resident[Component.WEIGHTS] == 4 * (DIVIDED + NORMS) // 2
+    states = 2 * 4 * (DIVIDED + NORMS) // 2 + 512 * (2 * 9 + 3)  # and each tensor's number of steps
+    assert found.timeline.resident[Component.OPTIMIZER_STATES] == states
+    assert found.total_parameters == LINEARS + 2 * WORDS + NORMS
+    assert found.setup.effective_batch_size == 2, "each pair of ranks works on rows of its own"
+    assert found.disk_bytes == 4 * found.total_parameters
+
+
+def test_the_whole_embeddings_gradient_lies_beside_a_ranks_part_before_it_is_scattered() -> None:
+    model, _, setup = parse(MESH)
+    sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
+    program, cuts = schedule.program, [0, 0]
+    for at, name in enumerate(program.operations):
+        if name == CUT and program.signs[at] > 0:
+            cuts = [cuts[0] + 1, sized.sizes[program.slots[at]]]
+    assert cuts == [1, 4 * WORDS // 2]
+
+
+def test_gradients_that_wait_lie_whole_the_embeddings_with_all_rows() -> None:
+    once, twice = (
+        phases({**MESH, "gradient_accumulation_steps": steps})[Phase.FORWARD].resident
+        for steps in (1, 2)
+    )
+    assert Component.GRADIENTS not in once
+    assert twice[Component.GRADIENTS] == 4 * ((LINEARS + WORDS) // 2 + WORDS + NORMS)
+
+
+def test_replicas_of_one_shard_hold_what_ranks_of_a_layer_hold_and_gather_nothing() -> None:
+    replicas = {**MESH, "strategy": "hsdp", "dp_replicate_size": 2}
+    halves = (estimate(*parse(keys)).timeline.resident for keys in (HALF, replicas))
+    assert len({it[Component.WEIGHTS] for it in halves}) == 1
+    model, _, setup = parse(replicas)
+    sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
+    gathered = [
+        sized.sizes[slot]
+        for slot, name in zip(schedule.program.slots, schedule.program.operations, strict=True)
+        if name == "all-gather"
+    ]
+    assert not any(gathered)
+
+
+@pytest.mark.parametrize("sharing", [{}, {"dtype": "bfloat16", "mixed_precision": "bf16"}])
+def test_weights_of_a_mesh_are_gathered_as_they_are_loaded(sharing: dict[str, Any]) -> None:
+    # transformers' fully_shard has no policy, so accelerate's float32 copies are not there
+    found = estimate(*parse({**MESH, **sharing}))
+    width = 2 if sharing else 4
+    resident = found.phases[Phase.OPTIMIZER_STEP].resident
+    norms = 5 * 512  # half of 256 elements, rounded up
+    assert resident[Component.WEIGHTS] == width * DIVIDED // 2 + norms
+    # all gradients of a group are one tensor: the head's lie with one norm's
+    assert resident[Component.GRADIENTS] == pytest.approx(width * (DIVIDED + NORMS) // 2, abs=512)
+
+
+def test_a_mesh_exchanges_between_its_halves_and_between_shards() -> None:
+    parts = (estimate(*parse(keys)).time for keys in (HALF, MESH))
+    alone, both = (
+        {it.name: it.seconds.high for it in of.parts}[EXCHANGE] for of in parts if of is not None
+    )
+    assert both > alone
+
+
+@pytest.mark.parametrize("strategy", ["none", "fsdp"])
+def test_a_run_that_saves_nothing_needs_no_other_key(strategy: str) -> None:
+    keys = {**MESH, "strategy": strategy, "num_gpus": 2 if strategy == "none" else 4}
+    estimate(*parse({**keys, "save_strategy": "no", "save_only_model": False}))
 
 
 def test_a_tool_puts_no_replicas_beside_ranks_that_divide_every_layer() -> None:

@@ -64,7 +64,7 @@ def _method(setup: TrainingSetup) -> str:
 def _shared(setup: TrainingSetup) -> str:
     """The strategy in words: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
     if setup.mesh.tp_size > 1:
-        return f"under {setup.mesh.way}"
+        return f"under {setup.mesh.way.replace('fsdp', 'FSDP 2')}"
     if setup.mesh.strategy.is_alone:
         return "on one GPU"
     way = setup.mesh.strategy.value

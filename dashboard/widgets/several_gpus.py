@@ -125,22 +125,28 @@ def _may_divide_layers(setup: TrainingSetup) -> bool:
 
 
 def _take_tensor_parallel() -> None:
-    """Sets how many ranks divide every layer, and what goes with it: as many GPUs, no strategy, no saved states."""
-    ranks = cast("int", session.chosen("tp_size"))
+    """Sets how many ranks divide every layer, and what goes with it: FSDP over the other GPUs, or no others and no
+    strategy; no saved states.
+    """
+    ranks, number = (
+        cast("int", value) for value in (session.chosen("tp_size"), session.value("num_gpus"))
+    )
+    strategy = Strategy(str(session.value("strategy")))
     if ranks == 1:
-        session.put(
-            {"tp_size": 1} | _sharing(cast("int", session.value("num_gpus")), Strategy.FSDP)
-        )
+        strategy = Strategy.FSDP if strategy.is_alone else strategy
+        session.put(_sharing(number, strategy) | {"tp_size": 1})
     else:
-        own = {"tp_size": ranks, "save_only_model": True}
-        session.put(_sharing(ranks, Strategy.NONE) | own)
+        shared = _sharing(number, strategy, ranks)
+        if shared["tp_size"] != ranks:
+            shared = _sharing(ranks, Strategy.NONE, ranks)
+        session.put(shared | {"save_only_model": True})
     rerun.redraw(rerun.EXPANDERS)
 
 
 def _strategy_over(number: int) -> Strategy:
-    """The strategy that goes with a number of GPUs: none for one and for parts of layers, by default FSDP."""
+    """The strategy that goes with a number of GPUs: none for one and where ranks of a layer have none, else FSDP."""
     strategy = Strategy(str(session.value("strategy")))
-    if number == 1 or session.value("tp_size") != 1:
+    if number == 1 or (strategy.is_alone and session.value("tp_size") != 1):
         return Strategy.NONE
     return Strategy.FSDP if strategy.is_alone else strategy
 
@@ -165,20 +171,26 @@ def _share(number: int, strategy: Strategy) -> None:
     session.put(_sharing(number, strategy))
 
 
-def _sharing(number: int, strategy: Strategy) -> dict[str, object]:
-    """The keys of number and strategy. hsdp uses two groups if the chosen number does not divide the GPUs."""
+def _sharing(number: int, strategy: Strategy, parts: int | None = None) -> dict[str, object]:
+    """The keys of number and strategy; ``parts``: ranks of a layer, if they change.
+
+    hsdp uses two groups if the chosen number does not divide the GPUs.
+    """
     groups = cast("int", session.value("dp_replicate_size"))
     if not strategy.has_groups:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2
-    return sharing(_shared_now().mesh, strategy, number, groups)
+    now = _shared_now() if parts is None else _shared_now().replace(tp_size=parts)
+    return sharing(now.mesh, strategy, number, groups)
 
 
 def _shared_now() -> TrainingSetup:
     """The strategy and GPUs in the widgets, even if they are invalid."""
     rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
-    own = {key: session.value(key) for key in ("tp_size", "fsdp_version", "checkpoint_around_fsdp")}
+    names = ("tp_size", "fsdp_version", "checkpoint_around_fsdp")
+    own = {key: session.value(key) for key in names}
+    own["strategy"] = Strategy(str(session.value("strategy")))
     return contract.DEFAULT.replace(**cast("dict[str, Any]", rests | own))
 
 

@@ -58,7 +58,7 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     way = "over" if setup.mesh.strategy.places_layers else "under"
     yield from _led(f" {way} ", setup.mesh.strategy.label, "strategy")
     if setup.mesh.tp_size > 1:
-        yield SentencePart(f" by {setup.mesh.way}")
+        yield SentencePart(f" {'by' if setup.mesh.strategy.is_alone else 'and'} tensor parallelism")
     if offloads(setup.mesh):
         yield from _led(" ", "with offload", "offload_optimizer")
     yield SentencePart(", ")

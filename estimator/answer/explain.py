@@ -251,7 +251,7 @@ def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
 
 def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
     """What a GPU holds of sharded weights between steps, or of unsharded ones under DeepSpeed."""
-    model, setup = of.model, structure(of.setup)
+    model, setup = part_of(of.model, of.setup.mesh.tp_size), structure(of.setup)
     base = of.total_parameters - of.trainable_parameters * setup.adapters.uses_adapters
     how = f"of {base:,} parameters"
     if setup.mesh.strategy.is_zero:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from estimator.parallel.offload import node_bytes, offloads
 from estimator.parallel.sharding import sharded_tensors
+from estimator.parallel.tensor_parallel import part_of
 from estimator.parallel.zero import kept_gradients, width
 from estimator.resident.optimizer import States, optimizer_states, step_transient
 from estimator.resident.overhead import NOTHING, exchange_bytes, need_bytes
@@ -187,7 +188,9 @@ def _sizes(
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:
     """One entry per rank, in order; replicas (hsdp) are equal."""
     if setup.mesh.strategy.is_fsdp and not setup.mesh.uses_fsdp1:
-        return _fewer_rows(model, setup) * setup.mesh.dp_replicate_size
+        parts = setup.mesh.tp_size
+        shards = _fewer_rows(part_of(model, parts), setup)
+        return [less for less in shards for _ in range(parts)] * setup.mesh.dp_replicate_size
     if setup.mesh.strategy.partitions_flat:
         kept = _kept_gradients(model, setup)
         most = max(kept)
@@ -198,7 +201,7 @@ def _less(model: Model, setup: TrainingSetup) -> list[Less]:
 def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
     """FSDP2: rank i holds at most ⌈rows / ranks⌉ rows of a tensor, from row i · ⌈rows / ranks⌉ on."""
     count = setup.mesh.shard_ranks
-    whole = sharded_tensors(model, setup.replace(num_gpus=1, dp_replicate_size=1))
+    whole = sharded_tensors(model, setup.replace(num_gpus=1, dp_replicate_size=1, tp_size=1))
     bounds = {0, count}
     for tensor in whole:
         full = tensor.shape[0] // ceil_div(tensor.shape[0], count)

@@ -19,9 +19,8 @@ from estimator.objectives.float8 import (
 )
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.parallel.combinations import (
-    beyond_one_machine,
-    clipped_in_backward,
     refused,
+    refused_by_run,
     shares_between_layers,
 )
 from estimator.parallel.ddp import finds_unused
@@ -206,7 +205,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
 
 def check_sizes(model: Model, setup: TrainingSetup) -> None:
     """Refuse what a structure cannot tell: a batch, a length or a number of GPUs that the rest forbids."""
-    if problem := beyond_one_machine(setup) or clipped_in_backward(setup.optimisation):
+    if problem := refused_by_run(setup):
         raise problem
     check_rows(setup)
     check_float8_tokens(setup.precision, setup.batch)

@@ -34,7 +34,7 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             )
         case Phase.LOAD:
             return f"Loading needs more than training ({decisive.name}): a smaller batch or length does not lower it."
-        case Phase.SAVE if setup.mesh.strategy.is_fsdp:
+        case Phase.SAVE if setup.mesh.strategy.is_fsdp and not setup.mesh.loads_divided:
             return f"Saving needs more than training ({decisive.name}): set fsdp_state_dict_type to SHARDED_STATE_DICT."
         case Phase.SAVE if setup.run.zero3_save_16bit_model and not setup.adapters.uses_adapters:
             return f"Saving needs more than training ({decisive.name}): leave zero3_save_16bit_model off."

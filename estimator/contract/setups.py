@@ -17,13 +17,7 @@ from estimator.families.custom import resized
 from estimator.families.target_pattern import is_pattern, with_names
 from estimator.families.vision_family import VISION, row_of_images
 from estimator.objectives.registry import as_trained
-from estimator.parallel.combinations import (
-    SHARING_KEYS,
-    beyond_one_machine,
-    clipped_in_backward,
-    refusal,
-    refused,
-)
+from estimator.parallel.combinations import SHARING_KEYS, refusal, refused, refused_by_run
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
@@ -99,11 +93,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     given = _as_its_tool(given, known, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    if (
-        problem := refused(setup)
-        or beyond_one_machine(setup)
-        or clipped_in_backward(setup.optimisation)
-    ):
+    if problem := refused(setup) or refused_by_run(setup):
         if (
             "strategy" in values or "strategy" not in given
         ):  # else the problem is in one of our defaults

@@ -113,7 +113,13 @@ _FSDP2 = (
 
 
 def _fsdp(setup: TrainingSetup) -> list[str]:
-    sentences = [_FSDP1 if setup.mesh.uses_fsdp1 else _FSDP2]
+    sentences = [
+        _FSDP1
+        if setup.mesh.uses_fsdp1
+        else _FSDP2.replace("accelerate 1.15", "transformers 5.23")
+        if setup.mesh.loads_divided
+        else _FSDP2
+    ]
     if (
         setup.mesh.checkpoint_around_fsdp
         and setup.computation.use_reentrant

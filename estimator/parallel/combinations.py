@@ -170,7 +170,7 @@ RULES = (
             and (
                 s.mesh.dp_replicate_size == 1
                 or s.mesh.num_gpus % s.mesh.dp_replicate_size != 0
-                or s.mesh.shard_ranks == 1
+                or (s.mesh.shard_ranks == 1 and s.mesh.tp_size == 1)
             )
         ),
         "hsdp shards inside dp_replicate_size groups of equal size: with {s.mesh.num_gpus} GPUs dp_replicate_size "
@@ -530,6 +530,8 @@ RULES = (
 )
 
 
+BESIDE_PARTS = frozenset({Strategy.FSDP, Strategy.HSDP})
+"""Strategies that share ranks' parts: DistributedConfig's ``fsdp_size`` and ``dp_replicate_size``."""
 IN_PLACE = frozenset({Optimizer.ADAMW_TORCH_FUSED})
 """Optimizers whose step makes no temporaries, of DTensors neither."""
 TENSOR_PARALLEL_RULES = (
@@ -540,9 +542,37 @@ TENSOR_PARALLEL_RULES = (
         CONTRADICTION,
     ),
     CombinationRule(
-        lambda s: s.mesh.tp_size < s.mesh.num_gpus or not s.mesh.strategy.is_alone,
-        "tp_size {s.mesh.tp_size} beside data parallelism is not modelled yet; set num_gpus {s.mesh.tp_size} and "
-        "strategy none, or leave tp_size at 1.",
+        lambda s: s.mesh.num_gpus % s.mesh.tp_size != 0,
+        "tp_size {s.mesh.tp_size} does not divide num_gpus {s.mesh.num_gpus}; choose a divisor.",
+        CONTRADICTION,
+    ),
+    CombinationRule(
+        lambda s: (
+            s.mesh.tp_size < s.mesh.num_gpus
+            if s.mesh.strategy.is_alone
+            else s.mesh.strategy not in BESIDE_PARTS or s.mesh.uses_fsdp1
+        ),
+        "tp_size {s.mesh.tp_size} with num_gpus {s.mesh.num_gpus} and strategy {s.mesh.strategy}: transformers divides "
+        "layers over all processes, or over those that FSDP 2 leaves ('The parallel mesh requires {s.mesh.tp_size} "
+        "processes'); take strategy fsdp or hsdp with fsdp_version 2, or num_gpus {s.mesh.tp_size} with strategy none.",
+        Line("transformers", "distributed/utils.py", 316, "The parallel mesh requires"),
+    ),
+    CombinationRule(
+        lambda s: s.mesh.strategy is Strategy.FSDP and s.mesh.shard_ranks == 1,
+        "tp_size {s.mesh.tp_size} leaves strategy {s.mesh.strategy} one of {s.mesh.num_gpus} GPUs to shard over; raise "
+        "num_gpus, or take strategy none.",
+        CONTRADICTION,
+    ),
+    CombinationRule(
+        # transformers 5.23, trainer.py, _defer_fsdp_gradient_reduction: each micro-step scatters, the last one averages
+        lambda s: s.mesh.strategy.has_groups and s.batch.gradient_accumulation_steps > 1,
+        "Gradient accumulation under hsdp with tp_size is not modelled yet; take strategy fsdp, or set "
+        "gradient_accumulation_steps to 1.",
+        NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: _offloads(s.mesh),
+        "offload_param with tp_size is not modelled yet; take none.",
         NOT_MODELLED,
     ),
     CombinationRule(
@@ -572,11 +602,6 @@ TENSOR_PARALLEL_RULES = (
         NOT_MODELLED,
     ),
     CombinationRule(
-        lambda s: s.run.save_strategy != "no" and not s.run.save_only_model,
-        "Trainer cannot save the optimizer's states with tp_size; set save_only_model true, or save_strategy no.",
-        CONTRADICTION,
-    ),
-    CombinationRule(
         lambda s: s.computation.activation_offloading or s.computation.offload_checkpoints,
         "Offloaded activations with tp_size are not modelled yet; leave them out.",
         NOT_MODELLED,
@@ -597,6 +622,15 @@ def offload_targets(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offl
     return host if strategy.shards_states else here, host if strategy.shards_weights else here
 
 
+def _parts(mesh: Mesh, strategy: Strategy, num_gpus: int, copies: int) -> int:
+    """Ranks of a layer: all GPUs where there is no strategy, as many as before where FSDP 2 has the others."""
+    if strategy.is_alone:
+        return num_gpus if mesh.tp_size > 1 else 1
+    others, rest = divmod(num_gpus, mesh.tp_size * copies)
+    keeps = {strategy, mesh.strategy} <= BESIDE_PARTS and not (rest or mesh.uses_fsdp1)
+    return mesh.tp_size if keeps and others * copies > 1 else 1
+
+
 def sharing(
     mesh: Mesh, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
 ) -> dict[str, Any]:
@@ -610,15 +644,15 @@ def sharing(
     ['cpu', 'none']
     """
     rests = mesh.offload_optimizer, mesh.offload_param
-    places = offload_targets(strategy)
+    places, parts = offload_targets(strategy), _parts(mesh, strategy, num_gpus, dp_replicate_size)
     has_them = all(rest in allowed for rest, allowed in zip(rests, places, strict=True))
-    if not has_them or (strategy.is_fsdp and rests[0] is not rests[1]):
+    if not has_them or parts > 1 or (strategy.is_fsdp and rests[0] is not rests[1]):
         rests = Offload.NONE, Offload.NONE
     return {
         "num_gpus": num_gpus,
         "strategy": strategy,
         "dp_replicate_size": dp_replicate_size,
-        "tp_size": num_gpus if strategy.is_alone and mesh.tp_size > 1 else 1,
+        "tp_size": parts,
         "fsdp_version": mesh.fsdp_version if strategy.is_fsdp else 2,
         "checkpoint_around_fsdp": mesh.checkpoint_around_fsdp and strategy.is_fsdp,
         **dict(zip(OFFLOADS, rests, strict=True)),
@@ -654,6 +688,20 @@ def clipped_in_backward(optimisation: Optimisation) -> RefusedError | None:
     return CLIPPED_IN_BACKWARD()
 
 
+NO_STATES_OF_PARTS = Refusal(
+    "Trainer cannot save the optimizer's states with tp_size; set save_only_model true, or save_strategy no.",
+    Line("transformers", "trainer.py", 638, "Resuming is not supported for models sharded at load"),
+)
+
+
+def saves_states_of_parts(setup: TrainingSetup) -> RefusedError | None:
+    """Why the optimizer's states of ranks that divide every layer are not saved; None if it is not asked for. Not part
+    of a structure.
+    """
+    only_weights = setup.run.save_only_model or setup.run.save_strategy == "no"
+    return None if setup.mesh.tp_size == 1 or only_weights else NO_STATES_OF_PARTS()
+
+
 BEYOND_ONE_MACHINE = Refusal(
     "device_map is one process on one machine of gpus_per_node {s.mesh.gpus_per_node} GPUs, and num_gpus is "
     "{s.mesh.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
@@ -673,9 +721,18 @@ def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, 
     keys = sharing(setup.mesh, way, number)
     if setup.adapters.has_4bit_base and not setup.adapters.shards_packed:
         keys["bnb_4bit_quant_storage"] = str(setup.precision.dtype)
-    of_each = ceil_div(setup.effective_batch_size, number)
+    of_each = ceil_div(setup.effective_batch_size, number // keys["tp_size"])
     most = min(setup.batch.per_device_train_batch_size, of_each)
     batch = next(size for size in range(most, 0, -1) if of_each % size == 0)
     keys["per_device_train_batch_size"] = batch
     keys["gradient_accumulation_steps"] = of_each // batch
     return {key: value for key, value in keys.items() if setup.value(key) != value}
+
+
+def refused_by_run(setup: TrainingSetup) -> RefusedError | None:
+    """Why a run cannot go by keys that are not part of a structure; None if it can."""
+    return (
+        beyond_one_machine(setup)
+        or clipped_in_backward(setup.optimisation)
+        or saves_states_of_parts(setup)
+    )

@@ -23,6 +23,9 @@ from estimator.tape.operators import call_back
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 
+CUT = "own part of a gradient"
+"""The operator that copies it."""
+
 
 class ShardedParameter(NamedTuple):
     """One parameter of a group."""
@@ -35,6 +38,8 @@ class ShardedParameter(NamedTuple):
     """Bytes per element of the shard and its gradient."""
     leaf: Leaf | None
     """Where its gradient arrives; None if frozen."""
+    own_gradient: int = 0
+    """Bytes of this rank's part of it, where it is of all ranks' rows of an embedding (``tp_size``)."""
 
 
 class Fsdp2Traffic:
@@ -131,7 +136,8 @@ class Fsdp2Group:
                 if m.stored_width != m.gathered_width or traffic.offloads
             )
         )
-        self.pending = traffic.new(sum(sent) * traffic.ranks)
+        # the only shard is copied: _fsdp_param_group.py, unshard
+        self.pending = traffic.new(sum(sent) * traffic.ranks if traffic.ranks > 1 else 0)
         del copied
 
     def _copy_out(self) -> None:
@@ -174,11 +180,14 @@ class Fsdp2Group:
         """Frees the weights, copies the gradients into one buffer, reduces and scatters it, and keeps the shard's
         gradient.
         """
+        if not self.members:
+            return
         traffic = self.traffic
         tape = traffic.tape
         with_grad = [m for m in self.members if m.leaf is not None and m.leaf.grad is not None]
-        gradients = [m.leaf.grad for m in with_grad if m.leaf is not None]
+        gradients = list[Storage]()
         for member in with_grad:
+            gradients.append(self._own_gradient(member))
             if member.leaf is not None:
                 member.leaf.grad = None
         self.free()
@@ -190,9 +199,10 @@ class Fsdp2Group:
         least = traffic.reduced_width
         shards = sum(m.shard_elements * max(m.gathered_width, least) for m in with_grad)
         traffic.reduced.append(traffic.new(shards * traffic.ranks))
-        # foreach_reduce's loop variable refers to the last gradient until the function returns
+        # foreach_reduce's loop variable refers to the last gradient until the function returns; a list is cleared from
+        # its end
         while len(gradients) > 1:
-            del gradients[0]
+            del gradients[-2]
         tape.operation = "reduce-scatter"
         scattered = traffic.new(shards)
         if traffic.replicated:
@@ -209,6 +219,15 @@ class Fsdp2Group:
         if not (traffic.offloads or self._has_shard):
             tape.shards.append(kept)
             self._has_shard = True
+
+    def _own_gradient(self, member: ShardedParameter) -> Storage:
+        """The gradient of what the group has of a parameter: _fsdp_param.py, ``_get_grad_inner_tensor``."""
+        assert member.leaf is not None
+        assert member.leaf.grad is not None
+        if not member.own_gradient:
+            return member.leaf.grad
+        self.traffic.tape.operation = CUT
+        return self.traffic.new(member.own_gradient, GRADIENTS)
 
     # -- around a module ----------------------------------------------------------------------------------------
 

@@ -127,7 +127,8 @@ class Fsdp2Hooks(Hooks):
         self._tail = self._group(outer, names[TAIL], reshards=not stays)
         self._root = self._group(outer, names[ROOT], reshards=not stays)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
-        self.casts_inputs = setup.precision.mixed_precision is not MixedPrecision.NO
+        mixed = setup.precision.mixed_precision is not MixedPrecision.NO
+        self.casts_inputs = mixed and not setup.mesh.loads_divided
         self._cast: list[Tensor] = []
         """Inputs of the model that its root cast."""
         self._layers: dict[tuple[str, int], Fsdp2Group] = {}
@@ -189,7 +190,9 @@ class Fsdp2Hooks(Hooks):
         stored = member_width(
             setup, is_adapter=owned.is_adapter, is_copy=is_copy, part=owned.module.part
         )
-        member = ShardedParameter(shard, parameter.width, stored, leaf)
+        is_part = parameter.gradient_elements != parameter.elements
+        own = parameter.elements * parameter.width * is_part
+        member = ShardedParameter(shard, parameter.width, stored, leaf, own)
         if not is_copy:
             return [member]
         original = ShardedParameter(
@@ -202,7 +205,7 @@ class Fsdp2Hooks(Hooks):
         assert parameter.node is not None
         leaf = parameter.node.leaf
         assert leaf is not None
-        size = allocated(parameter.elements * parameter.width)
+        size = allocated(parameter.gradient_elements * parameter.width)
         leaf.grad = Storage.existing(self.tape, size, GRADIENTS)
 
     # -- what happens around the modules ------------------------------------------------------------------------

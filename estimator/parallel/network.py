@@ -157,10 +157,21 @@ def shards(mesh: Mesh) -> ExchangeGroup:
     >>> shards(Mesh(num_gpus=16)), shards(Mesh(num_gpus=16, dp_replicate_size=4))
     (ExchangeGroup(ranks=16, per_machine=8, side_by_side=1), ExchangeGroup(ranks=4, per_machine=8, side_by_side=2))
     """
-    ranks, node = mesh.shard_ranks, mesh.gpus_per_node
-    if mesh.num_gpus <= node or node % ranks == 0:
+    ranks, node, parts = mesh.shard_ranks, mesh.gpus_per_node, mesh.tp_size
+    if mesh.num_gpus <= node or node % (ranks * parts) == 0:
         return ExchangeGroup(ranks, node, max(1, node // ranks))
-    return ExchangeGroup(ranks, min(ranks - 1, node))
+    return ExchangeGroup(ranks, min(ranks - 1, max(1, node // parts)), min(parts, node))
+
+
+def parts(mesh: Mesh) -> ExchangeGroup:
+    """The GPUs that divide every layer, the innermost dimension of the mesh (counts).
+
+    Source: transformers 5.23, distributed/utils.py, ``initialize_distributed_mesh``.
+
+    >>> parts(Mesh(num_gpus=16, tp_size=2))
+    ExchangeGroup(ranks=2, per_machine=8, side_by_side=4)
+    """
+    return shards(Mesh(num_gpus=mesh.tp_size, gpus_per_node=mesh.gpus_per_node))
 
 
 def replicas(mesh: Mesh) -> ExchangeGroup:
@@ -171,7 +182,8 @@ def replicas(mesh: Mesh) -> ExchangeGroup:
     >>> replicas(Mesh(num_gpus=16, dp_replicate_size=2))
     ExchangeGroup(ranks=2, per_machine=1, side_by_side=8)
     """
-    ranks, node, copies = mesh.shard_ranks, mesh.gpus_per_node, mesh.dp_replicate_size
+    ranks, node = mesh.shard_ranks * mesh.tp_size, mesh.gpus_per_node
+    copies = mesh.dp_replicate_size
     if mesh.num_gpus <= node:
         return ExchangeGroup(copies, node)
     return ExchangeGroup(copies, max(1, node // ranks), min(ranks, node))

@@ -66,11 +66,11 @@ def last_shard_shape(shape: Shape, ranks: int) -> Shape:
 def upcasts_trained(setup: TrainingSetup) -> bool:
     """Whether accelerate casts trained weights to float32 before FSDP shards them.
 
-    It does so under mixed precision, unless the base is 4-bit; verl never does. Each gather then sends 16 bits per
-    element.
+    It does so under mixed precision, unless the base is 4-bit; verl never does, nor transformers, which divides a model
+    as it is loaded. Each gather then sends 16 bits per element.
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` ("Upcast to fp32 master weights").
     """
-    if setup.reduces_every_micro_step:
+    if setup.reduces_every_micro_step or setup.mesh.loads_divided:
         return False
     mixed = setup.precision.mixed_precision is not MixedPrecision.NO
     return setup.mesh.strategy.is_fsdp and mixed and not setup.adapters.has_4bit_base
@@ -220,8 +220,8 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
         divided_in_16_bits = True
     else:
         divided_in_16_bits = setup.precision.mixed_precision is not MixedPrecision.NO
-    if not divided or not divided_in_16_bits:
-        return setup
+    if not divided or not divided_in_16_bits or setup.mesh.loads_divided:
+        return setup  # transformers 5.23, distributed/fsdp.py: no policy by itself, and autocast as on one GPU
     autocasts = setup.precision.mixed_precision is not MixedPrecision.NO
     return setup.replace(
         dtype=Dtype.BFLOAT16,

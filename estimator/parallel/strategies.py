@@ -29,7 +29,12 @@ from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.parameter_order import trainable_modules, trained_in_order
 from estimator.parallel.sharding import computed
-from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
+from estimator.parallel.tensor_parallel import (
+    Fsdp2OfPartsHooks,
+    TensorParallelHooks,
+    divided,
+    sharded_parts,
+)
 from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import (
@@ -87,11 +92,12 @@ RULES: dict[Strategy, StrategyRule] = {
 
 
 TENSOR_PARALLEL = StrategyRule(TensorParallelHooks, divided)
+FSDP2_OF_PARTS = StrategyRule(Fsdp2OfPartsHooks, sharded_parts)
 
 
 def _rule(mesh: Mesh) -> StrategyRule:
     if mesh.tp_size > 1:
-        return TENSOR_PARALLEL
+        return FSDP2_OF_PARTS if mesh.strategy.is_fsdp else TENSOR_PARALLEL
     return FSDP1 if mesh.uses_fsdp1 else RULES[mesh.strategy]
 
 

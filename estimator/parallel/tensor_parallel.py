@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from estimator.families.block import Block
 from estimator.families.registry import family_of
+from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, Fsdp2Layer, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
 from estimator.resident.model import Resident, counts, unsharded
@@ -118,19 +119,46 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
     )
 
 
-def largest_whole_bytes(model: Model, width: int) -> int:
-    """Bytes on the GPU of the largest tensor that a rank gathers whole; ``width``: bytes of an element.
+def sharded_parts(model: Model, structure: TrainingSetup) -> Resident:
+    """What a rank keeps where FSDP 2 shards the parts: a shard of its part of everything.
+
+    Gradients that wait for the last micro-step lie whole, the embedding's with all ranks' rows.
+
+    Source: as ``divided`` and ``fsdp2_shards``.
+    """
+    part = part_of(model, structure.mesh.tp_size)
+    rank = fsdp2_shards(part, structure)
+    width = structure.precision.dtype.bytes
+    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
+    return replace(
+        rank, accumulated=rank.accumulated + rows - own, **counts(model, structure.adapters)
+    )
+
+
+def largest_whole_bytes(model: Model, mesh: Mesh, width: int) -> int:
+    """Bytes on the GPU while a rank gathers its largest tensor whole; ``width``: bytes of an element.
+
+        a matrix divided by its outputs, or by the vocabulary   whole, and its part gathered over the shards' n ranks
+        one divided by its inputs                               whole, and 1 / n of it; twice, where nothing is sharded
 
     Chunks of a matrix divided by its inputs are joined in a second copy.
 
-    Source: torch 2.13, distributed/_functional_collectives.py, ``_maybe_view_chunk_cat``.
+    Source: torch 2.13, distributed/_functional_collectives.py, ``_maybe_view_chunk_cat``; distributed/tensor/
+    _redistribute.py, ``redistribute_local_tensor`` (one mesh dimension after another).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> largest_whole_bytes(TINY_LLAMA, 2) == 2 * 2 * 8 * TINY_LLAMA.intermediate_size
-    True
+    >>> wide = 2 * 512 * TINY_LLAMA.intermediate_size
+    >>> meshes = Mesh(num_gpus=2, tp_size=2), Mesh(num_gpus=8, tp_size=2)
+    >>> [largest_whole_bytes(replace(TINY_LLAMA, hidden_size=512), mesh, 2) / wide for mesh in meshes]
+    [2.0, 1.5]
     """
+    ranks, column = mesh.shard_ranks, model.hidden_size * width
     inner = max(model.intermediate_size, model.num_attention_heads * model.head_dim)
-    return allocated(max(model.vocab_size, 2 * inner) * model.hidden_size * width)
+    if ranks == 1:
+        return allocated(max(model.vocab_size, 2 * inner) * column)
+    words = max(model.vocab_size, inner)
+    by_outputs = allocated(words * column) + allocated(ceil_div(words, mesh.tp_size) * column)
+    return max(by_outputs, allocated(inner * column) + allocated(ceil_div(inner, ranks) * column))
 
 
 class _Colwise:
@@ -172,7 +200,7 @@ class _Rowwise:
         """The sum, a new tensor beside the partial one; in place where no gradient is asked for."""
         if not x.requires_grad and not self._always_new:
             return x
-        return _sent(self._tape, x, x.elements, x.elements, "all-reduce")
+        return _sent(self._tape, x, x.elements, x.elements, "outputs summed")
 
 
 def _sent(tape: Tape, x: Tensor, elements: int, own: int, name: str) -> Tensor:
@@ -218,9 +246,40 @@ class TensorParallelHooks(Hooks):
             return self._looked_up.leave(x)
         if module != HEAD:
             return x
-        gathered = _sent(self.tape, x, x.elements * self._ranks, x.elements, "all-gather")
+        gathered = _sent(self.tape, x, x.elements * self._ranks, x.elements, "logits gathered")
         tape, elements, width = self.tape, gathered.elements, gathered.width
         tape.operation = "logits joined"
         return tape.record(
             "logits joined backward", tape.new(elements, width), [gathered], lambda t, g: [g[0]]
         )
+
+
+class Fsdp2OfPartsHooks(Fsdp2Hooks):
+    """FSDP 2 around the modules of a rank that has a part of each layer: two axes of one mesh.
+
+    Its hooks are outside: a module's part is gathered, then its input enters as that of any part.
+
+    Source: transformers 5.23, distributed/mixin.py, ``maybe_distribute_model`` (tensor parallelism first, then
+    ``fully_shard``); distributed/tensor_parallel.py, ``install_forward``; configuration_utils.py,
+    ``base_model_fsdp_plan``, whose groups are accelerate's.
+    """
+
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        self._parts = TensorParallelHooks(tape, model, setup, outer, ranks)
+        super().__init__(tape, model, setup, outer, ranks)
+
+    def layer(self, index: int, block: Block) -> Fsdp2Layer:
+        """The layer's group, and the collectives within."""
+        self._parts.layer(index, block)
+        return super().layer(index, block)
+
+    def enter(self, module: str, x: Tensor) -> Tensor:
+        """Gathers, then enters the part."""
+        return self._parts.enter(module, super().enter(module, x))
+
+    def leave(self, module: str, x: Tensor) -> Tensor:
+        """Leaves the part, then lets it go."""
+        x = self._parts.leave(module, x)
+        return super().leave(module, x)

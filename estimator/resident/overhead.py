@@ -120,7 +120,7 @@ def _stack_bytes(gpu: Gpu | None) -> int | None:
 def exchange_bytes(mesh: Mesh) -> Range[int]:
     """Bytes of NCCL's buffers per GPU, which torch's counter does not include; none in one process.
 
-    A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
+    Ranks of a layer (``tp_size``) and replicas of shards (hsdp) have communicators of their own beside the shards'.
 
     Source: NVIDIA/nccl issues 864, 964 and 1685, readings on A100 and H100, collected, not measured here.
 
@@ -129,9 +129,7 @@ def exchange_bytes(mesh: Mesh) -> Range[int]:
     """
     if mesh.replicas * mesh.tp_size == 1:
         return NOTHING
-    groups = [mesh.shard_ranks]
-    if mesh.strategy.has_groups:
-        groups.append(mesh.dp_replicate_size)
+    groups = [of for of in (mesh.shard_ranks, mesh.tp_size, mesh.dp_replicate_size) if of > 1]
     high = sum(
         next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups
     )

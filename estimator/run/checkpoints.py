@@ -101,7 +101,10 @@ def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Sav
     setup = structure.replace(save_only_model=only_model)
     if setup.mesh.tp_size > 1:
         weights = unsharded(model, setup).weights
-        return tensor_parallel(weights, largest_whole_bytes(model, setup.precision.dtype.bytes))
+        largest = largest_whole_bytes(model, setup.mesh, setup.precision.dtype.bytes)
+        if setup.mesh.strategy.is_fsdp:
+            return fsdp_full(weights, largest, weights, 0, 0, only_model=True)
+        return tensor_parallel(weights, largest)
     if setup.mesh.strategy.is_fsdp:
         return _fsdp(model, setup)
     if setup.mesh.strategy.is_zero:

@@ -24,6 +24,7 @@ from estimator.step.blocks import (
     GIVE,
     GIVE_ALL,
     GIVE_BEFORE,
+    GIVE_OLDEST,
     TAKE,
     TAKE_ONCE,
     WAIT,
@@ -690,7 +691,7 @@ def _segment(
         key, slot = keys[number]
         if not size or key < 0:
             if left and not number and sign < 0 and played.components[at] == GRADIENTS:
-                yield Request(GIVE, left.pop(0)), at
+                yield Request(GIVE_OLDEST, left.pop(0)), at
             at += 1
             continue
         key, one = first + key, sizes[slot]

@@ -24,6 +24,7 @@ from estimator.parallel.parameter_order import (
     modules_in_order,
     trained_in_order,
 )
+from estimator.parallel.sharding import Shape, shard_shape
 from estimator.parallel.strategies import stepped_in_order
 from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
 from estimator.parallel.zero import width as zero_width
@@ -88,6 +89,8 @@ def load_requests(
         load = [*_partitioned(keys, own, model, same, resident, on_host=on_host)]
     elif has_shards(same.mesh):
         load = [*_sharded(keys, own, model, same, resident)]
+    elif same.mesh.loads_divided:
+        load = [*_divided(model, same, resident)]
     elif wraps_in_groups(model, same):
         load = [*_wrapped(keys, model, same, resident)]
     elif same.mesh.uses_fsdp1 and same.adapters.has_packed_base:
@@ -136,9 +139,6 @@ def _one_after_another(
     if same.adapters.has_packed_base:
         yield from _warmed_up(own, same.adapters, same.precision)
         yield from _packed(keys, model, same)
-    elif same.mesh.tp_size > 1:
-        yield from _warmed_up(own, same.adapters, same.precision)
-        yield from _arriving(model, same)
     else:
         for module in own:
             yield from (Request(TAKE, HELD, size) for size in _sizes(module, same))
@@ -320,7 +320,7 @@ def _pieces(total: int, count: int) -> Iterator[Request]:
 
 
 def _warmed_up(
-    modules: Iterable[Module], adapters: Adapters, precision: Precision
+    modules: Iterable[Module], adapters: Adapters, precision: Precision, ranks: int = 1
 ) -> Iterator[Request]:
     """One block of all weights as they stay, without scales, freed before the first one arrives.
 
@@ -332,7 +332,7 @@ def _warmed_up(
     """
     total = 0
     for module in modules:
-        weight, *rest = map(elements, weight_shapes(module)) if weight_shapes(module) else (0,)
+        weight, *rest = [*map(elements, _shapes(module, ranks))] or [0]
         if is_quantized(module, adapters):
             total += weight if adapters.has_8bit_base else packed_bytes(weight)
         else:
@@ -342,19 +342,32 @@ def _warmed_up(
     yield Request(GIVE, WARM_UP)
 
 
-def _arriving(model: Model, same: TrainingSetup) -> Iterator[Request]:
-    """Weights by name; a bias comes before its weight.
+def _divided(model: Model, same: TrainingSetup, resident: Resident) -> Iterator[Request]:
+    """A rank's shards of its parts, by name; a bias comes before its weight.
 
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``, and
-    distributed/sharding_utils.py, ``shard_tensor``: a rank's part is cut on the CPU.
+    distributed/sharding_utils.py, ``shard_tensor``: what a rank has of a tensor is cut on the CPU.
     """
+    load = [*_warmed_up(_own_modules(model), same.adapters, same.precision, _ranks(same.mesh))]
     for located in modules_as_loaded(model):
-        yield from (Request(TAKE, HELD, size) for size in _sizes(located.module, same)[::-1])
+        load += (Request(TAKE, HELD, size) for size in _sizes(located.module, same)[::-1])
+    yield from load
+    yield from _pieces(resident.weights - _held_bytes(load), 1)
+
+
+def _ranks(mesh: Mesh) -> int:
+    """Ranks over which weights are sharded as they are loaded."""
+    return mesh.shard_ranks if mesh.loads_divided else 1
+
+
+def _shapes(module: Module, ranks: int) -> list[Shape]:
+    """Of a module's weights as they are loaded, in elements: whole, or a rank's shards."""
+    return [shard_shape(shape, ranks) for shape in weight_shapes(module)]
 
 
 def _sizes(module: Module, same: TrainingSetup) -> list[int]:
     width = weight_width(module, same)
-    return [allocated(elements(shape) * width) for shape in weight_shapes(module)]
+    return [allocated(elements(shape) * width) for shape in _shapes(module, _ranks(same.mesh))]
 
 
 def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from estimator.parallel.fsdp2 import CUT
 from estimator.parallel.parameter_order import (
     At,
 )
@@ -65,7 +66,7 @@ STREAMS_OF_FSDP2 = {"all-gather": GATHER, "reduce-scatter": REDUCE, "all-reduce"
 Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_all_gather``, ``foreach_reduce``;
 _fsdp_param_group.py, ``get_all_gather_streams``.
 """
-REDUCING = ("copy gradients into the reduce-scatter", "reduce-scatter", "all-reduce")
+REDUCING = (CUT, "copy gradients into the reduce-scatter", "reduce-scatter", "all-reduce")
 """Operators with which FSDP 2 reduces gradients."""
 
 

@@ -514,7 +514,7 @@ def plan(model: Model, structure: TrainingSetup) -> Plan:
     replicas = 2 if mesh.strategy.has_groups else 1
     same: dict[str, Any] = {
         "lora_r": 1,
-        "num_gpus": replicas * min(2, mesh.num_gpus),
+        "num_gpus": replicas * mesh.tp_size * min(2, mesh.num_gpus),
         "dp_replicate_size": replicas,
         "save_only_model": False,
         "fsdp_state_dict_type": FULL_STATE_DICT,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from estimator.families.adapters import trainable_parameters
 from estimator.objectives.batch import passed_rows, passes_without_grad
-from estimator.parallel.network import exchange_seconds, links, replicas, shards
+from estimator.parallel.network import exchange_seconds, links, parts, replicas, shards
 from estimator.parallel.zero import gathers_nothing, width
 from estimator.resident.model import Resident
 from estimator.time.flops import replayed
@@ -67,6 +67,8 @@ def communication(
     after = 0.0
     if strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
+        if setup.mesh.loads_divided:  # without a policy of mixed precision
+            narrow = 1.0
         gathers = (1 if strategy.keeps_gathered else 2) + passes_without_grad(setup)
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = times * narrow * exchanged
@@ -95,7 +97,7 @@ def between_layers(
     *,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
-) -> Exchange:
+) -> Range[float]:
     """Seconds of the collectives of ranks that divide every layer, per step: each is waited for at once.
 
         bytes per token = p · (2 · h · (sums · layers + 2) + V)    2: embedding, and the gradient of the head's input
@@ -111,7 +113,7 @@ def between_layers(
     words = model.vocab_size * setup.mesh.tp_size
     rows = setup.batch.gradient_accumulation_steps * passed_rows(setup)
     size = float(rows * tokens * compute_dtype(setup.precision).bytes * (hidden + words))
-    return Exchange(Range.of(0.0), exchange_seconds(size, shards(setup.mesh), by))
+    return exchange_seconds(size, parts(setup.mesh), by)
 
 
 def with_exchange(

@@ -111,10 +111,10 @@ def run_time(
             parts = one_after_another(parts, model, setup, link)
         elif setup.mesh.num_gpus > 1:
             given = {"link_gb_per_s": link_gb_per_s, "network_gb_per_s": network_gb_per_s}
+            exchange = communication(gpu, model, setup, resident, **given)
             if setup.mesh.tp_size > 1:
-                exchange = between_layers(gpu, model, setup, length.tokens, **given)
-            else:
-                exchange = communication(gpu, model, setup, resident, **given)
+                within = between_layers(gpu, model, setup, length.tokens, **given)
+                exchange = exchange._replace(alone=exchange.alone + within)
             parts = with_exchange(parts, setup.mesh, exchange)
         parts = (*parts, *_parts_beside(model, gpu, setup, resident, rate, parts))
         if setup.run.pace is not None:

@@ -71,8 +71,8 @@ OTHER_PARALLELISM = Refusal(
 
 
 BY_TP_SIZE = Refusal(
-    "{key}{value} is not modelled yet as such; for tensor parallelism alone, set tp_size and num_gpus to the number of "
-    "ranks, and strategy none.",
+    "{key}{value} is not modelled yet as such; set tp_size to the number of ranks, and num_gpus as well with strategy "
+    "none, or to a multiple with strategy fsdp.",
     NOT_MODELLED,
 )
 

@@ -86,7 +86,7 @@ class Mesh(Checked):
     tp_size: int = key(
         1,
         WholeNumber(1024),
-        "ranks that every layer is divided over (tensor parallelism), with strategy none",
+        "ranks that every layer is divided over (tensor parallelism), with strategy none, fsdp or hsdp",
         default_from=DefaultSource.ACCELERATE,
         code="tp",
         widget=Widget(
@@ -94,7 +94,8 @@ class Mesh(Checked):
             section=Section.SEVERAL_GPUS,
             label="Ranks of a layer (tensor parallelism)",
             help="DistributedConfig's tp_size: GPUs that each have a part of every layer and work on the same rows. "
-            "They are all GPUs of the run; Trainer then saves weights alone.",
+            "They are all GPUs of the run, or FSDP 2 shards over the others (fsdp_size); Trainer then saves weights "
+            "alone.",
         ),
     )
     pp_size: int = key(
@@ -260,12 +261,20 @@ class Mesh(Checked):
     @property
     def shard_ranks(self) -> int:
         """GPUs that one copy of the model is sharded over."""
-        return self.num_gpus // self.dp_replicate_size
+        return self.num_gpus // (self.dp_replicate_size * self.tp_size)
+
+    @property
+    def loads_divided(self) -> bool:
+        """Whether ``from_pretrained`` divides the model, by ``DistributedConfig``: accelerate casts nothing of it."""
+        return self.tp_size > 1
 
     @property
     def way(self) -> str:
-        """How the GPUs share the work, as a sentence names it: the strategy, or that each layer is divided."""
-        return "tensor parallelism" if self.tp_size > 1 else self.strategy.value
+        """How the GPUs share the work, as a sentence names it: the strategy, that each layer is divided, or both."""
+        if self.tp_size == 1:
+            return self.strategy.value
+        beside = "" if self.strategy.is_alone else f"{self.strategy.value} and "
+        return f"{beside}tensor parallelism"
 
     @property
     def uses_fsdp1(self) -> bool:

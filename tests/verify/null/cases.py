@@ -230,6 +230,7 @@ def ranks() -> Iterator[Given]:
     yield _run(TINY_LLAMA, "full", 2, 2048, **first, **FLOAT32, **CHECKPOINTED)
     yield from shards()
     yield from divided()
+    yield from meshed()
     yield _run(
         TINY_LLAMA, "full", 1, 512, num_gpus=8, strategy="zero2", gradient_accumulation_steps=2
     )
@@ -272,6 +273,21 @@ def divided() -> Iterator[Given]:
     yield _run(TINY_LLAMA, "full", 2, 1024, **four, **NO_AUTOCAST, gradient_accumulation_steps=2)
     yield _run(LLAMA_8B, "full", 4, 1024, **four, **CHECKPOINTED, **NO_AUTOCAST)
     yield _run(MISTRAL, "full", 1, 2048, **two, **NO_AUTOCAST)
+
+
+def meshed() -> Iterator[Given]:
+    """A rank of a mesh: FSDP 2 shards what each rank has of every layer."""
+    mesh = {"num_gpus": 4, "tp_size": 2, "strategy": "fsdp", "save_strategy": "no"}
+    yield _run(TINY_LLAMA, "full", 1, 1024, **mesh)
+    yield _run(TINY_LLAMA, "full", 2, 2048, **mesh, **CHECKPOINTED, attn_implementation="eager")
+    yield _run(TINY_LLAMA, "full", 2, 1024, **mesh, **NO_AUTOCAST, gradient_accumulation_steps=2)
+    yield _run(
+        LLAMA_8B, "full", 2, 1024, **{**mesh, "num_gpus": 8}, **CHECKPOINTED, dtype="float32"
+    )
+    yield _run(MISTRAL, "full", 1, 2048, **{**mesh, "num_gpus": 16, "tp_size": 4}, **NO_AUTOCAST)
+    replicas = {**mesh, "strategy": "hsdp", "dp_replicate_size": 2}
+    yield _run(TINY_LLAMA, "full", 2, 2048, **{**replicas, "num_gpus": 8}, **CHECKPOINTED)
+    yield _run(TINY_LLAMA, "full", 1, 1024, **replicas)
 
 
 def cases() -> Iterator[Given]:

@@ -71,6 +71,8 @@ def begin(setup: TrainingSetup, rank: int) -> None:
 def arguments(setup: TrainingSetup) -> dict[str, Any]:
     """Trainer's arguments of a strategy."""
     strategy = setup.mesh.strategy
+    if setup.mesh.loads_divided:
+        return {}
     if strategy.is_zero:
         return {"deepspeed": _deepspeed(int(strategy.value.removeprefix("zero")))}
     if strategy.is_fsdp:
@@ -86,10 +88,12 @@ def arguments(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def divided(setup: TrainingSetup) -> dict[str, Any]:
-    """What `from_pretrained` is told so that every rank has a part of each layer."""
+    """What `from_pretrained` is told so that every rank has a part of each layer, and FSDP 2 shards of that."""
     from transformers.distributed import DistributedConfig
 
-    return {"distributed_config": DistributedConfig(tp_size=setup.mesh.tp_size)}
+    mesh = setup.mesh
+    sizes = {"dp_replicate_size": mesh.dp_replicate_size, "fsdp_size": mesh.shard_ranks}
+    return {"distributed_config": DistributedConfig(tp_size=mesh.tp_size, **sizes)}
 
 
 def _replicas(setup: TrainingSetup) -> dict[str, Any]:
