@@ -14,7 +14,7 @@ def for_each(
     names: str | tuple[str, ...], rows: Collection[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Called as ``pytest.mark.parametrize``, but the whole is one test, which ends with every row that fails."""
-    listed = [it.strip() for it in names.split(",")] if isinstance(names, str) else list(names)
+    listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
 
     def over(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)
@@ -32,7 +32,7 @@ def for_each(
                 raise BaseExceptionGroup(f"{len(failed)} of {len(rows)} rows", failed)
 
         given = inspect.signature(test)
-        others = [it for name, it in given.parameters.items() if name not in listed]
+        others = [parameter for name, parameter in given.parameters.items() if name not in listed]
         whole.__signature__ = given.replace(parameters=others)  # type: ignore[attr-defined]
         return whole
 

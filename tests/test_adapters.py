@@ -64,17 +64,17 @@ def lists_of_targets(model: Model) -> list[list[str]]:
     linears = linears_peft_takes(model)
     short = [
         {
-            it.name.rpartition(".")[2]
-            for it in layer_modules(model, lowest)
-            if isinstance(it, Linear)
+            module.name.rpartition(".")[2]
+            for module in layer_modules(model, lowest)
+            if isinstance(module, Linear)
         }
         for lowest, _ in layer_groups(model)
     ]
     rare = [name for name in linears if 0 < sum(name in names for names in short) < len(short)]
     attention = {
-        it.name.rpartition(".")[2]
-        for it, _ in modules_with_counts(model)
-        if isinstance(it, Linear) and "attn" in it.name
+        module.name.rpartition(".")[2]
+        for module, _ in modules_with_counts(model)
+        if isinstance(module, Linear) and "attn" in module.name
     }
     named = [[*linears], [n for n in linears if n in attention], MLP, rare[:1], [linears[-1]]]
     return [names for index, names in enumerate(named) if names and names not in named[:index]]

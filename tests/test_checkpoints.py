@@ -170,7 +170,7 @@ def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step() 
     """TRL's hooks keep the last node alive: 2 · T · h bytes each, also during the optimizer step (traced)."""
     keys = {"method": Method.LORA, "loss": Loss.CHUNKED_TRL}
     plain, moved = result(**keys), result(**keys, activation_offloading=True)
-    steps = [it.phases[Phase.OPTIMIZER_STEP].bytes for it in (plain, moved)]
+    steps = [answer.phases[Phase.OPTIMIZER_STEP].bytes for answer in (plain, moved)]
     assert steps[1] - steps[0] == 2 * 2 * TOKENS * HIDDEN
 
 
@@ -184,7 +184,7 @@ def test_offloaded_checkpoints_are_proposed_when_they_help() -> None:
         checkpoint_every_n_layers=1,
     )
     short = estimate(mistral, catalog.gpu("A100-PCIE-40GB"), setup)
-    offered = [it for it in remedies(short, []) if "offload_checkpoints" in it.keys]
-    assert offered, [it.title for it in remedies(short, [])]
+    offered = [remedy for remedy in remedies(short, []) if "offload_checkpoints" in remedy.keys]
+    assert offered, [remedy.title for remedy in remedies(short, [])]
     changed = estimate(mistral, short.gpu, replace(setup, **offered[0].keys))
     assert changed.need_high_bytes == offered[0].need_high_bytes < short.need_high_bytes

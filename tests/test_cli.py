@@ -38,7 +38,7 @@ LLAMA = (
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """What the command reads and writes, in this process."""
-    given, written, said = (io.TextIOWrapper(io.BytesIO(it)) for it in (stdin, b"", b""))
+    given, written, said = (io.TextIOWrapper(io.BytesIO(content)) for content in (stdin, b"", b""))
     with (
         patch.object(sys, "argv", ["headroom", *arguments]),
         patch.object(sys, "stdin", given),
@@ -49,9 +49,9 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
             status = command.console()
         except SystemExit as left:
             status = int(left.code or 0)
-    for it in (written, said):
-        it.flush()
-    out, err = (cast(io.BytesIO, it.buffer).getvalue() for it in (written, said))
+    for stream in (written, said):
+        stream.flush()
+    out, err = (cast(io.BytesIO, stream.buffer).getvalue() for stream in (written, said))
     return subprocess.CompletedProcess(arguments, status, out, err)
 
 
@@ -151,12 +151,12 @@ def bad_lines() -> list[Bad]:
 def conversation(bad_lines: list[Bad]) -> subprocess.CompletedProcess[bytes]:
     """All bad lines in one run, each followed by a good one."""
     return run_as_process(
-        "--json", stdin=b"".join(it.line + b"\n" + GOOD + b"\n" for it in bad_lines)
+        "--json", stdin=b"".join(line.line + b"\n" + GOOD + b"\n" for line in bad_lines)
     )
 
 
 def test_there_are_at_least_150_distinct_bad_lines(bad_lines: list[Bad]) -> None:
-    assert len({it.line for it in bad_lines}) == len(bad_lines) >= 150
+    assert len({line.line for line in bad_lines}) == len(bad_lines) >= 150
 
 
 def test_every_bad_line_gets_a_sentence_that_names_the_field(
@@ -164,11 +164,11 @@ def test_every_bad_line_gets_a_sentence_that_names_the_field(
 ) -> None:
     said = answers(conversation)[::2]
     assert len(said) == len(bad_lines)
-    for it, answer in zip(bad_lines, said, strict=True):
-        assert list(answer) == ["error"], it.line[:200]
+    for line, answer in zip(bad_lines, said, strict=True):
+        assert list(answer) == ["error"], line.line[:200]
         sentence = cast(str, answer["error"])
-        assert it.names in sentence, (it.line[:200], sentence)
-        assert "please report it" not in sentence, (it.line[:200], sentence)
+        assert line.names in sentence, (line.line[:200], sentence)
+        assert "please report it" not in sentence, (line.line[:200], sentence)
         assert sentence.endswith((".", "?")), sentence
         assert len(sentence) < 800, sentence
 
@@ -224,7 +224,7 @@ def test_remedies_are_written_only_on_request() -> None:
     offered = cast(list[dict[str, object]], said.pop("remedies"))
     assert said == plain
     # 16 bytes for each of 7.24 billion parameters are 108 GiB: only a frozen base fits 79
-    assert {"method": "lora"} in [it["keys"] for it in offered]
+    assert {"method": "lora"} in [remedy["keys"] for remedy in offered]
 
 
 def test_closed_pipe_prints_no_traceback() -> None:
@@ -253,7 +253,7 @@ def test_a_full_disk_gets_one_sentence(
     (tmp_path / "run.json").write_bytes(GOOD)
     with Path("/dev/full").open("w", buffering=1) as full, (tmp_path / "run.json").open() as lines:
         monkeypatch.setattr(
-            sys, "argv", ["headroom", *(it.format(folder=tmp_path) for it in flags)]
+            sys, "argv", ["headroom", *(flag.format(folder=tmp_path) for flag in flags)]
         )
         monkeypatch.setattr(sys, "stdin", lines)
         monkeypatch.setattr(sys, "stdout", full)
@@ -305,7 +305,7 @@ def test_flags_leave_the_rest_to_trl_as_the_pages_first_setup_does_and_say_so() 
         "lora_target_modules",
         "bnb_4bit_use_double_quant",
     }  # which full fine-tuning has none of
-    assert {key: it for key, it in by_flags.items() if key not in of_adapters} == first
+    assert {key: flag for key, flag in by_flags.items() if key not in of_adapters} == first
 
 
 def test_columns_of_the_table_add_up() -> None:

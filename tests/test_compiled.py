@@ -68,7 +68,7 @@ def height(phase: Phase, **keys: Any) -> int:
 def test_a_compiled_embedding_adds_its_gradient_up_in_float32() -> None:
     # inductor's index_put adds in float32, then casts: 4 bytes for each of 100,000 · 64 weights beside the gradient
     compiled, eager = (
-        height(Phase.BACKWARD, torch_compile=it, max_length=4) for it in (True, False)
+        height(Phase.BACKWARD, torch_compile=flag, max_length=4) for flag in (True, False)
     )
     more = compiled - eager
     assert more == pytest.approx(4 * 100_000 * 64, rel=0.01)
@@ -189,7 +189,9 @@ def test_a_compiled_pass_without_gradients_keeps_nothing_of_its_layers() -> None
     given = {"model": "microsoft/phi-1_5", "method": "qlora", "objective": "dpo", "max_length": 64}
     model, _, setup = parse({**given, "torch_compile": True})
     heights = [
-        it.bytes for it in estimate(model, None, setup).moments if it.phase is Phase.REFERENCE
+        moment.bytes
+        for moment in estimate(model, None, setup).moments
+        if moment.phase is Phase.REFERENCE
     ]
     of_layers = heights[2 : model.num_hidden_layers + 1]
     assert len(of_layers) > 20

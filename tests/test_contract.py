@@ -537,8 +537,8 @@ def test_setups_round_trip(model: Model, gpu: Gpu | None, setup: TrainingSetup) 
     ):  # PEFT adapts stacked experts without dropout only
         setup = replace(setup, lora_dropout=0.0, use_dora=False, lora_bias=False)
     # PEFT fails on Llama 4's router and refuses adapters behind a scan
-    linears = [it for it, _ in modules_with_counts(model) if isinstance(it, Linear)]
-    if any(it.routes or it.unadaptable for it in linears):
+    linears = [module for module, _ in modules_with_counts(model) if isinstance(module, Linear)]
+    if any(linear.routes or linear.unadaptable for linear in linears):
         setup = replace(setup, lora_target_modules=("q_proj",))
     if model.towers is not None:  # adapters that differ between layers are refused beside towers
         setup = replace(setup, rank_pattern=None, layers_to_transform=None)
@@ -740,7 +740,9 @@ VARIED: list[dict[str, object]] = [
 def test_no_key_of_the_answer_is_constant() -> None:
     """A key that never varies would be hard-coded, not computed."""
     estimates = [estimate(*parse(given)) for given in VARIED]
-    answers = [write_estimate(it, remedies(it, catalog.gpus_like(it.gpu))) for it in estimates]
+    answers = [
+        write_estimate(told, remedies(told, catalog.gpus_like(told.gpu))) for told in estimates
+    ]
     constant = {key for key in answers[0] if len({json.dumps(said[key]) for said in answers}) == 1}
     assert constant == set()
     for nested in ("phases", "components"):
@@ -758,7 +760,7 @@ def test_floats_do_not_depend_on_the_python_version(
 
     def of_whole_numbers(items: Iterable[Any], start: int = 0) -> Any:
         listed = list(items)
-        assert not any(isinstance(it, float) for it in listed), "use math.fsum"
+        assert not any(isinstance(value, float) for value in listed), "use math.fsum"
         return real(listed, start)
 
     real = sum

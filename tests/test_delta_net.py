@@ -95,5 +95,5 @@ def test_loop_over_chunks_takes_time_quadratic_in_length() -> None:
 def delta_net_seconds(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[float, float]:
     time = estimate(model, gpu, setup).time
     assert time is not None
-    part = next(it for it in time.parts if it.name == "delta-nets")
+    part = next(timed for timed in time.parts if timed.name == "delta-nets")
     return part.seconds.low, part.seconds.high

@@ -133,7 +133,9 @@ def test_the_first_layers_of_deepseek_v3_are_dense() -> None:
 def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3() -> None:
     # PEFT maps the name down_proj to the expert stack, so that shared experts and dense layers get no adapter
     named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
-    adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named.adapters)}
+    adapted = {
+        module.name for module, _ in modules_with_counts(V3) if is_adapted(module, named.adapters)
+    }
     assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
@@ -212,7 +214,7 @@ def test_the_scan_grows_by_whole_chunks() -> None:
     # 65 tokens are padded to 128: two chunks, as for 128 tokens
     model = model_from_config(HYBRID | {"mamba_chunk_size": 64})
     setups = [TrainingSetup(max_length=length) for length in (64, 65, 128, 129)]
-    one, just_two, two, just_three = (estimate(model, None, it).peak.bytes for it in setups)
+    one, just_two, two, just_three = (estimate(model, None, setup).peak.bytes for setup in setups)
     assert just_two - one > two - just_two
     assert just_three - two > two - just_two
 
@@ -359,7 +361,11 @@ def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> 
 
 def test_mlp_target_names_match_the_shared_expert_but_not_the_stack() -> None:
     named = replace(LORA, lora_target_modules=("down_proj",))
-    adapted = {it.name for it, _ in modules_with_counts(MAVERICK) if is_adapted(it, named.adapters)}
+    adapted = {
+        module.name
+        for module, _ in modules_with_counts(MAVERICK)
+        if is_adapted(module, named.adapters)
+    }
     assert adapted == {"feed_forward.down_proj", "feed_forward.shared_expert.down_proj"}
 
 
@@ -399,7 +405,7 @@ def test_glm_4_7_flash_has_about_3_billion_active_parameters() -> None:
 
 def test_the_router_of_ernie_stays_in_float32() -> None:
     ernie = catalog.model("baidu/ERNIE-4.5-21B-A3B-PT")
-    router = next(it for it in layer_modules(ernie, 1) if it.name == "mlp.gate")
+    router = next(module for module in layer_modules(ernie, 1) if module.name == "mlp.gate")
     assert module_bytes(router, TrainingSetup(dtype=Dtype.BFLOAT16)) == 4 * 2560 * 64
 
 
@@ -443,9 +449,9 @@ def test_the_last_linear_of_an_olmo_with_a_tied_head_is_not_packed() -> None:
     olmo = catalog.model("allenai/OLMo-1B-hf")
     qlora = TrainingSetup(method=Method.QLORA)
     whole = [
-        (it.name, count)
-        for it, count in modules_with_counts(olmo)
-        if isinstance(it, Linear) and not is_quantized(it, qlora.adapters)
+        (module.name, count)
+        for module, count in modules_with_counts(olmo)
+        if isinstance(module, Linear) and not is_quantized(module, qlora.adapters)
     ]
     assert whole == [("mlp.down_proj", 1)]
 
@@ -479,9 +485,9 @@ def test_lfm2_has_convolutions_in_layers_without_attention() -> None:
 
 def test_all_linear_excludes_the_filters_of_lfm2() -> None:
     adapted = {
-        it.name
-        for it, _ in modules_with_counts(model_from_config(LFM2))
-        if isinstance(it, Linear | Bare) and is_adapted(it, LORA.adapters)
+        module.name
+        for module, _ in modules_with_counts(model_from_config(LFM2))
+        if isinstance(module, Linear | Bare) and is_adapted(module, LORA.adapters)
     }
     assert {"conv.in_proj", "conv.out_proj", "self_attn.out_proj", "feed_forward.w2"} <= adapted
     assert "conv.conv" not in adapted
@@ -505,7 +511,7 @@ def test_gemma_4_layers_without_a_window_have_wider_heads() -> None:
     # 31B: heads of 256 and 16 for keys in layer 0, of 512 and 4 in layer 5, whose values are its keys
     first, sixth = layer_modules(GEMMA_31B, 0), layer_modules(GEMMA_31B, 5)
     widths = [
-        {it.name: it.out_features for it in layer if isinstance(it, Linear)}
+        {module.name: module.out_features for module in layer if isinstance(module, Linear)}
         for layer in (first, sixth)
     ]
     assert widths[0]["self_attn.q_proj"] == 32 * 256
@@ -523,12 +529,12 @@ def test_the_last_layers_reuse_earlier_keys_and_values() -> None:
     own = {"self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"}
     assert names(E2B, 0) - names(E2B, 15) == own
     # their MLPs are also twice as wide
-    up = [it for it in layer_modules(E2B, 20) if it.name == "mlp.up_proj"]
-    assert [it.out_features for it in up if isinstance(it, Linear)] == [2 * 6144]
+    up = [module for module in layer_modules(E2B, 20) if module.name == "mlp.up_proj"]
+    assert [module.out_features for module in up if isinstance(module, Linear)] == [2 * 6144]
 
 
 def test_every_layer_has_its_part_of_the_second_embedding_table() -> None:
-    table = next(it for it in outer_modules(E2B) if it.name == "embed_tokens_per_layer")
+    table = next(module for module in outer_modules(E2B) if module.name == "embed_tokens_per_layer")
     assert weight_shapes(table) == ((262_144, 35 * 256),)
 
 
@@ -546,8 +552,10 @@ def test_all_linear_includes_the_linears_of_per_layer_embeddings() -> None:
 
 
 def adapted_by_all_linear(model: Model) -> set[str]:
-    adaptable = (it for it, _ in modules_with_counts(model) if isinstance(it, Linear | Bare))
-    return {it.name for it in adaptable if is_adapted(it, LORA.adapters)}
+    adaptable = (
+        module for module, _ in modules_with_counts(model) if isinstance(module, Linear | Bare)
+    )
+    return {module.name for module in adaptable if is_adapted(module, LORA.adapters)}
 
 
 def test_wider_heads_add_more_attention_operations() -> None:
@@ -688,7 +696,12 @@ def test_only_the_registry_compares_model_types():
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
                 asked += [node.subject] if isinstance(node, ast.Match) else []
-                if any(isinstance(it, ast.Attribute) and it.attr == "model_type" for it in asked):
+                if any(
+                    isinstance(operand, ast.Attribute) and operand.attr == "model_type"
+                    for operand in asked
+                ):
                     asking.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert [it for it in asking if not it.startswith("estimator/families/registry.py")] == []
+    assert [
+        place for place in asking if not place.startswith("estimator/families/registry.py")
+    ] == []
     assert asking, "the registry itself is found"

@@ -145,7 +145,7 @@ def test_accelerates_file_sets_fp8_its_backend_and_padding() -> None:
 
 
 def test_an_fp8_all_gather_outside_fsdp_2_is_told() -> None:
-    (row,) = [it for it in imported(gathers=True).keys if "all_gather" in it.key]
+    (row,) = [key for key in imported(gathers=True).keys if "all_gather" in key.key]
     assert "not modelled yet" in row.fate.value
 
 

@@ -59,7 +59,7 @@ def test_kept_tensors_are_freed_at_the_end_of_backward_for_any_layer_count() -> 
     # the ledger of the last moment before the step: weights, adapters, their gradients and states, and nothing else
     for layers in (2, 5, 9):
         moments = told({**ON_8, **LONG, **OLD}, num_hidden_layers=layers).moments
-        last = [it for it in moments if it.phase is Phase.BACKWARD][-1]
+        last = [moment for moment in moments if moment.phase is Phase.BACKWARD][-1]
         assert last.resident.get(Component.ACTIVATIONS, 0) < 1024 * 1024 * 2 * 2 * layers
 
 

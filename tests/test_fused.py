@@ -125,7 +125,7 @@ def head_on_a_tape(*, trained: bool, autocast: int | None = None, width: int = 2
 
 def test_logits_exist_for_one_chunk_and_forward_computes_the_head_s_gradient():
     # ⌈32000 / 512⌉ = 63 chunks' worth, ⌈512 / 63⌉ = 9 tokens, the next power of two: 16
-    segments = [it for it in played(head_on_a_tape(trained=True)) if it.mark.phase is Phase.LOSS]
+    segments = [run for run in played(head_on_a_tape(trained=True)) if run.mark.phase is Phase.LOSS]
     (loss,) = segments
     assert loss.rise[LOGITS] == 16 * V * 2
     assert loss.rise[GRADIENTS] == V * H * 2
@@ -134,22 +134,22 @@ def test_logits_exist_for_one_chunk_and_forward_computes_the_head_s_gradient():
 
 
 def test_a_frozen_head_has_no_gradient():
-    (loss,) = [it for it in played(head_on_a_tape(trained=False)) if it.mark.phase is Phase.LOSS]
+    (loss,) = [run for run in played(head_on_a_tape(trained=False)) if run.mark.phase is Phase.LOSS]
     assert loss.rise[GRADIENTS] == 0
 
 
 def test_backward_of_the_fused_loss_allocates_only_the_gradient_of_the_loss():
     segments = played(head_on_a_tape(trained=True))
-    backward = [it for it in segments if it.mark.phase is Phase.BACKWARD]
-    assert sum(sum(it.rise) for it in backward) <= 512
+    backward = [segment for segment in segments if segment.mark.phase is Phase.BACKWARD]
+    assert sum(sum(segment.rise) for segment in backward) <= 512
 
 
 def test_under_autocast_a_float32_head_is_cast_twice_and_one_cast_is_kept():
     # the second chunk: the kept cast, another for the product, and 16 rows each of hidden states and logits
     (loss,) = [
-        it
-        for it in played(head_on_a_tape(trained=True, autocast=2, width=4))
-        if it.mark.phase is Phase.LOSS
+        run
+        for run in played(head_on_a_tape(trained=True, autocast=2, width=4))
+        if run.mark.phase is Phase.LOSS
     ]
     casts, rows = 2 * V * H * 2, 16 * H * 2 + 16 * V * 2
     labels, sums = 8 * (T + 64) + 8 * T, 4 * T + T  # 513 labels of 8 bytes are 4,608 as allocated
@@ -324,6 +324,8 @@ def test_a_fused_loss_is_proposed_when_the_logits_do_not_fit(model: Model, keys:
     card = Gpu(
         name="one's own", memory_bytes=estimate(model, None, setup).need_high_bytes * 9 // 10
     )
-    (found,) = [it for it in remedies(estimate(model, card, setup), []) if dict(it.keys) == keys]
+    (found,) = [
+        remedy for remedy in remedies(estimate(model, card, setup), []) if dict(remedy.keys) == keys
+    ]
     after = estimate(model, card, replace(setup, **dict(found.keys)))
     assert after.need_high_bytes == found.need_high_bytes <= card.memory_bytes

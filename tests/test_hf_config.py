@@ -242,7 +242,7 @@ def test_partial_rotary_is_read_in_old_and_new_spelling() -> None:
     assert model_from_config(family("stablelm")).partial_rotary_factor == 0.25
     # glm4v/modeling_glm4v.py:458, and configuration_glm4.py:77 and configuration_glm4v_moe.py:118
     glm = family("glm4")
-    text = {key: it for key, it in glm.items() if key != "model_type"}
+    text = {key: value for key, value in glm.items() if key != "model_type"}
     for config in (
         {"model_type": "glm4v", "text_config": text},
         {"model_type": "glm4v", "text_config": {**text, "model_type": "glm4v_text"}},

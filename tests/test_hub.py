@@ -425,14 +425,7 @@ def test_config_that_is_not_json_is_reported(
             )
             for value, shown in [
                 (0, "0"),
-                (-4096, "-4096"),
                 (float("nan"), "NaN"),
-                (float("inf"), "Infinity"),
-                ("4096", "'4096'"),
-                (4096.0, "4096.0"),
-                (True, "true"),
-                ([4096], "[4096]"),
-                (10**9, "1000000000"),
                 (10**40, "1e+40"),
             ]
         ),

@@ -228,14 +228,14 @@ def test_server_mode_leaves_the_gpu_to_the_trainer() -> None:
 
 
 def test_each_step_pushes_weights_and_generates_before_training() -> None:
-    walk = [it for it in instants(answer()) if it.step]
+    walk = [instant for instant in instants(answer()) if instant.step]
     for step in (1, 2):
-        phases = [it.moment.phase for it in walk if it.step == step]
+        phases = [instant.moment.phase for instant in walk if instant.step == step]
         assert phases[:2] == [Phase.PUSH_WEIGHTS, Phase.GENERATION]
     states = [
-        Component.OPTIMIZER_STATES in it.moment.resident
-        for it in walk
-        if it.moment.phase is Phase.GENERATION
+        Component.OPTIMIZER_STATES in instant.moment.resident
+        for instant in walk
+        if instant.moment.phase is Phase.GENERATION
     ]
     assert states == [False, True]  # no states exist before the first optimizer step
 
@@ -250,7 +250,7 @@ def test_the_first_overflow_may_be_the_second_generation() -> None:
 
 def test_accumulation_walk_includes_generation_and_forward() -> None:
     walk = instants(answer(gradient_accumulation_steps=4))
-    assert {it.moment.phase for it in walk} >= {Phase.GENERATION, Phase.FORWARD}
+    assert {instant.moment.phase for instant in walk} >= {Phase.GENERATION, Phase.FORWARD}
 
 
 # --- refusals ---
@@ -277,7 +277,7 @@ def test_the_largest_share_fits_and_the_next_does_not() -> None:
         vllm_gpu_memory_utilization=found.largest,
     )
     assert most.verdict is Verdict.FITS
-    after = next(it for it in found.shares if it.utilisation > found.largest)
+    after = next(share for share in found.shares if share.utilisation > found.largest)
     assert after.verdict is not Verdict.FITS
 
 
@@ -288,7 +288,7 @@ def test_the_smallest_share_for_all_rows_fits_them_and_the_next_smaller_does_not
     assert held == least_share(
         QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16), 128
     )
-    rows = {it.utilisation: it.rows_low for it in found.shares}
+    rows = {share.utilisation: share.rows_low for share in found.shares}
     assert rows[held] == found.rows == 128
     assert rows[round(held - 0.01, 2)] < 128
     assert found.holding(64) < held
@@ -297,7 +297,7 @@ def test_the_smallest_share_for_all_rows_fits_them_and_the_next_smaller_does_not
 
 def test_more_share_never_takes_longer() -> None:
     found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
-    seconds = [it.step_seconds.high for it in found.shares if it.verdict]
+    seconds = [share.step_seconds.high for share in found.shares if share.verdict]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -311,7 +311,7 @@ def test_share_searches_need_colocate_mode_and_valid_rows() -> None:
 def test_decoding_reads_the_weights_once_per_token_for_all_rows() -> None:
     # 8 rows of 512 tokens on an H100 of 3.35 TB/s: 512 reads of 1.54 billion 16-bit weights, and of 8 rows' cache,
     # 28,672 bytes a token, 768 tokens on average
-    parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup())}
+    parts = {part.name: part for part in seconds.generation_parts(QWEN, H100, setup())}
     read = 512 * 2 * total_parameters(QWEN) + 8 * 512 * 768 * 28_672
     bandwidth = H100.memory_bandwidth_gb_per_s * 1e9
     assert parts[seconds.TOKENS].seconds.low == pytest.approx(read / (0.9 * bandwidth), rel=1e-3)
@@ -322,7 +322,9 @@ def test_decoding_reads_the_weights_once_per_token_for_all_rows() -> None:
 def test_transformers_launches_every_layers_operators_for_every_token() -> None:
     # 512 tokens of 28 layers, 40 operators each (modeling_llama.py) of at least 11 microseconds: more than the reads of
     # 1.54 billion weights at 3.35 TB/s take
-    parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup(use_vllm=False))}
+    parts = {
+        part.name: part for part in seconds.generation_parts(QWEN, H100, setup(use_vllm=False))
+    }
     assert parts[seconds.TOKENS].seconds.low == pytest.approx(512 * 28 * 40 * 11e-6)
     # at worst 25 microseconds each, and then the reads, at half the bandwidth; keys and values are less than 1 % of all
     reads = 512 * 2 * 1.54e9 / (0.5 * 3.35e12)
@@ -349,8 +351,8 @@ def test_rows_that_do_not_fit_together_run_in_waves() -> None:
     keys: dict[str, Any] = {"gradient_accumulation_steps": 32, "vllm_max_model_length": 1024}
     small, large = (
         {
-            it.name: it
-            for it in seconds.generation_parts(
+            part.name: part
+            for part in seconds.generation_parts(
                 QWEN, H100, setup(vllm_gpu_memory_utilization=share, **keys)
             )
         }
@@ -422,7 +424,7 @@ def test_searches_skip_gpus_on_which_vllm_does_not_start() -> None:
     on = smallest_gpu(QWEN, catalog.gpus().values(), small)
     assert on is not None
     assert estimate(QWEN, on, small).verdict is Verdict.FITS
-    names = {it.gpu.name for it in rank_gpus(QWEN, small).estimates if it.gpu}
+    names = {estimated.gpu.name for estimated in rank_gpus(QWEN, small).estimates if estimated.gpu}
     assert on.name in names
     assert "GTX 1060 6GB" not in names
 
@@ -435,9 +437,9 @@ def test_the_longest_context_is_accepted_by_vllm() -> None:
 
 
 def test_eight_in_ten_published_steps_of_a_stated_mean_length_are_within_the_range() -> None:
-    found = [it for it in generation.published() if it.row["mean_tokens"]]
+    found = [run for run in generation.published() if run.row["mean_tokens"]]
     assert len(found) >= 15
-    assert sum(it.is_inside for it in found) >= 0.8 * len(found)
+    assert sum(run.is_inside for run in found) >= 0.8 * len(found)
 
 
 def test_trl_s_recommended_share_matches_the_formula_of_its_space() -> None:
@@ -604,10 +606,10 @@ def test_remedies_lower_the_share_enable_sleep_mode_or_add_gpus_for_vllm() -> No
         vllm_max_model_length=8192,
     )
     assert over.verdict is Verdict.DOES_NOT_FIT
-    keys = [it.keys for it in remedies(over, [])]
+    keys = [remedy.keys for remedy in remedies(over, [])]
     assert {"vllm_enable_sleep_mode": True} in keys or {"vllm_mode": "server"} in keys
     lowered = [
-        it["vllm_gpu_memory_utilization"] for it in keys if "vllm_gpu_memory_utilization" in it
+        key["vllm_gpu_memory_utilization"] for key in keys if "vllm_gpu_memory_utilization" in key
     ]
     assert all(share < 0.6 for share in lowered)
     for changed in keys:
@@ -628,7 +630,9 @@ def test_remedies_shorten_completions_and_shrink_groups() -> None:
         max_completion_length=130_560,
     )
     assert over.verdict is Verdict.DOES_NOT_FIT
-    changes = [it for it in _changes(over.model, over.setup, H100) if "ompletions" in it.title]
+    changes = [
+        change for change in _changes(over.model, over.setup, H100) if "ompletions" in change.title
+    ]
     shorter, fewer = changes
     assert shorter.options[0] == {"max_completion_length": 65_280, "max_length": 512 + 65_280}
     assert fewer.options[0] == {"num_generations": 16, "per_device_train_batch_size": 16}

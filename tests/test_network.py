@@ -218,7 +218,10 @@ def test_an_estimate_across_machines_names_their_network() -> None:
 def test_every_machine_has_a_catalogued_card_and_at_least_10_gbit_per_s() -> None:
     for name, found in catalog.machines().items():
         assert catalog.gpus()[name].machines == found
-        assert all(it.gpus >= 1 and it.network_gbit_per_s >= 10 and it.source for it in found)
+        assert all(
+            machine.gpus >= 1 and machine.network_gbit_per_s >= 10 and machine.source
+            for machine in found
+        )
 
 
 def test_nine_of_ten_published_multi_machine_runs_are_inside_the_bracket() -> None:

@@ -385,7 +385,7 @@ def test_an_older_host_or_a_narrow_slot_bounds_the_card() -> None:
         parts(estimate(MISTRAL, card, on("zero2", CPU, **on_it, **keys)))["between GPU and host"]
         for keys in ({}, {"pcie_generation": 3})
     )
-    assert [2 * it for it in new] == pytest.approx(old)
+    assert [2 * size for size in new] == pytest.approx(old)
 
 
 def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:

@@ -19,10 +19,10 @@ HEAD = 32_000 * 4096
 def test_no_gradients_remain_after_backward() -> None:
     before = estimate(LLAMA, GPU, SETUP)
     after = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True))
-    steps = [it.phases[Phase.OPTIMIZER_STEP] for it in (before, after)]
+    steps = [answer.phases[Phase.OPTIMIZER_STEP] for answer in (before, after)]
     assert steps[0].resident[Component.GRADIENTS] == 2 * PARAMETERS
     assert Component.GRADIENTS not in steps[1].resident
-    states = [it.resident[Component.OPTIMIZER_STATES] for it in steps]
+    states = [step.resident[Component.OPTIMIZER_STATES] for step in steps]
     assert states[0] == states[1]
 
 

@@ -44,7 +44,7 @@ def test_states_of_a_bfloat16_matrix(optim: Optimizer, bytes_an_element: float) 
 
 def test_only_adagrads_states_exist_before_the_first_step() -> None:
     # torch 2.13, optim/adagrad.py, __init__; the others make theirs in step
-    early = {it for it in Optimizer if optimizer_states([BIG], it, None).from_start}
+    early = {optim for optim in Optimizer if optimizer_states([BIG], optim, None).from_start}
     assert early == {Optimizer.ADAGRAD}
 
 

@@ -140,7 +140,7 @@ def test_the_reference_runs_while_the_policys_graph_is_alive():
 def test_autocast_caches_16_bit_copies_of_a_float32_reference():
     """2 bytes per weight of a linear: from_pretrained leaves requires_grad on, so autocast caches each cast."""
     keys = {"objective": Objective.DPO, "dtype": Dtype.FLOAT32}
-    linears = sum(it.in_features * it.out_features for it in _linears())
+    linears = sum(linear.in_features * linear.out_features for linear in _linears())
     copies = [
         sizes(**keys, mixed_precision=autocast)[Phase.REFERENCE] - _saved(keys, autocast)
         for autocast in (MixedPrecision.BF16, MixedPrecision.NO)
@@ -152,16 +152,16 @@ def test_autocast_caches_16_bit_copies_of_a_float32_reference():
 
 def _saved(keys: dict[str, Any], autocast: MixedPrecision) -> int:
     moments = of(**keys, mixed_precision=autocast).moments
-    before = [it for it in moments if it.phase is Phase.LOSS]
+    before = [moment for moment in moments if moment.phase is Phase.LOSS]
     return before[-1].bytes
 
 
 def _linears() -> list[Any]:
     return [
-        it
-        for it, count in modules_with_counts(MODEL)
+        module
+        for module, count in modules_with_counts(MODEL)
         for _ in range(count)
-        if isinstance(it, Linear)
+        if isinstance(module, Linear)
     ]
 
 
@@ -206,9 +206,13 @@ def test_fsdp2_gathers_the_whole_reference_for_its_call():
 
 
 def test_the_fused_loss_is_called_by_no_other_trainers_name():
-    said = [it for it in of(FUSED, objective=Objective.DPO).assumptions if "tile by tile" in it]
+    said = [
+        sentence
+        for sentence in of(FUSED, objective=Objective.DPO).assumptions
+        if "tile by tile" in sentence
+    ]
     assert said
-    assert not any("SFT" in it for it in said)
+    assert not any("SFT" in sentence for sentence in said)
 
 
 def test_zero3_gathers_the_head_for_the_fused_loss_and_again_in_backward(
@@ -224,7 +228,7 @@ def test_zero3_gathers_the_head_for_the_fused_loss_and_again_in_backward(
     head = 2 * MODEL.vocab_size * MODEL.hidden_size
     assert gathers.phases[Phase.LOSS].bytes - never.phases[Phase.LOSS].bytes == head
     of_head = [
-        next(it.bytes for it in answer.moments if it.phase is Phase.BACKWARD)
+        next(moment.bytes for moment in answer.moments if moment.phase is Phase.BACKWARD)
         for answer in (gathers, never)
     ]
     assert of_head[0] - of_head[1] == head
@@ -257,10 +261,10 @@ RL = {"max_completion_length": 256, "num_generations": 2}
 )
 def test_rl_completions_are_scored_before_the_graph_exists(keys: dict[str, Any], labels: set[str]):
     answer = of(**RL, **keys)
-    scored = [it for it in answer.moments if it.phase is Phase.SCORING]
-    assert {it.name.partition(":")[0] for it in scored} == labels
+    scored = [moment for moment in answer.moments if moment.phase is Phase.SCORING]
+    assert {moment.name.partition(":")[0] for moment in scored} == labels
     resting = answer.phases[Phase.FORWARD].resident[Component.WEIGHTS]
-    assert all(it.resident[Component.WEIGHTS] == resting for it in scored)
+    assert all(moment.resident[Component.WEIGHTS] == resting for moment in scored)
     assert (Component.REFERENCE_MODEL in answer.peak.resident) is ("reference" in labels)
 
 
@@ -295,7 +299,7 @@ def test_trl_always_requests_router_logits_of_a_mixture_of_experts(
     plain = estimate(replace(mixture, hub_id="the same without"), None, setup)
     logits = 2 * (2 * 512) * mixture.num_experts * mixture.num_hidden_layers
     ends = [
-        [it for it in answer.moments if it.phase is Phase.FORWARD][-1].bytes
+        [moment for moment in answer.moments if moment.phase is Phase.FORWARD][-1].bytes
         for answer in (routed, plain)
     ]
     assert ends[0] - ends[1] == logits
@@ -343,7 +347,8 @@ def test_orpo_casts_the_embedding_beside_a_4_bit_base_back_under_bfloat16():
     packed = {"objective": Objective.ORPO, "method": Method.QLORA}
     cast_back, prepared = of(**packed), of(**packed, mixed_precision=MixedPrecision.NO)
     weights = [
-        it.phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS] for it in (cast_back, prepared)
+        answer.phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
+        for answer in (cast_back, prepared)
     ]
     assert weights[1] - weights[0] == 2 * MODEL.vocab_size * MODEL.hidden_size
 
@@ -466,7 +471,7 @@ def titles(**keys: Any) -> dict[str, dict[str, Any]]:
     """Titles of the remedies for a card of 24 GB."""
     gpu = catalog.gpu("RTX 4090")
     setup = replace(BASE, dtype=Dtype.FLOAT32, gradient_checkpointing=True, **keys)
-    return {it.title: dict(it.keys) for it in remedies(estimate(LLAMA, gpu, setup), ())}
+    return {remedy.title: dict(remedy.keys) for remedy in remedies(estimate(LLAMA, gpu, setup), ())}
 
 
 def test_precomputing_is_the_first_remedy_for_a_reference_that_does_not_fit():
@@ -481,8 +486,8 @@ def test_an_embedding_batch_is_split_and_never_made_smaller():
     keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
     setup = replace(BASE, method=Method.LORA, **keys)
     found = remedies(estimate(LLAMA, catalog.gpu("RTX 4090"), setup), ())
-    assert any(set(it.keys) == {"mini_batch_size"} for it in found)
-    assert not any("per_device_train_batch_size" in it.keys for it in found)
+    assert any(set(remedy.keys) == {"mini_batch_size"} for remedy in found)
+    assert not any("per_device_train_batch_size" in remedy.keys for remedy in found)
 
 
 # --- the answer ---------------------------------------------------------------------------------

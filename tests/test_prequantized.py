@@ -68,10 +68,10 @@ def why_not(quantization: dict[str, Any], setup: TrainingSetup) -> Refusal | Non
 @pytest.mark.parametrize(
     ("quantization", "setup", "refusal"),
     [
-        *((it, FULL, FULL_ON_QUANTISED) for it in (GPTQ, AWQ, BNB_4BIT, BNB_8BIT)),
-        *((it, QLORA, SECOND_QUANTISATION) for it in (GPTQ, AWQ, *FLOATS)),
-        *((it, EIGHT_BIT, SECOND_QUANTISATION) for it in (GPTQ, AWQ, *FLOATS)),
-        *((it, LORA, LORA_ON_INT32) for it in (GPTQ, AWQ)),
+        *((config, FULL, FULL_ON_QUANTISED) for config in (GPTQ, AWQ, BNB_4BIT, BNB_8BIT)),
+        *((config, QLORA, SECOND_QUANTISATION) for config in (GPTQ, AWQ, *FLOATS)),
+        *((config, EIGHT_BIT, SECOND_QUANTISATION) for config in (GPTQ, AWQ, *FLOATS)),
+        *((config, LORA, LORA_ON_INT32) for config in (GPTQ, AWQ)),
         (GPTQ, replace(LORA, use_dora=True), DORA_ON_GPTQ),
         (AWQ, replace(LORA, use_dora=True), DORA_ON_AWQ),
         ({"quant_method": "fbgemm_fp8"}, FULL, FULL_ON_QUANTISED),
@@ -123,7 +123,11 @@ def test_dequantised_weights_cost_as_much_as_the_original(
     found = estimate(stored(quantization), None, setup)
     plain = estimate(stored(None), None, setup)
     assert found.peak == plain.peak
-    said = [it for it in found.assumptions if "(dequantize=True), so they are bfloat16" in it]
+    said = [
+        sentence
+        for sentence in found.assumptions
+        if "(dequantize=True), so they are bfloat16" in sentence
+    ]
     assert len(said) == 1
 
 

@@ -111,9 +111,9 @@ def test_input_errors_blame_neither_a_limit_nor_a_library(path: Path) -> None:
         if "documents.py" in path.name or name not in INPUT or not isinstance(node.exc, ast.Call):
             continue
         said = " ".join(
-            it.value
-            for it in ast.walk(node.exc)
-            if isinstance(it, ast.Constant) and isinstance(it.value, str)
+            instant.value
+            for instant in ast.walk(node.exc)
+            if isinstance(instant, ast.Constant) and isinstance(instant.value, str)
         )
         found = A_REASON.search(said)
         assert found is None, f"{path.name}:{node.lineno} says {found[0]!r}: declare a Refusal"
@@ -124,7 +124,7 @@ def test_every_declared_refusal_is_raised() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in MODULES)
     declared = set(re.findall(r"^([A-Z_0-9]+) = Refusal\(", texts, re.M))
     words = Counter(re.findall(r"\b[A-Z_0-9]+\b", texts))
-    through_a_name = {it for it in declared if words[it] > 1}
+    through_a_name = {constant for constant in declared if words[constant] > 1}
     assert declared <= used | through_a_name
 
 
@@ -134,7 +134,7 @@ def test_docs_list_exactly_the_declared_refusals() -> None:
 
 
 def test_only_unmodelled_setups_are_called_not_modelled() -> None:
-    listed = [it for _, it in GENERATOR.refusals()]
+    listed = [record for _, record in GENERATOR.refusals()]
     assert len(listed) > 70
     for refusal in listed:
         assert refusal.sentence.endswith(".")
@@ -162,7 +162,9 @@ def test_rules_pass_on_their_cause() -> None:
 def test_refusing_16_bit_weights_under_deepspeed_does_not_blame_it() -> None:
     """DeepSpeed 0.19.6, runtime/engine.py, ``__check_params`` returns before it checks a dtype."""
     setup = {"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no", "dtype": "bfloat16"}
-    (problem,) = [it for it in read_setup(setup).problems if "mixed_precision" in it]
+    (problem,) = [
+        sentence for sentence in read_setup(setup).problems if "mixed_precision" in sentence
+    ]
     assert "is not modelled yet" in problem
 
 

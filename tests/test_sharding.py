@@ -346,11 +346,11 @@ def test_a_larger_lora_rank_lowers_the_peak_only_through_zero_3_gathers() -> Non
             assert less.peak.resident[gathered] - more.peak.resident[gathered] > (
                 less.peak.bytes - more.peak.bytes
             )
-            assert any("stage3_max_live_parameters" in it for it in more.assumptions)
+            assert any("stage3_max_live_parameters" in sentence for sentence in more.assumptions)
     assert fell
 
 
-ONE_OF_EACH = {it.model_type: it for it in map(catalog.model, reversed(catalog.models()))}
+ONE_OF_EACH = {entry.model_type: entry for entry in map(catalog.model, reversed(catalog.models()))}
 TOY = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -405,7 +405,7 @@ def test_zero_2_gradients_by_rank_match_real_deepspeed(
     assert list(kept_gradients(model, setup.adapters, setup.mesh.num_gpus)) == kept
     assert partition(model, setup) == part
     of = estimate(model, gpu, setup).phases
-    found = of[Phase.BACKWARD].bytes - max(of[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
+    found = of[Phase.BACKWARD].bytes - max(of[phase].bytes for phase in (Phase.FORWARD, Phase.LOSS))
     # 20 tensors of up to 512 bytes: attention saves different statistics on CPU and GPU
     assert found == pytest.approx(grown, abs=20 * 512)
 
@@ -425,7 +425,7 @@ def test_playing_only_distinct_layers_matches_playing_all(ranks: int, accumulate
         }
     )
     short, every = (_timeline(model, setup, alone) for alone in (None, range(12)))
-    of_short, of_every = (it.heights()[Phase.BACKWARD].bytes for it in (short, every))
+    of_short, of_every = (step.heights()[Phase.BACKWARD].bytes for step in (short, every))
     # a represented layer copies a gradient if any layer of its kind does: at most a layer's input more
     assert 0 <= of_short - of_every <= 12 * 16 * 128 * 2
 
@@ -465,13 +465,13 @@ def test_an_estimate_refuses_what_the_contract_refuses() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(it, id=kind) for kind, it in ONE_OF_EACH.items()],
+    [pytest.param(model, id=kind) for kind, model in ONE_OF_EACH.items()],
 )
 def test_modules_in_order_lists_every_module_with_parameters(model: Model) -> None:
     counted: Counter[Module] = Counter(tied_head(model))
     for module, count in modules_with_counts(model):
         counted[module] += count * bool(weight_shapes(module))
-    assert Counter(it.module for it in modules_in_order(model)) == +counted
+    assert Counter(placed.module for placed in modules_in_order(model)) == +counted
 
 
 def test_zero_2_keeps_every_gradient_of_mixed_layers() -> None:

@@ -48,8 +48,8 @@ def text(page: AppTest) -> str:
 
 
 def figure(page: AppTest, name: str = "hero") -> dict:
-    sent = (json.loads(it.proto.json)[0] for it in page.get("bidi_component"))
-    return next(it["figure"] for it in sent if it.get("name") == name)
+    sent = (json.loads(element.proto.json)[0] for element in page.get("bidi_component"))
+    return next(message["figure"] for message in sent if message.get("name") == name)
 
 
 def sizes(drawn: dict, label: str) -> list[float]:
@@ -118,7 +118,9 @@ def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not
     assert "backward" in said
     assert "rule of thumb" in said
     keys = {
-        f"st-key-{getattr(it, 'key', '')}".replace(" ", "-") for k in WIDGETS for it in page.get(k)
+        f"st-key-{getattr(element, 'key', '')}".replace(" ", "-")
+        for k in WIDGETS
+        for element in page.get(k)
     }
     leads = set(re.findall(r'data-leads="([^"]+)"', said))
     behind = set(re.findall(r'data-leads="([^"]+)" data-within="st-key-drawer st-key', said))
@@ -351,7 +353,7 @@ def keys_drawn(page: AppTest) -> set[str]:
 
 def all_drawn(page: AppTest) -> set[str]:
     """Names of widgets; one that the address is bound to has its key's name."""
-    return {it.key for kind in (*WIDGETS, "text_input") for it in page.get(kind)}
+    return {element.key for kind in (*WIDGETS, "text_input") for element in page.get(kind)}
 
 
 @pytest.mark.parametrize("label", EXPANDERS)
@@ -443,7 +445,7 @@ def test_an_expander_widget_sets_and_resets_its_key_and_the_address(key, value, 
 
 def test_the_mean_length_stands_below_the_limit_of_completions():
     page = all_open(objective="grpo")
-    names = [it.key for it in page.sidebar.number_input]
+    names = [element.key for element in page.sidebar.number_input]
     assert (
         names.index("mean_tokens_per_example box") == names.index("max_completion_length box") + 1
     )
@@ -528,11 +530,11 @@ def test_gpus_and_strategy_are_set_and_reset_together(key, value, becomes):
     page.run()
     move(page, f"{key} box", value)
     keys = ("num_gpus", "strategy", "dp_replicate_size")
-    assert tuple(setting(page, it) for it in keys) == becomes
+    assert tuple(setting(page, name) for name in keys) == becomes
     assert "GPUs" in text(page)
     assert not page.error
     move(page, "num_gpus box", 1)
-    assert tuple(setting(page, it) for it in keys) == (1, "none", 1)
+    assert tuple(setting(page, name) for name in keys) == (1, "none", 1)
 
 
 @pytest.mark.parametrize(
@@ -587,7 +589,7 @@ def test_ranks_of_a_layer_are_all_gpus_and_follow_their_number():
         ("tp_size box", 4, (4, "none", 4, True)),
     ):
         move(page, box, value)
-        assert tuple(setting(page, it) for it in keys) == becomes, box
+        assert tuple(setting(page, key) for key in keys) == becomes, box
         assert "tensor parallelism" in text(page) or becomes[2] == 1
         assert "not modelled" not in text(page)
 
@@ -598,7 +600,7 @@ def test_offload_targets_follow_the_strategy():
     page.run()
     keys = ("offload_optimizer", "offload_param")
     move(page, "offload_param box", "cpu")
-    assert tuple(setting(page, it) for it in keys) == (
+    assert tuple(setting(page, key) for key in keys) == (
         "cpu",
         "cpu",
     )  # FSDP offloads both or neither
@@ -606,10 +608,10 @@ def test_offload_targets_follow_the_strategy():
     assert "of CPU memory, offloaded tensors included" in text(page)
     move(page, "strategy box", "zero3")
     move(page, "offload_optimizer box", "nvme")
-    assert tuple(setting(page, it) for it in keys) == ("nvme", "cpu")
+    assert tuple(setting(page, key) for key in keys) == ("nvme", "cpu")
     assert "of NVMe" in text(page)
     move(page, "strategy box", "zero2")
-    assert tuple(setting(page, it) for it in keys) == ("none", "none")
+    assert tuple(setting(page, key) for key in keys) == ("none", "none")
     assert "offloaded" not in text(page)
 
 

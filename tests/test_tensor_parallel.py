@@ -81,14 +81,14 @@ def test_an_explanation_adds_up_to_a_ranks_bytes(mesh: dict[str, Any]) -> None:
     found = estimate(*parse({**HALF, **mesh}))
     for component, size in found.peak.resident.items():
         if size:
-            assert sum(it.bytes for it in explain(found, component).terms) == size, component
+            assert sum(term.bytes for term in explain(found, component).terms) == size, component
 
 
 def test_more_ranks_take_less_computation_and_more_exchange() -> None:
     times = [
         estimate(*parse({**WHOLE, "num_gpus": ranks, "tp_size": ranks})).time for ranks in (1, 2)
     ]
-    parts = [{it.name: it.seconds.high for it in of.parts} for of in times if of is not None]
+    parts = [{part.name: part.seconds.high for part in of.parts} for of in times if of is not None]
     assert EXCHANGE not in parts[0]
     # a row of 128 tokens: 4 bytes x (2 x 256 x (7 sums of 2 layers + 2) + 1024 words), at the slow end of NVLink
     sent = 128 * 4 * (2 * 256 * (7 * 2 + 2) + 1024) / 2
@@ -120,7 +120,7 @@ def test_passes_take_what_two_real_processes_took(
         *parse({**given, "gradient_checkpointing": checkpoints, "use_reentrant": False})
     )
     rest = sum(found.timeline.resident.values())
-    forward = max(found.phases[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
+    forward = max(found.phases[phase].bytes for phase in (Phase.FORWARD, Phase.LOSS))
     ours = forward - rest, found.phases[Phase.BACKWARD].bytes - rest
     assert ours == pytest.approx(measured, abs=2048)
 

@@ -65,9 +65,9 @@ def own(name: str, setup: TrainingSetup, gpu: Gpu = CARD) -> tuple[float, float]
     resident = resident_memory(MISTRAL, structure(setup))
     fast, slow = (
         summed(
-            it.seconds
-            for it in step_costs(MISTRAL, setup, resident, rate, length.tokens, work).gpu
-            if it.name == name
+            cost.seconds
+            for cost in step_costs(MISTRAL, setup, resident, rate, length.tokens, work).gpu
+            if cost.name == name
         )
         for work in works(MISTRAL, setup, length)
     )
@@ -116,9 +116,9 @@ def test_half_of_all_brackets_are_narrower_than_a_factor_of_1_66() -> None:
 
 def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1_85() -> None:
     """At 1 × 2,048 tokens: each seventh model on each third card; no bracket is wider than a factor of 5."""
-    models = [it.model for it in list(catalog.models().values())[::7]]
-    models = [it for it in models if it.quantization is None]
-    setups = [TrainingSetup(max_length=2048, method=it, lora_dropout=0) for it in Method]
+    models = [entry.model for entry in list(catalog.models().values())[::7]]
+    models = [entry for entry in models if entry.quantization is None]
+    setups = [TrainingSetup(max_length=2048, method=method, lora_dropout=0) for method in Method]
     widths = [
         time.step_seconds.high / time.step_seconds.low
         for gpu in TIMED[::3]
@@ -157,7 +157,7 @@ def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_
         "optimizer step",
     )
     four = replace(LONG, gradient_accumulation_steps=4)
-    once, times = ({it: own(it, setup, A100)[1] for it in names} for setup in (LONG, four))
+    once, times = ({part: own(part, setup, A100)[1] for part in names} for setup in (LONG, four))
     for name in names[:3]:
         assert times[name] == pytest.approx(4 * once[name])
     assert times["optimizer step"] == once["optimizer step"]
@@ -249,7 +249,7 @@ def test_independent_deviations_add_in_squares() -> None:
         together([Cost(one, "products", Range(1, 4)) for one in (Cause.PRODUCTS, cause)])
         for cause in (Cause.ATTENTION, Cause.PRODUCTS)
     )
-    ends = [tuple(summed(it.seconds for it in parts)) for parts in (other, same)]
+    ends = [tuple(summed(cost.seconds for cost in parts)) for parts in (other, same)]
     assert ends[0] == pytest.approx(
         (math.sqrt(20.5) - 1.5 * 2**0.5, math.sqrt(20.5) + 1.5 * 2**0.5)
     )
@@ -279,7 +279,7 @@ def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
 
 
 def test_a_quantised_base_is_slower_than_a_plain_one() -> None:
-    lora, qlora = (timed(replace(LONG, method=it)) for it in (Method.LORA, Method.QLORA))
+    lora, qlora = (timed(replace(LONG, method=method)) for method in (Method.LORA, Method.QLORA))
     assert qlora.step_seconds.low > lora.step_seconds.low
     # not at the slow end: PEFT casts more beside a 16-bit base (4.9 and 4.6 s in fms-acceleration's table)
 

@@ -31,9 +31,9 @@ TEXT = {"model_class": ModelClass.TEXT}
 
 def tower_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all tower modules on the GPU."""
-    buffers = sum(it.copies * it.bytes for it in tower_buffers(model, setup.adapters))
+    buffers = sum(buffer.copies * buffer.bytes for buffer in tower_buffers(model, setup.adapters))
     return buffers + sum(
-        n * module_bytes(it, setup) for it, n in tower_modules(model, setup.adapters)
+        n * module_bytes(module, setup) for module, n in tower_modules(model, setup.adapters)
     )
 
 
@@ -55,7 +55,7 @@ def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
 
 def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
     assert {catalog.model(hub_id).model_type for hub_id in WITH} == {
-        name for name, it in FAMILIES.items() if it.with_towers
+        name for name, family in FAMILIES.items() if family.with_towers
     }
     for hub_id in (*WITH, "google/gemma-3-1b-it", "Qwen/Qwen3.5-4B"):
         model = catalog.model(hub_id)
@@ -107,7 +107,11 @@ def test_towers_cost_only_their_weights_and_adapters(model: Model, setup: Traini
     trained = trainable_parameters(model, setup.adapters) - trainable_parameters(
         model, text.adapters
     )
-    assert trained == sum(it.alike * _size(it.shape) for it in idle_tensors(model, setup)) > 0
+    assert (
+        trained
+        == sum(tensor.alike * _size(tensor.shape) for tensor in idle_tensors(model, setup))
+        > 0
+    )
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -120,22 +124,23 @@ def _size(shape: tuple[int, ...]) -> int:
 def _rounded(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the adapters that get no gradient, each rounded up to 512."""
     return sum(
-        it.alike * -(-it.width * _size(it.shape) // 512) * 512 for it in idle_tensors(model, setup)
+        tensor.alike * -(-tensor.width * _size(tensor.shape) // 512) * 512
+        for tensor in idle_tensors(model, setup)
     )
 
 
 def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
     setup = TrainingSetup(method=Method.QLORA)
     whole = [
-        it.name
-        for it, _ in tower_modules(E2B, setup.adapters)
-        if isinstance(it, Linear) and not is_quantized(it, setup.adapters)
+        module.name
+        for module, _ in tower_modules(E2B, setup.adapters)
+        if isinstance(module, Linear) and not is_quantized(module, setup.adapters)
     ]
     assert whole == ["embed_audio.embedding_projection"]  # get_keys_to_not_convert
     assert all(
-        is_quantized(it, setup.adapters)
-        for it, _ in tower_modules(GEMMA_3, setup.adapters)
-        if isinstance(it, Linear)
+        is_quantized(module, setup.adapters)
+        for module, _ in tower_modules(GEMMA_3, setup.adapters)
+        if isinstance(module, Linear)
     )
 
 
@@ -143,7 +148,9 @@ def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
 def test_ddp_buckets_include_parameters_without_gradients(setup: TrainingSetup) -> None:
     setup = replace(setup, num_gpus=2, strategy=Strategy.DDP)
     text = ledger(GEMMA_3, replace(setup, **TEXT))[Component.COMMUNICATION]
-    more = sum(it.alike * it.width * _size(it.shape) for it in idle_tensors(GEMMA_3, setup))
+    more = sum(
+        tensor.alike * tensor.width * _size(tensor.shape) for tensor in idle_tensors(GEMMA_3, setup)
+    )
     made = ledger(GEMMA_3, setup)[Component.COMMUNICATION]
     assert abs(made - text - more) < 512  # buckets are rounded up to 512 bytes
 

@@ -33,7 +33,10 @@ def test_video_sizes_match_the_real_processor(row: dict[str, str]) -> None:
             processor.video_tokens(*size)
         return
     parts = processor.video_tokens(*size)
-    assert (len(parts), sum(it.patches for it in parts)) == (int(row["parts"]), int(row["patches"]))
+    assert (len(parts), sum(part.patches for part in parts)) == (
+        int(row["parts"]),
+        int(row["patches"]),
+    )
 
 
 def video(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -50,15 +53,15 @@ def video(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
         (internvl(2), 8 * 256, 8 * 2),
         (smolvlm(), 8 * 64, 8 * 3),
     ],
-    ids=lambda it: it["model_type"] if isinstance(it, dict) else "",
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_eight_frames_become_the_tokens_counted_by_hand(
     config: dict[str, Any], tokens: int, markers: int
 ) -> None:
     model, _, read = parse(video(config, video_frames=8))
     parts = images_of(model, read.images)
-    assert sum(it.tokens for it in parts) == tokens
-    assert sum(it.markers for it in parts) == markers
+    assert sum(part.tokens for part in parts) == tokens
+    assert sum(part.markers for part in parts) == markers
     assert read.batch.max_length == 64 + tokens + markers
 
 

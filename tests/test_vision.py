@@ -119,7 +119,9 @@ def setup(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 def parameters(config: dict[str, Any], part: Part) -> int:
     model, _, _ = parse({"model": config, "images_per_example": 0, "text_tokens": 8})
-    return sum(n * module_parameters(it) for it, n in vision_modules(model) if it.part is part)
+    return sum(
+        n * module_parameters(module) for module, n in vision_modules(model) if module.part is part
+    )
 
 
 # Hub: safetensors.total of each repository less its text part, by tensor names
@@ -132,7 +134,7 @@ def parameters(config: dict[str, Any], part: Part) -> int:
         (internvl(hidden_size=1536), 304_012_288, 8_662_016),  # OpenGVLab/InternVL3-2B-hf
         (pixtral(hidden_size=5120), 403_305_472, 35_652_608),  # mistralai/Mistral-Small-3.1-24B
     ],
-    ids=lambda it: it["model_type"] if isinstance(it, dict) else "",
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_tower_and_projector_have_the_published_counts(
     config: dict[str, Any], tower: int, projector: int
@@ -150,7 +152,7 @@ def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(
 ) -> None:
     modules = vision_modules(entry.model)
     tower, projector = (
-        sum(n * module_parameters(it) for it, n in modules if it.part is part)
+        sum(n * module_parameters(module) for module, n in modules if module.part is part)
         for part in (Part.VISION, Part.PROJECTOR)
     )
     said = entry.published_extra_is

@@ -118,9 +118,9 @@ class Browsers:
             yield page
         finally:
             storage = browser.new_cdp_session(blank)
-            for it in browser.pages[1:]:
-                host = urlsplit(it.url)._replace(path="", query="", fragment="").geturl()
-                it.close()
+            for opened in browser.pages[1:]:
+                host = urlsplit(opened.url)._replace(path="", query="", fragment="").geturl()
+                opened.close()
                 if host.startswith("http"):
                     storage.send(
                         "Storage.clearDataForOrigin", {"origin": host, "storageTypes": STORED}

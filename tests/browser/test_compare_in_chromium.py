@@ -48,7 +48,7 @@ MILLIMETRES_FROM_FOUR_METRES = 4000 / 200
 
 def link(address: str, scenarios=THREE, **more: object) -> str:
     return f"{address}/compare?" + urlencode(
-        {"s": [write_text(it) for it in scenarios], "v": 1, **more}, doseq=True
+        {"s": [write_text(scenario) for scenario in scenarios], "v": 1, **more}, doseq=True
     )
 
 
@@ -197,7 +197,8 @@ def test_back_steps_through_pages_and_changes_one_by_one(browser, address):
     with visitor(browser, address + first) as page:
         estimate = page.get_by_text("LoRA of Qwen3-8B needs").first
         how, compare = (
-            page.get_by_role("heading", name=it, exact=True) for it in ("How it works", "Compare")
+            page.get_by_role("heading", name=title, exact=True)
+            for title in ("How it works", "Compare")
         )
         seen = []
 
@@ -222,7 +223,7 @@ def test_back_steps_through_pages_and_changes_one_by_one(browser, address):
         reset = arrive(page.get_by_text("Full fine-tuning of Mistral-7B").first)
         assert "gpu=A100-SXM4-80GB" in reset
         assert "lora_r=64" not in reset
-        assert [it for it, shown in seen if shown is estimate] == [first] * 3
+        assert [url for url, shown in seen if shown is estimate] == [first] * 3
         for before, shown in reversed(seen):
             page.go_back()
             page.wait_for_url(address + before)

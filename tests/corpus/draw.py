@@ -114,10 +114,13 @@ def _value(key: Key, pick: random.Random) -> Any:
         case Flag():
             return not key.default
         case WholeNumber(low=low, high=high):
-            return pick.choice([it for it in steps or _around(key.default) if low <= it <= high])
+            return pick.choice(
+                [value for value in steps or _around(key.default) if low <= value <= high]
+            )
         case Number(low=low, high=high):
             return pick.choice(
-                [it for it in (0.05, 0.3, 0.5, 0.9, 1.5, 40.0) if low < it < high] or [high]
+                [number for number in (0.05, 0.3, 0.5, 0.9, 1.5, 40.0) if low < number < high]
+                or [high]
             )
         case Names():
             return sorted(pick.sample(LINEARS, pick.choice((1, 2, 4))))

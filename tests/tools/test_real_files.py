@@ -21,13 +21,13 @@ from estimator.contract.setups import read_setup
 from tests.rows import for_each
 
 FIXTURES = Path(__file__).parent / "fixtures"
-FILES = sorted(it for it in FIXTURES.glob("*/*") if it.is_file())
-TOOLS = sorted({it.parent.name for it in FILES})
+FILES = sorted(file for file in FIXTURES.glob("*/*") if file.is_file())
+TOOLS = sorted({file.parent.name for file in FILES})
 
 
 def read(*paths: str) -> Imported:
-    files = [FIXTURES / it for it in paths]
-    return read_files({it.name.removesuffix(".txt"): it.read_bytes() for it in files})
+    files = [FIXTURES / path for path in paths]
+    return read_files({file.name.removesuffix(".txt"): file.read_bytes() for file in files})
 
 
 def test_there_are_many_fixtures() -> None:
@@ -42,20 +42,20 @@ def test_ninety_five_percent_of_keys_are_known(tool: str) -> None:
         if path.parent.name == tool:
             run = read(f"{tool}/{path.name}")
             assert run.keys, path
-            fates.update(it.fate for it in run.keys)
-            unknown += [f"{path.name}: {it.says}" for it in run.of(Fate.UNKNOWN)]
+            fates.update(key.fate for key in run.keys)
+            unknown += [f"{path.name}: {row.says}" for row in run.of(Fate.UNKNOWN)]
     assert fates[Fate.UNKNOWN] <= 0.05 * fates.total(), "\n".join(unknown)
 
 
 @for_each("path", FILES)
 def test_each_key_is_reported_once_with_its_line(path: Path) -> None:
     run = read(f"{path.parent.name}/{path.name}")
-    for it in run.keys:
-        assert (it.says != "") is (it.fate in {Fate.NOT_MODELLED, Fate.UNKNOWN}), it
-        assert it.line > 0
-        assert it.says.count("\n") == 0
-    assert {it.key for it in run.set_by_tool}.isdisjoint(
-        key for it in run.of(Fate.TAKEN) for key in it.ours
+    for key in run.keys:
+        assert (key.says != "") is (key.fate in {Fate.NOT_MODELLED, Fate.UNKNOWN}), key
+        assert key.line > 0
+        assert key.says.count("\n") == 0
+    assert {default.key for default in run.set_by_tool}.isdisjoint(
+        key for row in run.of(Fate.TAKEN) for key in row.ours
     )
 
 
@@ -85,7 +85,7 @@ def test_a_config_is_read_as_the_run_of_its_tool(row: dict[str, Any]) -> None:
 
 def test_tokenizer_file_is_not_requested() -> None:
     run = read("torchtune/qwen3_1_7b_full.yaml")
-    assert not any("vocab.json" in it for it in run.notes)
+    assert not any("vocab.json" in note for note in run.notes)
 
 
 def test_a_script_its_accelerate_file_and_its_deepspeed_file_are_one_run() -> None:

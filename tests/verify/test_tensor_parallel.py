@@ -69,8 +69,11 @@ def measured(*, path: str, checkpoints: bool) -> tuple[int, ...]:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.zeros((1, LENGTH), dtype=torch.long)
     with RealStorages() as counted:
-        parts = [it._local_tensor if isinstance(it, DTensor) else it for it in model.parameters()]
-        weights = sum(allocated(it.numel() * it.element_size()) for it in parts)
+        parts = [
+            parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+            for parameter in model.parameters()
+        ]
+        weights = sum(allocated(part.numel() * part.element_size()) for part in parts)
         counted.note(parts)  # on the CPU a part by rows is a view of the whole matrix
         loaded, optimizer, peaks = counted.alive, None, list[tuple[int, int, int]]()
         for _ in range(STEPS):
@@ -83,10 +86,16 @@ def measured(*, path: str, checkpoints: bool) -> tuple[int, ...]:
             backward = counted.restart()
             if optimizer is None:
                 groups = [
-                    [it for it in model.parameters() if isinstance(it, DTensor) is of]
+                    [
+                        parameter
+                        for parameter in model.parameters()
+                        if isinstance(parameter, DTensor) is of
+                    ]
                     for of in (False, True)
                 ]
-                optimizer = torch.optim.AdamW([{"params": it} for it in groups if it], fused=True)
+                optimizer = torch.optim.AdamW(
+                    [{"params": group} for group in groups if group], fused=True
+                )
             optimizer.step()
             step = counted.restart()
             peaks.append((forward - alive, backward - alive, step - loaded))
@@ -98,7 +107,7 @@ def ours(keys: dict[str, Any]) -> tuple[int, ...]:
     found = estimate(*parse({**SETUP, **keys}))
     begins = found.timeline.resident
     weights, rest = begins[Component.WEIGHTS], sum(begins.values())
-    forward = max(found.phases[it].bytes for it in (Phase.FORWARD, Phase.LOSS))
+    forward = max(found.phases[phase].bytes for phase in (Phase.FORWARD, Phase.LOSS))
     step = found.phases[Phase.OPTIMIZER_STEP].bytes - begins[Component.WORKSPACE]
     return weights, forward - rest, found.phases[Phase.BACKWARD].bytes - rest, step - weights
 
@@ -115,7 +124,9 @@ def test_a_rank_holds_and_makes_what_dtensor_does(tmp_path: Path, *, checkpoints
         assert rank == pytest.approx(told, abs=SMALL), (rank, told)
 
 
-@pytest.mark.parametrize("name", [it.model_type for it in FAMILIES.values() if it.has_tp_plan])
+@pytest.mark.parametrize(
+    "name", [family.model_type for family in FAMILIES.values() if family.has_tp_plan]
+)
 def test_the_plan_is_that_of_the_config_class(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(name).base_model_tp_plan
     divided = {key.removeprefix("layers.*."): how for key, how in theirs.items()}
