@@ -14,6 +14,7 @@ from estimator.tools.known import allocator
 from estimator.tools.known.parallel import DEEPSPEED_FLAGS
 from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
+from estimator.tools.reading.python_script import OF_PEFT, OF_TRAINER, OF_TRL
 from estimator.tools.reading.shell import VARIABLE, WHOLE_VARIABLE
 from estimator.tools.rules import Entry, Tool
 from estimator.values.refusals import InputError
@@ -51,9 +52,7 @@ def _of_tools(*, is_called: bool) -> Iterator[tuple[str, frozenset[str]]]:
             yield from ((tool.name, frozenset(listed(mark))) for mark in tool.marks)
 
 
-OBJECTIVE_CLASSES = re.compile(
-    r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
-)
+OBJECTIVE_CLASSES = re.compile(rf"^({'|'.join(OF_TRL)})")
 FSDP_FLAGS = re.compile(r"^fsdp_")
 
 
@@ -178,9 +177,7 @@ def _accelerated(found: Found) -> Found:
 
 # --- Python -------------------------------------------------------------------------------------
 
-PEFT_KINDS = re.compile(
-    r"^(AdaLora|IA3|LoHa|LoKr|OFT|BOFT|Vera|PrefixTuning|PromptTuning|PromptEncoder|FourierFT|LNTuning)Config$"
-)
+PEFT_KINDS = frozenset(f"{name}Config" for name in OF_PEFT)
 OLD_TRAINER_ARGS = frozenset(
     listed("max_seq_length packing dataset_text_field neftune_noise_alpha dataset_num_proc")
 )
@@ -207,12 +204,7 @@ def _script(text: Text, pool: Pool) -> None:
         ):
             pool.tools.append("trl")
             objectives.setdefault(found_class[1].lower(), call)
-        elif call.name in {
-            "Trainer",
-            "Seq2SeqTrainer",
-            "TrainingArguments",
-            "Seq2SeqTrainingArguments",
-        }:
+        elif call.name in OF_TRAINER or call.name in ("Trainer", "Seq2SeqTrainer"):
             pool.tools.append("trainer")
     certain = [word for word, call in objectives.items() if not call.condition]
     for word in certain or [" or ".join(objectives)] * bool(objectives):
@@ -290,7 +282,7 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
             yield from product(["peft"], call.found)
         case "BitsAndBytesConfig":
             yield from product(["bnb"], call.found)
-        case name if PEFT_KINDS.match(name):
+        case name if name in PEFT_KINDS:
             yield "peft", Found(("peft_type",), name.removesuffix("Config"), call.line)
             yield from product(["peft"], call.found)
         case name if name.endswith("Trainer"):

@@ -85,3 +85,11 @@ def test_llamafactory_s_kto_takes_one_row_a_micro_batch_and_trl_s_does_not() -> 
     assert stops.model is not None
     with pytest.raises(ValueError, match="stops at one of 1 row"):
         estimate(stops.model, None, stops.setup)
+
+
+def test_fsdp_s_own_checkpoints_are_ms_swift_s_too() -> None:
+    # Trainer, which it extends, has an accelerator that checkpoints: accelerate 1.15, accelerator.py
+    fsdp = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
+    command = "accelerate launch --config_file fsdp.yaml -m swift.cli.sft --model a/b --gradient_checkpointing false"
+    run = read_files({"fsdp.yaml": fsdp, "run.sh": command})
+    assert run.setup["gradient_checkpointing"] is True

@@ -126,26 +126,6 @@ def _accumulation(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"gradient_accumulation_steps": asked or max(1, -(-16 // each))}
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    on = is_on(theirs["args.gradient_checkpointing"])
-    options = theirs.below("args.gradient_checkpointing_kwargs")
-    return {"gradient_checkpointing": on} | (
-        {"use_reentrant": is_on(options.get("use_reentrant", False))} if on else {}
-    )
-
-
-def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    word = theirs.first("args.attn_impl", "args.attn_implementation")
-    kernels = {
-        "flash_attn": "flash_attention_2",
-        "flash_attention_2": "flash_attention_2",
-        "eager": "eager",
-    }
-    if isinstance(word, str) and word not in ("sdpa", "sdp"):
-        return {"attn_implementation": kernels.get(word, word)}
-    return {"attn_implementation": "sdpa"}
-
-
 def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     found: dict[str, Value] = {}
     for ours, key in (("max_pixels", "image_max_token_num"), ("min_pixels", "image_min_token_num")):
@@ -196,18 +176,11 @@ RULES: tuple[Rule, ...] = (
         source=f"{VERSION}, swift/trainers/arguments.py:291",
     ),
     *transformers.OPTIMISER,
-    row(
-        "args.gradient_checkpointing args.gradient_checkpointing_kwargs.*",
-        "gradient_checkpointing use_reentrant",
-        _checkpointing,
-        transformers.CHECKPOINTING.write,
-    ),
-    row(
-        "args.attn_impl args.attn_implementation",
-        "attn_implementation",
-        _attention,
+    transformers.CHECKPOINTING,
+    transformers.attention_from(
         "args.attn_impl",
-        says="transformers takes the model's own kernel, sdpa",
+        "args.attn_implementation",
+        words={"flash_attn": "flash_attention_2", "sdp": "sdpa"},
     ),
     same("args.use_liger_kernel"),
     transformers.COMPILED,

@@ -166,16 +166,14 @@ def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | ({"args.gradient_checkpointing_kwargs": options} if options else {})
 
 
-def attention_from(*keys: str) -> Rule:
-    """The attention kernel by ``attn_implementation``; without it the model's own, which is sdpa."""
+def attention_from(*keys: str, words: Mapping[str, str] = ATTENTION) -> Rule:
+    """The attention kernel by ``attn_implementation``, in a tool's words; without it the model's own, which is sdpa."""
 
     def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         word = theirs.first(*keys)
         if is_on(theirs["model.use_flash_attention_2"]):
             word = "flash_attention_2"
-        return {
-            "attn_implementation": ATTENTION.get(word, word) if isinstance(word, str) else "sdpa"
-        }
+        return {"attn_implementation": words.get(word, word) if isinstance(word, str) else "sdpa"}
 
     return row(
         " ".join([*keys, "model.use_flash_attention_2"]),

@@ -23,18 +23,21 @@ from estimator.tools.lists import listed
 from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, flattened
 from estimator.values.refusals import InputError
 
-CONFIGS = frozenset(
-    listed("""SFTConfig DPOConfig KTOConfig ORPOConfig CPOConfig RewardConfig GRPOConfig RLOOConfig PPOConfig PRMConfig
-    BCOConfig OnlineDPOConfig XPOConfig NashMDConfig GKDConfig TrainingArguments Seq2SeqTrainingArguments
-    UnslothTrainingArguments ModelConfig ScriptArguments DPOScriptArguments GRPOScriptArguments LoraConfig
-    AdaLoraConfig IA3Config LoHaConfig LoKrConfig OFTConfig BOFTConfig VeraConfig PrefixTuningConfig
-    PromptTuningConfig PromptEncoderConfig FourierFTConfig LNTuningConfig BitsAndBytesConfig""")
+OF_TRL = listed("SFT DPO KTO ORPO CPO Reward GRPO RLOO PPO PRM BCO OnlineDPO XPO NashMD GKD")
+"""How the names of TRL's trainers and of their arguments begin."""
+OF_PEFT = listed(
+    """AdaLora IA3 LoHa LoKr OFT BOFT Vera PrefixTuning PromptTuning PromptEncoder FourierFT LNTuning"""
+)
+"""The same of PEFT's adapters beside LoRA."""
+OF_TRAINER = frozenset(listed("TrainingArguments Seq2SeqTrainingArguments"))
+CONFIGS = OF_TRAINER | frozenset(
+    [
+        *(f"{name}Config" for name in (*OF_TRL, *OF_PEFT, "Model", "Lora", "BitsAndBytes")),
+        *listed("UnslothTrainingArguments ScriptArguments DPOScriptArguments GRPOScriptArguments"),
+    ]
 )
 """Classes whose arguments are keys of a run."""
-TRAINERS = frozenset(
-    listed("""SFTTrainer DPOTrainer KTOTrainer ORPOTrainer CPOTrainer RewardTrainer GRPOTrainer RLOOTrainer PPOTrainer
-    PRMTrainer BCOTrainer OnlineDPOTrainer XPOTrainer NashMDTrainer GKDTrainer Trainer Seq2SeqTrainer UnslothTrainer""")
-)
+TRAINERS = frozenset(f"{name}Trainer" for name in (*OF_TRL, "", "Seq2Seq", "Unsloth"))
 METHODS = frozenset(
     listed("""from_pretrained tokenizer get_peft_model prepare_model_for_kbit_training gradient_checkpointing_enable to
     half bfloat16""")
