@@ -19,7 +19,7 @@ from dashboard.estimate import (
 )
 from dashboard.figures import share_card
 from dashboard.site import navigation
-from dashboard.state import comparison, opening, question
+from dashboard.state import actions, comparison, opening, question
 from dashboard.widgets import (
     batch_sliders,
     drawing,
@@ -40,12 +40,16 @@ def verdict() -> None:
     now = question.reading()
     comparison.note(now)
     navigation.draw(navigation.ESTIMATE.path)
-    for problem in now.problems:
-        st.warning(markup.plain(problem), icon=":material/link_off:")
     answer = question.answer(now)
+    for problem in now.problems:
+        if not isinstance(answer, str) or problem not in answer:
+            st.warning(markup.plain(problem), icon=":material/link_off:")
     keeping.follow(answer)
     if isinstance(answer, str):
         st.error(markup.plain(answer), icon=":material/block:")
+        if not isinstance(question.answer_with(question.MEND), str):
+            said = "Save the model alone (save_only_model)"
+            st.button(said, on_click=actions.take, args=(question.MEND,), key="mend")
         st.html(verdict_panel.refused_html())
         return
     proposal_cards.propose("offer", {"bfloat16": verdict_panel.OFFERED})
@@ -63,7 +67,7 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
         seen = at_a_glance.figure(answer, look)
         follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
         drawing.plot(seen.figure, "hero", seen.alt, follows=follows, of=of)
-    batch_sliders.draw_note()
+    batch_sliders.draw_note(answer)
 
 
 @st.fragment(key=rerun.METHODS)

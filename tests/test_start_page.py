@@ -594,6 +594,19 @@ def test_ranks_of_a_layer_are_all_gpus_and_follow_their_number():
         assert "not modelled" not in text(page)
 
 
+def test_a_link_to_ranks_of_a_layer_that_saves_states_is_refused_as_it_stands_and_mended_by_a_click():
+    page = open_page(method="full", num_gpus="2", tp_size="2", **MISTRAL)
+    (error,) = page.error
+    assert "set save_only_model true" in error.value
+    assert not page.warning
+    assert "hr-word" not in text(page), "no verdict on one GPU"
+    assert (setting(page, "num_gpus"), setting(page, "tp_size")) == (2, 2)
+    page.button(key="mend").click().run()
+    assert not page.error
+    assert not page.warning
+    assert "on each of 2 GPUs by tensor parallelism" in text(page)
+
+
 def test_offload_targets_follow_the_strategy():
     page = open_page(num_gpus="8", strategy="fsdp", gradient_checkpointing="true", **MISTRAL)
     page.session_state["Several GPUs open"] = True

@@ -6,7 +6,7 @@ query opens ``EXAMPLE``, whose keys are then written to the URL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -46,6 +46,9 @@ def open_address() -> None:
     if read.model is None:
         problems = models.instead(asked, problems)
         read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
+    mended = _mended(asked, read)
+    if mended is not None:  # the page refuses the setup, and offers what mends it
+        read, problems = mended, list(mended.problems)
     assert read.model is not None
     state["address_problems"] = problems
     state["unbound"] = {}
@@ -53,6 +56,8 @@ def open_address() -> None:
         key: tuple(sorted({*steps, read.setup.value(key)})) for key, steps in STEPS.items()
     }
     values = values_of(read)
+    if mended is not None:
+        values |= {key: contract.default_of(key) for key in question.MEND}
     state["own"] = {"gpu": values["gpu"]}
     if not models.is_known(values["model"]):
         models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
@@ -71,6 +76,14 @@ def open_address() -> None:
     session.put(values)
     if is_written:
         st.rerun()  # makes the widgets read the updated URL
+
+
+def _mended(asked: Mapping[str, Sequence[str]], read: contract.Reading) -> contract.Reading | None:
+    """The reading of a link with ``question.MEND``, if its ranks divide layers only then."""
+    mend = {key: unbound.spelled(value) for key, value in question.MEND.items()}
+    other = contract.read_link({**asked, **mend}, models.known())
+    is_mended = read.setup.mesh.tp_size == 1 < other.setup.mesh.tp_size
+    return other if is_mended and other.model == read.model else None
 
 
 def _is_gone_to() -> bool:

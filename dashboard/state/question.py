@@ -98,12 +98,13 @@ class _Read(NamedTuple):
 
 def answer(of: contract.Reading | None = None) -> Estimate | str:
     """The estimate of the setup in the widgets, or the sentence that refuses it. ``of``: that setup, if read before."""
-    return _answer(of or reading())
+    return _answer(of or reading(), _current().asked)
 
 
 def answer_with(keys: Mapping[str, object]) -> Estimate | str:
     """The answer with some keys at other values."""
-    return _answer(_read({**_current().asked, **keys}, models.in_use()))
+    asked = {**_current().asked, **keys}
+    return _answer(_read(asked, models.in_use()), asked)
 
 
 def _read(asked: Mapping[str, object], known: Mapping[str, Model]) -> contract.Reading:
@@ -126,8 +127,12 @@ def all_but(left_out: Mapping[str, Collection[str]]) -> dict[str, tuple[object, 
     }
 
 
-def _answer(read: contract.Reading) -> Estimate | str:
-    if read.model is None:
+MEND: Mapping[str, object] = {"save_only_model": True}
+"""What a setup whose ranks divide layers is refused without."""
+
+
+def _answer(read: contract.Reading, asked: Mapping[str, object]) -> Estimate | str:
+    if read.model is None or read.setup.mesh.tp_size != asked.get("tp_size", 1):
         return " ".join(read.problems)
     try:
         return estimate(read.model, read.gpu, read.setup)

@@ -10,6 +10,7 @@ from dashboard.state import question, session
 from dashboard.widgets import boxes, lower_half, rerun
 from dashboard.words import slider_limits
 from estimator import (
+    Estimate,
     Gpu,
     Model,
     TrainingSetup,
@@ -27,9 +28,10 @@ def _keep_place() -> None:
     st.session_state[PLACE] = st.container()
 
 
-def draw_note() -> None:
+def draw_note(answer: Estimate | str) -> None:
     """Draws the effective batch below the sliders, with the mark of the setup that the top shows."""
-    _draw([slider_limits.effective_batch(question.reading().setup)], lower_half.mark("now"))
+    notes = [] if isinstance(answer, str) else [slider_limits.effective_batch(answer.setup)]
+    _draw(notes, lower_half.mark("now"))
 
 
 def draw_evaluation_limits() -> None:
