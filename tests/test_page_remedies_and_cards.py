@@ -8,8 +8,8 @@ from itertools import cycle
 
 import pytest
 
+from dashboard.address import parts
 from dashboard.address.example import EXAMPLE
-from dashboard.estimate import sections
 from dashboard.estimate.remedies import remedies_head
 from estimator import Method, TrainingSetup, Verdict, catalog, contract, estimate
 from estimator.search.limits import largest_micro_batch, longest_context
@@ -128,25 +128,18 @@ def test_one_click_on_a_band_of_a_ruler_applies_its_change():
     assert setting(page, "method") == "qlora"
 
 
-SECTIONS = (*sections.FIRST, *sections.UNFOLDING)
-
-
+@pytest.mark.parametrize("gpu", [{"gpu": "H200-SXM-141GB"}, {}], ids=["a GPU", "none"])
 @pytest.mark.parametrize(
-    ("section", "method", "model"),
-    [*zip(SECTIONS, cycle(Method), cycle([EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"]))],
+    ("part", "method", "model"),
+    [*zip(parts.PARTS, cycle(Method), cycle([EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"]))],
 )
-def test_every_section_opens_by_its_link(section, method, model):
-    page = open_page(
-        model=model, gpu="H200-SXM-141GB", method=method, lora_dropout="0", section=section
-    )
-    assert "section is no key" not in text(page)
-    assert len(text(page)) > 1000
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_every_section_works_without_a_gpu(section):
-    page = open_page(model="Qwen/Qwen3-8B", section=section)
-    assert "Needs" in text(page)
+def test_every_part_opens_by_its_link_with_all_that_unfolds_in_it(part, method, model, gpu):
+    labels = {label for label in parts.PARTS[part] if label != parts.VLLM}
+    unfolded = {parts.key(label): "true" for label in labels}
+    page = open_page(model=model, method=method, lora_dropout="0", section=part, **unfolded, **gpu)
+    assert "is no key" not in text(page)
+    assert "Needs" in text(page) or gpu
+    assert labels <= {box.label for box in page.get("expander") if box.proto.expanded}
 
 
 def test_the_gpu_table_lists_the_whole_catalogue():
