@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator.tools.rules import Value
-from estimator.tools.writing.several_gpus import SHARDING, named_json
+from estimator.tools.writing.several_gpus import SHARDING, fsdp_config, groups, named_json
 from estimator.tools.writing.texts import nested, yaml
 from estimator.tools.writing.writer import Said, Stop, ToolWriter, only_writes
 
@@ -65,23 +65,12 @@ def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
     """Its YAML's own block: axolotl 0.19, utils/schemas/fsdp.py; docs/multi-gpu.qmd."""
-    strategy, version = values["strategy"], values["fsdp_version"]
-    config: dict[str, Value] = {
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "offload_params": values["offload_param"] == "cpu",
-        "state_dict_type": values["fsdp_state_dict_type"],
-        "cpu_ram_efficient_loading": True,
-    }
+    config, version = fsdp_config(values), values["fsdp_version"]
     written: dict[str, Value] = {"args.fsdp_version": version}
     if version == 1:
-        written["args.fsdp"] = [SHARDING[strategy].lower(), "auto_wrap"]
+        written["args.fsdp"] = [SHARDING[values["strategy"]].lower(), "auto_wrap"]
         config |= {"use_orig_params": True, "sync_module_states": True}
-    else:
-        config["reshard_after_forward"] = strategy != "fsdp_grad_op"
-    if strategy == "hsdp" and version == 2:
-        groups = values["dp_replicate_size"]
-        written["args.dp_replicate_size"] = groups
-        written["args.dp_shard_size"] = values["num_gpus"] // groups
+    written |= groups(values, "args.")
     return written | {f"args.fsdp_config.{key}": value for key, value in config.items()}
 
 

@@ -53,28 +53,38 @@ def write_sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | (_fsdp(values) if strategy in SHARDING else _zero(values))
 
 
-def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
-    strategy, version = values["strategy"], values["fsdp_version"]
+def fsdp_config(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Keys of FSDP's block, without accelerate's prefix; version 1 has its sharding beside."""
     config: dict[str, Value] = {
-        "fsdp_version": version,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_offload_params": values["offload_param"] == "cpu",
-        "fsdp_state_dict_type": values["fsdp_state_dict_type"],
-        "fsdp_cpu_ram_efficient_loading": True,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "offload_params": values["offload_param"] == "cpu",
+        "state_dict_type": values["fsdp_state_dict_type"],
+        "cpu_ram_efficient_loading": True,
     }
+    if values["fsdp_version"] == 2:
+        config["reshard_after_forward"] = values["strategy"] != "fsdp_grad_op"
+    return config
+
+
+def groups(values: Mapping[str, Value], part: str) -> dict[str, Value]:
+    """The two sides of FSDP 2's groups, below a key; empty without groups."""
+    if values["strategy"] != "hsdp" or values["fsdp_version"] != 2:
+        return {}
+    number = values["dp_replicate_size"]
+    return {
+        f"{part}dp_replicate_size": number,
+        f"{part}dp_shard_size": values["num_gpus"] // number,
+    }
+
+
+def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
+    version = values["fsdp_version"]
+    config: dict[str, Value] = {"version": version, **fsdp_config(values)}
     if version == 1:
-        config["fsdp_sharding_strategy"] = SHARDING[strategy]
-        config["fsdp_use_orig_params"] = True
-    else:
-        config["fsdp_reshard_after_forward"] = strategy != "fsdp_grad_op"
-    written = {f"accelerate.fsdp_config.{key}": value for key, value in config.items()}
-    written["accelerate.distributed_type"] = "FSDP"
-    if strategy == "hsdp" and version == 2:
-        groups, number = values["dp_replicate_size"], values["num_gpus"]
-        sizes = {"dp_replicate_size": groups, "dp_shard_size": number // groups}
-        part = "accelerate.parallelism_config.parallelism_config"
-        written |= {f"{part}_{key}": value for key, value in sizes.items()}
-    return written
+        config |= {"sharding_strategy": SHARDING[values["strategy"]], "use_orig_params": True}
+    written = {f"accelerate.fsdp_config.fsdp_{key}": value for key, value in config.items()}
+    part = "accelerate.parallelism_config.parallelism_config_"
+    return {**written, "accelerate.distributed_type": "FSDP", **groups(values, part)}
 
 
 def _zero(values: Mapping[str, Value]) -> dict[str, Value]:
