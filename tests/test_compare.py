@@ -24,6 +24,7 @@ from dashboard.words import origin, terms
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, scenario_of, write_text
 from estimator.values.keys import LARGEST
+from tests.test_start_page import text
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -52,13 +53,6 @@ def open_compare(*scenarios: Scenario, **address: object) -> AppTest:
         page.run()
     assert not page.exception
     return page
-
-
-def text(page: AppTest) -> str:
-    pieces = [element.proto.body for element in page.get("html")]
-    return "\n".join(
-        [*pieces, *(it.value for it in page.warning), *(it.value for it in page.error)]
-    )
 
 
 def button(page: AppTest, key: str):

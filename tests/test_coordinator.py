@@ -24,11 +24,11 @@ from estimator.parallel.zero3_coordinator import (
 from estimator.step import timeline
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import CallMark, WholeWeight
-from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Phase
+from estimator.values.specs import Component, Phase
 from estimator.values.strategies import Strategy
 from tests.rows import for_each
+from tests.steps import heights
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -43,17 +43,6 @@ LLAMA: dict[str, Any] = {
 }
 HERE = {"is_offloaded": False, "alone": False, "is_wrapped": False}
 CHECKPOINTS = {"gradient_checkpointing": True}
-
-
-def phases(keys: dict[str, Any], **config: Any) -> dict[Phase, Moment]:
-    given = {"model": {**LLAMA, **config}, "max_length": 64, "num_gpus": 2, "strategy": "zero3"}
-    return dict(estimate(*parse({**given, **keys})).phases)
-
-
-def heights(keys: dict[str, Any], **config: Any) -> list[int]:
-    of = phases(keys, **config)
-    workspace = of[Phase.FORWARD].resident[Component.WORKSPACE]
-    return [of[phase].bytes - workspace for phase in STEP_PHASES]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +71,9 @@ def test_a_model_beyond_the_limits_matches_the_real_stage_3(
     monkeypatch.setattr(coordinator, "REUSE_DISTANCE", reuse)
     longest = {"max_position_embeddings": 4097}  # a model that no other test has cached
     timeline._coordinated.cache_clear()
-    ours = heights({**keys, "lora_target_modules": "all-linear"}, num_hidden_layers=8, **longest)
+    given = {"model": {**LLAMA, "num_hidden_layers": 8, **longest}, "max_length": 64}
+    given |= {"num_gpus": 2, "strategy": "zero3", "lora_target_modules": "all-linear"}
+    ours = heights(estimate(*parse({**given, **keys})))
     timeline._coordinated.cache_clear()
     assert ours[:3] == pytest.approx(traced, rel=0.003)
 

@@ -16,7 +16,8 @@ from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elemen
 from estimator.search.scaling import shared_by
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
-from tests.test_sharding import LLAMA, heights, told
+from tests.steps import heights
+from tests.test_sharding import LLAMA, told
 
 ON_8 = {
     "num_gpus": 8,

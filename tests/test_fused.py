@@ -29,6 +29,7 @@ from estimator.answer.estimate import estimate
 from estimator.search.remedies import remedies
 from estimator.tape import fused
 from estimator.tape.tape import GRADIENTS, LOGITS, Leaf, Parameter, Tape, leaf_node
+from tests import steps
 from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1408, 32000, 3, 8, 4, 64
@@ -50,12 +51,7 @@ FLASH_RNG = 2 * 512  # the kernel's seed and offset: two tensors at any length
 
 
 def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
-    """What one more layer adds to the height of the loss, excluding its weights and states."""
-    heights = []
-    for layers in (LAYERS, LAYERS + 1):
-        loss = estimate(replace(model, num_hidden_layers=layers), None, setup).phases[Phase.LOSS]
-        heights.append(loss.resident[Component.ACTIVATIONS])
-    return heights[1] - heights[0]
+    return steps.kept_per_layer(setup, model)
 
 
 # --- what a layer keeps -------------------------------------------------------------------------

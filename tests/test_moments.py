@@ -25,6 +25,7 @@ from estimator.objectives import stack
 from estimator.parallel.combinations import RULES
 from estimator.step import timeline as moments_module
 from estimator.values.setup import FACETS
+from tests import steps
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -63,12 +64,7 @@ ROUTING = 4 * EXPERTS + 4 + CHOSEN * (4 * 8 + 4 + 4)
 
 
 def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
-    """What one more layer adds to the height of the loss, excluding its weights and states."""
-    heights = []
-    for layers in (LAYERS, LAYERS + 1):
-        loss = estimate(replace(model, num_hidden_layers=layers), None, setup).phases[Phase.LOSS]
-        heights.append(loss.resident[Component.ACTIVATIONS])
-    return heights[1] - heights[0]
+    return steps.kept_per_layer(setup, model)
 
 
 def test_full_bfloat16_layer_keeps_16h_8f_4q_4kv_4heads_8_bytes_a_token():

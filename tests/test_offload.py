@@ -42,6 +42,7 @@ from estimator.values.specs import (
 )
 from estimator.values.strategies import Strategy
 from tests.rows import for_each
+from tests.steps import heights
 from tests.test_sharding import LLAMA
 
 NONE, CPU, NVME = Offload
@@ -165,18 +166,13 @@ def test_unsharded_4_bit_weights_stay_on_the_gpu() -> None:
     assert whole[Component.WEIGHTS] - part[Component.WEIGHTS] == linears // 2
 
 
-def heights(keys: dict[str, Any], **config: Any) -> list[int]:
-    of = estimate(*parse({"model": {**LLAMA, **config}, "max_length": 64, "num_gpus": 8, **keys}))
-    workspace = of.peak.resident[Component.WORKSPACE]
-    return [of.phases[phase].bytes - workspace for phase in STEP_PHASES]
-
-
 def test_offload_saves_as_much_under_zero3_as_in_real_deepspeed() -> None:
     # peaks of DeepSpeed 0.19.6's four phases, traced as in tests/reference/steps.jsonl ("ZeRO 3"), at 64 tokens
     layers = {"num_hidden_layers": 2}
     cpu, both = {"offload_optimizer": "cpu"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    given = {"model": {**LLAMA, **layers}, "max_length": 64, "num_gpus": 8, "strategy": "zero3"}
     without, states, all_of_it = (
-        heights({"strategy": "zero3", **keys}, **layers) for keys in ({}, cpu, both)
+        heights(estimate(*parse({**given, **keys}))) for keys in ({}, cpu, both)
     )
     real = (
         (107_854_848, 107_322_880, 112_057_856, 69_745_152),

@@ -42,8 +42,9 @@ from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Model, Phase
+from estimator.values.specs import Component, Model, Phase
 from estimator.values.strategies import Strategy
+from tests.steps import heights
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -64,12 +65,6 @@ ON_8 = {"num_gpus": 8, "max_length": 64, "max_grad_norm": 0.0}
 
 def told(keys: dict[str, Any], **config: Any) -> Estimate:
     return estimate(*parse({"model": {**LLAMA, **config}, **keys}))
-
-
-def heights(of: Estimate) -> list[int]:
-    """Peaks of the step's phases without cuBLAS's workspace, which the trace lacks."""
-    workspace = of.peak.resident[Component.WORKSPACE]
-    return [of.phases[phase].bytes - workspace for phase in STEP_PHASES]
 
 
 def test_fsdp_divides_weights_gradients_and_states_by_ranks() -> None:
