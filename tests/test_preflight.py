@@ -538,3 +538,41 @@ def test_importing_preflight_imports_neither_torch_nor_numpy_nor_peft() -> None:
     code = "import sys, estimator.preflight; print({'torch', 'numpy', 'peft'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def divided(**sizes: object) -> Module:
+    """A model that was divided as it was loaded."""
+    known = {"tp_size": 1, "fsdp_size": 1, "dp_replicate_size": 1, "pp_size": 1, "ep_size": 1}
+    sizes = {**known, "fsdp_mixed_precision": False, "fsdp_cpu_offload": False, **sizes}
+    dp_size = int(str(sizes["fsdp_size"])) * int(str(sizes["dp_replicate_size"]))
+    model = Module({"model.norm.weight": Tensor(4096, dimensions=1)})
+    model.config.distributed_config = Has(**sizes, dp_size=dp_size)  # type: ignore[attr-defined]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy"),
+    [
+        ({"tp_size": 4}, "none"),
+        ({"tp_size": 2, "fsdp_size": 2}, "fsdp"),
+        ({"tp_size": 2, "dp_replicate_size": 2}, "hsdp"),
+    ],
+)
+def test_a_model_divided_as_it_was_loaded_is_no_ddp(
+    sizes: dict[str, object], strategy: str
+) -> None:
+    found = keys(trainer(divided(**sizes), world_size=4))
+    assert (found["num_gpus"], found["tp_size"], found["strategy"]) == (
+        4,
+        sizes["tp_size"],
+        strategy,
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"fsdp_size": 4}, {"tp_size": 4, "ep_size": 4}, {"tp_size": 4, "fsdp_cpu_offload": True}],
+)
+def test_another_axis_of_a_live_model_is_refused(sizes: dict[str, object]) -> None:
+    with pytest.raises(RefusedError, match="DistributedConfig's"):
+        keys(trainer(divided(**sizes), world_size=4))

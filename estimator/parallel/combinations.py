@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from estimator.resident.optimizer import LOW_BIT_OPTIMIZERS, LOW_RANK_OPTIMIZERS
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.refusals import (
@@ -532,6 +533,16 @@ RULES = (
 
 BESIDE_PARTS = frozenset({Strategy.FSDP, Strategy.HSDP})
 """Strategies that share ranks' parts: DistributedConfig's ``fsdp_size`` and ``dp_replicate_size``."""
+
+
+def _adapts_rows(adapters: Adapters) -> bool:
+    """Whether an adapter is on a linear that ranks divide by its inputs."""
+    named = adapters.lora_target_modules
+    return isinstance(named, str) or any(
+        name.rpartition(".")[2] in ("o_proj", "down_proj") for name in named or ()
+    )
+
+
 IN_PLACE = frozenset({Optimizer.ADAMW_TORCH_FUSED})
 """Optimizers whose step makes no temporaries, of DTensors neither."""
 TENSOR_PARALLEL_RULES = (
@@ -574,6 +585,17 @@ TENSOR_PARALLEL_RULES = (
         lambda s: _offloads(s.mesh),
         "offload_param with tp_size is not modelled yet; take none.",
         NOT_MODELLED,
+    ),
+    CombinationRule(
+        lambda s: (
+            s.adapters.uses_adapters
+            and not s.adapters.has_packed_base
+            and (s.mesh.strategy.is_fsdp or _adapts_rows(s.adapters))
+        ),
+        "method {s.adapters.method} with tp_size fails in the first forward pass under fsdp and with adapters on "
+        "o_proj or down_proj: PEFT makes them as large as a rank's part ('shape ... is invalid for input of size'); set "
+        "tp_size 1, or take method full.",
+        Line("peft", "tuners/tuners_utils.py", 186, "= module.weight.to_local().shape"),
     ),
     CombinationRule(
         lambda s: s.adapters.uses_adapters or s.adapters.has_packed_base,

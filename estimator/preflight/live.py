@@ -58,6 +58,11 @@ DATA_PARALLEL = Refusal(
     "CUDA_VISIBLE_DEVICES to one.",
     NOT_MODELLED,
 )
+OTHER_AXIS = Refusal(
+    "DistributedConfig's {names} is not modelled yet; tp_size is, alone and with fsdp_size or dp_replicate_size.",
+    NOT_MODELLED,
+)
+_OTHER_AXES = ("pp_size", "ep_size", "fsdp_mixed_precision", "fsdp_cpu_offload")
 HYBRID_SHARDING = Refusal(
     "hybrid sharding of a live Trainer is not modelled yet: its groups are not known.", NOT_MODELLED
 )
@@ -509,6 +514,8 @@ def _sharing(trainer: Any) -> dict[str, object]:
         return {"num_gpus": len(devices), "strategy": "device_map"}
     if number == 1 and getattr(args, "n_gpu", 1) > 1:
         raise DATA_PARALLEL(number=args.n_gpu)
+    if (divided := getattr(_base(trainer.model).config, "distributed_config", None)) is not None:
+        return {"num_gpus": number, **_divided(divided)}
     state = trainer.accelerator.state
     keys: dict[str, object] = {"num_gpus": number, "strategy": "ddp" if number > 1 else "none"}
     deepspeed, fsdp = (getattr(state, f"{name}_plugin", None) for name in ("deepspeed", "fsdp"))
@@ -518,6 +525,21 @@ def _sharing(trainer: Any) -> dict[str, object]:
     if fsdp is not None and number > 1:
         return keys | _fsdp(fsdp)
     return keys
+
+
+def _divided(config: Any) -> dict[str, object]:
+    """A model that ``from_pretrained`` divided by a ``DistributedConfig``; accelerate shards nothing of it.
+
+    Source: transformers 5.23, distributed/configuration_utils.py; trainer.py, ``_prepare_for_training``.
+    """
+    said = {name: getattr(config, name, None) for name in _OTHER_AXES}
+    others = [name for name, value in said.items() if value is True or (value or 1) > 1]
+    parts, copies = int(config.tp_size), int(config.dp_replicate_size)
+    if others or (parts == 1 and config.dp_size > 1):
+        raise OTHER_AXIS(names=", ".join(others) or "fsdp_size without tp_size")
+    alone = "fsdp" if config.dp_size > 1 else "none"
+    strategy = "hsdp" if copies > 1 else alone
+    return {"strategy": strategy, "tp_size": parts, "dp_replicate_size": copies}
 
 
 def _zero(config: Mapping[str, Any], number: int, hidden: int | None) -> dict[str, object]:
