@@ -593,7 +593,7 @@ TENSOR_PARALLEL_RULES = (
             and (s.mesh.strategy.is_fsdp or _adapts_rows(s.adapters))
         ),
         "method {s.adapters.method} with tp_size fails in the first forward pass under fsdp and with adapters on "
-        "o_proj or down_proj: PEFT makes them as large as a rank's part ('shape ... is invalid for input of size'); set "
+        "o_proj or down_proj: PEFT makes them as large as a part ('shape ... is invalid for input of size'); set "
         "tp_size 1, or take method full.",
         Line("peft", "tuners/tuners_utils.py", 186, "= module.weight.to_local().shape"),
     ),
