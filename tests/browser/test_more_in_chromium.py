@@ -103,7 +103,8 @@ def test_a_card_opens_by_a_click_anywhere_and_by_keyboard(browser, address):
         page.wait_for_url("**method=lora**", timeout=WAIT)
 
 
-def test_what_is_open_is_part_of_the_link(browser, address):
+def test_what_is_open_is_part_of_the_link_and_a_figure_never_goes_back(browser, address):
+    """Streamlit awaits the script's import for each data, and may call it with an older one last."""
     with visitor(browser, address) as page:
         page.get_by_role("radio", name="Time and money").click()
         page.get_by_text("Saving and loading", exact=True).click()
@@ -113,11 +114,6 @@ def test_what_is_open_is_part_of_the_link(browser, address):
             speed = other.get_by_role("spinbutton", name="Disk write speed, GB/s")
             speed.wait_for(timeout=WAIT)
             assert other.get_by_role("radio", name="Time and money").is_checked()
-
-
-def test_a_figure_never_goes_back_to_older_data(browser, address):
-    # Streamlit awaits the script's import for each data, and may call it with an older one last
-    with visitor(browser, address) as page:
         shown = bars(page)
         script = in_order.SCRIPT + DRAWING.read_text()
         for earlier, expected in ((1, "older"), (-1, "newer")):
