@@ -10,7 +10,7 @@ from estimator.plan.question import TRIED, Offer, Question, TokenLengths
 from estimator.sources import catalog
 from estimator.tools.defaults import TOOLS
 from estimator.tools.meant import meant_keys
-from estimator.tools.reading.parsed import decoded
+from estimator.tools.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME

@@ -13,7 +13,7 @@ from estimator.tools.defaults import TOOLS
 from estimator.tools.known import allocator
 from estimator.tools.known.parallel import DEEPSPEED_FLAGS
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Call, Command, Found, Text, Unresolved, flattened
+from estimator.tools.parsed import Call, Command, Found, Text, Unresolved, flattened
 from estimator.tools.reading.python_script import OF_PEFT, OF_TRAINER, OF_TRL
 from estimator.tools.reading.shell import VARIABLE, WHOLE_VARIABLE
 from estimator.tools.rules import Entry, Tool

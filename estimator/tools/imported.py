@@ -19,8 +19,8 @@ from estimator.tools.known.parallel import SHIPPED
 from estimator.tools.known.trl import objective_of
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
+from estimator.tools.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
 from estimator.tools.reading.detect import kind_of, read_text
-from estimator.tools.reading.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import (
     Direction,
     Effective,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from estimator.tools.documents import Pool
 from estimator.tools.known.parallel import is_on
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Text
+from estimator.tools.parsed import Text
 from estimator.tools.rules import Tool
 from estimator.values.refusals import InputError
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from estimator.sources.catalog import ToolDefault, tool_defaults
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Unresolved
+from estimator.tools.parsed import Unresolved
 from estimator.values.keys import default_of
 from estimator.values.specs import Model
 

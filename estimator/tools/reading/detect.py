@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from estimator.tools.parsed import Text, decoded
 from estimator.tools.reading.json_text import read_json
-from estimator.tools.reading.parsed import Text, decoded
 from estimator.tools.reading.python_script import CONFIGS, TRAINERS, read_notebook, read_python
 from estimator.tools.reading.shell import looks_like_shell, read_shell
 from estimator.tools.reading.yaml_text import read_yaml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from estimator.tools.reading.parsed import LONGEST_TEXT, MOST_KEYS, Found, Text, flattened
+from estimator.tools.parsed import LONGEST_TEXT, MOST_KEYS, Found, Text, flattened
 from estimator.values.json_text import read_object
 from estimator.values.refusals import InputError
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, flattened
+from estimator.tools.parsed import Call, FlagValue, Text, Unresolved, flattened
 from estimator.values.refusals import InputError
 
 OF_TRL = listed("SFT DPO KTO ORPO CPO Reward GRPO RLOO PPO PRM BCO OnlineDPO XPO NashMD GKD")

@@ -11,7 +11,7 @@ from typing import Any
 
 from estimator.tools.defaults import TOOLS
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
+from estimator.tools.parsed import Command, Found, Text, Unresolved
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
 LONGEST = 200_000

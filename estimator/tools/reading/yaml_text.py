@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from estimator.tools.lists import listed
-from estimator.tools.reading.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved
+from estimator.tools.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 

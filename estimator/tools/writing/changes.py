@@ -20,7 +20,7 @@ from estimator.tools.defaults import tool_named
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, model_named, read_files
 from estimator.tools.known.allocator import assignment
-from estimator.tools.reading.parsed import Call, Text, decoded
+from estimator.tools.parsed import Call, Text, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
 from estimator.tools.sayable import sayable
 from estimator.tools.writing.scripts import OF_MODEL_CONFIG

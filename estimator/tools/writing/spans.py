@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from estimator.tools.reading.parsed import Call
+from estimator.tools.parsed import Call
 from estimator.tools.rules import Value
 from estimator.tools.writing.texts import python_value, yaml, yaml_scalar
 from estimator.tools.writing.verl import hydra_value, override
