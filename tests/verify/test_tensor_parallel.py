@@ -18,7 +18,7 @@ from estimator.families.registry import FAMILIES
 from estimator.parallel.tensor_parallel import PLAN
 from estimator.values.arithmetic import allocated
 from estimator.values.specs import Component, Phase
-from tests.verify.processes import RANKS, in_two_processes
+from tests.verify.processes import RANKS, in_processes, in_two_processes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -121,6 +121,74 @@ def test_a_rank_holds_and_makes_what_dtensor_does(tmp_path: Path, *, checkpoints
     keys = {"gradient_checkpointing": checkpoints, "use_reentrant": False}
     told = ours({**keys, "num_gpus": RANKS, "tp_size": RANKS})
     for rank in in_two_processes(tmp_path, measured, path=folder, checkpoints=checkpoints):
+        assert rank == pytest.approx(told, abs=SMALL), (rank, told)
+
+
+def kept(*, path: str, replicas: int) -> tuple[int, ...]:
+    """Bytes of a rank's shards, of gradients that wait for the last micro-step, of reduced ones, and of states."""
+    from torch.distributed.tensor import DTensor
+    from transformers.distributed import DistributedConfig
+
+    def size(tensors: Any) -> int:
+        parts = [each._local_tensor if isinstance(each, DTensor) else each for each in tensors]
+        return sum(allocated(part.numel() * part.element_size()) for part in parts)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        distributed_config=DistributedConfig(
+            tp_size=RANKS, fsdp_size=RANKS // replicas, dp_replicate_size=replicas
+        ),
+    ).train()
+    ids = torch.zeros((1, LENGTH), dtype=torch.long)
+    waiting = 0
+    for is_last in (False, True):
+        model.set_requires_gradient_sync(is_last)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        if not is_last:
+            states = (
+                each._get_fsdp_state() for each in model.modules() if hasattr(each, "unshard")
+            )
+            groups = {id(it): it for state in states for it in state._fsdp_param_groups}
+            waiting = size(
+                of.unsharded_param.grad for it in groups.values() for of in it.fsdp_params
+            )
+    parameters = [*model.parameters()]
+    meshes = {parameter.device_mesh for parameter in parameters}  # as Trainer groups them
+    optimizer = torch.optim.AdamW(
+        [{"params": [it for it in parameters if it.device_mesh == mesh]} for mesh in meshes],
+        fused=True,
+    )
+    gradients = size(it.grad for it in parameters)
+    optimizer.step()
+    return (
+        size(parameters),
+        waiting,
+        gradients,
+        size(value for state in optimizer.state.values() for value in state.values()),
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rank_of_a_mesh_keeps_what_four_real_processes_keep(
+    tmp_path: Path, replicas: int
+) -> None:
+    torch.manual_seed(0)
+    folder = str(tmp_path / "model")
+    config = transformers.AutoConfig.for_model(**CONFIG)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    mesh = {"num_gpus": 2 * RANKS, "tp_size": RANKS, "strategy": "fsdp"}
+    if replicas > 1:
+        mesh |= {"strategy": "hsdp", "dp_replicate_size": replicas}
+    found = estimate(*parse({**SETUP, **mesh}))
+    resident = found.phases[Phase.OPTIMIZER_STEP].resident
+    waits = {**mesh, "strategy": "fsdp", "dp_replicate_size": 1, "gradient_accumulation_steps": 2}
+    waiting = estimate(*parse({**SETUP, **waits})).timeline.resident[Component.GRADIENTS]
+    kinds = (Component.WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
+    weights, gradients, states = (resident[kind] for kind in kinds)
+    told = weights, waiting, gradients, states
+    for rank in in_processes(2 * RANKS, tmp_path, kept, path=folder, replicas=replicas):
         assert rank == pytest.approx(told, abs=SMALL), (rank, told)
 
 
