@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from estimator import catalog, estimate
 from estimator.answer.needs import need
 from estimator.contract import setups as contract
-from estimator.contract.setups import OF_EVERY_STEP
+from estimator.contract.estimates import write_estimate
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.placement import Packing, from_pretrained_device_map, needed_bytes
@@ -27,6 +27,7 @@ from estimator.values.methods import Method
 from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
+    OF_EVERY_STEP,
     Component,
     Dtype,
     Gpu,
@@ -257,7 +258,7 @@ class TestEstimate:
         )
 
     def test_the_contract_names_every_gpu(self):
-        answer = contract.write_estimate(estimate(GPT2, None, replace(self.SETUP, num_gpus=2)))
+        answer = write_estimate(estimate(GPT2, None, replace(self.SETUP, num_gpus=2)))
         first, second = answer["per_gpu"]
         assert [first["device"], second["device"]] == [0, 1]
         assert sum(first["components"].values()) == first["peak_bytes"]
