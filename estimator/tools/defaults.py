@@ -63,9 +63,10 @@ def tool_named(name: str, objective: object = None) -> Tool:
     """
     if name not in TOOLS:
         raise InputError(f"tool {show(name)} is unknown; it is one of {one_of(TOOLS)}.")
-    if name == "trl" and isinstance(objective, str):
-        return trl.tool_of(objective)
-    return TOOLS[name]
+    tool = TOOLS[name]
+    if tool.for_objective is not None and isinstance(objective, str):
+        return tool.for_objective(objective)
+    return tool
 
 
 def version_of(name: str) -> str:

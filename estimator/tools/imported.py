@@ -16,6 +16,7 @@ from estimator.tools.defaults import TOOLS, SetByTool, set_by, tool_named, versi
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
 from estimator.tools.known.parallel import SHIPPED
+from estimator.tools.known.transformers import OBJECTIVE_KEY
 from estimator.tools.known.trl import objective_of
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
@@ -182,7 +183,7 @@ def _tool(pool: Pool, texts: tuple[Text, ...]) -> Tool:
         pool.guesses.append(
             "No file names the training tool: Trainer's defaults are taken where a key is missing."
         )
-    if name == "trl" and "trainer.objective" not in pool.entries:
+    if TOOLS[name].word_key == OBJECTIVE_KEY and OBJECTIVE_KEY not in pool.entries:
         _guess_objective(pool, texts)
     objective = pool.entries.get("trainer.objective")
     word = objective.value if objective and isinstance(objective.value, str) else None

@@ -269,6 +269,8 @@ class Tool:
     """How the names of its modules begin that ``python -m`` runs."""
     scripts: tuple[tuple[str, str], ...] = ()
     """Patterns of its own scripts' paths, each with the word of ``trains`` that it stands for; empty: its group."""
+    for_objective: Callable[[str], Tool] | None = None
+    """Its table with the defaults of an objective's own class; None: all objectives have one class."""
     word_key: str = ""
     """The key of theirs that the word after its command is."""
     variables: frozenset[str] = frozenset()

@@ -28,6 +28,8 @@ from estimator.tools.rules import (
 )
 from estimator.values.keys import LARGEST
 
+OBJECTIVE_KEY = "trainer.objective"
+"""What a script's trainer or a command's word says of the objective."""
 OPTIMIZERS = {
     "adamw_hf": "adamw_torch",
     "adamw": "adamw_torch",

@@ -20,7 +20,13 @@ from estimator.tools.known.peft import (
     names,
     own_targets,
 )
-from estimator.tools.known.transformers import attention_from, checkpoint_dtype, is_4bit, is_8bit
+from estimator.tools.known.transformers import (
+    OBJECTIVE_KEY,
+    attention_from,
+    checkpoint_dtype,
+    is_4bit,
+    is_8bit,
+)
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     EITHER,
@@ -593,7 +599,8 @@ TOOL = Tool(
     trains=frozenset(SCRIPTS),
     modules=("trl.scripts",),
     scripts=((rf"trl/scripts/({'|'.join(SCRIPTS)})\.py$", ""),),
-    word_key="trainer.objective",
+    word_key=OBJECTIVE_KEY,
+    for_objective=lambda objective: tool_of(objective),  # noqa: PLW0108 — it stands below, and replaces this table
     hands_on=of_launch,
     shipped=SHIPPED,
     stops_at=_stops_at,
