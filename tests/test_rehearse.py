@@ -32,6 +32,7 @@ from estimator.rehearse.on_path.headroom_inside import (
     kernels,
     record,
     saving,
+    server,
     trainers,
     weights,
 )
@@ -542,6 +543,30 @@ def test_vllm_makes_its_weights_from_the_config_unless_they_are_to_be_read(
     made = {name for name, way in loaders._LOAD_FORMAT_TO_MODEL_LOADER.items() if way == "makes"}
     assert {"auto", "hf", "safetensors"} <= made
     assert "sharded_state" not in made
+
+
+def test_a_vllm_server_that_is_not_there_answers_with_tokens_of_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record, "here", record.RunRecord())
+    asked: list[str] = []
+    client: Any = type("VLLMClient", (), dict.fromkeys(server.SENDERS, asked.append))
+    trl: Any = SimpleNamespace(VLLMClient=client)
+    server.answer(trl)
+    found = client()
+    found.check_server(240)
+    given = {"prompt": [[5, 6], [7]], "n": 2, "max_tokens": 3}
+    choices = found._post("http://localhost:8000/v1/completions", json=given)["choices"]
+    assert [one["prompt_token_ids"] for one in choices] == [[5, 6], [5, 6], [7], [7]]
+    assert [one["token_ids"] for one in choices] == [[0, 0, 0]] * 4
+    assert found._post("http://localhost:8000/update_weights", json={}) == {}
+    assert asked == []
+    assert [*record.here.notes] == [
+        "The vLLM server is not there: every token is the first of the vocabulary, and weights go nowhere."
+    ]
+    others: Any = SimpleNamespace(VLLMClient=type("VLLMClient", (), {"post": asked.append}))
+    server.answer(others)  # another version's, of which nothing is known
+    assert not hasattr(others.VLLMClient, "_post")
 
 
 class _Counters:

@@ -144,6 +144,7 @@ def _of_trl() -> Iterator[Play]:
         ("grpo", vllm),
         ("grpo", (*vllm, *LORA)),
         ("grpo", (*vllm, "--vllm_enable_sleep_mode", "True")),
+        ("grpo", (*ONLINE, "--use_vllm", "True", "--vllm_mode", "server")),
         ("rloo", vllm),
     ):
         online = play(f"trl/scripts/{name}.py", "prompts", *more)

@@ -79,7 +79,7 @@ def plays(folder: str) -> Iterator[tuple[str, int, Sequence[str]]]:
     small = ["trainer.py", "4", "2", "1024"]
     yield "2x RTX 4090", 0, ["-m", "torch.distributed.run", "--nproc-per-node", "2", *small]
     deepspeed = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", *small]
-    for name in ("zero2", "zero2-offload"):
+    for name in ("zero2", "zero2-offload", "zero3"):
         yield "2x RTX 4090", 0, [*deepspeed, f"deepspeed={folder}/{name}.json"]
     yield "8x RTX 4090", 0, small
     yield "8x RTX 4090", 0, [*small, "fsdp=full_shard auto_wrap"]

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import card, kernels, ranks, record, saving, stopping, trainers, values, weights
+from . import card, kernels, ranks, record, saving, server, stopping, trainers, values, weights
 
 After = Callable[[ModuleType], None]
 AFTER: dict[str, After] = {
@@ -20,8 +20,10 @@ AFTER: dict[str, After] = {
     "triton.runtime.jit": kernels.launch_nothing,
     "triton.runtime.autotuner": kernels.launch_nothing,
     "triton.backends.nvidia.driver": kernels.drive_nothing,
+    "deepspeed.runtime.zero.utils": ranks.all_agree,
     "deepspeed.runtime.zero.stage3": ranks.no_step_overflows,
     "deepspeed.runtime.zero.stage_1_and_2": ranks.no_step_overflows,
+    "trl.generation.vllm_client": server.answer,
     "vllm.model_executor.model_loader": weights.load_nothing,
     "safetensors.torch": saving.write_no_safetensors,
     "huggingface_hub.hf_api": saving.upload_nothing,

@@ -30,6 +30,14 @@ def pause(torch: Any) -> None:
         time.sleep(LONGER_THAN_A_LOOK)
 
 
+def all_agree(utils: ModuleType) -> None:
+    """DeepSpeed compares each rank's list of modules with rank 0's, which never comes."""
+    module: Any = utils
+    for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
+        if hasattr(module, name):
+            setattr(module, name, lambda *_, **__: None)
+
+
 def no_step_overflows(stage: ModuleType) -> None:
     """DeepSpeed reads a flag and a norm from blocks that may hold what lay there before, and would skip the step."""
     module: Any = stage
