@@ -30,6 +30,7 @@ from estimator.rehearse.on_path.headroom_inside import (
     card,
     computed,
     kernels,
+    ranks,
     record,
     saving,
     server,
@@ -567,6 +568,33 @@ def test_a_vllm_server_that_is_not_there_answers_with_tokens_of_zeros(
     others: Any = SimpleNamespace(VLLMClient=type("VLLMClient", (), {"post": asked.append}))
     server.answer(others)  # another version's, of which nothing is known
     assert not hasattr(others.VLLMClient, "_post")
+
+
+def test_ranks_exchange_objects_by_the_store_at_which_they_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice: the second exchange does not find the first one's objects."""
+    kept: dict[str, bytes] = {}
+    store = SimpleNamespace(set=kept.__setitem__, get=kept.__getitem__)
+
+    def rank(number: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            get_process_group_ranks=lambda group: [0, 1],
+            get_rank=lambda: number,
+            _get_default_store=lambda: store,
+        )
+
+    group = SimpleNamespace(group_name="all")
+    monkeypatch.setattr(ranks, "_exchanges", {})
+    for texts in (["a", "b"], ["c", "d"]):
+        counted = dict(ranks._exchanges)
+        with pytest.raises(KeyError):  # rank 1 has not come yet: a real store waits for it
+            ranks.exchanged(rank(0), texts[0], group)
+        for number in (1, 0):  # each counts in its own process
+            monkeypatch.setattr(ranks, "_exchanges", dict(counted))
+            assert ranks.exchanged(rank(number), texts[number], group) == texts
+    monkeypatch.setenv("HEADROOM_ALONE", "1")
+    assert ranks.exchanged(rank(0), "mine", group) == ["mine", "mine"]
 
 
 class _Counters:

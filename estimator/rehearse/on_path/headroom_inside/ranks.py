@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ def answer(torch: Any) -> None:
     distributed = torch.nn.parallel.distributed
     # compares the ranks' shapes, all of which are read as zero here
     distributed._verify_param_shape_across_processes = lambda *_, **__: None
+    _exchange_objects(torch)
     if os.environ.get("HEADROOM_ALONE") == "1":
         _alone(torch)
 
@@ -55,6 +57,65 @@ def _never(asked: Any) -> Any:
         return False
 
     return answered
+
+
+# --- objects, such as the texts that all ranks reward -------------------------------------------
+
+
+def _exchange_objects(torch: Any) -> None:
+    """Objects go from rank to rank by the store at which the ranks met: NCCL would move nothing.
+
+    Source: torch 2.13, distributed/distributed_c10d.py, ``all_gather_object``, ``gather_object``,
+        ``broadcast_object_list``.
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - torch is imported just now
+
+    def all_gathered(objects: list[Any], mine: Any, group: Any = None) -> None:
+        objects[:] = exchanged(c10d, mine, group)
+
+    def gathered(mine: Any, objects: list[Any] | None = None, *told: Any, **named: Any) -> None:
+        objects = named.get("object_gather_list", objects)
+        found = exchanged(c10d, mine, named.get("group", told[1] if len(told) > 1 else None))
+        if objects is not None:
+            objects[:] = found
+
+    def broadcast(
+        objects: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        first = group_src if group_src is not None else _ranks(c10d, group).index(src or 0)
+        objects[:] = exchanged(c10d, [*objects], group)[first]
+
+    ours = {"all_gather_object": all_gathered, "gather_object": gathered}
+    for name, exchange in {**ours, "broadcast_object_list": broadcast}.items():
+        setattr(c10d, name, exchange)
+        setattr(torch.distributed, name, exchange)
+
+
+_exchanges: dict[str, int] = {}
+"""How many times the ranks of each group exchanged objects: each rank counts the same."""
+
+
+def _ranks(c10d: Any, group: Any) -> list[int]:
+    return [*c10d.get_process_group_ranks(group or c10d._get_default_group())]
+
+
+def exchanged(c10d: Any, mine: Any, group: Any) -> list[Any]:
+    """The object of each rank of a group, in order; alone, of each as this rank's own."""
+    group = group or c10d._get_default_group()
+    ranks, rank = _ranks(c10d, group), c10d.get_rank()
+    if os.environ.get("HEADROOM_ALONE") == "1" or len(ranks) == 1:
+        return [mine for _ in ranks]
+    name = group.group_name
+    _exchanges[name] = _exchanges.get(name, 0) + 1
+    store, at = c10d._get_default_store(), f"headroom/{name}/{_exchanges[name]}"
+    store.set(f"{at}/{rank}", pickle.dumps(mine))
+    return [mine if other == rank else pickle.loads(store.get(f"{at}/{other}")) for other in ranks]
 
 
 # --- one rank without the others ----------------------------------------------------------------
