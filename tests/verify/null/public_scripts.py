@@ -148,7 +148,8 @@ def _of_trl() -> Iterator[Play]:
         ("rloo", vllm),
     ):
         online = play(f"trl/scripts/{name}.py", "prompts", *more)
-        yield online._replace(flags=("--max-length", ONLINE_LENGTH), environment="HEADROOM_VLLM")
+        flags = ("--max-length", ONLINE_LENGTH)
+        yield online._replace(flags=flags, reason=ALL_SELECTED, environment="HEADROOM_VLLM")
     for name, rows in (
         ("orpo", "pairs"), ("cpo", "pairs"), ("tpo", "triples"), ("reward_modeling", "pairs"), ("kto", "labels"),
     ):  # fmt: skip
