@@ -49,19 +49,16 @@ class Generating:
 NOTHING = Generating()
 
 
-def colocated_engine(
-    model: Model, gpu: Gpu, setup: TrainingSetup, utilisation: float | None = None
-) -> Engine:
-    """vLLM's part of a GPU that trains too, whether or not it fits; ``utilisation`` in place of the setup's.
+def colocated_engine(model: Model, gpu: Gpu, setup: TrainingSetup) -> Engine:
+    """vLLM's part of a GPU that trains too, whether or not it fits.
 
     Source: trl 1.16, trainer/grpo_trainer.py:1122 (``max_num_seqs``: a GPU's rows times the engine's GPUs).
     """
     generation = setup.generation
-    share = generation.vllm_gpu_memory_utilization if utilisation is None else utilisation
     ranks, rows = generation.vllm_tensor_parallel_size, engine_rows(setup)
     return engine(
         model,
-        asked=asked_bytes(gpu.memory_bytes, share),
+        asked=asked_bytes(gpu.memory_bytes, generation.vllm_gpu_memory_utilization),
         ranks=ranks,
         rows=rows,
         max_num_seqs=generation.vllm_max_num_seqs or rows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.parallel.host import PCIE, slot
-from estimator.values.arithmetic import ceil_div, larger
+from estimator.values.arithmetic import larger
 from estimator.values.facets.mesh import Mesh
 from estimator.values.range import Range, by_end
 from estimator.values.specs import Gpu, Machine
@@ -48,17 +48,6 @@ class ExchangeGroup(NamedTuple):
     """The most ranks in one machine."""
     side_by_side: int = 1
     """Number of equal groups that share a machine's ports."""
-
-
-def machines_of(mesh: Mesh) -> int:
-    """Number of machines of a job (a count).
-
-    Source: derived, ⌈GPUs / GPUs per machine⌉.
-
-    >>> machines_of(Mesh(num_gpus=12))
-    2
-    """
-    return ceil_div(mesh.num_gpus, mesh.gpus_per_node)
 
 
 def links(

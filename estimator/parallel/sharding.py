@@ -51,18 +51,6 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
     return (ceil_div(shape[0], ranks), *shape[1:])
 
 
-def last_shard_shape(shape: Shape, ranks: int) -> Shape:
-    """Elements per axis of the last rank's shard, which is the smallest, without padding.
-
-    Source: as ``shard_shape``.
-
-    >>> last_shard_shape((10, 4), 4), last_shard_shape((5, 2), 4)
-    ((1, 4), (0, 2))
-    """
-    rows = ceil_div(shape[0], ranks)
-    return (max(0, shape[0] - rows * (ranks - 1)), *shape[1:])
-
-
 def upcasts_trained(setup: TrainingSetup) -> bool:
     """Whether accelerate casts trained weights to float32 before FSDP shards them.
 

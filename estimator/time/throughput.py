@@ -224,13 +224,12 @@ def step_costs(
     rate: Rates,
     length: int,
     work: Work,
-    optimizer_share: float = 1.0,
 ) -> Costs:
     """The costs of an optimizer step, each with the ends of its own cause (seconds on one GPU).
 
     Source: derived, as ``step_parts``.
     """
-    beside = _beside_micro_steps(setup, resident, rate, optimizer_share)
+    beside = _beside_micro_steps(setup, resident, rate, 1.0)
     return _costs_of_step(model, setup, rate, length, work, beside)
 
 
