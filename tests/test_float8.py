@@ -92,7 +92,7 @@ def test_casts_take_their_bytes_over_the_bandwidth() -> None:
     h100 = catalog.gpus()["H100-SXM5-80GB"]
     rate, tokens = rates(h100, setup.precision), 2 * 4096
     compiled = replace(setup, torch_compile=True)
-    part = casts_to_float8_part(model, compiled, tokens, 0.0, rate)
+    part = casts_to_float8_part(model, compiled.precision, compiled.computation, tokens, 0.0, rate)
     # 27 linears: 4 of k, v (256), o; 3 of q; and 4 of gate, up and down (1,408)
     inputs = 512 * (4 * 3 + 3 + 4 * 2) + 1408 * 4
     outputs = 256 * 8 + 512 * (4 + 3 + 4) + 1408 * 8
@@ -103,7 +103,7 @@ def test_casts_take_their_bytes_over_the_bandwidth() -> None:
         5 * (2 * weights + tokens * (2 * inputs + outputs))
     )
     # eager: 31 bytes a cast, the gradient's twice; 2 a copy: each factor padded, and three laid out by the other side
-    eager = casts_to_float8_part(model, setup, tokens, 0.0, rate)
+    eager = casts_to_float8_part(model, setup.precision, setup.computation, tokens, 0.0, rate)
     copies = weights + tokens * inputs + 2 * weights + tokens * (3 * outputs + 2 * inputs)
     assert eager.seconds.low * rate.bandwidth == pytest.approx(
         31 * (2 * weights + 2 * tokens * (inputs + outputs)) + 2 * copies

@@ -104,7 +104,7 @@ def can_be_trained(model, setup):
     is_long = 0 < model.position_limit <= setup.batch.max_length
     has_linear = setup.adapters.uses_adapters or model.model_type != "gpt2"
     is_projected = has_linear or setup.optimisation.optim not in LOW_RANK_OPTIMIZERS
-    is_shared = refusal(setup) is None and beyond_one_machine(setup) is None
+    is_shared = refusal(setup) is None and beyond_one_machine(setup.mesh) is None
     return not is_long and is_projected and is_shared and finds_head(model, setup)
 
 

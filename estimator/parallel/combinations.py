@@ -725,17 +725,17 @@ def saves_states_of_parts(setup: TrainingSetup) -> RefusedError | None:
 
 
 BEYOND_ONE_MACHINE = Refusal(
-    "device_map is one process on one machine of gpus_per_node {s.mesh.gpus_per_node} GPUs, and num_gpus is "
-    "{s.mesh.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
+    "device_map is one process on one machine of gpus_per_node {gpus_per_node} GPUs, and num_gpus is "
+    "{num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
     CONTRADICTION,
 )
 
 
-def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
+def beyond_one_machine(mesh: Mesh) -> RefusedError | None:
     """Why a device map cannot span so many GPUs; None if it can. Not part of a structure, which ignores machines."""
-    if not setup.mesh.strategy.places_layers or setup.mesh.num_gpus <= setup.mesh.gpus_per_node:
+    if not mesh.strategy.places_layers or mesh.num_gpus <= mesh.gpus_per_node:
         return None
-    return BEYOND_ONE_MACHINE(s=setup)
+    return BEYOND_ONE_MACHINE(gpus_per_node=mesh.gpus_per_node, num_gpus=mesh.num_gpus)
 
 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
@@ -754,7 +754,7 @@ def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, 
 def refused_by_run(setup: TrainingSetup) -> RefusedError | None:
     """Why a run cannot go by keys that are not part of a structure; None if it can."""
     return (
-        beyond_one_machine(setup)
+        beyond_one_machine(setup.mesh)
         or clipped_in_backward(setup.optimisation)
         or saves_states_of_parts(setup)
     )

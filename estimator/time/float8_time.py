@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from estimator.objectives.float8 import converted_linears
 from estimator.time.rates import BANDWIDTH_SHARE, Rates
+from estimator.values.facets.computation import Computation
 from estimator.values.facets.precision import Precision
 from estimator.values.range import Range
 from estimator.values.results import TimePart
-from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Fp8Backend, Model
 
 EAGER_CAST_BYTES = 31
@@ -66,7 +66,8 @@ def float8_sizes(model: Model, precision: Precision) -> Float8Sizes:
 
 def casts_to_float8_part(
     model: Model,
-    setup: TrainingSetup,
+    precision: Precision,
+    computation: Computation,
     tokens: float,
     again: float,
     rate: Rates,
@@ -77,24 +78,20 @@ def casts_to_float8_part(
 
     Source: derived; torchao 0.18, float8/float8_linear.py, ``matmul_with_hp_or_float8_args``.
     """
-    sizes = float8_sizes(model, setup.precision)
-    wide = setup.precision.dtype is Dtype.FLOAT32
-    if setup.precision.fp8_backend is Fp8Backend.TE:
+    sizes = float8_sizes(model, precision)
+    wide = precision.dtype is Dtype.FLOAT32
+    if precision.fp8_backend is Fp8Backend.TE:
         of_weight = TE_CAST_BYTES_FLOAT32 if wide else TE_CAST_BYTES
         forward = tokens * sizes.inputs * TE_CAST_BYTES + sizes.weights * of_weight
         # what is saved for backward is packed already, and transposed
         moved = Range.of((1 + again) * forward + tokens * sizes.outputs * TE_CAST_BYTES)
-    elif setup.computation.torch_compile:
+    elif computation.torch_compile:
         of_weight = FUSED_CAST_BYTES_FLOAT32 if wide else FUSED_CAST_BYTES
-        of = partial(
-            _torchao_bytes, setup.precision, sizes, tokens, again, of_weight, FUSED_CAST_BYTES
-        )
+        of = partial(_torchao_bytes, precision, sizes, tokens, again, of_weight, FUSED_CAST_BYTES)
         moved = Range(of(copies=0, grads=1), of(copies=COPY_BYTES, grads=1))
     else:
         of_weight = EAGER_CAST_BYTES_FLOAT32 if wide else EAGER_CAST_BYTES
-        of = partial(
-            _torchao_bytes, setup.precision, sizes, tokens, again, of_weight, EAGER_CAST_BYTES
-        )
+        of = partial(_torchao_bytes, precision, sizes, tokens, again, of_weight, EAGER_CAST_BYTES)
         moved = Range.of(of(copies=COPY_BYTES, grads=2))
     return TimePart("casts to FP8", moved / rate.bandwidth / BANDWIDTH_SHARE)
 

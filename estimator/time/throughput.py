@@ -451,7 +451,9 @@ def _made_weights(of: MicroBatch) -> Iterator[Cost]:
         *dequantisation_part(setup.adapters, setup.precision, of.sizes, unpackings, rate),
     )
     if setup.precision.uses_fp8:
-        part = casts_to_float8_part(of.model, setup, of.tokens, of.again, rate)
+        part = casts_to_float8_part(
+            of.model, setup.precision, setup.computation, of.tokens, of.again, rate
+        )
         yield Cost(Cause.TRAFFIC, *part)
     casts = (1 + of.again) * (1 - of.float8_share) + of.asked + of.is_trained
     yield Cost(Cause.OPTIMIZER, *casts_part(setup.adapters, setup.precision, of.sizes, casts, rate))
