@@ -34,9 +34,9 @@ from estimator.values.declaration import DefaultSource, Key
 from estimator.values.facets.objective import Task
 from estimator.values.json_text import LONGEST_TEXT, read_object
 from estimator.values.keys import BY_NAME, GROUPS, KEYS
-from estimator.values.kinds import Choice, Flag, one_of, plain, show
+from estimator.values.kinds import Choice, Flag, one_of, plain
 from estimator.values.parallelisms import PARALLEL_WORDS
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.results import Estimate, Remedy, UtilisationSearch
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model

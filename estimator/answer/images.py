@@ -10,8 +10,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.images import Images
 from estimator.values.facets.mesh import Mesh
-from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report, show
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model, ModelClass, Part
 

@@ -25,8 +25,8 @@ from estimator.parallel.placement import (
     from_pretrained_device_map,
     infer_auto_device_map,
 )
-from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of, show
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
+from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about, show
 from estimator.values.specs import Dtype, Model, ModelClass
 
 KINDS: Mapping[str, Kind] = MappingProxyType(

@@ -29,8 +29,7 @@ from estimator.contract.setups import (
 from estimator.sources import catalog
 from estimator.values.json_text import read_object
 from estimator.values.keys import KEYS
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
 

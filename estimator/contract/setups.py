@@ -27,10 +27,10 @@ from estimator.values.declaration import rows
 from estimator.values.facets.images import Images
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
-from estimator.values.kinds import not_modelled, one_of, plain, show
+from estimator.values.kinds import not_modelled, one_of, plain
 from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about, show
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     NETWORK,

@@ -27,8 +27,7 @@ from estimator.families.reader import (
     short,
 )
 from estimator.families.registry import FAMILIES, MODELLED, check_modelled
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Model
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, show
 
 MOST_LAYERS = 1000  # layers: our limit, eight times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)

@@ -17,8 +17,7 @@ from estimator.families.towers import has_towers, made_modules, tower_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.families.vision_tree import decoder_layers, made_tree
 from estimator.values.facets.adapters import Adapters
-from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, Line, Refusal
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal, show
 from estimator.values.specs import ALL_LINEAR, Model
 
 UNREADABLE = Refusal(

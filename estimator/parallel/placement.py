@@ -20,8 +20,7 @@ from typing import NamedTuple
 from estimator.families.module_tree import ModuleNode, splits_packed_experts
 from estimator.families.modules import Width
 from estimator.families.vision_tree import made_tree, whole_classes
-from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal
+from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, show
 from estimator.values.specs import Model
 
 Device = int | str

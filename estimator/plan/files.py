@@ -17,8 +17,7 @@ from typing import Any
 from estimator.plan.question import TokenLengths
 from estimator.sources import catalog
 from estimator.tools.writing.files import TakeAway
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Price
 
 BYTES_PER_TOKEN = (2.5, 5.0)

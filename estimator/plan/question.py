@@ -12,9 +12,8 @@ from estimator.time.cost import cheapest
 from estimator.time.interruptions import stretched
 from estimator.values.arithmetic import ceil_div
 from estimator.values.keys import LARGEST
-from estimator.values.kinds import show
 from estimator.values.methods import Method
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Gpu, Price
 
 MOST_HAD = 1024

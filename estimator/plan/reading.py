@@ -14,9 +14,9 @@ from estimator.tools.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME
-from estimator.values.kinds import near, one_of, show
+from estimator.values.kinds import near, one_of
 from estimator.values.methods import Method
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 
 OFFER_KEYS = (
     "gpu",

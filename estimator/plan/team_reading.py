@@ -14,8 +14,7 @@ from estimator.plan.reading import (
     question_object,
     question_of,
 )
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.setup import TrainingSetup
 
 MOST_SLOTS = 1000

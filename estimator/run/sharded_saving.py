@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.arithmetic import ceil_div
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 
 
 class Saving(NamedTuple):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from estimator.sources import catalog
 from estimator.sources.repository import About, HubModel, Trouble, from_config
 from estimator.values.json_text import LONGEST_TEXT, read_object
-from estimator.values.kinds import show
+from estimator.values.refusals import show
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

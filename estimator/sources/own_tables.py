@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from estimator.values.kinds import near, one_of, show
-from estimator.values.refusals import InputError
+from estimator.values.kinds import near, one_of
+from estimator.values.refusals import InputError, show
 
 FOLDER = "HEADROOM_DATA"
 """The environment variable that names the folder."""

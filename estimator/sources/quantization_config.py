@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from estimator.values.kinds import WholeNumber, show
+from estimator.values.kinds import WholeNumber
 from estimator.values.quantization import Quantization, Scales, StorageRule
-from estimator.values.refusals import InputError, about
+from estimator.values.refusals import InputError, about, show
 
 QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
 """Storage dtypes of 4-bit weights: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""

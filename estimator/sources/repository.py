@@ -22,9 +22,8 @@ from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.sources.quantization_config import quantization_of
 from estimator.values.facets.adapters import Adapters
 from estimator.values.json_text import read_object
-from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError, show
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001

@@ -19,8 +19,8 @@ from estimator.tools.known import (
 from estimator.tools.lists import listed
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
 from estimator.values.keys import default_of
-from estimator.values.kinds import one_of, show
-from estimator.values.refusals import InputError
+from estimator.values.kinds import one_of
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Model
 
 TOOLS: dict[str, Tool] = {

@@ -35,9 +35,9 @@ from estimator.tools.rules import (
 )
 from estimator.tools.sayable import sayable
 from estimator.values.keys import BY_NAME, DEFAULT, default_of
-from estimator.values.kinds import near, show
+from estimator.values.kinds import near
 from estimator.values.later_keys import LATER, read_later
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Model
 
 MOST_FILES = 16

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 
 LONGEST_TEXT = 1_000_000
 """Maximum bytes of a text. Our choice: a hundred times the longest config.json of a dense model on the Hub."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,39 +14,9 @@ from enum import StrEnum
 from typing import ClassVar
 
 from estimator.values.parallelisms import TENSOR
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
-
-SHOWN_CHARACTERS = 40
-"""Maximum characters of a wrong value that an error quotes."""
-
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError, show
 
 # --- words --------------------------------------------------------------------------------------
-
-
-def show(value: object) -> str:
-    """A wrong value as an error quotes it: in JSON notation, shortened.
-
-    >>> show("a" * 60), show(True), show(float("nan")), show([1]), show(10**40)
-    ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'", 'true', 'NaN', 'a list', 'a number of 41 digits')
-    """
-    match value:
-        case None | True | False:
-            return {None: "null", True: "true", False: "false"}[value]
-        case int() if abs(value) >= 10**15:
-            digits = int(math.log10(abs(value))) + 1
-            return f"a number of {digits} digits"
-        case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-        case Mapping():
-            return "an object"
-        case list() | tuple():
-            return "a list"
-        case str() if len(value) > SHOWN_CHARACTERS:
-            return repr(str(value[: SHOWN_CHARACTERS - 2]))[:-1] + "…'"
-        case str():
-            return repr(str(value))
-        case _:
-            return repr(value)[:SHOWN_CHARACTERS]
 
 
 def one_of(words: Iterable[str]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from estimator.values.kinds import show
-from estimator.values.refusals import NOT_MODELLED, Refusal
+from estimator.values.refusals import NOT_MODELLED, Refusal, show
 
 LATER_KEY = Refusal(
     "{key} {value} is not modelled yet: a run with it cannot be estimated.", NOT_MODELLED

@@ -10,6 +10,7 @@ three kinds of error, all ``ValueError``:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -111,3 +112,33 @@ def about(name: str, problem: ValueError) -> RefusedError | InputError:
         return InputError(said)
     problem.args = (said,)
     return problem
+
+
+SHOWN_CHARACTERS = 40
+"""Maximum characters of a wrong value that an error quotes."""
+
+
+def show(value: object) -> str:
+    """A wrong value as an error quotes it: in JSON notation, shortened.
+
+    >>> show("a" * 60), show(True), show(float("nan")), show([1]), show(10**40)
+    ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'", 'true', 'NaN', 'a list', 'a number of 41 digits')
+    """
+    match value:
+        case None | True | False:
+            return {None: "null", True: "true", False: "false"}[value]
+        case int() if abs(value) >= 10**15:
+            digits = int(math.log10(abs(value))) + 1
+            return f"a number of {digits} digits"
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+        case Mapping():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+        case str() if len(value) > SHOWN_CHARACTERS:
+            return repr(str(value[: SHOWN_CHARACTERS - 2]))[:-1] + "…'"
+        case str():
+            return repr(str(value))
+        case _:
+            return repr(value)[:SHOWN_CHARACTERS]

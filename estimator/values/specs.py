@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.towers import Towers
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from estimator.tools.lists import listed
 from estimator.tools.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 
 Node = Any
 """ruamel.yaml's, which has no types for what it composes."""

@@ -14,8 +14,7 @@ from estimator.tools.sayable import DEFAULTS, sayable
 from estimator.tools.writing.registry import writer_of
 from estimator.tools.writing.several_gpus import SHARED
 from estimator.tools.writing.writer import only_writes
-from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, show
 from estimator.values.specs import Model
 
 ALWAYS_SAID = listed("""model method dtype mixed_precision lora_r lora_alpha lora_dropout lora_target_modules optim
