@@ -160,6 +160,11 @@ trainer = SFTTrainer(model=model, max_seq_length=length, dataset_text_field="tex
     per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=60,
     fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported(), optim="adamw_8bit", output_dir="o"))
 """
+MESH = """
+from transformers.distributed import DistributedConfig
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", distributed_config=DistributedConfig(SIZES))
+trainer = Trainer(model=model, args=TrainingArguments("o", save_only_model=True))
+"""
 BITSANDBYTES = """
 config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
 model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", quantization_config=config, device_map=0)
@@ -235,6 +240,21 @@ SCRIPTS: dict[str, tuple[str, str, dict[str, object]]] = {
             "attn_implementation": "flash_attention_2",
             "mixed_precision": "no",
         },
+    ),
+    "mesh": (
+        MESH.replace("SIZES", "tp_size=2, fsdp_size=4"),
+        "trainer",
+        {"num_gpus": 8, "tp_size": 2, "strategy": "fsdp"},
+    ),
+    "replicas of ranks": (
+        MESH.replace("SIZES", "2, dp_replicate_size=3"),
+        "trainer",
+        {"num_gpus": 6, "tp_size": 2, "strategy": "hsdp", "dp_replicate_size": 3},
+    ),
+    "ranks alone": (
+        MESH.replace("SIZES", "tp_size=4"),
+        "trainer",
+        {"num_gpus": 4, "tp_size": 4, "strategy": "none"},
     ),
 }
 

@@ -99,7 +99,9 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _mesh(theirs: Theirs) -> Mapping[str, Value]:
-    """The GPUs that axolotl's mesh has, where its YAML names every side; else what the launcher says."""
+    """The GPUs that a mesh has: transformers', or axolotl's, where its YAML names every side; else the launcher's."""
+    if theirs.has("accelerate.distributed_config.tp_size"):
+        return {"num_gpus": prod(_divided(theirs))}
     if not theirs.is_given("args.dp_shard_size"):
         return {}
     sides = (whole(theirs[f"args.{side}"]) or 1 for side in MESH)
@@ -212,12 +214,32 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
     return None
 
 
+def _divided(theirs: Theirs) -> tuple[int, int, int]:
+    """Ranks of a layer, shards and replicas of transformers' ``DistributedConfig``."""
+    sizes = ("tp_size", "fsdp_size", "dp_replicate_size")
+    parts, shards, copies = (whole(theirs[f"accelerate.distributed_config.{it}"]) for it in sizes)
+    return parts or 1, shards or 1, copies or 1
+
+
+def _parts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return (
+        {"tp_size": _divided(theirs)[0]}
+        if theirs.has("accelerate.distributed_config.tp_size")
+        else {}
+    )
+
+
 def _whole_copies(so_far: SoFar) -> Mapping[str, Value]:
     """DDP, unless all GPUs divide every layer."""
     return {"strategy": "ddp" if so_far["num_gpus"] > so_far["tp_size"] else "none"}
 
 
 def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    parts, shards, copies = _divided(theirs)
+    if parts > 1:
+        if copies > 1:
+            return {"strategy": "hsdp", "dp_replicate_size": copies}
+        return {"strategy": "fsdp" if shards > 1 else "none"}
     stage = zero_stage(theirs)
     if stage:
         found = {"strategy": f"zero{stage}", **_offloads(theirs, stage)}
@@ -284,8 +306,10 @@ RULES: tuple[Rule, ...] = (
     row("accelerate.num_machines launch.nnodes", "gpus_per_node", _node),
     row("deepspeed.zero_optimization.overlap_comm", "overlap_comm", _overlap),
     row("accelerate.num_cpu_threads_per_process", "num_cpu_threads_per_process", _threads),
+    row("accelerate.distributed_config.tp_size", "tp_size", _parts),
     row(
-        """args.fsdp args.fsdp_version args.fsdp_config.* args.deepspeed accelerate.distributed_type
+        """accelerate.distributed_config.fsdp_size accelerate.distributed_config.dp_replicate_size
+        args.fsdp args.fsdp_version args.fsdp_config.* args.deepspeed accelerate.distributed_type
         accelerate.use_fsdp accelerate.use_deepspeed accelerate.fsdp_config.fsdp_version
         accelerate.fsdp_config.fsdp_sharding_strategy accelerate.fsdp_config.fsdp_reshard_after_forward
         accelerate.fsdp_config.fsdp_offload_params accelerate.fsdp_config.fsdp_state_dict_type
@@ -389,6 +413,20 @@ LATER: tuple[Later, ...] = (
         ),
         ("megatron_lm_config", "Megatron-LM trains the model", LESS),
         ("downcast_bf16", "On TPUs float is cast to bfloat16", LESS, "no", "false"),
+    ),
+    *not_modelled(
+        "accelerate.distributed_config",
+        ("tp_plan fsdp_plan ep_plan", "A plan of its own divides the layers", EITHER, "auto"),
+        ("pp_size", "Layers lie on different devices (pipeline parallelism)", LESS, 1),
+        ("ep_size enable_expert_parallel", "Experts are divided (expert parallelism)", LESS, 1),
+        ("fsdp_mixed_precision", "FSDP gathers in 16 bits", LESS),
+        ("fsdp_cpu_offload", "Shards rest in the host's memory", LESS),
+        (
+            "ep_implementation enable_sequence_parallel",
+            "Experts meet in their own way",
+            EITHER,
+            "auto",
+        ),
     ),
     *not_modelled(
         "accelerate.parallelism_config",

@@ -432,7 +432,7 @@ NO_EFFECT = (
         "model",
         """token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
         local_files_only use_auth_token _attn_implementation loaded use_cache quantization_config padding_side
-        use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp""",
+        distributed_config use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp""",
     )
     | peft.NO_EFFECT
     | peft.BNB_NO_EFFECT

@@ -33,6 +33,7 @@ OF_TRAINER = frozenset(listed("TrainingArguments Seq2SeqTrainingArguments"))
 CONFIGS = OF_TRAINER | frozenset(
     [
         *(f"{name}Config" for name in (*OF_TRL, *OF_PEFT, "Model", "Lora", "BitsAndBytes")),
+        "DistributedConfig",
         *listed("UnslothTrainingArguments ScriptArguments DPOScriptArguments GRPOScriptArguments"),
     ]
 )
@@ -802,7 +803,8 @@ class _Reader:
             elif name in TRAINERS:
                 values = {**dict(zip(("model", "args"), positional, strict=False)), **values}
             elif name == "TrainingArguments" or name.endswith("Config"):
-                first = {"LoraConfig": "task_type"}.get(name, "output_dir")
+                firsts = {"LoraConfig": "task_type", "DistributedConfig": "tp_size"}
+                first = firsts.get(name, "output_dir")
                 values = {first: positional[0], **values}
             elif name == "prepare_model_for_kbit_training" and len(positional) > 1:
                 values["use_gradient_checkpointing"] = positional[1]
