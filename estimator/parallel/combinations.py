@@ -569,7 +569,9 @@ TENSOR_PARALLEL_RULES = (
         Line("transformers", "distributed/utils.py", 316, "The parallel mesh requires"),
     ),
     CombinationRule(
-        lambda s: s.mesh.strategy is Strategy.FSDP and s.mesh.shard_ranks == 1,
+        lambda s: (
+            s.mesh.strategy.is_fsdp and not s.mesh.strategy.has_groups and s.mesh.shard_ranks == 1
+        ),
         "tp_size {s.mesh.tp_size} leaves strategy {s.mesh.strategy} one of {s.mesh.num_gpus} GPUs to shard over; raise "
         "num_gpus, or take strategy none.",
         CONTRADICTION,
