@@ -239,7 +239,7 @@ ASK_FOR_PARALLELISM = {
 
 def _refused_with(what: str) -> str:
     if what == "tensor parallelism":  # which has a key, alone
-        return "alone, set tp_size and num_gpus to the number of ranks, and strategy none."
+        return "with strategy none, or to a multiple with strategy fsdp."
     return f"is not modelled yet: a run with {what} cannot be estimated."
 
 
