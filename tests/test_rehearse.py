@@ -597,6 +597,20 @@ def test_ranks_exchange_objects_by_the_store_at_which_they_met(
     assert ranks.exchanged(rank(0), "mine", group) == ["mine", "mine"]
 
 
+def test_flashinfers_kernels_are_not_compiled_and_its_plans_are_there() -> None:
+    """vLLM on a B200 attends by them; before it calls a kernel it asserts that there is a plan."""
+
+    class JitSpec:
+        def build_and_load(self) -> NoReturn:
+            raise AssertionError("nvcc is asked")
+
+    flashinfer: Any = SimpleNamespace(JitSpec=JitSpec)
+    kernels.build_nothing(flashinfer)
+    module: Any = JitSpec().build_and_load()
+    assert module.plan(1, 2) is not None
+    assert module.paged_run(1, out=2) is None
+
+
 class _Counters:
     """torch._C's counters of one device: a peak since the last reset."""
 

@@ -20,6 +20,7 @@ AFTER: dict[str, After] = {
     "triton.runtime.jit": kernels.launch_nothing,
     "triton.runtime.autotuner": kernels.launch_nothing,
     "triton.backends.nvidia.driver": kernels.drive_nothing,
+    "flashinfer.jit.core": kernels.build_nothing,
     "deepspeed.runtime.zero.utils": ranks.all_agree,
     "deepspeed.runtime.zero.stage3": ranks.no_step_overflows,
     "deepspeed.runtime.zero.stage_1_and_2": ranks.no_step_overflows,

@@ -32,6 +32,26 @@ def drive_nothing(module: ModuleType) -> None:
     driver.CudaUtils = CardUtils
 
 
+class CompiledModule:
+    """A library of kernels that would be compiled; each is launched and computes nothing."""
+
+    def plan(self, *_: Any, **__: Any) -> list[int]:
+        """How an attention is cut up, which its kernel alone reads: prefill.py and decode.py, ``_plan_info``."""
+        return [0]
+
+    def __getattr__(self, name: str) -> Any:
+        return _launched
+
+
+def build_nothing(module: ModuleType) -> None:
+    """FlashInfer's kernels are not compiled by nvcc, which takes it minutes; what its callers allocate is allocated.
+
+    Source: flashinfer 0.7, jit/core.py, JitSpec.build_and_load.
+    """
+    if hasattr(module, "JitSpec"):
+        module.JitSpec.build_and_load = lambda *_, **__: CompiledModule()
+
+
 class CardUtils:
     """What the helper says of a card; all else that it can do is done."""
 
