@@ -238,7 +238,7 @@ ASK_FOR_PARALLELISM = {
 
 
 def _refused_with(what: str) -> str:
-    if what == "tensor parallelism":  # which has a key, alone
+    if what == "tensor parallelism":  # which has a key
         return "with strategy none, or to a multiple with strategy fsdp."
     return f"is not modelled yet: a run with {what} cannot be estimated."
 

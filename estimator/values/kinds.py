@@ -40,8 +40,8 @@ OTHER_PARALLELISM = Refusal(
 
 
 BY_TP_SIZE = Refusal(
-    "{key}{value} is not modelled yet as such; set tp_size to the number of ranks, and num_gpus as well with strategy "
-    "none, or to a multiple with strategy fsdp.",
+    "{key}{value} is not modelled yet as such; for tensor parallelism, set tp_size to the number of ranks, and "
+    "num_gpus as well with strategy none, or to a multiple with strategy fsdp.",
     NOT_MODELLED,
 )
 

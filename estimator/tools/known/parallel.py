@@ -217,7 +217,9 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
 def _divided(theirs: Theirs) -> tuple[int, int, int]:
     """Ranks of a layer, shards and replicas of transformers' ``DistributedConfig``."""
     sizes = ("tp_size", "fsdp_size", "dp_replicate_size")
-    parts, shards, copies = (whole(theirs[f"accelerate.distributed_config.{it}"]) for it in sizes)
+    parts, shards, copies = (
+        whole(theirs[f"accelerate.distributed_config.{size}"]) for size in sizes
+    )
     return parts or 1, shards or 1, copies or 1
 
 
