@@ -231,6 +231,7 @@ const start = () => {
   let frame = 0, again = false;
   const follow = (slider) => {
     now.moved = slider;
+    heal();
     place();
     if (frame) { again = true; return; }
     window.headroomInk?.ahead(!draw(slider) && isAway(slider));
@@ -253,6 +254,23 @@ const start = () => {
   const TRIES = 5; // our choice: more than the runs that may interrupt one row
   let tries = TRIES;
   const app = document.querySelector(".stApp");
+  // A press may be lost on its way, as while a new server runs the page for the first time: its value is sent again.
+  const HEAL = 2000; // milliseconds in which nothing runs, no slider moves, and no pointer is down; our choice
+  let healing = 0, isHeld = false;
+  for (const kind of ["pointerdown", ...ENDS])
+    document.addEventListener(kind, () => { isHeld = kind === "pointerdown"; heal(); }, true);
+  const heal = () => {
+    clearTimeout(healing);
+    if (app.dataset.testScriptState !== "notRunning" || isHeld) return;
+    healing = setTimeout(() => {
+      const lost = Object.keys(follows().at).find(isAway);
+      if (!lost || lost in loose) return;
+      loose[lost] = textOf(lost);
+      sent.add(lost);
+      sendLoose();
+    }, HEAL);
+  };
+  new MutationObserver(heal).observe(app, { attributeFilter: ["data-test-script-state"] });
   new MutationObserver(() => { // asks again for a row whose run was interrupted
     const { wanted } = now, base = follows().bases[wanted];
     if (app.dataset.testScriptState === "notRunning") sendLoose();
@@ -265,7 +283,10 @@ const start = () => {
   new MutationObserver((changes) => {
     const moved = changes.findLast(({ target }) => target.matches("input"));
     const slider = moved && sliderAt(moved.target);
-    if (slider) follow(slider);
+    if (!slider) return;
+    delete loose[slider];
+    sent.delete(slider);
+    follow(slider);
   }).observe(document.body, { subtree: true, attributes: true, attributeFilter: ["aria-valuetext"] });
 
   return {

@@ -206,3 +206,24 @@ def test_no_press_on_the_number_of_gpus_is_lost_while_the_answers_to_others_are_
                 page.wait_for_timeout(2500)
                 assert slider.get_attribute("value") == ("0" if keys == ["Home"] else "3"), pause
                 assert page.evaluate(shown) == slider.get_attribute("aria-valuetext")
+
+
+LOSES = """window.WebSocket = class extends WebSocket {
+  send(message) { if (window.loses) window.loses = false; else super.send(message); }
+};"""
+"""A connection that loses the next message when it is told to."""
+
+
+def test_a_press_whose_message_is_lost_is_sent_again(browser, address):
+    with visitor(browser, f"{address}/?{urlencode(LORA)}", first=LOSES) as page:
+        slider = thumb(page, "Context")
+        row_of(page, "max_length", slider)
+        page.wait_for_timeout(1000)
+        page.evaluate("() => { window.loses = true; }")
+        slider.press("ArrowRight")
+        page.wait_for_function("() => window.loses === false")
+        said = slider.get_attribute("aria-valuetext")
+        answered(page, "max_length", said)
+        assert f"{int(said):,} tokens" in page.locator(".hr-setup").inner_text()
+        slider.press("ArrowRight")
+        answered(page, "max_length", slider.get_attribute("aria-valuetext"))
