@@ -112,6 +112,8 @@ def test_a_slider_moved_by_keyboard_survives_reload_and_a_copied_link(browser, a
             becomes(other, moved)
 
 
+DRAWN = """() => [...document.querySelectorAll(':is(.st-key-hero, .st-key-method-peaks) .hr-plot')]
+  .every((it) => it.drawn)"""
 LABELS = """() => {
   const all = (what) => [...document.querySelectorAll(`:is(.st-key-hero, .st-key-method-peaks) ${what}`)];
   const name = (it) => it.split(':')[0];
@@ -136,6 +138,7 @@ def test_the_bare_address_shows_verdict_and_figure_without_scrolling(browser, ad
         for width in (1440, 390):
             page.set_viewport_size({"width": width, "height": 900})
             settled(page)
+            page.wait_for_function(DRAWN)
             said = page.evaluate(LABELS)
             assert said["parts"] == sorted({*said["named"], *said["legend"]}), "each is told"
             assert not {*said["named"]} & {*said["legend"]}, "and once"
@@ -143,6 +146,7 @@ def test_the_bare_address_shows_verdict_and_figure_without_scrolling(browser, ad
             assert ("Weights" in said["named"]) == (width > 1000)
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width
         assert page.get_by_text("Does not fit").first.is_visible()
+        addressed(page, "model=mistralai")
         page.go_back()
         page.wait_for_url("**model=mistralai**", timeout=WAIT)
         expect(page.get_by_text("Does not fit").first).to_be_visible()
