@@ -32,6 +32,7 @@ def decoder_layer(
     """
 
     def layer(b: Block, x: Tensor) -> Tensor:
+        """The input is kept beside attention, and their sum beside the MLP."""
         x = _added(b, x, attention, before[0], after[0], drops=False)
         return _added(b, x, mlp, before[1], after[1], drops=True)
 
