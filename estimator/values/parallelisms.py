@@ -1,4 +1,4 @@
-"""Kinds of parallelism by the names that tools give them; tensor parallelism alone is modelled (``tp_size``)."""
+"""Kinds of parallelism by the names that tools give them; of these, tensor parallelism is modelled (``tp_size``)."""
 
 from __future__ import annotations
 
