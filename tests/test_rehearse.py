@@ -317,6 +317,20 @@ def test_the_least_memory_is_that_on_which_the_same_requests_go_through() -> Non
     assert least is not None
     assert 0 <= least - (100 + 40 + 64 + 40) * MIB < MIB
     assert "is 0.24 GiB; the smallest card with it: " in needed(answer(read(RUN)))
+    idle = {
+        name: [] if isinstance(column, list) else column
+        for name, column in RUN["asked"]["devices"][0].items()
+    }
+    both = {**RUN["asked"], "devices": [*RUN["asked"]["devices"], idle]}
+    assert (
+        read({**RUN, "asked": both}).least == least
+    )  # another rank's device, of which nothing was asked
+    many = {**RUN["asked"]["devices"][0]}
+    many["stream"] = [at % 5 for at, _ in enumerate(many["stream"])]
+    spread = read({**RUN, "asked": {**RUN["asked"], "devices": [many]}})
+    assert needed(answer(spread)).endswith(
+        "the requests are on 5 streams, of which 4 can be replayed."
+    )
     cut = {**RUN["asked"]["devices"][0], "is_whole": False}
     assert read({**RUN, "asked": {**RUN["asked"], "devices": [cut]}}).least is None
 

@@ -108,7 +108,7 @@ def read_devices(found: Mapping[str, Any]) -> tuple[DeviceRequests | None, ...]:
         MadeAt(line_of(place["line"]), line_of(place["library_line"])) for place in found["places"]
     ]
     return tuple(
-        _device(device, places, found) if device["is_whole"] and device["what"] else None
+        _device(device, places, found) if device["is_whole"] else None
         for device in found["devices"]
     )
 
@@ -140,7 +140,7 @@ def _device(
         requests.append(Request(what, numbers.get(key, 0), held if what == TAKE else 0, stream))
     divisions, settings = _settings(of_all["settings"])
     log = rounded(log_of([requests], [(0, 1)]), divisions)
-    first = places[found["place"][0]].library if found["place"][0] >= 0 else None
+    first = next((places[place].library for place in found["place"][:1] if place >= 0), None)
     return DeviceRequests(
         log=log._replace(warms_up=first is not None and first.function == WARM_UP),
         streams=len({*found["stream"]}),

@@ -14,6 +14,7 @@ from estimator.rehearse.card import smallest_card, usable_bytes
 from estimator.rehearse.ledger import KEPT, KINDS, kept
 from estimator.rehearse.phases import LOADING, ORDER
 from estimator.rehearse.rehearsed import FailedAllocation, Rehearsed, status_of
+from estimator.step.blocks import STREAMS
 from estimator.values.results import NOT_READ, Estimate
 from estimator.values.specs import Gpu
 
@@ -124,6 +125,12 @@ def needed(answer: RehearsalAnswer) -> str:
             "no known card leaves it" if card is None else f"the smallest card with it: {card.name}"
         )
         found.append(f"The least on which the same requests go through is {gib(least)} GiB; {has}.")
+    elif (
+        most := max((device.streams for device in answer.whole.asked if device), default=0)
+    ) > STREAMS:
+        found.append(
+            f"The least memory is not known: the requests are on {most} streams, of which {STREAMS} can be replayed."
+        )
     return " ".join(found)
 
 
