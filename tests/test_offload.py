@@ -49,6 +49,8 @@ NONE, CPU, NVME = Offload
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
 N = total_parameters(MISTRAL)
+NORMS = (2 * 32 + 1) * 4096
+"""Elements of Mistral-7B's norms."""
 H, V = MISTRAL.hidden_size, MISTRAL.vocab_size
 GIB = 2**30
 
@@ -213,10 +215,11 @@ def test_zero3_takes_deepspeeds_16_bytes_per_weight_and_2_for_16_bit_gradients()
     # estimate_zero3_model_states_mem_needs, optimizer alone: 16 N; it leaves out grad_partitions_flat_buffer, 2 N.
     # With the weights it says 18 N. Ours adds 2 n of a sub-group before its upload, unless weights are offloaded too
     part = N // 8
+    gradients = pinned(4 * (part - NORMS // 8)) + pinned(4 * (NORMS // 8))
     rest = offloaded(MISTRAL, on("zero3", CPU))
-    assert rest == Offloaded(pinned(4 * part) + pinned(2 * part), 12 * part + 2 * part, 0)
+    assert rest == Offloaded(gradients + pinned(2 * part), 12 * part + 2 * (part - NORMS // 8), 0)
     both = offloaded(MISTRAL, on("zero3", CPU, CPU))
-    assert both == Offloaded(pinned(4 * part) + 2 * pinned(2 * part), 12 * part, 0)
+    assert both == Offloaded(gradients + 2 * pinned(2 * part), 12 * part, 0)
     for setup, theirs in ((on("zero3", CPU), 16), (on("zero3", CPU, CPU), 18)):
         assert theirs * N < node_bytes(MISTRAL, setup)[0] < theirs * N * 1.5
 
@@ -225,15 +228,16 @@ def test_float32_weights_upload_without_a_second_host_copy() -> None:
     # stage3.py: _create_param_groups_fp16_flat_cpu_memory handles only 16-bit weights. 4 n of weights, 8 n of states
     part = N // 8
     setup = on("zero3", CPU, dtype="float32", mixed_precision="no")
-    assert offloaded(MISTRAL, setup) == Offloaded(2 * pinned(4 * part), 12 * part, 0)
+    gradients = pinned(4 * (part - NORMS // 8)) + pinned(4 * (NORMS // 8))
+    assert offloaded(MISTRAL, setup) == Offloaded(pinned(4 * part) + gradients, 12 * part, 0)
 
 
 def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host() -> None:
     part = N // 8
     rest = offloaded(MISTRAL, on("zero3", NVME, CPU))
     assert rest.nvme == 16 * part
-    # four buffers of one sub-group, which here holds everything; new_cpu_locked_tensor does not round
-    assert rest.pinned == 16 * part + 2 * pinned(2 * part)
+    # four buffers of the largest sub-group, which here holds all matrices; new_cpu_locked_tensor does not round
+    assert rest.pinned == 16 * (part - NORMS // 8) + 2 * pinned(2 * part)
     assert rest.pageable == 0
     both = offloaded(MISTRAL, on("zero3", NVME, NVME))
     assert both.nvme == 18 * part
@@ -246,16 +250,19 @@ def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host()
     weights = 5 * 2 * 32_000 * 4096 + pinned(2 * 10**9) + 2 * largest
     assert few[1].pinned == pinned(2 * N) + 4 * 4 * largest + weights
     sixteenth = N // 16
-    assert few[16].pinned == 2 * pinned(2 * sixteenth) + 4 * 4 * sixteenth + 5 * 2 * 10**8
+    buffers = 4 * 4 * (sixteenth - NORMS // 16)
+    assert few[16].pinned == 2 * pinned(2 * sixteenth) + buffers + 5 * 2 * 10**8
 
 
 def test_a_sub_group_ends_at_a_billion_elements() -> None:
     groups = sub_groups(MISTRAL, Adapters(), on("zero3", CPU, num_gpus=1).mesh)
     assert sum(groups) == N
+    *whole, _, norms = groups  # without weight decay, so a group of their own
     assert all(
-        10**9 <= group < 10**9 + max(trained_elements(MISTRAL, Adapters())) for group in groups[:-1]
+        10**9 <= group < 10**9 + max(trained_elements(MISTRAL, Adapters())) for group in whole
     )
-    assert sub_groups(MISTRAL, Adapters(), on("zero3", CPU).mesh) == [N // 8]
+    assert norms == NORMS
+    assert sub_groups(MISTRAL, Adapters(), on("zero3", CPU).mesh) == [(N - NORMS) // 8, NORMS // 8]
 
 
 def test_fsdp_pins_every_shard_and_its_gradient() -> None:

@@ -26,8 +26,8 @@ from estimator.parallel.sharding import (
     trained_parts,
 )
 from estimator.parallel.zero import (
-    SUB_GROUP,
     partition,
+    sub_groups,
     trained_elements,
     whole_tensors,
     width,
@@ -162,23 +162,6 @@ def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
         accumulated = sum(pinned(size * count) for count in tensors)
         locked += ceil_div(accumulated, setup.mesh.num_gpus)
     return Offloaded(locked, _state_bytes(setup.optimisation) * part, 0)
-
-
-def sub_groups(model: Model, adapters: Adapters, mesh: Mesh) -> list[int]:
-    """Elements of one rank's sub-groups of tensors, which stage 3 updates in turn.
-
-    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``.
-    """
-    parts = [ceil_div(count, mesh.num_gpus) for count in trained_elements(model, adapters)]
-    if sum(parts) <= SUB_GROUP:
-        return [sum(parts)]
-    groups, current = [], 0
-    for part in parts:
-        current += part
-        if current >= SUB_GROUP:
-            groups.append(current)
-            current = 0
-    return [*groups, current] if current else groups
 
 
 def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:

@@ -168,6 +168,24 @@ def stepped_groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], .
     return _groups(model, without_rank(adapters))
 
 
+def sub_groups(model: Model, adapters: Adapters, mesh: Mesh) -> list[int]:
+    """Elements of one rank's sub-groups of trained tensors, which stage 3 updates in turn.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``, for each of the optimizer's groups.
+    """
+    found = []
+    for group in stepped_groups(model, adapters):
+        inside = 0
+        for count in group:
+            inside += ceil_div(count, mesh.num_gpus)
+            if inside >= SUB_GROUP:
+                found.append(inside)
+                inside = 0
+        if inside:
+            found.append(inside)
+    return found
+
+
 @lru_cache(maxsize=32)
 def _groups(model: Model, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
     groups: tuple[list[int], list[int]] = ([], [])

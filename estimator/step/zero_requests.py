@@ -19,10 +19,10 @@ from estimator.parallel.parameter_order import At, Trained, trained_in_order
 from estimator.parallel.zero import (
     NORM_PART,
     NORM_WIDTH,
-    SUB_GROUP,
     kept_gradients,
     slices,
     stepped_groups,
+    sub_groups,
     width,
 )
 from estimator.resident.optimizer import Trainable, state_tensors, step_transient
@@ -363,24 +363,6 @@ def sharded(
     for whole in wholes:
         yield Request(TAKE, temporary, whole)
         yield Request(GIVE, temporary)
-
-
-def sub_groups(model: Model, adapters: Adapters, mesh: Mesh) -> list[int]:
-    """Elements of a rank's part of the weights that are updated together.
-
-    Source: stage3.py, ``_create_fp16_sub_groups``.
-    """
-    found = []
-    for group in groups(model, adapters, mesh.num_gpus):
-        inside = 0
-        for count in group.sizes:
-            inside += ceil_div(count, mesh.num_gpus)
-            if inside >= SUB_GROUP:
-                found.append(inside)
-                inside = 0
-        if inside:
-            found.append(inside)
-    return found
 
 
 def stepped_in_groups(
