@@ -256,6 +256,6 @@ def test_a_target_without_a_match_is_ignored_beside_one_that_matches() -> None:
     assert both == alone
 
 
-def test_a_regular_expression_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"regular expression\. These are not modelled yet"):
+def test_a_regular_expression_is_resolved_where_setups_are_read() -> None:
+    with pytest.raises(ValueError, match=r"regular expression, which only parse\(\) resolves"):
         adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn").adapters)
