@@ -15,13 +15,25 @@ def effective_batch(setup: TrainingSetup) -> str:
     """
     size = setup.effective_batch_size
     steps = -(-setup.run.num_train_examples // size)
-    gpus = "on 1 GPU" if setup.mesh.num_gpus == 1 else f"× {setup.mesh.num_gpus:,} GPUs"
     return (
         f"Effective batch {size:,} = {setup.batch.per_device_train_batch_size:,} × "
-        f"{setup.batch.gradient_accumulation_steps:,} {gpus}; "
+        f"{setup.batch.gradient_accumulation_steps:,} {_on(setup.mesh.num_gpus, setup.mesh.replicas)}; "
         f"{setup.run.num_train_examples:,} example{_are(setup.run.num_train_examples)} "
         f"{steps:,} step{'s' * (steps != 1)} an epoch."
     )
+
+
+def _on(gpus: int, replicas: int) -> str:
+    """The last factor.
+
+    >>> _on(1, 1), _on(8, 8), _on(8, 4), _on(8, 1)
+    ('on 1 GPU', '× 8 GPUs', '× 4 groups of 2 GPUs', 'on 8 GPUs together')
+    """
+    if gpus == replicas > 1:
+        return f"× {gpus:,} GPUs"
+    if replicas > 1:
+        return f"× {replicas:,} groups of {gpus // replicas:,} GPUs"
+    return "on 1 GPU" if gpus == 1 else f"on {gpus:,} GPUs together"
 
 
 def _are(number: int) -> str:
