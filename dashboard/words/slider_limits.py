@@ -12,6 +12,8 @@ def effective_batch(setup: TrainingSetup) -> str:
 
     >>> effective_batch(TrainingSetup(per_device_train_batch_size=4, gradient_accumulation_steps=8))
     'Effective batch 32 = 4 × 8 on 1 GPU; 10,000 examples are 313 steps an epoch.'
+    >>> effective_batch(TrainingSetup(num_gpus=8, strategy="fsdp", tp_size=2))
+    'Effective batch 4 = 1 × 1 × 4 groups of 2 GPUs; 10,000 examples are 2,500 steps an epoch.'
     """
     size = setup.effective_batch_size
     steps = -(-setup.run.num_train_examples // size)
