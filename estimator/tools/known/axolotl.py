@@ -691,7 +691,7 @@ WITHOUT_KERNELS = under("args", "rl trust_remote_code load_in_8bit fsdp")
 
 
 def _own_kernels(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
-    """axolotl turns its fused LoRA kernels on; with checkpointing a layer is computed again, so they save nothing kept.
+    """axolotl turns its fused LoRA kernels on, which matters where layers are not checkpointed.
 
     Source: axolotl 0.19.0, utils/schemas/config.py, ``check_auto_enable_lora_kernels``; two runs of a small Llama on
     PyTorch's own allocator, with and without them.
@@ -703,8 +703,8 @@ def _own_kernels(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Ite
         return
     yield (
         "axolotl turns its fused LoRA kernels on where none of lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel is "
-        "set: they keep less for backward than PEFT's own layers, which are counted here; set them to false, or take "
-        "the estimate for the most that it is."
+        "set: they keep less for backward than PEFT's own layers, which are counted here; set them to false, or read "
+        "the estimate as an upper bound."
     )
 
 
