@@ -175,10 +175,14 @@ def test_cards_are_equally_wide_and_show_all_their_text_under_a_button_without_o
         fits = "model=mistralai/Mistral-7B-v0.1&method=qlora&gradient_checkpointing=true"
         page.set_viewport_size({"width": 1440, "height": 900})
         page.goto(f"{address}/?{fits}&gpu=A100-SXM4-80GB&per_device_train_batch_size=8")
+        settled(page)
         for group, number in (("methods", 3), ("others", 2)):
             cards = page.locator(f".hr-cards-{group} .hr-card")
             expect(cards).to_have_count(number)
-            widths = [card.bounding_box()["width"] for card in cards.all()]
+            settled(page)
+            widths = cards.evaluate_all(
+                "all => all.map(card => card.getBoundingClientRect().width)"
+            )
             assert max(widths) - min(widths) < 1
 
 
