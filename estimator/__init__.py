@@ -25,7 +25,6 @@ from estimator.families.vision.by_tool import settings_of as image_settings
 from estimator.families.vision.by_tool import video_settings_of as video_settings
 from estimator.families.vision.sentences import image_costs
 from estimator.families.vision_family import images_of
-from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing
 from estimator.parallel.module_devices import (
@@ -34,6 +33,7 @@ from estimator.parallel.module_devices import (
     why_left_on_the_cpu,
 )
 from estimator.parallel.offload import offloads
+from estimator.passes.batch import least_batch, least_length
 from estimator.proof import accuracy, replays
 from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
 from estimator.proof.calibration import Calibration, calibration, calibration_in_fp8

@@ -11,7 +11,7 @@ from estimator import Method, TrainingSetup, catalog
 from estimator.families.adapters import adapter_parameters, lowest_trained, trainable_parameters
 from estimator.families.by_layer import adapted_groups
 from estimator.families.modules import TINY_LLAMA
-from estimator.objectives.stack import kinds_of
+from estimator.passes.stack import kinds_of
 from estimator.time.flops import matrices
 
 LLAMA = catalog.model("meta-llama/Llama-3.2-1B")

@@ -18,7 +18,7 @@ from estimator.contract.setups import parse, write_fields
 from estimator.families.adapters import adapter_parameters, linears_peft_takes
 from estimator.families.counts import layer_groups, layer_modules, modules_with_counts
 from estimator.families.modules import Linear
-from estimator.objectives import stack
+from estimator.passes import stack
 from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module
 from estimator.values.methods import Method

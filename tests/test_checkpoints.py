@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Estimate, Loss, Method, Phase, TrainingSetup, catalog, estimate, remedies
-from estimator.objectives.stack import is_checkpointed
+from estimator.passes.stack import is_checkpointed
 from estimator.tape import operators as op
 from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Parameter, Tape, Tensor

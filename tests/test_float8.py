@@ -23,7 +23,7 @@ from estimator import (
     estimate,
 )
 from estimator.contract.setups import parse
-from estimator.objectives.float8 import converted, kept
+from estimator.passes.float8 import converted, kept
 from estimator.time.float8_time import casts_to_float8_part, float8_sizes
 from estimator.time.rates import rates
 from estimator.tools.imported import Imported, read_files

@@ -21,8 +21,8 @@ from estimator import (
     estimate,
 )
 from estimator.answer import estimate as engine
-from estimator.objectives import stack
 from estimator.parallel.combinations import RULES
+from estimator.passes import stack
 from estimator.step import timeline as moments_module
 from estimator.values.setup import FACETS
 from tests import steps

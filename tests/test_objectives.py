@@ -12,10 +12,10 @@ from functools import partial
 import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog
-from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.forward import Forward, Pass
-from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.strategies import resident_memory
+from estimator.passes.causal_lm import causal_lm
+from estimator.passes.forward import Forward, Pass
+from estimator.passes.step import MicroStep, Step
 from estimator.step.timeline import Plan, Sizes, StepTimeline
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from estimator.contract.setups import parse
-from estimator.objectives.forward import Pass, as_logits
-from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.strategies import frozen_bytes, resident_memory
 from estimator.parallel.zero3_coordinator import (
@@ -27,6 +25,8 @@ from estimator.parallel.zero3_coordinator import (
     Rules,
     Stretch,
 )
+from estimator.passes.forward import Pass, as_logits
+from estimator.passes.step import MicroStep, Step
 from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor

@@ -34,9 +34,9 @@ from estimator.contract.estimates import write_estimate
 from estimator.contract.setups import parse, write_fields
 from estimator.families.counts import modules_with_counts, total_parameters
 from estimator.families.modules import Linear
-from estimator.objectives import registry
-from estimator.objectives.batch import scored_tokens
 from estimator.parallel.zero_hooks import ZeroHooks
+from estimator.passes import registry
+from estimator.passes.batch import scored_tokens
 from estimator.values.losses import Loss
 
 MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")

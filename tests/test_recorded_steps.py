@@ -21,10 +21,10 @@ from estimator import (
     catalog,
 )
 from estimator.families.kernels import attention_of
-from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.registry import as_played
-from estimator.objectives.stack import stack_of
-from estimator.objectives.step import Step
+from estimator.passes.causal_lm import causal_lm
+from estimator.passes.registry import as_played
+from estimator.passes.stack import stack_of
+from estimator.passes.step import Step
 from estimator.step import timeline as moments_module
 from tests.tapes import played
 

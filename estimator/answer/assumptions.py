@@ -13,13 +13,13 @@ from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_sentence
 from estimator.inference.rows import mean_completion
 from estimator.inference.sentences import generation_sentences
-from estimator.objectives.assumptions import objective_sentences
-from estimator.objectives.batch import joined, passed_rows
-from estimator.objectives.compiled import compiled_sentences
-from estimator.objectives.float8 import float8_sentences
 from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.parallel.network import network_sentences
+from estimator.passes.assumptions import objective_sentences
+from estimator.passes.batch import joined, passed_rows
+from estimator.passes.compiled import compiled_sentences
+from estimator.passes.float8 import float8_sentences
 from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED, RULES
 from estimator.run.prequantized import loading_sentence
 from estimator.time.cost import cheapest, rented

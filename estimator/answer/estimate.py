@@ -17,11 +17,11 @@ from estimator.answer.needs import (
 from estimator.answer.refusals import check_sizes
 from estimator.inference.seconds import time_of
 from estimator.inference.trainer_beside import offloaded_bytes
-from estimator.objectives.float8 import (
+from estimator.parallel.module_devices import module_devices
+from estimator.passes.float8 import (
     check_float8_card,
 )
-from estimator.objectives.registry import as_trained
-from estimator.parallel.module_devices import module_devices
+from estimator.passes.registry import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import (
     context_bytes,

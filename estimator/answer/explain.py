@@ -28,8 +28,6 @@ from estimator.families.weights import (
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
 from estimator.inference.kv_cache import pages
-from estimator.objectives import whole_logits
-from estimator.objectives.batch import passed_rows
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
@@ -42,6 +40,8 @@ from estimator.parallel.sharding import (
 )
 from estimator.parallel.strategies import reference_bytes
 from estimator.parallel.tensor_parallel import part_of
+from estimator.passes import whole_logits
+from estimator.passes.batch import passed_rows
 from estimator.resident.model import (
     adapter_bytes,
     gradient_bytes,

@@ -8,14 +8,14 @@ from functools import cached_property, lru_cache
 
 from estimator.answer.refusals import check_sizes, check_structure
 from estimator.inference.colocation import generating
-from estimator.objectives.float8 import (
-    check_float8_card,
-)
-from estimator.objectives.registry import as_trained
 from estimator.parallel.module_devices import ModuleDevices, module_devices
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import loads_sharded
 from estimator.parallel.strategies import resident_memory
+from estimator.passes.float8 import (
+    check_float8_card,
+)
+from estimator.passes.registry import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import (
     context_bytes,

@@ -12,12 +12,6 @@ from estimator.families.registry import architecture
 from estimator.families.towers import has_towers
 from estimator.families.wrapped import class_not_found, classes_of
 from estimator.inference.refusals import check_generation
-from estimator.objectives.compiled import check_compiled
-from estimator.objectives.float8 import (
-    check_float8,
-    check_float8_tokens,
-)
-from estimator.objectives.refusals import check_objective, check_rows
 from estimator.parallel.combinations import (
     refused,
     refused_by_run,
@@ -28,6 +22,12 @@ from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.parallel.sharding import check_groups
 from estimator.parallel.tensor_parallel import check_tensor_parallel
+from estimator.passes.compiled import check_compiled
+from estimator.passes.float8 import (
+    check_float8,
+    check_float8_tokens,
+)
+from estimator.passes.refusals import check_objective, check_rows
 from estimator.resident.model import trainable_tensors
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report

@@ -26,8 +26,8 @@ from estimator.grid.cells import (
     sized,
 )
 from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
-from estimator.objectives.batch import accumulates, scored_tokens
-from estimator.objectives.registry import as_trained
+from estimator.passes.batch import accumulates, scored_tokens
+from estimator.passes.registry import as_trained
 from estimator.resident.overhead import context_bytes, exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded

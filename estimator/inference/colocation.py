@@ -26,7 +26,7 @@ from estimator.inference.refusals import NO_GPU, PAGED_GPU, check_start
 from estimator.inference.rows import engine_rows, longest_row, row_tokens, rows_at_once
 from estimator.inference.server import check_server, server_engine
 from estimator.inference.trainer_beside import at_start, between_steps, while_generating
-from estimator.objectives.batch import prompt_tokens
+from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.values.results import Moment

@@ -9,7 +9,7 @@ from estimator.families.weights import unquantized_width, weight_width
 from estimator.inference.kv_cache import layer_caches
 from estimator.inference.pushing import largest_group
 from estimator.inference.rows import row_tokens, rows_at_once
-from estimator.objectives.batch import prompt_tokens
+from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident, weight_bytes
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model

@@ -9,7 +9,7 @@ from estimator.inference.engine import Engine, hundredths, least_hundredths
 from estimator.inference.paged import check_paged
 from estimator.inference.rows import longest_row, row_tokens
 from estimator.inference.trainer_beside import free_on_startup
-from estimator.objectives.batch import prompt_tokens
+from estimator.passes.batch import prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, MixedPrecision, Model

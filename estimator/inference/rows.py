@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.objectives.batch import prompt_tokens
+from estimator.passes.batch import prompt_tokens
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 

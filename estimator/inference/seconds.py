@@ -20,11 +20,11 @@ from estimator.inference.kv_cache import sequence_bytes
 from estimator.inference.rows import mean_completion, mean_row, row_tokens, rows_at_once
 from estimator.inference.server import rows_of_engine
 from estimator.inference.trainer_beside import between_steps, offloaded_bytes
-from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.host import host_of
 from estimator.parallel.network import GIGA, ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.tensor_parallel import part_of
+from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
-from estimator.objectives.batch import joined
-from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.dropout import without_dropout
-from estimator.objectives.stack import LayerKind, Stack, kinds_of
-from estimator.objectives.step import Step
 from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on
+from estimator.passes.batch import joined
+from estimator.passes.causal_lm import causal_lm
+from estimator.passes.dropout import without_dropout
+from estimator.passes.stack import LayerKind, Stack, kinds_of
+from estimator.passes.step import Step
 from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes

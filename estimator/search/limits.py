@@ -14,8 +14,8 @@ from estimator.answer.estimate import bound, fits
 from estimator.answer.needs import least_need, need
 from estimator.families.vision_family import row_of_images, sees
 from estimator.inference.rows import longest_row
-from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel.combinations import refusal, sharing_keys
+from estimator.passes.batch import least_batch, least_length
 from estimator.values.keys import LARGEST
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from estimator.answer.estimate import estimate
 from estimator.answer.needs import is_refused
 from estimator.families.adapters import default_targets, refused_targets
-from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
+from estimator.passes.batch import prompt_tokens
 from estimator.search.free_changes import (
     AUTOCAST,
     Change,

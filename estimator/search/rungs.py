@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.answer.needs import is_refused
-from estimator.objectives.batch import least_batch
 from estimator.parallel.combinations import refusal, sharing_keys
+from estimator.passes.batch import least_batch
 from estimator.search.best_ways import COUNTS, Reach, reach
 from estimator.search.free_changes import splits
 from estimator.search.limits import WAYS, Keys, largest_micro_batch, longest_context, shortest_row

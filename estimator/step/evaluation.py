@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from estimator.objectives.causal_lm import with_logits
-from estimator.objectives.dropout import without_dropout
 from estimator.parallel.strategies import resident_memory
+from estimator.passes.causal_lm import with_logits
+from estimator.passes.dropout import without_dropout
 from estimator.step.timeline import Plan, Schedule, Sizes, Walk, structure
 from estimator.tape.program import Sized
 from estimator.values.arithmetic import allocated

@@ -15,10 +15,6 @@ from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
-from estimator.objectives.batch import accumulates, alike, joined, scored_tokens
-from estimator.objectives.registry import as_played, step_of
-from estimator.objectives.stack import Stack, stack_of
-from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.ddp import plays_as_alone
 from estimator.parallel.zero import forgets_gradients, gathering, keeps_parts
 from estimator.parallel.zero3_coordinator import (
@@ -31,6 +27,10 @@ from estimator.parallel.zero3_coordinator import (
     Rules,
     Stretch,
 )
+from estimator.passes.batch import accumulates, alike, joined, scored_tokens
+from estimator.passes.registry import as_played, step_of
+from estimator.passes.stack import Stack, stack_of
+from estimator.passes.step import MicroStep, Step
 from estimator.resident.model import (
     Resident,
 )

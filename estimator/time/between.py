@@ -15,7 +15,7 @@ from estimator.families.counts import experts_run, layer_model
 from estimator.families.delta_net import CHUNK
 from estimator.families.liger import loss_of
 from estimator.families.modules import Linear
-from estimator.objectives.batch import passed_rows, passes_without_grad
+from estimator.passes.batch import passed_rows, passes_without_grad
 from estimator.step.timeline import Schedule, Sizes, plan, structure
 from estimator.tape.float8 import CASTS
 from estimator.time.flops import Matrices, is_eager, matrices, scored_share

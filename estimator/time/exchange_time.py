@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.families.adapters import trainable_parameters
-from estimator.objectives.batch import passed_rows, passes_without_grad
 from estimator.parallel.network import exchange_seconds, links, parts, replicas, shards
 from estimator.parallel.zero import gathers_nothing, width
+from estimator.passes.batch import passed_rows, passes_without_grad
 from estimator.resident.model import Resident
 from estimator.time.flops import replayed
 from estimator.time.optimizer_time import OPTIMIZER_STEP

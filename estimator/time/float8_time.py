@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from estimator.objectives.float8 import converted_linears
+from estimator.passes.float8 import converted_linears
 from estimator.time.rates import BANDWIDTH_SHARE, Rates
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.precision import Precision

@@ -30,8 +30,8 @@ from estimator.families.vision_family import (
     vision_family,
     vision_modules,
 )
-from estimator.objectives.batch import passed_rows, passes_without_grad, prompt_tokens
-from estimator.objectives.stack import has_window, is_checkpointed, layer_kinds
+from estimator.passes.batch import passed_rows, passes_without_grad, prompt_tokens
+from estimator.passes.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div, real
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation

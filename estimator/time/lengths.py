@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.objectives.batch import passed_rows
+from estimator.passes.batch import passed_rows
 from estimator.time.flops import Work, attended_pairs, is_eager, work
 from estimator.time.one_gpu import Facets, is_shared, of_micro_step, setup_of
 from estimator.values.arithmetic import Operation, StandIn, real

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from estimator.families.delta_net import CHUNK
 from estimator.families.layer_kinds import LINEAR_ATTENTION
-from estimator.objectives.batch import passed_rows
+from estimator.passes.batch import passed_rows
 from estimator.time.flops import FORWARD, delta_products, mixers, scan_products
 from estimator.time.rates import BACKWARD_TRAFFIC, BANDWIDTH_SHARE, Rates
 from estimator.values.arithmetic import ceil_div

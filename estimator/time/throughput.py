@@ -19,9 +19,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.liger import loss_of
-from estimator.objectives.batch import passed_rows, passes_without_grad, rows_per_example
 from estimator.parallel.network import links
 from estimator.parallel.offload import offloads
+from estimator.passes.batch import passed_rows, passes_without_grad, rows_per_example
 from estimator.resident.model import Resident
 from estimator.time.between import (
     COMPILED_LOSS_BYTES,

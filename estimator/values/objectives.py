@@ -1,4 +1,4 @@
-"""Each objective, and what is asked about it elsewhere; its micro-step is in ``estimator.objectives.registry``."""
+"""Each objective, and what is asked about it elsewhere; its micro-step is in ``estimator.passes.registry``."""
 
 from __future__ import annotations
 

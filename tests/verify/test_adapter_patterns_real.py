@@ -12,7 +12,7 @@ from estimator.families.by_layer import layers_name
 from estimator.families.counts import layer_modules
 from estimator.families.modules import Bare
 from estimator.families.target_pattern import is_pattern, with_names
-from estimator.objectives.stack import is_checkpointed
+from estimator.passes.stack import is_checkpointed
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator.contract.setups import parse
-from estimator.objectives.float8 import converted, kept
+from estimator.passes.float8 import converted, kept
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 from trl import DPOConfig, GRPOConfig, KTOConfig, RewardConfig, RLOOConfig, SFTConfig
 
 from estimator.families.registry import BALANCED, MODELLED, WITHOUT_CLASSES
-from estimator.objectives.registry import RULES
+from estimator.passes.registry import RULES
 from estimator.values.keys import BY_NAME, DEFAULT
 from estimator.values.objectives import Objective
 

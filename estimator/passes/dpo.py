@@ -6,9 +6,9 @@ arithmetic on two numbers a pair.
 
 from __future__ import annotations
 
-from estimator.objectives.forward import Pass
-from estimator.objectives.step import Step, as_reference, load_reference
-from estimator.objectives.whole_logits import ask, measure
+from estimator.passes.forward import Pass
+from estimator.passes.step import Step, as_reference, load_reference
+from estimator.passes.whole_logits import ask, measure
 
 
 def dpo(step: Step) -> None:

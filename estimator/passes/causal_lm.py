@@ -6,10 +6,10 @@ Source: as ``labelled_call``.
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.forward import Pass
-from estimator.objectives.labelled_call import LabelledCall
-from estimator.objectives.step import Step
-from estimator.objectives.whole_logits import whole_logits
+from estimator.passes.forward import Pass
+from estimator.passes.labelled_call import LabelledCall
+from estimator.passes.step import Step
+from estimator.passes.whole_logits import whole_logits
 from estimator.tape.tape import ACTIVATIONS, Tensor
 
 

@@ -14,9 +14,9 @@ trainer/utils.py, ``selective_log_softmax``; trl 1.9.0, trainer/dpo_trainer.py a
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
-from estimator.objectives.labelled_call import LabelledCall
-from estimator.objectives.step import Step
+from estimator.passes.forward import ID_BYTES, Forward, Pass, as_logits
+from estimator.passes.labelled_call import LabelledCall
+from estimator.passes.step import Step
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor

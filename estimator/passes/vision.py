@@ -21,11 +21,11 @@ from estimator.families.vision_family import (
     tower_outer,
     vision_family,
 )
-from estimator.objectives.stack import Stack
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.parameter_order import At
 from estimator.parallel.sharding import computed
 from estimator.parallel.zero import keeps_parts, parts_of
+from estimator.passes.stack import Stack
 from estimator.tape import operators as op
 from estimator.tape.tape import (
     TEMPORARIES,

@@ -11,10 +11,10 @@ workers/engine_workers.py, ``compute_log_prob``, ``compute_ref_log_prob``, ``upd
 
 from __future__ import annotations
 
-from estimator.objectives.batch import scores_policy
-from estimator.objectives.forward import Pass
-from estimator.objectives.step import Step, as_reference, load_reference
-from estimator.objectives.whole_logits import ask
+from estimator.passes.batch import scores_policy
+from estimator.passes.forward import Pass
+from estimator.passes.step import Step, as_reference, load_reference
+from estimator.passes.whole_logits import ask
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Phase
 

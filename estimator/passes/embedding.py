@@ -7,8 +7,8 @@ cached_multiple_negatives_ranking.py, base/losses/gradcache.py, ``CachedLossMixi
 
 from __future__ import annotations
 
-from estimator.objectives.forward import ID_BYTES, Pass
-from estimator.objectives.step import Step
+from estimator.passes.forward import ID_BYTES, Pass
+from estimator.passes.step import Step
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Phase

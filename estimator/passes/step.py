@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from estimator.objectives.dropout import without_dropout
-from estimator.objectives.forward import ID_BYTES, Forward, Loaded, Pass
-from estimator.objectives.stack import Stack, stack_of
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, sharded_on_init
+from estimator.passes.dropout import without_dropout
+from estimator.passes.forward import ID_BYTES, Forward, Loaded, Pass
+from estimator.passes.stack import Stack, stack_of
 from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.setup import TrainingSetup

@@ -6,10 +6,10 @@ trainer/sft_trainer.py, ``compute_loss`` (a second forward call without gradient
 
 from __future__ import annotations
 
-from estimator.objectives.forward import Pass, as_logits
-from estimator.objectives.labelled_call import LabelledCall
-from estimator.objectives.step import Step
-from estimator.objectives.whole_logits import whole_logits
+from estimator.passes.forward import Pass, as_logits
+from estimator.passes.labelled_call import LabelledCall
+from estimator.passes.step import Step
+from estimator.passes.whole_logits import whole_logits
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.losses import Loss

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.batch import prompt_tokens, scored_tokens
-from estimator.objectives.registry import RULES
+from estimator.passes.batch import prompt_tokens, scored_tokens
+from estimator.passes.registry import RULES
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 

@@ -6,8 +6,8 @@ Source: transformers 5.23, modeling_layers.py, ``GenericForSequenceClassificatio
 
 from __future__ import annotations
 
-from estimator.objectives.forward import Forward, Pass
-from estimator.objectives.step import Step
+from estimator.passes.forward import Forward, Pass
+from estimator.passes.step import Step
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 

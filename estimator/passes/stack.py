@@ -12,9 +12,9 @@ from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
-from estimator.objectives.float8 import kept
 from estimator.parallel.parameter_order import At
 from estimator.parallel.zero import keeps_parts, parts_of
+from estimator.passes.float8 import kept
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model

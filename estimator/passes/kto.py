@@ -7,10 +7,10 @@ train/kto/trainer.py, ``concatenated_forward``.
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.batch import asks_kl
-from estimator.objectives.forward import Pass
-from estimator.objectives.step import Step, as_reference, load_reference
-from estimator.objectives.whole_logits import ask, measure
+from estimator.passes.batch import asks_kl
+from estimator.passes.forward import Pass
+from estimator.passes.step import Step, as_reference, load_reference
+from estimator.passes.whole_logits import ask, measure
 from estimator.tape.tape import LOGITS, Tensor
 from estimator.values.specs import Phase
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from estimator.families.experts import balancing_loss
 from estimator.families.liger import kernels_of_family, loss_of
-from estimator.objectives.forward import ID_BYTES, Forward, as_logits
 from estimator.parallel.placement import HEAD
+from estimator.passes.forward import ID_BYTES, Forward, as_logits
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Tensor

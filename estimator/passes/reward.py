@@ -5,9 +5,9 @@ Source: trl 1.16, trainer/reward_trainer.py, ``compute_loss``.
 
 from __future__ import annotations
 
-from estimator.objectives.forward import Pass
-from estimator.objectives.sequence_classification import scores
-from estimator.objectives.step import Step
+from estimator.passes.forward import Pass
+from estimator.passes.sequence_classification import scores
+from estimator.passes.step import Step
 from estimator.tape import operators as op
 
 

@@ -18,13 +18,13 @@ from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import DROPOUT, ROTARY, Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Tables
-from estimator.objectives.float8 import out_of_float8
-from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
-from estimator.objectives.vision import LoadedTower, loaded_tower, merged
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
 from estimator.parallel.strategies import hooks
+from estimator.passes.float8 import out_of_float8
+from estimator.passes.stack import Stack, has_window, is_checkpointed, layer_kinds
+from estimator.passes.vision import LoadedTower, loaded_tower, merged
 from estimator.resident.optimizer import Trainable, step_transient
 from estimator.tape import operators as op
 from estimator.tape.tape import (

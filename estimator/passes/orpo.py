@@ -5,8 +5,8 @@ Source: trl 1.16, experimental/orpo/orpo_trainer.py, ``concatenated_forward`` an
 
 from __future__ import annotations
 
-from estimator.objectives.forward import Pass, as_logits
-from estimator.objectives.step import Step
+from estimator.passes.forward import Pass, as_logits
+from estimator.passes.step import Step
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor

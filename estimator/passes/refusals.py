@@ -7,7 +7,7 @@ from estimator.families.counts import outer_modules, tied_head
 from estimator.families.modules import Linear
 from estimator.families.registry import architecture, is_classified
 from estimator.families.towers import has_towers
-from estimator.objectives.batch import asks_kl, prompt_tokens
+from estimator.passes.batch import asks_kl, prompt_tokens
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
