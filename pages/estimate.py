@@ -80,8 +80,8 @@ def methods(look: at_a_glance.GlanceOptions) -> None:
         seen = at_a_glance.methods_figure(answer, look)
         drawing.plot(seen.figure, "method-peaks", seen.alt, of=of, legend="hero")
         cards = [
-            proposal_cards.Proposal(it.method, it.html, it.keys, it.method.label)
-            for it in method_cards.cards(answer)
+            proposal_cards.Proposal(card.method, card.html, card.keys, card.method.label)
+            for card in method_cards.cards(answer)
         ]
         st.html(proposal_cards.cards_html("methods", "Open", cards, of))
     batch_sliders.draw_evaluation_limits()

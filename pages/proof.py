@@ -33,7 +33,7 @@ def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = Fals
         evidence.figure_alt(comparisons),
         on_pick=lambda point: state.update({picked: point}),
     )
-    by_key = {evidence.key(it): it for it in comparisons}
+    by_key = {evidence.key(comparison): comparison for comparison in comparisons}
     if picked in state and state[picked] in by_key:
         st.html(evidence.picked_html(by_key[state[picked]]))
 
@@ -41,7 +41,7 @@ def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = Fals
 def table(comparisons: Sequence[Comparison], what: str) -> None:
     """Every reading, worst first."""
     st.dataframe(
-        [evidence.row(it) for it in evidence.worst_first(comparisons)],
+        [evidence.row(one) for one in evidence.worst_first(comparisons)],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,
@@ -96,7 +96,7 @@ with of_played:
     )
 with of_refused:
     st.dataframe(
-        [evidence.refused_row(it) for it in refused],
+        [evidence.refused_row(one) for one in refused],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,
@@ -113,7 +113,7 @@ with of_ran:
     ran = accuracy.overestimated()
     st.html(evidence.overestimated_html(ran, len(published)))
     st.dataframe(
-        [evidence.overestimated_row(it) for it in ran],
+        [evidence.overestimated_row(one) for one in ran],
         hide_index=True,
         placeholder="–",
         column_config=COLUMNS,

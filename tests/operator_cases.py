@@ -138,10 +138,10 @@ class Case(NamedTuple):
 def _linear(*, trained: bool, bias: bool, needs_x: bool = True, by: str = "linear") -> Play:
     rule = getattr(op, by)
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        x = it.input(T * H, grad=needs_x)
-        b = it.weight(OUT, trained=trained) if bias else None
-        return rule(tape, x, it.weight(OUT * H, trained=trained), b, H, OUT, "linear")
+    def play(tape: Tape, played: Played) -> Tensor:
+        x = played.input(T * H, grad=needs_x)
+        b = played.weight(OUT, trained=trained) if bias else None
+        return rule(tape, x, played.weight(OUT * H, trained=trained), b, H, OUT, "linear")
 
     return play
 
@@ -149,32 +149,32 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True, by: str = "linea
 def _float8(
     *, trained: bool = True, bias: bool = False, tokens: int = T, pads: bool = True
 ) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        x, b = it.input(tokens * H), it.weight(OUT, trained=trained) if bias else None
-        weight = it.weight(OUT * H, trained=trained)
+    def play(tape: Tape, played: Played) -> Tensor:
+        x, b = played.input(tokens * H), played.weight(OUT, trained=trained) if bias else None
+        weight = played.weight(OUT * H, trained=trained)
         return linear_float8(tape, x, weight, b, H, OUT, "linear", pads=pads)
 
     return play
 
 
 def _norm(rule: Callable[..., Tensor], *, trained: bool = True, **keys: bool) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        return rule(tape, it.input(T * H), it.weight(H, trained=trained), T, **keys)
+    def play(tape: Tape, played: Played) -> Tensor:
+        return rule(tape, played.input(T * H), played.weight(H, trained=trained), T, **keys)
 
     return play
 
 
 def _layer_norm(*, trained: bool = True, bias: bool = True, in_float32: bool = False) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        weights = [it.weight(H, trained=trained) for _ in range(1 + bias)]
-        return op.layer_norm(tape, it.input(T * H), weights, T, in_float32=in_float32)
+    def play(tape: Tape, played: Played) -> Tensor:
+        weights = [played.weight(H, trained=trained) for _ in range(1 + bias)]
+        return op.layer_norm(tape, played.input(T * H), weights, T, in_float32=in_float32)
 
     return play
 
 
 def _unary(rule: Callable[..., Tensor], *arguments: object, **keys: object) -> Play:
     """A rule of one input, T · h."""
-    return lambda tape, it: rule(tape, it.input(T * H), *arguments, **keys)
+    return lambda tape, played: rule(tape, played.input(T * H), *arguments, **keys)
 
 
 def _binary(
@@ -182,16 +182,16 @@ def _binary(
 ) -> Play:
     """A rule of two inputs, of which the second may be broadcast."""
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        a, b = it.input(T * H, grad=grads[0]), it.input(second, grad=grads[1])
+    def play(tape: Tape, played: Played) -> Tensor:
+        a, b = played.input(T * H, grad=grads[0]), played.input(second, grad=grads[1])
         return rule(tape, a, b)
 
     return play
 
 
 def _gated(name: str) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        gate, up = it.input(T * H), it.input(T * H)
+    def play(tape: Tape, played: Played) -> Tensor:
+        gate, up = played.input(T * H), played.input(T * H)
         return op.multiply(tape, activation(tape, gate, name), up, "gate × up")
 
     return play
@@ -213,9 +213,9 @@ def attention_shape(**keys: object) -> AttentionShape:
 def _kernel(*, mask: bool = False, groups: bool = False) -> Play:
     """One fused kernel; with a mask, also its bias."""
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = it.input(Q), *(it.input(KV if groups else Q) for _ in range(2))
-        bias = it.constant(BATCH * LENGTH * LENGTH) if mask else None
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = played.input(Q), *(played.input(KV if groups else Q) for _ in range(2))
+        bias = played.constant(BATCH * LENGTH * LENGTH) if mask else None
         shape = attention_shape(key_value_heads=KV_HEADS if groups else HEADS)
         return scaled_dot_product(tape, q, k, v, bias, shape, groups_heads=groups)
 
@@ -223,12 +223,12 @@ def _kernel(*, mask: bool = False, groups: bool = False) -> Play:
 
 
 def _eager(**keys: object) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = it.input(Q), it.input(KV), it.input(KV)
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = played.input(Q), played.input(KV), played.input(KV)
         shape = attention_shape(
             implementation=AttnImplementation.EAGER, key_value_heads=KV_HEADS, **keys
         )
-        return attention(tape, q, k, v, it.constant(BATCH * LENGTH * LENGTH), shape)[0]
+        return attention(tape, q, k, v, played.constant(BATCH * LENGTH * LENGTH), shape)[0]
 
     return play
 
@@ -239,17 +239,17 @@ def _rotary(
     tables: int = LENGTH * HEAD_DIM,
     share: float = 1.0,
 ) -> Play:
-    def play(tape: Tape, it: Played) -> Sequence[Tensor]:
-        table = Tables(it.constant(tables, table_width), it.constant(tables, table_width))
-        q, k = it.input(Q), it.input(KV)
+    def play(tape: Tape, played: Played) -> Sequence[Tensor]:
+        table = Tables(played.constant(tables, table_width), played.constant(tables, table_width))
+        q, k = played.input(Q), played.input(KV)
         return rotate(tape, q, k, table, kind, share=share, head_dim=HEAD_DIM)
 
     return play
 
 
-def _rotary_complex(tape: Tape, it: Played) -> Sequence[Tensor]:
-    q, k = it.input(Q), it.input(KV)
-    table = it.constant(LENGTH * HEAD_DIM, 4)
+def _rotary_complex(tape: Tape, played: Played) -> Sequence[Tensor]:
+    q, k = played.input(Q), played.input(KV)
+    table = played.constant(LENGTH * HEAD_DIM, 4)
     tables = Tables(table, table)
     return rotate(tape, q, k, tables, Rotary.COMPLEX, share=1.0, head_dim=HEAD_DIM)
 
@@ -260,111 +260,115 @@ SCAN_HEADS, SCAN_DIM, STATE, GROUPS, CHUNK = 6, 40, 48, 2, 64
 def _scan(batch: int, length: int, groups: int = GROUPS) -> Play:
     """Mamba 2's scan of ``batch`` texts; its inputs are in 16 or 32 bits, the decays in 32."""
 
-    def play(tape: Tape, it: Played) -> Tensor:
+    def play(tape: Tape, played: Played) -> Tensor:
         shape = scan.ScanShape(batch, length, SCAN_HEADS, SCAN_DIM, STATE, groups, CHUNK)
         tokens = batch * length
         inputs = scan.Inputs(
-            x=it.input(tokens * SCAN_HEADS * SCAN_DIM),
-            step=it.input(tokens * SCAN_HEADS),
-            decay=it.input(SCAN_HEADS, 4),
-            b=it.input(tokens * groups * STATE),
-            c=it.input(tokens * groups * STATE),
-            skip=it.weight(SCAN_HEADS),
-            step_bias=it.weight(SCAN_HEADS),
+            x=played.input(tokens * SCAN_HEADS * SCAN_DIM),
+            step=played.input(tokens * SCAN_HEADS),
+            decay=played.input(SCAN_HEADS, 4),
+            b=played.input(tokens * groups * STATE),
+            c=played.input(tokens * groups * STATE),
+            skip=played.weight(SCAN_HEADS),
+            step_bias=played.weight(SCAN_HEADS),
         )
         return scan.scan(tape, shape, inputs)
 
     return play
 
 
-def _split(tape: Tape, it: Played) -> Sequence[Tensor]:
-    return op.split(tape, it.input(T * H), [T * H // 2] * 2)
+def _split(tape: Tape, played: Played) -> Sequence[Tensor]:
+    return op.split(tape, played.input(T * H), [T * H // 2] * 2)
 
 
-def _concatenate(tape: Tape, it: Played) -> Tensor:
-    return op.concatenate(tape, [it.input(T * H), it.input(T * OUT)])
+def _concatenate(tape: Tape, played: Played) -> Tensor:
+    return op.concatenate(tape, [played.input(T * H), played.input(T * OUT)])
 
 
-def _embedding(tape: Tape, it: Played) -> Tensor:
-    return op.embedding(tape, it.constant(T, 8), it.weight(VOCABULARY * H), H, T)
+def _embedding(tape: Tape, played: Played) -> Tensor:
+    return op.embedding(tape, played.constant(T, 8), played.weight(VOCABULARY * H), H, T)
 
 
 def _matmul(*, copies: bool = False) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k = it.input(Q), it.input(Q)
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k = played.input(Q), played.input(Q)
         scores = BATCH * HEADS * LENGTH**2
         return op.matmul(tape, q, k, scores, "product", copies=(copies, copies))
 
     return play
 
 
-def _top_k(tape: Tape, it: Played) -> Tensor:
-    return op.top_k(tape, it.input(T * H), T * CHOSEN)[0]
+def _top_k(tape: Tape, played: Played) -> Tensor:
+    return op.top_k(tape, played.input(T * H), T * CHOSEN)[0]
 
 
-def _gather(tape: Tape, it: Played) -> Tensor:
-    return op.gather(tape, it.input(T * H), it.constant(T * CHOSEN, 8), T * CHOSEN * H, "gather")
+def _gather(tape: Tape, played: Played) -> Tensor:
+    return op.gather(
+        tape, played.input(T * H), played.constant(T * CHOSEN, 8), T * CHOSEN * H, "gather"
+    )
 
 
-def _scattered(tape: Tape, it: Played) -> Tensor:
-    return op.scattered(tape, it.input(T * CHOSEN), it.constant(T * CHOSEN, 8), T * H, "scatter")
+def _scattered(tape: Tape, played: Played) -> Tensor:
+    return op.scattered(
+        tape, played.input(T * CHOSEN), played.constant(T * CHOSEN, 8), T * H, "scatter"
+    )
 
 
-def _choose(tape: Tape, it: Played) -> Tensor:
-    return op.choose(tape, it.constant(T * H, 1), it.input(T * H), it.input(T * H))
+def _choose(tape: Tape, played: Played) -> Tensor:
+    return op.choose(tape, played.constant(T * H, 1), played.input(T * H), played.input(T * H))
 
 
-def _masked_fill(tape: Tape, it: Played) -> Tensor:
-    return op.masked_fill(tape, it.input(T * H), it.constant(T * H, 1))
+def _masked_fill(tape: Tape, played: Played) -> Tensor:
+    return op.masked_fill(tape, played.input(T * H), played.constant(T * H, 1))
 
 
-def _divide_by_constant(tape: Tape, it: Played) -> Tensor:
-    return op.divide_by_constant(tape, it.input(T * H), it.constant(1, 4), "quotient")
+def _divide_by_constant(tape: Tape, played: Played) -> Tensor:
+    return op.divide_by_constant(tape, played.input(T * H), played.constant(1, 4), "quotient")
 
 
 def _grouped(*, trained: bool) -> Play:
-    def play(tape: Tape, it: Played) -> Tensor:
-        stack = it.weight(EXPERTS * H * OUT, trained=trained)
-        return op.grouped_matmul(tape, it.input(T * H), stack, H, OUT, "experts")
+    def play(tape: Tape, played: Played) -> Tensor:
+        stack = played.weight(EXPERTS * H * OUT, trained=trained)
+        return op.grouped_matmul(tape, played.input(T * H), stack, H, OUT, "experts")
 
     return play
 
 
-def _folded(tape: Tape, it: Played) -> Tensor:
-    b, a = it.input(EXPERTS * OUT * CHOSEN), it.input(EXPERTS * CHOSEN * H)
-    return op.folded(tape, it.weight(EXPERTS * OUT * H, trained=False), b, a)
+def _folded(tape: Tape, played: Played) -> Tensor:
+    b, a = played.input(EXPERTS * OUT * CHOSEN), played.input(EXPERTS * CHOSEN * H)
+    return op.folded(tape, played.weight(EXPERTS * OUT * H, trained=False), b, a)
 
 
-def _cross_entropy(tape: Tape, it: Played) -> Tensor:
-    logits = op.cast(tape, it.input(T * VOCABULARY), 4)
-    return op.log_softmax_loss(tape, logits, it.constant(T, 8))
+def _cross_entropy(tape: Tape, played: Played) -> Tensor:
+    logits = op.cast(tape, played.input(T * VOCABULARY), 4)
+    return op.log_softmax_loss(tape, logits, played.constant(T, 8))
 
 
-def _filled(tape: Tape, it: Played) -> Tensor:
-    return op.filled(tape, [it.input(T * H), it.input(T * H)], it.width)
+def _filled(tape: Tape, played: Played) -> Tensor:
+    return op.filled(tape, [played.input(T * H), played.input(T * H)], played.width)
 
 
-def _add_to_slice(tape: Tape, it: Played) -> Tensor:
-    x, b = it.input(T * H), it.input(T * H // 2)
+def _add_to_slice(tape: Tape, played: Played) -> Tensor:
+    x, b = played.input(T * H), played.input(T * H // 2)
     return op.add_to_slice(tape, x, b, T * H // 2)
 
 
-def _add_in_place(tape: Tape, it: Played) -> Tensor:
-    return op.add_in_place(tape, it.input(T * H), it.input(T * H))
+def _add_in_place(tape: Tape, played: Played) -> Tensor:
+    return op.add_in_place(tape, played.input(T * H), played.input(T * H))
 
 
-def _two_linears_of_one_weight(tape: Tape, it: Played) -> Sequence[Tensor]:
+def _two_linears_of_one_weight(tape: Tape, played: Played) -> Sequence[Tensor]:
     """Autocast casts a weight once but each input every time."""
-    x, weight = it.input(T * H), it.weight(OUT * H)
+    x, weight = played.input(T * H), played.weight(OUT * H)
     return [op.linear(tape, x, weight, None, H, OUT, "linear") for _ in range(2)]
 
 
-def _softplus(tape: Tape, it: Played) -> Tensor:
-    return op.elementwise(tape, it.input(T * H), "softplus")
+def _softplus(tape: Tape, played: Played) -> Tensor:
+    return op.elementwise(tape, played.input(T * H), "softplus")
 
 
 CASES: dict[str, Case] = {
-    "cast": Case(lambda t, it: op.cast(t, it.input(T * H), 6 - it.width)),
+    "cast": Case(lambda t, played: op.cast(t, played.input(T * H), 6 - played.width)),
     "add a number": Case(_unary(op.add_number)),
     "multiply by a number": Case(_unary(op.scale)),
     "multiply by a number in place": Case(_unary(op.scale_in_place)),
@@ -404,13 +408,17 @@ CASES: dict[str, Case] = {
     "pad": Case(_unary(op.pad, T * OUT)),
     "copies into one tensor": Case(_filled),
     "repeat": Case(_unary(op.repeat, 3)),
-    "expand": Case(lambda t, it: op.expand(t, it.input(T), T * H)),
-    "repeat_kv": Case(lambda t, it: op.repeat_heads(t, it.input(KV), 2)),
-    "repeat_kv of one head": Case(lambda t, it: op.expand_heads(t, it.input(T * HEAD_DIM), HEADS)),
+    "expand": Case(lambda t, played: op.expand(t, played.input(T), T * H)),
+    "repeat_kv": Case(lambda t, played: op.repeat_heads(t, played.input(KV), 2)),
+    "repeat_kv of one head": Case(
+        lambda t, played: op.expand_heads(t, played.input(T * HEAD_DIM), HEADS)
+    ),
     "top_k": Case(_top_k),
     "gather rows": Case(_gather),
     "scatter": Case(_scattered),
-    "sum of experts": Case(lambda t, it: op.sum_of_experts(t, it.input(T * CHOSEN * H), T * H)),
+    "sum of experts": Case(
+        lambda t, played: op.sum_of_experts(t, played.input(T * CHOSEN * H), T * H)
+    ),
     "grouped product": Case(_grouped(trained=True), ("bfloat16",)),
     "grouped product, frozen": Case(_grouped(trained=False), ("bfloat16",)),
     "adapters folded into experts": Case(_folded),
@@ -440,7 +448,7 @@ CASES: dict[str, Case] = {
     "RMSNorm, OLMo 2": Case(_norm(op.rms_norm_float32, one_plus=False)),
     "RMSNorm, Gemma 4": Case(_norm(op.rms_norm_by_power)),
     "RMSNorm, Gemma 4, without a weight": Case(
-        lambda t, it: op.rms_norm_by_power(t, it.input(T * H), None, T)
+        lambda t, played: op.rms_norm_by_power(t, played.input(T * H), None, T)
     ),
     "L2Norm, Llama 4": Case(_unary(op.l2_norm, T)),
     "LayerNorm": Case(_layer_norm()),
@@ -449,10 +457,12 @@ CASES: dict[str, Case] = {
     "LayerNorm under autocast": Case(_layer_norm(), autocast=True),
     "LayerNorm, Cohere": Case(_norm(op.layer_norm_in_steps)),
     "LayerNorm, Nemotron": Case(
-        lambda t, it: op.layer_norm_plus_one(t, it.input(T * H), [it.weight(H), it.weight(H)], T)
+        lambda t, played: op.layer_norm_plus_one(
+            t, played.input(T * H), [played.weight(H), played.weight(H)], T
+        )
     ),
     "LayerNorm, OLMo": Case(
-        lambda t, it: op.layer_norm(t, it.input(T * H), [], T, in_float32=True)
+        lambda t, played: op.layer_norm(t, played.input(T * H), [], T, in_float32=True)
     ),
     "silu": Case(_unary(activation, "silu")),
     "gelu": Case(_unary(activation, "gelu")),
@@ -464,7 +474,9 @@ CASES: dict[str, Case] = {
     "relu2": Case(_unary(activation, "relu2")),
     "sigmoid": Case(_unary(activation, "sigmoid")),
     "tanh": Case(_unary(activation, "tanh")),
-    "xielu": Case(lambda t, it: activation(t, it.input(T * H), "xielu", [it.weight(1)] * 2)),
+    "xielu": Case(
+        lambda t, played: activation(t, played.input(T * H), "xielu", [played.weight(1)] * 2)
+    ),
     "silu × up": Case(_gated("silu")),
     "gelu_pytorch_tanh × up": Case(_gated("gelu_pytorch_tanh")),
     "softplus": Case(_softplus),

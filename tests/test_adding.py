@@ -97,8 +97,8 @@ def test_a_strategy_needs_hooks_a_shard_and_a_row(monkeypatch):
     h = 576
     layer = 2 * (2 * h * h + 2 * h * 192 + 3 * h * 1536) + 2 * 3 * 512
     weights = {
-        way: max(moment.resident[Component.WEIGHTS] for moment in it.moments)
-        for way, it in {"alone": alone, "shared": shared}.items()
+        way: max(moment.resident[Component.WEIGHTS] for moment in value.moments)
+        for way, value in {"alone": alone, "shared": shared}.items()
     }
     assert weights["shared"] == weights["alone"] // 2 + layer
 

@@ -112,9 +112,9 @@ def test_one_estimate_imports_only_the_standard_library() -> None:
 def test_a_class_name_means_one_thing_across_the_project() -> None:
     found: dict[str, set[str]] = {}
     for path in sorted(
-        it
+        path
         for folder in ("estimator", "dashboard", "benchmarks")
-        for it in (ROOT / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
     ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -215,7 +215,8 @@ def _unread(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.FunctionDef(name=name) if node.end_lineno is not None:
-                if (lines := node.end_lineno - node.lineno + 1) > LONG.get(name, 60):
+                lines = node.end_lineno - node.lineno + 1
+                if path.is_relative_to(ROOT / "estimator") and lines > LONG.get(name, 60):
                     yield f"{name} has {lines} lines"
             case ast.Name(id="it", ctx=ast.Store()) | ast.arg(arg="it"):
                 yield f"line {node.lineno} calls a value it"
@@ -224,7 +225,8 @@ def _unread(path: Path) -> Iterator[str]:
 def test_a_function_fits_a_screen_and_a_value_is_named_after_what_it_is() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {problem}"
-        for path in (ROOT / "estimator").rglob("*.py")
+        for folder in ("estimator", "dashboard", "pages", "tests")
+        for path in (ROOT / folder).rglob("*.py")
         for problem in _unread(path)
     }
     assert not found, "split it into steps; name the value"

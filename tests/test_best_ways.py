@@ -32,7 +32,7 @@ LORA = TrainingSetup(method=Method.LORA)
 
 
 def card(name: str):
-    return catalog.gpu(next(it for it in catalog.gpus() if name in it))
+    return catalog.gpu(next(gpu for gpu in catalog.gpus() if name in gpu))
 
 
 @pytest.mark.parametrize("name", ["L4", "RTX 4090", "A100-SXM4-80GB"])
@@ -143,7 +143,7 @@ def test_spare_memory_allows_fewer_checkpoints() -> None:
         assert after.verdict is Verdict.FITS
         before = estimate(model, gpu, setup)
         # typical seconds of the products of forward and backward: the ends also depend on what else a step does
-        now, then = (it.time.parts[0] for it in (after, before))
+        now, then = (one.time.parts[0] for one in (after, before))
         assert now.seconds.low * now.seconds.high == pytest.approx(
             then.seconds.low * then.seconds.high
         )
@@ -196,7 +196,7 @@ def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler() -> N
         catalog.model(LLAMA), card("A100-SXM4-80GB"), TrainingSetup(dtype="float32")
     )
     now, *others = rungs
-    assert [it.name for it in others][:2] == ["LoRA", "QLoRA"]
+    assert [other.name for other in others][:2] == ["LoRA", "QLoRA"]
     assert now.limit == 0
 
 
@@ -210,5 +210,9 @@ def test_each_change_of_the_ruler_of_batches_holds_exactly_that_batch_at_the_set
     for rung in others:
         assert largest_micro_batch(model, gpu, replace(setup, **rung.keys)) == rung.limit > before
         before = rung.limit
-    near = {it.name: it.limit for it in batch_rungs(model, gpu, setup, 16)}
-    assert near["QLoRA"] <= {it.name: it.limit for it in others}["QLoRA"] <= near["QLoRA"] * 17 / 16
+    near = {rung.name: rung.limit for rung in batch_rungs(model, gpu, setup, 16)}
+    assert (
+        near["QLoRA"]
+        <= {other.name: other.limit for other in others}["QLoRA"]
+        <= near["QLoRA"] * 17 / 16
+    )

@@ -48,7 +48,8 @@ def test_every_catalogued_model_is_replayed_for_its_verdict_and_no_model_of_a_th
     None
 ):
     assert (
-        max(catalog.model(it).num_hidden_layers for it in catalog.models()) <= MOST_LAYERS_REPLAYED
+        max(catalog.model(model).num_hidden_layers for model in catalog.models())
+        <= MOST_LAYERS_REPLAYED
     )
     model, _, setup = parse({"model": DEEPEST})
     assert estimate(model, None, setup).needs.replay is None

@@ -263,7 +263,7 @@ def test_no_word_that_distinguishes_products_appears_by_itself(name: str) -> Non
     words = re.findall(r"[a-z0-9]+", re.sub(r"([0-9]) GB", r"\1gb", name).casefold())
     words = words[: len(re.findall(r"[a-z0-9]+", name.split(" (", maxsplit=1)[0].casefold()))]
     for word in words:
-        found = catalog.find_gpus(" ".join(it for it in words if it != word))
+        found = catalog.find_gpus(" ".join(one for one in words if one != word))
         if word not in LINES | MOUNTS and not re.fullmatch(r"[0-9]+gb", word):
             assert name not in found
 

@@ -58,7 +58,9 @@ DEEPSPEED = """\
 
 def lines(diff: str) -> list[str]:
     """Removed and added lines, without their positions."""
-    return [it for it in diff.splitlines() if it[:1] in "+-" and it[:3] not in ("+++", "---")]
+    return [
+        line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
 
 
 def read_as(files: dict[str, str], changes: dict[str, Any]) -> Any:

@@ -121,7 +121,7 @@ def test_the_capacitys_name_stands_where_memory_is_lower():
         through_the_run.silhouette(estimate(MISTRAL, A100, setup))["layout"]["annotations"][0]
         for setup in (WHAT_IF, adapters)
     ]
-    assert [(it["xanchor"], "usable" in it["text"]) for it in anchors] == [
+    assert [(anchor["xanchor"], "usable" in anchor["text"]) for anchor in anchors] == [
         ("left", True),
         ("right", True),
     ]
@@ -160,13 +160,13 @@ def test_a_ruler_has_a_band_from_the_context_before_to_the_one_that_a_change_rea
         Rung("", ("Liger's fused kernels and loss",), {"use_liger_kernel": True}, 32_768),
         Rung("QLoRA", (), {"method": "qlora"}, 3_000_000),
     ]
-    assert [rulers.name(it) for it in rulers.kept(rungs)] == ["as it is", "Liger", "QLoRA"], (
+    assert [rulers.name(one) for one in rulers.kept(rungs)] == ["as it is", "Liger", "QLoRA"], (
         "a change that gains less than a tenth is left out"
     )
     drawn = rulers.ruler_html("max_length", rungs, answer, "base", is_done=True)
     # from 512 to 2 ** 20 tokens the ruler has 11 octaves, 3 of them up to 4,096 and 6 up to 32,768
     octave = 100 / 11
-    places = [float(it) for it in re.findall(r"(?:left|width):([\d.]+)%", drawn)]
+    places = [float(found) for found in re.findall(r"(?:left|width):([\d.]+)%", drawn)]
     bands, (untold, made_for, flag) = places[:6], places[6:]
     assert untold == 100, "names of narrow bands stand beyond the last"
     expected = [0, 3 * octave, 3 * octave, 3 * octave, 6 * octave, 5 * octave]
@@ -202,7 +202,9 @@ def test_cost_chart_connects_the_pareto_front():
     front = pareto(fitting)
     figure = time_and_money.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
     joined = figure["data"][1]
-    assert [it.partition(":")[0] for it in joined["customdata"]] == [it.gpu.name for it in front]
+    assert [one.partition(":")[0] for one in joined["customdata"]] == [
+        one.gpu.name for one in front
+    ]
     assert joined["x"] == sorted(joined["x"])
     assert joined["y"] == sorted(joined["y"], reverse=True)
     assert figure["data"][2]["customdata"][0].startswith("A100-SXM4-80GB:"), "the ring's card"
@@ -249,11 +251,14 @@ def test_a_change_leaves_the_outline_of_what_was_there_before() -> None:
     figure = through_the_run.silhouette(after, before)
     *areas, ghost = figure["data"]
     top = max(
-        map(sum, zip(*(it["y"] for it in through_the_run.silhouette(before)["data"]), strict=True))
+        map(
+            sum,
+            zip(*(trace["y"] for trace in through_the_run.silhouette(before)["data"]), strict=True),
+        )
     )
     assert ghost["name"] == "Before"
     assert max(ghost["y"]) == pytest.approx(top, abs=0.01)
-    assert top > max(map(sum, zip(*(it["y"] for it in areas), strict=True)))
+    assert top > max(map(sum, zip(*(area["y"] for area in areas), strict=True)))
     assert ghost["x"][-1] == pytest.approx(figure["layout"]["xaxis"]["range"][1])
     assert figure["layout"]["yaxis"]["range"][1] > top
     assert "Dotted: what it was before. LoRA" in through_the_run.run_html(after, before)

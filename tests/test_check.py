@@ -121,7 +121,7 @@ def test_a_sweep_of_files_takes_little_more_than_one(tmp_path: Path) -> None:
     assert work.units < 15 * A_SECOND
     answers = [json.loads(line) for line in output.getvalue().splitlines()]
     assert len(answers) == 50
-    assert all(it["change"] for it in answers if it["status"])
+    assert all(answer["change"] for answer in answers if answer["status"])
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_files_in_a_folder_are_matched_to_their_runs(
     launch = "accelerate launch --config_file fsdp.yaml train.py\n"
     put(tmp_path, sft_yaml=SFT, fsdp_yaml=FSDP, train_py=SCRIPT, run_sh=launch, util_py="x = 1\n")
     runs = asked(capsys, str(tmp_path), "--gpu", "L4")
-    files = {tuple(Path(it).name for it in run["files"]) for run in runs}  # type: ignore[attr-defined]
+    files = {tuple(Path(file).name for file in run["files"]) for run in runs}  # type: ignore[attr-defined]
     assert files == {("sft.yaml",), ("run.sh", "fsdp.yaml", "train.py")}
     main(["check", str(tmp_path), "--gpu", "L4"])
     assert "No runs, and left out: " in (said := capsys.readouterr().out)
@@ -324,10 +324,10 @@ def test_change_is_shown_as_a_diff_that_makes_the_file_fit(
     assert main(["check", path, "--gpu", "RTX 4090"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"+++ {path}" in lines
-    for gone in (it[1:] for it in lines if it[:1] == "-" and it[:3] != "---"):
+    for gone in (line[1:] for line in lines if line[:1] == "-" and line[:3] != "---"):
         assert gone in text
         text = text.replace(f"{gone}\n", "")
-    text += "".join(f"{it[1:]}\n" for it in lines if it[:1] == "+" and it[:3] != "+++")
+    text += "".join(f"{line[1:]}\n" for line in lines if line[:1] == "+" and line[:3] != "+++")
     Path(path).write_text(text, encoding="utf-8")
     assert main(["check", path, "--gpu", "RTX 4090"]) == 0
 

@@ -46,7 +46,7 @@ def open_compare(*scenarios: Scenario, **address: object) -> AppTest:
     page.run()
     page.switch_page("pages/compare.py").run()
     if scenarios:
-        page.query_params["s"] = [write_text(it) for it in scenarios]
+        page.query_params["s"] = [write_text(scenario) for scenario in scenarios]
     for key, value in address.items():
         page.query_params[key] = value
     with patch("dashboard.address.unbound.has_been_gone_to", return_value=True):
@@ -56,7 +56,7 @@ def open_compare(*scenarios: Scenario, **address: object) -> AppTest:
 
 
 def button(page: AppTest, key: str):
-    return next(it for it in page.button if it.key == key)
+    return next(element for element in page.button if element.key == key)
 
 
 # --- its sentences ------------------------------------------------------------------------------
@@ -78,9 +78,9 @@ def test_inapplicable_key_is_a_dash_and_no_difference():
     assert results_table.differing(shown)["lora_r"] == ["–", "64", "8"]
     packed = [
         ("lora", of()),
-        *((it, of(method=Method.QLORA, bnb_4bit_quant_type=it)) for it in ("nf4", "fp4")),
+        *((word, of(method=Method.QLORA, bnb_4bit_quant_type=word)) for word in ("nf4", "fp4")),
     ]
-    found = results_table.differing([ComparedEntry(*it) for it in packed])
+    found = results_table.differing([ComparedEntry(*one) for one in packed])
     assert found["bnb_4bit_quant_type"] == ["–", "nf4", "fp4"], "a 16-bit base is not packed"
 
 
@@ -104,7 +104,7 @@ def test_cheapest_setup_that_meets_a_deadline_is_named():
         ComparedEntry("slow and cheap", of("L40S", num_train_examples=100_000)),
         ComparedEntry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
     ]
-    slow, fast = (it.estimate.time.total_hours.high for it in shown)
+    slow, fast = (one.estimate.time.total_hours.high for one in shown)
     assert fast < slow
     said = " ".join(findings.answers(shown, within=(fast + slow) / 2))
     if shown[0].estimate.time.total_hours.low > (fast + slow) / 2:
@@ -121,9 +121,9 @@ def test_qlora_loss_is_stated_next_to_lora_of_the_same_setup():
     assert saved > 0
     assert f"−{saved / 2**30:.1f} GiB" in said
     assert said.startswith("“QLoRA” against “LoRA”: ")
-    named = [f"“{it.name}”" for it in three()]
+    named = [f"“{one.name}”" for one in three()]
     every = findings.answers(three())
-    assert all(any(name in it for name in named) for it in every), (
+    assert all(any(name in one for name in named) for one in every), (
         "no sentence is true of any setup"
     )
 
@@ -140,28 +140,28 @@ def test_a_second_setup_is_named_by_what_differs_from_the_first(monkeypatch):
 
 def test_the_cheapest_that_is_the_fastest_is_named_once():
     every = findings.answers(three())
-    assert sum(it.startswith("Cheapest and fastest that fits: “LoRA”") for it in every) == 1
-    assert not [it for it in every if it.startswith(("Cheapest that", "Fastest"))]
+    assert sum(one.startswith("Cheapest and fastest that fits: “LoRA”") for one in every) == 1
+    assert not [one for one in every if one.startswith(("Cheapest that", "Fastest"))]
 
 
 def test_what_if_at_another_context_leaves_scenarios_unchanged():
     kept = presets.three_methods(of())
     at_4k = entry.entries(kept, {}, 4096)
-    assert {it.estimate.setup.batch.max_length for it in at_4k} == {4096}
+    assert {one.estimate.setup.batch.max_length for one in at_4k} == {4096}
     assert at_4k[1].estimate == of(max_length=4096)
     assert "4,096 tokens" in findings.answers(at_4k, context=4096)[0]
 
 
 def test_presets_vary_one_key():
-    assert [it.setup.get("method", "full") for it in presets.three_methods(of())] == [
+    assert [method.setup.get("method", "full") for method in presets.three_methods(of())] == [
         "full",
         "lora",
         "qlora",
     ]
     cards = presets.five_gpus(of())
-    assert len({it.setup["gpu"] for it in cards}) == 5
-    assert "A100-SXM4-80GB" in {it.setup["gpu"] for it in cards}
-    lengths = [it.setup.get("max_length", 1024) for it in presets.five_contexts(of())]
+    assert len({card.setup["gpu"] for card in cards}) == 5
+    assert "A100-SXM4-80GB" in {card.setup["gpu"] for card in cards}
+    lengths = [context.setup.get("max_length", 1024) for context in presets.five_contexts(of())]
     assert lengths == [512, 1024, 2048, 4096, 8192]
 
 
@@ -184,11 +184,11 @@ def test_plotly_accepts_the_figure_with_a_capacity_for_each_bar(large):
     drawn = peaks_figure.figure(shown, large=large, chosen=1 if large else None)
     go.Figure(drawn)
     capacity = next(trace for trace in drawn["data"] if trace["name"] == "Capacity")
-    assert capacity["x"] == [round(it.estimate.gpu.memory_bytes / 2**30, 3) for it in shown]
-    for place, it in enumerate(shown):
+    assert capacity["x"] == [round(one.estimate.gpu.memory_bytes / 2**30, 3) for one in shown]
+    for place, one in enumerate(shown):
         bars = drawn["data"][0]
         whole = sum(x for x, y in zip(bars["x"], bars["y"], strict=True) if y == place)
-        assert whole == pytest.approx(it.estimate.need_high_bytes / 2**30, abs=0.01)
+        assert whole == pytest.approx(one.estimate.need_high_bytes / 2**30, abs=0.01)
 
 
 # --- exported files -----------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_presets_duplicate_remove_and_undo_work():
 
 def test_rename_to_a_name_that_breaks_links_is_refused_with_a_sentence():
     page = open_compare(*presets.three_methods(of()))
-    name = next(it for it in page.text_input if it.label == "Name")
+    name = next(widget for widget in page.text_input if widget.label == "Name")
     name.set_value("a~b").run()
     assert "without ~" in text(page)
 
@@ -298,7 +298,7 @@ REFUSED = Scenario(
 @pytest.mark.parametrize("present", [False, True])
 def test_comparison_without_an_answer_can_be_left(scenario, present):
     page = open_compare(scenario, **({"present": "1"} if present else {}))
-    drawn = [it for it in page.get("bidi_component")]
+    drawn = [one for one in page.get("bidi_component")]
     assert len(drawn) == (scenario is NO_GPU), "a need is a bar; a refusal is none"
     assert "what the GPU has" not in text(page)
     if scenario is REFUSED:
@@ -347,7 +347,7 @@ def test_presentation_shows_one_verdict_and_three_keys():
     page = open_compare(*presets.three_methods(of()), present="2")
     assert "hr-big" in text(page)
     assert "LoRA" in text(page)
-    assert {it.key for it in page.button} == {"Left", "Right", "leave"}
+    assert {element.key for element in page.button} == {"Left", "Right", "leave"}
 
 
 def test_old_links_still_open():

@@ -97,12 +97,18 @@ def test_marketplace_prices_say_from_and_old_listings_say_old() -> None:
         commitment="marketplace",
         is_old=True,
     )
-    (said,) = [it for it in priced(gpu=replace(A100, prices=(old,))).assumptions if "Priced" in it]
+    (said,) = [
+        assumption
+        for assumption in priced(gpu=replace(A100, prices=(old,))).assumptions
+        if "Priced" in assumption
+    ]
     assert "prices start at that" in said
     assert "that listing is old" in said
     fresh = replace(old, commitment="on demand", is_old=False)
     (said,) = [
-        it for it in priced(gpu=replace(A100, prices=(fresh,))).assumptions if "Priced" in it
+        assumption
+        for assumption in priced(gpu=replace(A100, prices=(fresh,))).assumptions
+        if "Priced" in assumption
     ]
     assert said.endswith("market, 2026-01-01.")
 
@@ -126,16 +132,19 @@ def test_a_host_of_one_gpu_is_not_the_price_of_several() -> None:
     # data/prices.csv: Vast.ai's 2.1356 is of "the cheapest verified host of one GPU"; the next offers more
     card = catalog.gpu("H100-SXM5-80GB")
     found = [cheapest(card, gpus) for gpus in (1, 2, 16)]
-    assert [it and it.provider for it in found] == ["Vast.ai", "Akash", "Akash"]
+    assert [price and price.provider for price in found] == ["Vast.ai", "Akash", "Akash"]
     for name, listings in catalog.listings().items():
-        for it in listings:
-            assert "host of one GPU" not in it.note or it.max_gpus == 1, (name, it)
+        for listing in listings:
+            assert "host of one GPU" not in listing.note or listing.max_gpus == 1, (name, listing)
     alone = replace(A100, prices=(replace(card.prices[0], max_gpus=1),))
     assert cheapest(alone, 1) == alone.prices[0]
     assert cheapest(alone, 2) is None
     answer = estimate(MISTRAL, alone, TrainingSetup(num_gpus=2, strategy=Strategy.DDP))
     assert answer.cost is None
-    assert any("no price is listed for 2 × A100-SXM4-80GB" in it for it in answer.assumptions)
+    assert any(
+        "no price is listed for 2 × A100-SXM4-80GB" in assumption
+        for assumption in answer.assumptions
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +213,10 @@ def test_cost_is_hours_times_the_cheapest_listing_and_names_it() -> None:
     assert answer.cost.cost_usd.low == pytest.approx(
         answer.time.total_hours.low * price.usd_per_gpu_hour
     )
-    assert any(price.provider in it and price.date in it for it in answer.assumptions)
+    assert any(
+        price.provider in assumption and price.date in assumption
+        for assumption in answer.assumptions
+    )
 
 
 def test_custom_price_replaces_the_listing() -> None:
@@ -331,7 +343,7 @@ def test_wrong_custom_value_gets_one_sentence(name: str, value: object, said: st
 def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
     assert len(ranking.estimates) == len(catalog.gpus())
-    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS]
+    fitting = [one for one in ranking.estimates if one.verdict is Verdict.FITS]
     assert ranking.fastest in fitting
     assert ranking.cheapest in fitting
     assert ranking.fastest is fitting[0]
@@ -343,12 +355,12 @@ def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit() -
 
 def test_ranking_sorts_by_verdict_then_hours_with_unknown_last() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
-    verdicts = [it.verdict for it in ranking.estimates]
+    verdicts = [one.verdict for one in ranking.estimates]
     assert verdicts == sorted(verdicts, key=[*Verdict].index)
-    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS]
-    known = [hours(it) for it in fitting if it.time is not None]
+    fitting = [one for one in ranking.estimates if one.verdict is Verdict.FITS]
+    known = [hours(one) for one in fitting if one.time is not None]
     assert known == sorted(known)
-    assert all(it.time is None for it in fitting[len(known) :])
+    assert all(one.time is None for one in fitting[len(known) :])
 
 
 def test_setup_that_fits_nowhere_has_no_fastest_gpu() -> None:
@@ -362,6 +374,6 @@ def test_pareto_front_excludes_dominated_gpus() -> None:
     ranking = rank_gpus(MISTRAL, SETUP)
     front = pareto(ranking.estimates)
     assert len(front) > 1
-    assert [hours(it) for it in front] == sorted(hours(it) for it in front)
-    assert [dollars(it) for it in front] == sorted((dollars(it) for it in front), reverse=True)
+    assert [hours(one) for one in front] == sorted(hours(one) for one in front)
+    assert [dollars(one) for one in front] == sorted((dollars(one) for one in front), reverse=True)
     assert front[-1] is ranking.cheapest

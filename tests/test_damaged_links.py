@@ -127,7 +127,7 @@ def follow(page: AppTest, link: str) -> None:
     page.query_params = parse_qs(link, keep_blank_values=True, errors="replace")
     with patch("dashboard.address.unbound.has_been_gone_to", return_value=True):
         page.run()
-    assert [it.value for it in page.exception] == [], link
+    assert [element.value for element in page.exception] == [], link
     assert page.get("html"), link
 
 

@@ -25,7 +25,7 @@ def text(name: str) -> str:
 def test_every_requirement_is_locked_with_version_and_hash() -> None:
     required = dict(re.findall(r"^([a-z0-9_.-]+)==(\S+)", text("requirements.txt"), re.M))
     assert {
-        name.replace("_", "-").replace(".", "-"): it for name, it in required.items()
+        name.replace("_", "-").replace(".", "-"): value for name, value in required.items()
     }.items() <= (LOCKED.items())
     entries = re.split(r"^(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", LOCK, flags=re.M), flags=re.M)[1:]
     assert len(entries) == len(LOCKED) > 30
@@ -69,7 +69,7 @@ def test_space_and_systemd_unit_use_the_image_port() -> None:
 def test_image_scripts_import_only_the_standard_library(name: str) -> None:
     for node in ast.walk(ast.parse(text(name))):
         if isinstance(node, ast.Import):
-            assert all(it.name.split(".")[0] in sys.stdlib_module_names for it in node.names)
+            assert all(name.name.split(".")[0] in sys.stdlib_module_names for name in node.names)
         if isinstance(node, ast.ImportFrom):
             assert node.module
             assert node.module.split(".")[0] in sys.stdlib_module_names
@@ -91,7 +91,9 @@ def test_slim_removes_copies_and_tests_and_pip_only_if_named(tmp_path: Path) -> 
         assert (
             subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0 MB\n"
         )
-        assert {str(it.relative_to(packages)) for it in packages.rglob("*") if it.is_file()} == left
+        assert {
+            str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()
+        } == left
 
 
 def test_telemetry_and_error_details_are_off() -> None:

@@ -86,7 +86,9 @@ class TestAgainstOneGpu:
         placed = timeline_on(model, one, all_on_it, 0, 0)
         alone = on_one(model, one)
         # except for the position ids, 8 bytes each, which a tape over several GPUs keeps to copy them
-        assert [it.name for it in placed.moments] == [it.name for it in alone.moments]
+        assert [moment.name for moment in placed.moments] == [
+            moment.name for moment in alone.moments
+        ]
         both = zip(placed.moments, alone.moments, strict=True)
         assert {ours.bytes - its.bytes for ours, its in both} <= {0, 64 * 8}
 
@@ -172,7 +174,7 @@ class TestOutputs:
         at = module_devices(tied, None, THREE)
         assert at.of("lm_head") == at.of("embed_tokens") == 0
         for share in shares(tied, THREE, at, 0)[1:]:
-            logits = [it.resident.get(Component.LOGITS, 0) for it in share.timeline.moments]
+            logits = [moment.resident.get(Component.LOGITS, 0) for moment in share.timeline.moments]
             assert not any(logits)
 
 
@@ -181,7 +183,7 @@ class TestEstimate:
 
     def test_each_later_gpu_receives_the_input_of_its_first_layer(self):
         at = SimpleNamespace(layers=(0, 1, 1, 2))
-        assert [it.is_entered for it in placed_kinds(["layer"] * 4, at)] == [
+        assert [kind.is_entered for kind in placed_kinds(["layer"] * 4, at)] == [
             False,
             True,
             False,
@@ -190,22 +192,24 @@ class TestEstimate:
 
     def test_the_fullest_gpu_decides(self):
         result = estimate(MISTRAL, A100, self.SETUP)
-        fullest = max(result.devices, key=lambda it: it.need.high)
+        fullest = max(result.devices, key=lambda held: held.need.high)
         assert result.peak.bytes == fullest.peak.bytes
         assert Range(result.need_low_bytes, result.need_high_bytes) == need(
             MISTRAL, A100, self.SETUP
         )
         assert result.need_high_bytes == fullest.need.high
         assert len(result.devices) == 4
-        assert sorted(sum((it.layers for it in result.devices), ())) == list(range(32))
+        assert sorted(sum((device.layers for device in result.devices), ())) == list(range(32))
 
     def test_each_gpu_has_its_own_workspaces_and_no_nccl_buffers(self):
         result = estimate(MISTRAL, A100, self.SETUP)
-        workspaces = {it.peak.resident[Component.WORKSPACE] for it in result.devices}
+        workspaces = {device.peak.resident[Component.WORKSPACE] for device in result.devices}
         assert workspaces == {
             estimate(MISTRAL, A100, TrainingSetup()).peak.resident[Component.WORKSPACE]
         }
-        assert all(it.peak.resident.get(Component.COMMUNICATION, 0) == 0 for it in result.devices)
+        assert all(
+            device.peak.resident.get(Component.COMMUNICATION, 0) == 0 for device in result.devices
+        )
 
     def test_batch_is_one_process_and_cost_counts_all_gpus(self):
         result = estimate(MISTRAL, A100, self.SETUP)

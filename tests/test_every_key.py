@@ -56,10 +56,10 @@ def another(key: Key) -> Any:
     if key.modelled:
         return key.default
     if isinstance(key.widget, Widget) and key.widget.steps:
-        return next(it for it in key.widget.steps[1:] if it != key.default)
+        return next(step for step in key.widget.steps[1:] if step != key.default)
     match key.kind:
         case Choice(words=words):
-            return WORDS.get(key.name) or str(next(it for it in words if it != key.default))
+            return WORDS.get(key.name) or str(next(word for word in words if word != key.default))
         case Flag():
             return not key.default
         case WholeNumber(low=low):
@@ -122,12 +122,12 @@ def test_json_round_trips(key: Key) -> None:
 @EVERY_KEY
 def test_a_link_sets_the_same_value_by_name_and_by_code(key: Key) -> None:
     texts = {
-        name: [it]
-        if isinstance(it, str)
-        else [one if isinstance(one, str) else json.dumps(one) for one in it]
-        if isinstance(it, list)
-        else [json.dumps(it)]
-        for name, it in asked(key).items()
+        name: [value]
+        if isinstance(value, str)
+        else [one if isinstance(one, str) else json.dumps(one) for one in value]
+        if isinstance(value, list)
+        else [json.dumps(value)]
+        for name, value in asked(key).items()
     }
     assert read_link(texts) == said(key)
     written = write_text(Scenario("it", asked(key)))
@@ -153,7 +153,7 @@ def test_a_flag_sets_the_same_value(key: Key) -> None:
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             parts = value if isinstance(value, list) else [value]
-            text = ",".join(it if isinstance(it, str) else json.dumps(it) for it in parts)
+            text = ",".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
             arguments += [f"--{flag}", text]
     assert read_link(command_line._read_arguments(arguments)) == said(key)
 
@@ -201,7 +201,9 @@ def sidebar(key: Key) -> AppTest:
 def its_widget(page: AppTest, key: Key) -> Any:
     assert isinstance(key.widget, Widget)
     return next(
-        it for it in page.get(SHAPES[key.widget.shape]) if it.key in {key.name, f"{key.name} box"}
+        element
+        for element in page.get(SHAPES[key.widget.shape])
+        if element.key in {key.name, f"{key.name} box"}
     )
 
 

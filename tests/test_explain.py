@@ -35,7 +35,7 @@ SETUPS = {
     "lora": TrainingSetup(method=Method.LORA, max_length=512),
     "qlora, checkpointed": TrainingSetup(method=Method.QLORA, gradient_checkpointing=True),
 }
-STRATEGIES = [it for it in Strategy if it is not Strategy.NONE]
+STRATEGIES = [strategy for strategy in Strategy if strategy is not Strategy.NONE]
 
 
 def add_up(answer):
@@ -87,7 +87,7 @@ def test_fsdp_weights_are_one_gpu_s_shard_plus_gathered_weights():
 def test_a_device_map_shows_the_fullest_gpu_s_modules():
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
-    fullest = max(answer.devices, key=lambda it: it.need.high)
+    fullest = max(answer.devices, key=lambda held: held.need.high)
     terms = explain(answer, Component.WEIGHTS).terms
     (down,) = [term for term in terms if term.what == "mlp.down_proj"]
     assert down.bytes == len(fullest.layers) * 2 * 14336 * 4096
@@ -98,7 +98,7 @@ def test_terms_add_up_when_a_later_gpu_of_the_map_is_the_fullest():
         strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=16, optim=Optimizer.ADAMW_TORCH
     )
     answer = estimate(catalog.model(MODELS[0]), None, setup)
-    assert max(answer.devices, key=lambda it: it.need.high).device > 0, "no buffers there"
+    assert max(answer.devices, key=lambda held: held.need.high).device > 0, "no buffers there"
     add_up(answer)
 
 

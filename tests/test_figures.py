@@ -92,7 +92,7 @@ def test_evaluation_replaces_saving_when_it_is_the_largest_phase():
 
 def test_only_the_highest_phase_and_the_selected_method_are_marked():
     drawn = hero(Method.LORA), methods(Method.LORA)
-    ticks = [tick for it in drawn for tick in it["layout"]["yaxis"]["ticktext"]]
+    ticks = [tick for one in drawn for tick in one["layout"]["yaxis"]["ticktext"]]
     answer = by_method()[Method.LORA]
     marked = [tick for tick in ticks if "▸" in tick]
     assert marked == [f"<b>▸ {terms.PHASES[answer.peak.phase]}</b>", "<b>▸ LoRA</b>"]
@@ -100,7 +100,7 @@ def test_only_the_highest_phase_and_the_selected_method_are_marked():
 
 def test_the_capacity_is_a_line_through_all_bars():
     for drawn in (hero(), methods()):
-        (line,) = (it for it in drawn["layout"]["shapes"] if it.get("name") == "capacity")
+        (line,) = (shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
         assert line["x0"] == units.in_gib(GPU.memory_bytes)
         for place in drawn["layout"]["yaxis"]["tickvals"]:
             assert line["y0"] < place < line["y1"]
@@ -108,7 +108,7 @@ def test_the_capacity_is_a_line_through_all_bars():
 
 def test_the_capacity_line_does_not_cross_a_heading():
     for drawn, part in ((hero(), hero_figure.PHASES), (methods(), hero_figure.METHODS)):
-        (line,) = (it for it in drawn["layout"]["shapes"] if it.get("name") == "capacity")
+        (line,) = (shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
         assert part.at + 0.3 <= line["y0"]
 
 
@@ -140,12 +140,12 @@ def test_each_part_offers_its_number_once_and_off_the_capacity_line():
     """``drawing.js`` writes it, and the part's name, where they have room."""
     several = replace(SETUP, strategy="fsdp", num_gpus=4)
     for drawn in (hero(), hero(setup=several)):
-        found = [it for it in zip(pieces(drawn), drawn["data"][0]["text"], strict=True) if it[1]]
+        found = [one for one in zip(pieces(drawn), drawn["data"][0]["text"], strict=True) if one[1]]
         parts = [(piece.place, piece.label) for piece, _ in found]
         assert len(parts) == len(set(parts))
-        assert {label for _, label in parts} == {it.label for it in pieces(drawn)}
+        assert {label for _, label in parts} == {piece.label for piece in pieces(drawn)}
         line = units.in_gib(GPU.memory_bytes)
-        assert not [it for it, _ in found if it.base < line < it.base + it.length]
+        assert not [bar for bar, _ in found if bar.base < line < bar.base + bar.length]
     assert "Communication" in {label for _, label in parts}
 
 
@@ -167,8 +167,8 @@ def test_colours_are_fixed_and_distinct():
     assert len(set(colours)) == len(colours) == len(Component)
     fills = {part.label: part.fill for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     drawn = pieces(hero())
-    assert len({it.label for it in drawn}) > 5
-    assert all(it.colour == fills[it.label] for it in drawn)
+    assert len({one.label for one in drawn}) > 5
+    assert all(one.colour == fills[one.label] for one in drawn)
 
 
 def test_a_reference_pass_higher_than_the_loss_replaces_it():

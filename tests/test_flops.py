@@ -91,7 +91,7 @@ def test_attention_is_half_the_count_without_a_causal_mask() -> None:
     assert count == pytest.approx(palm / 2 * 7 / 6, rel=0.001)
 
 
-@pytest.mark.parametrize("model", [it.model for it in catalog.models().values()][::9])
+@pytest.mark.parametrize("model", [model.model for model in catalog.models().values()][::9])
 def test_full_fine_tuning_takes_more_operations_than_adapters(model: object) -> None:
     assert isinstance(model, type(LLAMA))
     full = work(model, TrainingSetup(), 512, pairs=0)

@@ -31,9 +31,9 @@ AT_ONCE = 250
 SOUND = 0.05
 """Share of the lines that begin as a sound setup of a small model; the others are damaged beyond that."""
 SMALL = {
-    it.family: it.hub_id
-    for it in sorted(catalog.models().values(), key=lambda it: -it.parameters)
-    if not it.model.quantization
+    model.family: model.hub_id
+    for model in sorted(catalog.models().values(), key=lambda one: -one.parameters)
+    if not model.model.quantization
 }
 """The smallest model of each family."""
 CARDS = [card.name for card in catalog.gpus().values() if card.vendor == "NVIDIA"]
@@ -75,7 +75,9 @@ def sound(chance: random.Random) -> dict[str, object]:
         "gpu": chance.choice(CARDS),
     }
     for key in chance.sample(KEYS, chance.randint(0, 3)):
-        beside = {name: it for name, it in BESIDE.get(key.name, {}).items() if name != "model"}
+        beside = {
+            name: value for name, value in BESIDE.get(key.name, {}).items() if name != "model"
+        }
         given |= beside | {key.name: value_of(key, chance)}
     return given
 
@@ -148,9 +150,9 @@ def test_every_line_gets_a_consistent_answer_or_one_sentence(seed: int, monkeypa
 
 
 GROWING: dict[str, Callable[[int], int]] = {
-    "per_device_train_batch_size": lambda it: 2 * it,
-    "max_length": lambda it: it + 64,
-    "lora_r": lambda it: it + 8,
+    "per_device_train_batch_size": lambda one: 2 * one,
+    "max_length": lambda one: one + 64,
+    "lora_r": lambda one: one + 8,
 }
 """Numbers of which more never need less."""
 

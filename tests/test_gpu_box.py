@@ -26,9 +26,13 @@ def type_card(page: AppTest, typed: str) -> None:
 
 def own(page: AppTest, memory: float, like: str | None, price: float | None) -> None:
     """Describes a custom card and selects it."""
-    next(it for it in page.number_input if it.label == "Usable memory, GiB").set_value(memory)
-    next(it for it in page.selectbox if it.label == "As fast as").set_value(like)
-    next(it for it in page.number_input if it.label == "US dollars per hour").set_value(price)
+    next(widget for widget in page.number_input if widget.label == "Usable memory, GiB").set_value(
+        memory
+    )
+    next(widget for widget in page.selectbox if widget.label == "As fast as").set_value(like)
+    next(widget for widget in page.number_input if widget.label == "US dollars per hour").set_value(
+        price
+    )
     click(page, "take own card")
 
 

@@ -82,7 +82,9 @@ def test_every_cell_equals_the_answer_for_its_setup(method, checkpointing):
     same(MISTRAL, setup, random_cells(1, 60, lora_r=[1, 16, 333]))
 
 
-@pytest.mark.parametrize("strategy", [it for it in Strategy if it is not Strategy.NONE])
+@pytest.mark.parametrize(
+    "strategy", [strategy for strategy in Strategy if strategy is not Strategy.NONE]
+)
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 def test_every_strategy_equals_single_setups(strategy, method):
     parts = 2 if strategy is Strategy.HSDP else 1
@@ -142,7 +144,7 @@ def test_arrays_broadcast_and_verdicts_match_the_estimate():
         for column, length in enumerate(lengths.tolist()):
             one = replace(setup, per_device_train_batch_size=batch, max_length=length)
             said = estimate(MISTRAL, CARD, one).verdict
-            assert [it for it in Verdict if verdicts[it][row, column]] == [said]
+            assert [verdict for verdict in Verdict if verdicts[verdict][row, column]] == [said]
 
 
 def test_only_some_keys_accept_arrays():
@@ -180,7 +182,7 @@ def test_hours_and_dollars_match_each_run(method, keys):
 @pytest.mark.parametrize("keys", [{}, {"padded": True, "mean_tokens_per_example": 700}], ids=str)
 def test_hours_and_dollars_of_a_whole_grid_match_each_run(keys, monkeypatch):
     axes = [1, 3, 200], [128, 2048, 4097, 40_000], [1, 2, 7]
-    meshed = (it.ravel() for it in np.meshgrid(*axes, indexing="ij"))
+    meshed = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
     names = "per_device_train_batch_size", "max_length", "gradient_accumulation_steps"
     asked = dict(zip(names, meshed, strict=True))
     setup = TrainingSetup(num_train_examples=1000, **keys)
@@ -206,7 +208,7 @@ def test_one_record_covers_both_sides_of_a_maximum(monkeypatch):
         estimate(MISTRAL, CARD, replace(setup, **dict(zip(asked, cell, strict=True)))).time.parts
         for cell in ((1, 16), (64, 2048))
     )
-    assert {it.name for it in small} - {it.name for it in large} == {"waiting for the host"}
+    assert {one.name for one in small} - {one.name for one in large} == {"waiting for the host"}
     assert len(records) == 1
 
 

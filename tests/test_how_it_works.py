@@ -24,7 +24,9 @@ def test_every_chapter_has_text_and_the_walkthrough_has_the_example_s_numbers():
 
 def test_chapter_on_objectives_counts_the_reference_as_a_second_model():
     told = content.example({**EXAMPLE, **ARTICLE})
-    (text,) = (it.text for it in content.chapters(told) if "preferences" in it.heading)
+    (text,) = (
+        chapter.text for chapter in content.chapters(told) if "preferences" in chapter.heading
+    )
     assert "13.5 GiB here" in text, "7,241,732,096 parameters x 2 bytes"
     logits = 20 * 1024 * 32_000
     assert f"{units.gib(logits)} here" in text, "20 bytes x 1 example x 1,024 tokens x 32,000 words"
@@ -33,7 +35,11 @@ def test_chapter_on_objectives_counts_the_reference_as_a_second_model():
 def test_chapter_on_backward_covers_checkpoints_and_half_the_layers() -> None:
     """32 layers of 2 bytes x 4,096 a token; more if only half are checkpointed, none if offloaded to the host."""
     told = content.example({**EXAMPLE, **ARTICLE})
-    (text,) = (it.text for it in content.chapters(told) if "stays for backward" in it.heading)
+    (text,) = (
+        chapter.text
+        for chapter in content.chapters(told)
+        if "stays for backward" in chapter.heading
+    )
     setup = replace(
         told.setup,
         gradient_checkpointing=True,
@@ -59,6 +65,6 @@ def test_first_chapter_states_the_peak():
 
 def test_chapter_on_vllm_adds_the_share_to_the_step() -> None:
     told = content.example({**EXAMPLE, **ARTICLE})
-    (text,) = (it.text for it in content.chapters(told) if "vLLM" in it.heading)
+    (text,) = (chapter.text for chapter in content.chapters(told) if "vLLM" in chapter.heading)
     assert "All 32 rows" in text
     assert "takes vllm_gpu_memory_utilization of the *whole* card, 0.3 of" in text

@@ -37,7 +37,7 @@ def test_the_strip_shows_every_layer_once_in_order(name, gpus):
     assert [layer for piece in strip for layer in piece.layers] == [*range(model.num_hidden_layers)]
     assert "embed_tokens" in strip[0].names
     named = sorted(name for piece in strip for name in piece.names)
-    assert named == sorted(name for it in placed.devices for name in it.outside)
+    assert named == sorted(name for device in placed.devices for name in device.outside)
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -52,19 +52,19 @@ def test_a_bar_adds_up_to_its_gpu_s_need(answer):
         trace for trace in layer_placement.figure(answer)["data"] if trace.get("xaxis") is None
     ]
     bars = [trace for trace in drawn if trace["type"] == "bar"]
-    for place, it in enumerate(answer.devices):
+    for place, held in enumerate(answer.devices):
         there = sum(
             x for trace in bars for y, x in zip(trace["y"], trace["x"], strict=True) if y == place
         )
-        assert there == pytest.approx(it.need.high / GIB, abs=0.01)
+        assert there == pytest.approx(held.need.high / GIB, abs=0.01)
 
 
 def test_table_shows_what_training_adds_and_the_headroom(answer):
     said = layer_placement.table_html(answer)
-    for it in answer.devices:
-        weights = it.peak.resident[Component.WEIGHTS]
-        assert f"+{(it.peak.bytes - weights) / GIB:.1f}" in said
-        assert f"{(A100.memory_bytes - it.need.high) / GIB:.1f}" in said
+    for device in answer.devices:
+        weights = device.peak.resident[Component.WEIGHTS]
+        assert f"+{(device.peak.bytes - weights) / GIB:.1f}" in said
+        assert f"{(A100.memory_bytes - device.need.high) / GIB:.1f}" in said
 
 
 def test_any_setup_is_shown_over_two_gpus_or_refused_with_a_reason():
@@ -91,16 +91,18 @@ def test_a_tower_s_layers_and_the_text_s_are_drawn_once_in_order(name):
     model = catalog.model(name)
     placed = placed_with_tower(model, None, Adapters(), Precision(), 4)
     strip = layer_placement.tower_pieces(placed)
-    drawn = [[i for it in strip if it.in_tower == tower for i in it.layers] for tower in (0, 1)]
+    drawn = [
+        [i for unit in strip if unit.in_tower == tower for i in unit.layers] for tower in (0, 1)
+    ]
     assert drawn == [
         [*range(model.num_hidden_layers)],
         [*range(model.vision.tower.num_hidden_layers)],
     ]
-    assert "embed_tokens" in {name for it in strip for name in it.names}
+    assert "embed_tokens" in {name for one in strip for name in one.names}
     assert len(go.Figure(layer_placement.tower_figure(placed, A100)).data) > 0
     # every parameter lies on one GPU, in bfloat16; buffers are under a megabyte
     parameters = total_parameters(model) + sum(
-        count * module_parameters(it) for it, count in vision_modules(model)
+        count * module_parameters(module) for module, count in vision_modules(model)
     )
     assert 0 <= sum(placed.weights) - 2 * parameters < 2**20
 

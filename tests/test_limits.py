@@ -70,7 +70,7 @@ SEVERAL = st.builds(
     SETUPS,
     num_gpus=st.sampled_from([2, 3, 4, 8]),
     gpus_per_node=st.sampled_from([4, 8]),
-    strategy=st.sampled_from([it for it in Strategy if it is not Strategy.NONE]),
+    strategy=st.sampled_from([strategy for strategy in Strategy if strategy is not Strategy.NONE]),
     dp_replicate_size=st.sampled_from([1, 1, 2]),
     bnb_4bit_quant_storage=st.sampled_from(["uint8", "bfloat16"]),
     fsdp_version=st.sampled_from([2, 2, 2, 1]),
@@ -196,11 +196,11 @@ def test_more_gpus_are_named_where_no_change_on_these_is_enough():
     llama, card = catalog.model("meta-llama/Llama-3.1-70B"), catalog.gpu("RTX 4090")
     setup = TrainingSetup(optim=Optimizer.SGD, gradient_checkpointing=True, max_length=512)
     proposed = remedies(estimate(llama, card, setup), [])
-    shared = next(it for it in proposed if it.keys.get("strategy") is Strategy.FSDP)
+    shared = next(remedy for remedy in proposed if remedy.keys.get("strategy") is Strategy.FSDP)
     assert shared.title == "64 × GeForce RTX 4090 with FSDP"
     assert dict(shared.keys) == {"num_gpus": 64, "strategy": Strategy.FSDP}
     assert "The effective batch grows to 64." in shared.price
-    assert all("num_gpus" in it.keys for it in proposed)
+    assert all("num_gpus" in remedy.keys for remedy in proposed)
 
 
 def test_more_gpus_reduce_accumulation_first_then_the_batch():
@@ -228,7 +228,7 @@ def test_ddp_that_does_not_fit_is_sharded_on_the_same_gpus():
     setup = TrainingSetup(num_gpus=8, strategy=Strategy.DDP, gradient_checkpointing=True)
     llama, card = catalog.model("meta-llama/Llama-3.1-8B"), catalog.gpu("A100-SXM4-40GB")
     proposed = remedies(estimate(llama, card, setup), [])
-    titles = [it.title for it in proposed]
+    titles = [remedy.title for remedy in proposed]
     assert "FSDP instead of ddp" in titles
     assert "ZeRO-3 instead of ddp" in titles
 
@@ -237,7 +237,7 @@ def test_offload_is_proposed_for_a_setup_too_large_for_one_gpu():
     # 7.24 billion 16-bit weights and gradients, 27 GiB, stay on the GPU; 12 bytes a weight, 81 GiB, are offloaded
     setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)
     proposed = remedies(estimate(MISTRAL, A100, setup), [])
-    (offloaded,) = [it for it in proposed if "offload_optimizer" in it.keys]
+    (offloaded,) = [remedy for remedy in proposed if "offload_optimizer" in remedy.keys]
     assert dict(offloaded.keys) == {
         "strategy": Strategy.ZERO2,
         "offload_optimizer": Offload.CPU,
@@ -255,12 +255,12 @@ def test_a_remedy_that_ends_offloading_says_that_tensors_move_back():
     )
     llama = catalog.model("meta-llama/Llama-3.1-70B")
     back = [
-        it
-        for it in free_changes(llama, A100, states_alone)
-        if it.options and it.options[0].get("offload_optimizer") is Offload.NONE
+        change
+        for change in free_changes(llama, A100, states_alone)
+        if change.options and change.options[0].get("offload_optimizer") is Offload.NONE
     ]
     assert back
-    assert all("Offloaded tensors move back" in it.price for it in back)
+    assert all("Offloaded tensors move back" in remedy.price for remedy in back)
 
 
 def test_evaluation_is_named_when_only_it_does_not_fit():
@@ -282,8 +282,8 @@ def test_the_smallest_fitting_gpu_fits_and_no_smaller_one_does(model, setup):
     if smallest is not None:
         assert fits(model, smallest, setup)
     limit = smallest.memory_bytes if smallest else 2**60
-    suited = [it for it in cards if it.supports_bf16 or not setup.precision.uses_bf16]
-    assert not [it for it in suited if it.memory_bytes < limit and fits(model, it, setup)]
+    suited = [gpu for gpu in cards if gpu.supports_bf16 or not setup.precision.uses_bf16]
+    assert not [gpu for gpu in suited if gpu.memory_bytes < limit and fits(model, gpu, setup)]
     assert smallest is None or smallest in suited
 
 
@@ -324,7 +324,7 @@ def test_remedies_of_the_example_start_with_the_real_state_dtype():
     assert [dict(remedy.keys) for remedy in proposed[:1]] == [{"optim_state_dtype": None}]
     assert [remedy.keys.get("method") for remedy in proposed[2:4]] == [Method.LORA, Method.QLORA]
     assert proposed[4].keys["offload_optimizer"] is Offload.CPU
-    assert not [it for it in proposed if it.keys.keys() & {"gpu", "num_gpus"}]
+    assert not [remedy for remedy in proposed if remedy.keys.keys() & {"gpu", "num_gpus"}]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
@@ -333,9 +333,11 @@ def test_a_remedy_that_changes_the_dtype_says_so(dtype):
     proposed = remedies(
         estimate(MISTRAL, catalog.gpu("L40S"), setup), []
     )  # 6 bytes a weight: 40 GiB
-    assert any(it.keys.get("method") is Method.QLORA for it in proposed)
-    for it in proposed:
-        assert ("bfloat16" in it.title) is (it.keys.get("dtype", dtype) is not dtype), it.title
+    assert any(remedy.keys.get("method") is Method.QLORA for remedy in proposed)
+    for remedy in proposed:
+        assert ("bfloat16" in remedy.title) is (remedy.keys.get("dtype", dtype) is not dtype), (
+            remedy.title
+        )
 
 
 def test_accumulation_is_not_proposed_when_weights_fill_the_card():
@@ -348,9 +350,9 @@ def test_accumulation_is_not_proposed_when_weights_fill_the_card():
     assert least_need(MISTRAL, None, setup) > 12 * MISTRAL_PARAMETERS
     proposed = remedies(estimate(MISTRAL, A100, setup), catalog.gpus_like(A100))
     assert not [
-        it
-        for it in proposed
-        if set(it.keys) == {"per_device_train_batch_size", "gradient_accumulation_steps"}
+        remedy
+        for remedy in proposed
+        if set(remedy.keys) == {"per_device_train_batch_size", "gradient_accumulation_steps"}
     ]
 
 
@@ -385,7 +387,7 @@ def test_no_remedy_computes_in_a_dtype_that_the_card_has_no_units_for(changed):
     proposed = remedies(estimate(MISTRAL, t4, setup), catalog.gpus_like(t4))
     assert proposed
     for remedy in proposed:
-        keys = {key: it for key, it in remedy.keys.items() if key != "gpu"}
+        keys = {key: value for key, value in remedy.keys.items() if key != "gpu"}
         assert replace(setup, **keys).runs_on(t4)
         assert "bfloat16" not in remedy.text
 
@@ -399,9 +401,9 @@ def test_no_remedy_computes_in_a_dtype_that_the_card_has_no_units_for(changed):
 )
 def test_more_gpus_are_said_to_exchange_over_the_link_that_they_have(card, said):
     of = estimate(MISTRAL, catalog.gpu(card), TrainingSetup(num_gpus=8, strategy=Strategy.DDP))
-    proposed = [it.text for it in remedies(of, []) if "FSDP instead" in it.title]
+    proposed = [remedy.text for remedy in remedies(of, []) if "FSDP instead" in remedy.title]
     assert proposed
-    assert all(said in it and "NVLink" not in it for it in proposed)
+    assert all(said in one and "NVLink" not in one for one in proposed)
 
 
 def test_without_a_gpu_there_are_no_remedies():
@@ -419,7 +421,7 @@ def test_lora_on_default_targets_is_proposed_when_peft_fails_on_a_layer():
     card = catalog.gpu("B300-270GB")
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, gradient_checkpointing=True)
     proposed = remedies(estimate(scout, card, setup), [])
-    lora = next(it for it in proposed if it.keys.get("method") is Method.LORA)
+    lora = next(remedy for remedy in proposed if remedy.keys.get("method") is Method.LORA)
     # peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama4"]
     assert lora.title.startswith("LoRA of rank 16 on q_proj, v_proj")
     assert lora.keys["lora_target_modules"] == ("q_proj", "v_proj")
@@ -436,9 +438,9 @@ def test_lora_on_default_targets_is_proposed_when_peft_fails_on_a_layer():
 def test_a_limit_is_searched_once_wherever_its_own_slider_stands(search, found, key, objective):
     model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
     rows = {"objective": objective, "per_device_train_batch_size": 2}
-    setups = [TrainingSetup(**{**rows, key: it}) for it in (2, 40)]
-    searched_for_each = {found.__wrapped__(model, gpu, it, 0) for it in setups}
-    assert {search(model, gpu, it) for it in setups} == searched_for_each
+    setups = [TrainingSetup(**{**rows, key: number}) for number in (2, 40)]
+    searched_for_each = {found.__wrapped__(model, gpu, setup, 0) for setup in setups}
+    assert {search(model, gpu, setup) for setup in setups} == searched_for_each
     assert len(searched_for_each) == 1
     before = found.cache_info().misses
     assert search(model, gpu, replace(setups[0], **{key: 8})) in searched_for_each

@@ -74,9 +74,9 @@ def test_a_card_without_known_multiprocessors_may_have_any_context(name: str) ->
 
 
 def test_every_card_with_known_multiprocessors_has_a_known_number_of_threads() -> None:
-    known = [it for it in catalog.gpus().values() if it.multiprocessors]
+    known = [gpu for gpu in catalog.gpus().values() if gpu.multiprocessors]
     assert known
-    assert {it.compute_capability for it in known} <= set(THREADS_PER_MULTIPROCESSOR)
+    assert {gpu.compute_capability for gpu in known} <= set(THREADS_PER_MULTIPROCESSOR)
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp", "zero2", "zero3", "fsdp", "fsdp_grad_op"])
@@ -120,7 +120,7 @@ def test_each_card_is_judged_by_its_own_context() -> None:
     assert smallest_gpu(MODEL, (many, few), keys) == few
 
 
-PAGED = [it for it in Optimizer if it.startswith("paged")]
+PAGED = [optimizer for optimizer in Optimizer if optimizer.startswith("paged")]
 
 
 @pytest.mark.parametrize("optim", PAGED)
@@ -169,7 +169,7 @@ def test_each_of_two_handles_has_a_workspace_which_is_larger_on_hopper() -> None
 def test_nvidia_smi_shows_the_peak_and_cached_blocks(
     gpus: int, shares: tuple[int, int, int]
 ) -> None:
-    assert shown_bytes(10**6, 0, gpus, None) == tuple(10**4 * (100 + it) for it in shares)
+    assert shown_bytes(10**6, 0, gpus, None) == tuple(10**4 * (100 + share) for share in shares)
 
 
 def test_nvidia_smi_value_is_between_the_need_and_the_card_s_memory() -> None:

@@ -47,7 +47,7 @@ BASE = TrainingSetup(
     num_train_examples=1000,
 )
 WAYS: tuple[Mapping[str, Any], ...] = (
-    *({"objective": it} for it in Objective),
+    *({"objective": objective} for objective in Objective),
     {"objective": "embedding", "mini_batch_size": 2},
     {"objective": "dpo", "loss": "standard"},
     {"objective": "kto", "loss": "selective"},
@@ -78,8 +78,8 @@ FEATURES: tuple[Mapping[str, Any], ...] = (
     {"eval_strategy": "steps", "per_device_eval_batch_size": 1},
     {"label_smoothing_factor": 0.1},
     *(
-        {**SHARED, "strategy": it}
-        for it in ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op", "device_map")
+        {**SHARED, "strategy": word}
+        for word in ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op", "device_map")
     ),
     {**SHARED, "strategy": "fsdp", "fsdp_version": 1},
     {"num_gpus": 4, "strategy": "hsdp", "dp_replicate_size": 2},
@@ -105,7 +105,7 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
     order = list(WAYS)
     for number, feature in enumerate(FEATURES):
         random_.shuffle(order)
-        drawn = {id(it): it for it in (WAYS[number % len(WAYS)], *order[:2])}
+        drawn = {id(way): way for way in (WAYS[number % len(WAYS)], *order[:2])}
         for way in drawn.values():
             answer = answered({**feature, **way})
             if answer is None:

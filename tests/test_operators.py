@@ -54,9 +54,9 @@ X, Y, W = T * H * 2, T * OUT * 2, H * OUT * 2
 
 
 def test_a_convolution_copies_its_input_in_forward_and_backward() -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        x = it.input(T * H)
-        return op.convolution(tape, x, it.weight(H * 4), T * H, "conv", bias=it.weight(H))
+    def play(tape: Tape, played: Played) -> Tensor:
+        x = played.input(T * H)
+        return op.convolution(tape, x, played.weight(H * 4), T * H, "conv", bias=played.weight(H))
 
     filters, bias = H * 4 * 2, 1536  # 1,280 bytes as allocated
     # forward: input, its copy, output; backward: input, its copy, the gradients of output, filters, input and bias
@@ -72,9 +72,9 @@ def test_a_convolution_copies_its_input_in_forward_and_backward() -> None:
 def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length: int, row: int) -> None:
     tokens = BATCH * length
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = (it.input(tokens * HEADS * HEAD_DIM) for _ in range(3))
-        mask = it.constant(tokens * length, 1)
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = (played.input(tokens * HEADS * HEAD_DIM) for _ in range(3))
+        mask = played.constant(tokens * length, 1)
         return scaled_dot_product(tape, q, k, v, mask, attention_shape(length=length))
 
     query, bias = tokens * HEADS * HEAD_DIM * 2, BATCH * length * row * 2
@@ -89,8 +89,8 @@ def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length: int, ro
 
 
 def test_a_4_bit_weight_is_dense_only_during_its_matmul() -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        return op.linear_4bit(tape, it.input(T * H), H, OUT, 2, "linear")
+    def play(tape: Tape, played: Played) -> Tensor:
+        return op.linear_4bit(tape, played.input(T * H), H, OUT, 2, "linear")
 
     absmax = H * OUT // 64 * 4  # a float32 per 64 weights
     # forward: input, weight with its absmax, less its mean and whole, output; backward: a weight, both gradients
@@ -100,8 +100,8 @@ def test_a_4_bit_weight_is_dense_only_during_its_matmul() -> None:
 
 
 def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        x = it.input(T * H)
+    def play(tape: Tape, played: Played) -> Tensor:
+        x = played.input(T * H)
         return op.linear_4bit(tape, x, H, OUT, 2, "linear")
 
     absmax = H * OUT // 64 * 4
@@ -114,8 +114,8 @@ def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
 
 
 def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward() -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        return op.linear_8bit(tape, it.input(T * H), H, OUT, "linear")
+    def play(tape: Tape, played: Played) -> Tensor:
+        return op.linear_8bit(tape, played.input(T * H), H, OUT, "linear")
 
     scales, packed = T * 4, T * H
     # forward: input, float16 copy, scales, input in 8 bits, its magnitudes and outliers; or sums in int32 and outputs
@@ -128,8 +128,8 @@ def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward() 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float16", 0), ("float32", 1)])
 def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype: str, copies: int) -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        return op.linear_8bit(tape, it.input(T * H), H, OUT, "linear")
+    def play(tape: Tape, played: Played) -> Tensor:
+        return op.linear_8bit(tape, played.input(T * H), H, OUT, "linear")
 
     scales, packed = T * 4, T * H
     x, y = (X, Y) if dtype == "float16" else (2 * X, 2 * Y)
@@ -147,8 +147,8 @@ def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype: str, copies: int) -
 def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(
     dtype: str, copies: int
 ) -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        return op.linear_8bit(tape, it.input(T * H), H, 8, "linear")
+    def play(tape: Tape, played: Played) -> Tensor:
+        return op.linear_8bit(tape, played.input(T * H), H, 8, "linear")
 
     x = 2 * X if dtype == "float32" else X
     # the input, its float16 copy, a float32 scale per token, 8 bits, magnitudes in 16 bits, outliers of one byte
@@ -157,9 +157,9 @@ def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(
 
 
 def test_autocast_casts_a_convolutions_input_filters_and_bias_first() -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        x = it.input(T * H)
-        return op.convolution(tape, x, it.weight(H * 4), T * H, "conv", bias=it.weight(H))
+    def play(tape: Tape, played: Played) -> Tensor:
+        x = played.input(T * H)
+        return op.convolution(tape, x, played.weight(H * 4), T * H, "conv", bias=played.weight(H))
 
     filters, bias = H * 4 * 2, 1536
     # float32 input, and in 16 bits: input, filters, bias, the input's copy, output. Kept: input and filters
@@ -181,8 +181,8 @@ def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(
     # has 224 numbers per head
     tokens, width = BATCH * 200, keys.get("head_dim", HEAD_DIM)
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = (it.input(tokens * HEADS * size) for size in (width, width, values))
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = (played.input(tokens * HEADS * size) for size in (width, width, values))
         shape = attention_shape(length=200, **{"value_head_dim": values, **keys})
         return scaled_dot_product(tape, q, k, v, None, shape)
 
@@ -200,8 +200,8 @@ def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(
 def test_ligers_norm_sums_its_weight_gradient_on_every_multiprocessor(
     trained: bool, in_place: bool, copies: bool
 ) -> None:
-    def play(tape: Tape, it: Played) -> Tensor:
-        x, weight = it.input(T * H), it.weight(H, trained=trained)
+    def play(tape: Tape, played: Played) -> Tensor:
+        x, weight = played.input(T * H), played.weight(H, trained=trained)
         return fused.rms_norm(tape, x, weight, T, in_place=in_place, copies=copies)
 
     found = measure(play, "bfloat16", autocast=False)
@@ -219,8 +219,8 @@ def test_trls_loss_saves_hidden_states_and_four_numbers_per_token(trained: bool)
     vocabulary, texts = 3 * 32768, BATCH
     tokens = T - texts
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        x, head = it.input(T * H), it.weight(vocabulary * H, trained=trained)
+    def play(tape: Tape, played: Played) -> Tensor:
+        x, head = played.input(T * H), played.weight(vocabulary * H, trained=trained)
         return fused.log_probabilities(tape, x, head, H, texts, tokens)
 
     def bytes_of(size: int) -> int:
@@ -259,9 +259,9 @@ def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
     Its forward lacks only the mask of rows without a score, which a GPU makes and ours counts.
     """
 
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = it.input(Q), it.input(KV), it.input(KV)
-        mask = it.constant(BATCH * LENGTH * LENGTH) if dtype == "bfloat16" else None
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = played.input(Q), played.input(KV), played.input(KV)
+        mask = played.constant(BATCH * LENGTH * LENGTH) if dtype == "bfloat16" else None
         shape = attention_shape(key_value_heads=KV_HEADS)
         return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=True)
 
@@ -274,8 +274,8 @@ def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
 def test_upcast_attention_multiplies_in_float32() -> None:
     # modeling_gpt2.py, _upcast_and_reordered_attn, in bfloat16: queries and keys are cast for the product and saved
     # that way; of the scores the float32 softmax and its cast are saved, of the values a contiguous copy
-    def play(tape: Tape, it: Played) -> Tensor:
-        q, k, v = (it.input(Q) for _ in range(3))
+    def play(tape: Tape, played: Played) -> Tensor:
+        q, k, v = (played.input(Q) for _ in range(3))
         shape = attention_shape(implementation=AttnImplementation.EAGER, upcast=True)
         return attention(tape, q, k, v, None, shape)[0]
 

@@ -220,7 +220,9 @@ def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step() -
         eval_strategy="epoch",
         num_train_epochs=3,
     )
-    order = [(it.step, it.moment.phase) for it in instants(estimate(MISTRAL, A100, setup))]
+    order = [
+        (instant.step, instant.moment.phase) for instant in instants(estimate(MISTRAL, A100, setup))
+    ]
     assert order.index((1, Phase.EVALUATION)) < order.index((1, Phase.SAVE))
     assert order.index((1, Phase.SAVE)) < order.index((2, Phase.FORWARD))
 
@@ -230,7 +232,9 @@ def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
     model = catalog.model(LLAMA)
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=4096)
     roomy = estimate(model, catalog.gpu(RTX4090), setup)
-    small = replace(catalog.gpu(RTX4090), memory_bytes=min(it.need.low for it in roomy.devices) - 1)
+    small = replace(
+        catalog.gpu(RTX4090), memory_bytes=min(device.need.low for device in roomy.devices) - 1
+    )
     stops = first_overflow(estimate(model, small, setup))
     assert stops is not None
     assert stops.at.device is not None
@@ -295,22 +299,22 @@ def test_a_replayed_run_stops_where_first_overflow_says(
     assert runs_out(answer, str).startswith(f"It runs out {where(over, setup.optimisation)}")
     if found.requested_bytes is not None:  # blocks are no smaller than tensors
         order = [*instants(answer)]
-        assert all(it.moment.bytes <= room for it in order[: order.index(found.among)])
+        assert all(moment.moment.bytes <= room for moment in order[: order.index(found.among)])
         return
     if (
         answer.devices
     ):  # each GPU overflows at its own moment; the fullest does so no earlier than the first
-        of_fullest = next(it for it in run if it[2] > room)
+        of_fullest = next(one for one in run if one[2] > room)
         assert over.step <= of_fullest[0]
     else:
-        stops = next(it for it in run if it[2] > room)
+        stops = next(one for one in run if one[2] > room)
         assert (over.step, over.moment.phase, over.moment.bytes) == stops
     # a card with exactly enough for this moment and for memory outside the tensors gets past it
     larger = replace(gpu, memory_bytes=gpu.memory_bytes + over.moment.bytes - room)
     again = estimate(model, larger, setup)
     later = None if (last := first_overflow(again)) is None else last.at
     if later is not None and not answer.devices and room_bytes(again) == over.moment.bytes:
-        order = [(it.step, it.moment) for it in instants(again)]
+        order = [(instant.step, instant.moment) for instant in instants(again)]
         assert order.index((later.step, later.moment)) > order.index((over.step, over.moment))
         assert later.moment.bytes > over.moment.bytes
 

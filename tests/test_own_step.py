@@ -59,7 +59,7 @@ def test_a_pace_reproduces_the_seconds_it_came_from(pace: float) -> None:
     time = estimate(MISTRAL, A100, SETUP).time
     assert time is not None
     narrow = paced(time.parts, pace, shares_text(time.parts, pace))
-    low, high = summed(it.seconds for it in narrow)
+    low, high = summed(part.seconds for part in narrow)
     assert high / low == pytest.approx(PACE_SPREAD**2)
     assert pace_of(time, low * PACE_SPREAD) == pytest.approx(pace)
     assert paced((TimePart("all", Range(1.0, 3.0)),), -0.5)[0].seconds.high == 0.5 * UNKNOWN_SPREAD
@@ -86,12 +86,12 @@ def test_a_measured_step_narrows_every_setups_bracket() -> None:
 
 def test_a_step_of_other_things_is_wider_by_their_share() -> None:
     """By hand: all seconds on attention, half on attention and half on the loss, which is memory traffic."""
-    attention, loss = (TimePart(it, Range.of(1.0)) for it in ("attention", "logits and loss"))
+    attention, loss = (TimePart(word, Range.of(1.0)) for word in ("attention", "logits and loss"))
     assert shares_text((attention,), 0.5) == "0/100/0/0/0"
     (same,) = paced((attention,), 0.5, "0/100/0/0/0")
     assert same.seconds.high == pytest.approx(1.14)
-    for it in paced((attention, loss), 0.5, "0/100/0/0/0"):
-        assert it.seconds.high == pytest.approx(1.14 + 0.75 / 2)
+    for part in paced((attention, loss), 0.5, "0/100/0/0/0"):
+        assert part.seconds.high == pytest.approx(1.14 + 0.75 / 2)
 
 
 @pytest.mark.parametrize("shares", ["60/40", "a/b/c/d/e", "60/10/10/0/0", 5])
@@ -120,13 +120,17 @@ def test_a_step_that_generates_has_no_pace() -> None:
 
 def test_assumptions_say_what_the_brackets_width_rests_on() -> None:
     known = estimate(MISTRAL, A100, SETUP)
-    assert any("published runs on Ampere cards lie inside" in it for it in known.assumptions)
+    assert any(
+        "published runs on Ampere cards lie inside" in assumption
+        for assumption in known.assumptions
+    )
     new = estimate(MISTRAL, catalog.gpu("B300-270GB"), SETUP)
     assert any(
-        it.startswith("Few speeds are published for Blackwell Ultra") for it in new.assumptions
+        assumption.startswith("Few speeds are published for Blackwell Ultra")
+        for assumption in new.assumptions
     )
     own = estimate(MISTRAL, A100, replace(SETUP, **own_step(known, "3.0")))
-    (said,) = (it for it in own.assumptions if "your own step" in it)
+    (said,) = (assumption for assumption in own.assumptions if "your own step" in assumption)
     assert "3 s, mistralai/Mistral-7B-v0.1" in said
 
 

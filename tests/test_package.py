@@ -99,7 +99,7 @@ def test_wheel_has_every_module_every_page_and_every_table(built: Path) -> None:
 def test_wheel_installs_only_our_three_packages(built: Path) -> None:
     names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
     first = {name.split("/")[0] for name in names}
-    assert {it for it in first if not it.startswith("headroom-")} == {
+    assert {one for one in first if not one.startswith("headroom-")} == {
         "dashboard",
         "estimator",
         "headroom",
@@ -118,7 +118,7 @@ def test_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
 
 
 def _contents(wheel: Path) -> dict[str, int]:
-    return {it.filename: it.CRC for it in zipfile.ZipFile(wheel).infolist()}
+    return {member.filename: member.CRC for member in zipfile.ZipFile(wheel).infolist()}
 
 
 def test_installed_command_answers_like_the_repository(installed: Path, tmp_path: Path) -> None:

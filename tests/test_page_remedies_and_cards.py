@@ -152,7 +152,11 @@ def test_the_gpu_table_lists_the_whole_catalogue():
 def test_measured_runs_are_shown_beside_the_verdict():
     said = text(open_page(method="full", gpu="A100-SXM4-80GB"))
     # ids of fms-acceleration's rows contain the method and the number of GPUs
-    runs = [it for it in catalog.measurements() if re.search(r"^fms-.*-full-.*\bn1-", it.id)]
+    runs = [
+        measurement
+        for measurement in catalog.measurements()
+        if re.search(r"^fms-.*-full-.*\bn1-", measurement.id)
+    ]
     assert len(runs) >= 7
     kind = f"{len(runs)} measured runs of this kind (full fine-tuning on one GPU, llama and mistral, A100-SXM4-80GB)"
     assert f"{kind}: &lt;0.1 % off in the median" in said
@@ -162,7 +166,7 @@ def test_how_it_works_is_a_separate_page():
     page = open_page()
     page.switch_page("pages/how.py").run()
     assert not page.exception
-    assert "A peak is a moment, not a sum" in [it.value for it in page.header]
+    assert "A peak is a moment, not a sum" in [widget.value for widget in page.header]
 
 
 def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits() -> None:

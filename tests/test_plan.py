@@ -66,10 +66,10 @@ FOUND = candidates(QUESTION)
 def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
     """The Pareto front by definition: compare every point with every other."""
     points = {}
-    for place, it in estimates.items():
-        if it.verdict is Verdict.FITS and it.time and it.cost and it.gpu:
-            room = (it.gpu.memory_bytes - it.need_high_bytes) / it.gpu.memory_bytes
-            points[place] = (middle_dollars(it), middle_hours(it), -room)
+    for place, one in estimates.items():
+        if one.verdict is Verdict.FITS and one.time and one.cost and one.gpu:
+            room = (one.gpu.memory_bytes - one.need_high_bytes) / one.gpu.memory_bytes
+            points[place] = (middle_dollars(one), middle_hours(one), -room)
     return [
         place
         for place, own in points.items()
@@ -117,7 +117,7 @@ def test_the_front_matches_brute_force() -> None:
 def test_the_front_of_random_points_matches_the_definition(
     points: list[tuple[int, int, int]],
 ) -> None:
-    dollars, hours, room = (np.array(it, np.float64) for it in zip(*points, strict=True))
+    dollars, hours, room = (np.array(one, np.float64) for one in zip(*points, strict=True))
     expected = {
         place
         for place, (d, h, r) in enumerate(points)
@@ -180,7 +180,7 @@ def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> Non
     assert answer.meets[best]
 
 
-@pytest.mark.parametrize("method", QUESTION.methods, ids=lambda it: it.value)
+@pytest.mark.parametrize("method", QUESTION.methods, ids=lambda one: one.value)
 @pytest.mark.parametrize("deadline", [None, 2.0, 0.0], ids=str)
 def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: float | None) -> None:
     asked = replace(QUESTION, deadline_hours=deadline)
@@ -264,7 +264,9 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     ada, turing = (Offer(gpu=catalog.gpu(name), most=1) for name in ("RTX 4090", "T4"))
     asked = Question(models=("Qwen/Qwen3-8B",), offers=(ada,), effective_batch=1, tried=FEW)
     answer = advise(candidates(asked))
-    assert {str(it.setup.precision.dtype) for it in answer.candidates.recipes} == {"bfloat16"}
+    assert {str(recipe.setup.precision.dtype) for recipe in answer.candidates.recipes} == {
+        "bfloat16"
+    }
     assert "bfloat16 weights, micro-batch 1 × 1, rows of 1,024 tokens" in answer.sentence
     assert "other defaults of TRL's SFTTrainer" in answer.sentence
     held = candidates(replace(asked, keys={"dtype": "float32"}))
@@ -273,14 +275,14 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     found = candidates(small)
     tried = {
         (
-            found.question.offers[it.offer].gpu.name,
-            it.setup.adapters.method.value,
-            str(it.setup.precision.dtype),
-            str(it.setup.precision.mixed_precision),
+            found.question.offers[recipe.offer].gpu.name,
+            recipe.setup.adapters.method.value,
+            str(recipe.setup.precision.dtype),
+            str(recipe.setup.precision.mixed_precision),
         )
-        for it in found.recipes
+        for recipe in found.recipes
     }
-    assert {it[1:] for it in tried if it[0] == "T4"} == {
+    assert {one[1:] for one in tried if one[0] == "T4"} == {
         (
             "full",
             "float32",
@@ -314,7 +316,9 @@ def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide()
     dollars = found.dollars.low.copy()
     dollars[place] /= 4
     short = advise(replace(found, high_bytes=high, dollars=Range(dollars, found.dollars.high)))
-    assert any(it.startswith("A cheaper one is tight, 0.30 GiB short") for it in short.reasons)
+    assert any(
+        reason.startswith("A cheaper one is tight, 0.30 GiB short") for reason in short.reasons
+    )
 
 
 def test_filters_narrow_the_answer_without_recomputing() -> None:
@@ -418,12 +422,12 @@ def test_truncated_examples_are_counted_and_mentioned() -> None:
     assert lengths.cut_by(900) == pytest.approx(0.1, abs=0.002)
     assert lengths.mean_within(900) == pytest.approx((sum(range(1, 901)) + 90_000) / 1000, rel=2e-3)
     asked = replace(QUESTION, lengths=lengths, context=900, tried=FEW | {"strategy": ("ddp",)})
-    assert any("are longer than 900 tokens" in it for it in advise(candidates(asked)).notes)
+    assert any("are longer than 900 tokens" in note for note in advise(candidates(asked)).notes)
 
 
 def test_reserved_and_spot_prices_are_used_only_on_request() -> None:
     card = catalog.gpu("A100-PCIe-80GB")
-    assert {it.commitment for it in card.prices} <= {"on demand", "marketplace"}
+    assert {price.commitment for price in card.prices} <= {"on demand", "marketplace"}
     usual, spot = Offer(gpu=card).price(1), Offer(gpu=card, commitment="spot").price(1)
     reserved = Offer(gpu=card, commitment="Reserved", provider="Hyperstack").price(1)
     assert usual is not None
@@ -446,7 +450,7 @@ def test_interruptions_lengthen_runs_by_the_formula() -> None:
     factor = math.exp(0.2 * 0.25) * (math.exp(0.4) - 1) / 0.4
     assert after.hours.high == pytest.approx(before.hours.high * factor, nan_ok=True)
     assert after.dollars.low == pytest.approx(before.dollars.low * factor, nan_ok=True)
-    assert any("0.2 interruptions per machine and hour" in it for it in advise(after).notes)
+    assert any("0.2 interruptions per machine and hour" in note for note in advise(after).notes)
 
 
 def test_lost_work_matches_a_simulation() -> None:

@@ -72,7 +72,7 @@ def test_take_away_writes_files_of_the_chosen_point(
     folder = tmp_path / "run"
     assert main(["plan", asked, "--json", "--take-away", "0", str(folder)]) == 0
     best = json.loads(capsys.readouterr().out)["recommended"]["setup"]
-    texts = {it.name: it.read_bytes() for it in folder.iterdir() if it.suffix != ".txt"}
+    texts = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".txt"}
     read = read_files(texts).setup
     for key in ("model", "max_length", "per_device_train_batch_size", "method"):
         assert read[key] == best.get(key, 1 if key.startswith("per") else None), key
@@ -200,7 +200,7 @@ def test_a_given_price_list_replaces_the_shipped_one(
     prices.write_text("gpu,provider,usd_per_gpu_hour\nT4,our cluster,0.01\n", encoding="utf-8")
     assert main(["plan", _asked(tmp_path), "--prices", str(prices), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
-    assert any("No price is known for L4" in it for it in answer["notes"])
+    assert any("No price is known for L4" in note for note in answer["notes"])
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,10 @@ def open_plan(link: str | None) -> AppTest:
 
 
 def text(page: AppTest) -> str:
-    return "\n".join([it.proto.body for it in page.get("html")] + [it.value for it in page.warning])
+    return "\n".join(
+        [element.proto.body for element in page.get("html")]
+        + [widget.value for widget in page.warning]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +117,19 @@ def test_each_method_has_an_answer_beside_full_fine_tuning(small_page):
 
 def test_a_text_of_a_hundred_million_tokens_is_as_many_examples_as_it_fills(small_page):
     number = small_page.session_state["plan round"]
-    (tokens,) = [it for it in small_page.number_input if it.label == "M tokens"]
+    (tokens,) = [widget for widget in small_page.number_input if widget.label == "M tokens"]
     tokens.set_value(100.0).run()
     mean = form.fields(question_of(SMALL).lengths)
     per_example = mean["mean"] or mean["longest"]
     assert small_page.session_state[f"plan examples {number}"] == round(1e8 / per_example)
-    (examples,) = [it for it in small_page.number_input if it.label == "Examples"]
+    (examples,) = [widget for widget in small_page.number_input if widget.label == "Examples"]
     examples.set_value(10_000).run()
     assert small_page.session_state[f"plan tokens {number}"] is None
 
 
 def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
     monkeypatch.setattr(asked, "candidates", None)  # called if anything were recomputed
-    (budget,) = [it for it in small_page.number_input if it.label.startswith("Budget")]
+    (budget,) = [widget for widget in small_page.number_input if widget.label.startswith("Budget")]
     budget.set_value(0.0001).run()
     assert not small_page.exception
     assert "No setup that fits meets the budget of" in text(small_page)
@@ -136,7 +139,7 @@ def test_a_budget_applies_without_recomputing(small_page, monkeypatch):
 
 def test_enter_takes_one_match_of_what_is_typed(small_page):
     # streamlit 1.67, st.multiselect: select_all puts "Select … matches" first in the list, which Enter takes
-    (typed,) = [it for it in small_page.multiselect if it.label == "Models"]
+    (typed,) = [widget for widget in small_page.multiselect if widget.label == "Models"]
     assert typed.proto.select_all == 0
     for path in [*(ROOT / "dashboard").rglob("*.py"), *(ROOT / "pages").glob("*.py")]:
         source = path.read_text(encoding="utf-8")
@@ -144,17 +147,21 @@ def test_enter_takes_one_match_of_what_is_typed(small_page):
 
 
 def test_an_answer_to_the_question_before_has_no_colour(small_page, advice):
-    (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
+    (methods,) = [
+        widget for widget in small_page.button_group if widget.label.startswith("Methods")
+    ]
     chosen = methods.value
     methods.set_value([]).run()
     assert "methods is empty" in text(small_page)
     # an answer to another question than the form's is in no verdict's colour
     assert words.panel_html(advice, is_current=False) in text(small_page)
     assert "light-dark" not in words.panel_html(advice, is_current=False)
-    (methods,) = [it for it in small_page.button_group if it.label.startswith("Methods")]
+    (methods,) = [
+        widget for widget in small_page.button_group if widget.label.startswith("Methods")
+    ]
     methods.set_value(chosen).run()
     assert words.panel_html(advice) in text(small_page)
-    (batch,) = [it for it in small_page.number_input if it.label == "Effective batch"]
+    (batch,) = [widget for widget in small_page.number_input if widget.label == "Effective batch"]
     batch.set_value(2).run()
     assert f"{words.BEFORE}: Take" in text(small_page)
     batch.set_value(4).run()
@@ -200,7 +207,9 @@ def test_the_page_turns_from_one_run_to_several_jobs_and_so_does_the_address(sma
     pytest.importorskip("highspy")
 
     def turn(view: str) -> None:
-        (views,) = [it for it in small_page.segmented_control if it.label == "What to plan"]
+        (views,) = [
+            widget for widget in small_page.segmented_control if widget.label == "What to plan"
+        ]
         views.set_value(view).run()
         assert not small_page.exception
 
@@ -216,10 +225,12 @@ def test_the_page_turns_from_one_run_to_several_jobs_and_so_does_the_address(sma
 
 def test_a_report_has_the_filters_of_its_plan(small_page):
     def show(cards: list[str]) -> str:
-        (filtered,) = [it for it in small_page.button_group if it.label == "Show cards"]
+        (filtered,) = [widget for widget in small_page.button_group if widget.label == "Show cards"]
         filtered.set_value(cards).run()
         (report,) = [
-            it.proto.url for it in small_page.get("link_button") if "report?" in it.proto.url
+            element.proto.url
+            for element in small_page.get("link_button")
+            if "report?" in element.proto.url
         ]
         return report.partition("?")[2]
 
@@ -271,13 +282,13 @@ def test_cards_survive_the_table():
 def test_the_density_counts_every_setup_that_fits(advice):
     figure = options_figure.figure(advice)
     go.Figure(figure)  # raises on a property unknown to Plotly
-    (density,) = [it for it in figure["data"] if it["type"] == "heatmap"]
+    (density,) = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
     assert np.sum(density["customdata"]) == advice.candidates.fits.sum()
 
 
 def test_the_whole_front_is_drawn_and_the_recommendation_has_its_ranges(advice):
     figure = options_figure.figure(advice)
-    by_name = {it["name"]: it for it in figure["data"]}
+    by_name = {trace["name"]: trace for trace in figure["data"]}
     front = by_name["No other is cheaper, faster and roomier"]
     assert front["customdata"] == advice.front.tolist()
     point = by_name["Recommended"]
@@ -288,7 +299,9 @@ def test_the_whole_front_is_drawn_and_the_recommendation_has_its_ranges(advice):
 def test_the_recommendation_is_on_the_line_that_is_drawn(advice):
     for place in advice.front.tolist():  # which of them it is depends on the limits
         figure = options_figure.figure(replace(advice, recommended=place))
-        (line,) = [it for it in figure["data"] if it["name"] == "What the next dollar buys"]
+        (line,) = [
+            trace for trace in figure["data"] if trace["name"] == "What the next dollar buys"
+        ]
         assert place in line["customdata"]
         assert line["x"] == sorted(line["x"])
 
@@ -320,11 +333,11 @@ def test_while_a_question_is_computed_the_best_so_far_is_shown(monkeypatch):
     found = candidates(question_of(SMALL), progress=watched)
     assert button.said[-1] == 1
     counts = [
-        re.search(r"Of ([\d,]+) setups so far: Take", it)
-        for it in answer.said
-        if isinstance(it, str)
+        re.search(r"Of ([\d,]+) setups so far: Take", one)
+        for one in answer.said
+        if isinstance(one, str)
     ]
-    numbers = [int(it.group(1).replace(",", "")) for it in counts]
+    numbers = [int(count.group(1).replace(",", "")) for count in counts]
     assert len(numbers) > 1
     assert numbers == sorted(numbers)
     assert numbers[-1] <= len(found)
@@ -340,7 +353,7 @@ def test_owned_cards_use_an_axis_of_gpu_hours():
 
 def test_setups_that_miss_the_limits_are_marked_no(advice):
     late = advise(advice.candidates, replace(advice.question, deadline_hours=1e-6))
-    assert {words.row(late, it)["In time and budget"] for it in late.front.tolist()} == {"no"}
+    assert {words.row(late, place)["In time and budget"] for place in late.front.tolist()} == {"no"}
     assert "light-dark" in words.panel_html(late)
 
 
@@ -373,7 +386,7 @@ def test_an_uploaded_file_sets_examples_and_lengths(monkeypatch):
     state = {"plan texts 1": Dropped("a.jsonl", rows), "plan tokenizer 1": None}
     monkeypatch.setattr(form.st, "session_state", state)
     form.count(1)
-    assert [state[f"plan {it} 1"] for it in ("examples", "mean", "longest")] == [2, 4, 5]
+    assert [state[f"plan {word} 1"] for word in ("examples", "mean", "longest")] == [2, 4, 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b'{"other": 1}'])

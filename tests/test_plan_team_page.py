@@ -57,7 +57,7 @@ def test_scattered_gpus_are_drawn_as_one_bar_for_each_run_of_neighbours():
     jobs = [Job(name="a", options=(JobOption(pool="L4", num_gpus=3, hours=1.0),))]
     found = schedule(jobs, {"A100": 2, "L4": 4}, 8.0, 8)
     drawn = timeline_figure.bars(found, {"A100": 2, "L4": 4}, {"a": (0, 2, 3)})
-    assert [(it.first, it.lanes) for it in drawn] == [(2, 1), (4, 2)]
+    assert [(one.first, one.lanes) for one in drawn] == [(2, 1), (4, 2)]
 
 
 def test_a_team_is_read_back_from_its_own_text():
@@ -80,7 +80,7 @@ EMPTY = dict.fromkeys(
 def test_a_row_without_a_name_takes_its_models_and_an_empty_row_is_no_job():
     rows = [{**EMPTY, "Model": "Qwen/Qwen3-8B"}, EMPTY, {**EMPTY, "Model": "Qwen/Qwen3-8B"}]
     jobs = team_asked.jobs_of(rows, team_of(TEAM))
-    assert [it["name"] for it in jobs] == ["Qwen3-8B", "Qwen3-8B 2"]
+    assert [job["name"] for job in jobs] == ["Qwen3-8B", "Qwen3-8B 2"]
 
 
 def test_a_setup_of_the_estimate_becomes_a_job():
@@ -139,8 +139,8 @@ def test_the_timeline_shows_every_job_and_what_is_beyond_the_deadline(answer):
     figure = timeline_figure.figure(answer.timetable, answer.team, answer.gpus, answer.titles)
     go.Figure(figure)  # raises on a property unknown to Plotly
     jobs, late = figure["data"]
-    assert ["in time" in it for it in jobs["text"]] == [True, False]
-    (run,) = [it for it in answer.timetable.assignments if it.late_hours]
+    assert ["in time" in one for one in jobs["text"]] == [True, False]
+    (run,) = [assignment for assignment in answer.timetable.assignments if assignment.late_hours]
     assert late["base"][0] + late["x"][0] == pytest.approx(run.end_hours)
     assert late["x"][0] == pytest.approx(min(run.late_hours, run.option.hours))
     assert "late" in timeline_figure.alt(answer.timetable, answer.gpus)
@@ -176,7 +176,7 @@ def test_numbers_that_no_form_can_show_are_refused(changed, said):
 
 def test_the_csv_has_a_line_for_each_job(answer):
     rows = list(csv.DictReader(io.StringIO(timetable_csv(answer.timetable, answer.titles))))
-    assert [it["job"] for it in rows] == ["in time", "late", "too large"]
+    assert [row["job"] for row in rows] == ["in time", "late", "too large"]
     assert float(rows[1]["late_hours"]) > 0
     assert rows[2]["setup"] == "no setup of it fits any of the cards."
     formulas = dict.fromkeys(answer.titles, "=1+1")  # which a spreadsheet would compute

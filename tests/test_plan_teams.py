@@ -87,7 +87,7 @@ def test_the_schedule_matches_the_brute_force_optimum(
     )
     *best, ends = _brute(jobs, pools)
     assert reached == pytest.approx(tuple(best))
-    assert sum(it.end_hours for it in found.assignments) <= ends * 1.01 + 1e-6
+    assert sum(assignment.end_hours for assignment in found.assignments) <= ends * 1.01 + 1e-6
 
 
 def test_jobs_that_cannot_run_say_why() -> None:

@@ -136,8 +136,8 @@ def lora(config: dict[str, object] | None = None, **parts: Tensor) -> Adapted:
     return model
 
 
-def keys(it: Has, **how: Any) -> dict[str, Any]:
-    return live.keys_of(it, **how)
+def keys(trainer: Has, **how: Any) -> dict[str, Any]:
+    return live.keys_of(trainer, **how)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -236,13 +236,13 @@ class Columns(dict[str, list[list[int]]]):
 
 def test_a_model_that_checkpoints_without_trainers_knowing_is_seen() -> None:
     """As LLaMA-Factory switches it on: llamafactory 0.9.5, model/model_utils/checkpointing.py."""
-    it = trainer(gradient_checkpointing=False)
-    assert keys(it)["gradient_checkpointing"] is False
+    one = trainer(gradient_checkpointing=False)
+    assert keys(one)["gradient_checkpointing"] is False
     call = Has(__wrapped__=partial(print, use_reentrant=True))
-    it.model.is_gradient_checkpointing = True
-    it.model.modules = lambda: [Has(), Has(_gradient_checkpointing_func=call)]
-    assert keys(it)["gradient_checkpointing"] is True
-    assert keys(it)["use_reentrant"] is True
+    one.model.is_gradient_checkpointing = True
+    one.model.modules = lambda: [Has(), Has(_gradient_checkpointing_func=call)]
+    assert keys(one)["gradient_checkpointing"] is True
+    assert keys(one)["use_reentrant"] is True
 
 
 def test_a_pair_is_as_long_as_its_prompt_and_the_longer_answer() -> None:
@@ -305,19 +305,19 @@ def test_another_trainer_of_trls_or_head_is_refused_even_one_made_of_sfts() -> N
 
 def test_a_loss_or_an_optimizer_that_no_argument_names_is_refused() -> None:
     """LLaMA-Factory's muon has 39 % less state than the AdamW that ``optim`` names."""
-    it = trainer()
-    it.compute_loss_func = "non-None value to disable scaling"  # trl 1.16, trainer/base_trainer.py
-    it.finetuning_args = Has(use_muon=False)
-    assert keys(it)["objective"] == "sft"
-    it.finetuning_args = Has(use_muon=True)
+    one = trainer()
+    one.compute_loss_func = "non-None value to disable scaling"  # trl 1.16, trainer/base_trainer.py
+    one.finetuning_args = Has(use_muon=False)
+    assert keys(one)["objective"] == "sft"
+    one.finetuning_args = Has(use_muon=True)
     with pytest.raises(RefusedError, match="LLaMA-Factory's use_muon is not modelled yet"):
-        keys(it)
+        keys(one)
     with pytest.raises(RefusedError, match="axolotl's lisa_n_layers is not modelled yet"):
         keys(trainer(lisa_n_layers=4))
-    it = trainer()
-    it.compute_loss_func = partial(print)
+    one = trainer()
+    one.compute_loss_func = partial(print)
     with pytest.raises(RefusedError, match="a compute_loss_func of the run's own is not modelled"):
-        keys(it)
+        keys(one)
 
 
 def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(
@@ -336,10 +336,10 @@ def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(
 def test_buckets_of_another_size_than_trainers_are_refused() -> None:
     """DeepSpeed takes 500 million elements where its config says none: runtime/zero/config.py."""
     plugin = Has(deepspeed_config={"zero_optimization": {"stage": 2}})
-    it = trainer(state=Has(deepspeed_plugin=plugin), world_size=8)
-    it.model.config.hidden_size = 4096
+    one = trainer(state=Has(deepspeed_plugin=plugin), world_size=8)
+    one.model.config.hidden_size = 4096
     with pytest.raises(RefusedError, match=r"reduce_bucket_size of 500,000,000 .* here 16,777,216"):
-        keys(it)
+        keys(one)
 
 
 class OffloadPolicy:
@@ -436,7 +436,7 @@ def test_a_run_that_does_not_fit_names_a_change_and_raises_if_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("it", "says"),
+    ("trainer", "says"),
     [
         (trainer(max_length=None), "max_length is not known"),
         (trainer(lora({"peft_type": "IA3"})), "PEFT's IA3 is not modelled yet; LORA is."),
@@ -444,14 +444,16 @@ def test_a_run_that_does_not_fit_names_a_change_and_raises_if_asked() -> None:
         (trainer(optim="adalomo"), "optim"),
     ],
 )
-def test_an_unreadable_trainer_is_reported_and_raises_only_if_asked(it: Has, says: str) -> None:
-    found = check(it, show=False)
+def test_an_unreadable_trainer_is_reported_and_raises_only_if_asked(
+    trainer: Has, says: str
+) -> None:
+    found = check(trainer, show=False)
     assert found.estimate is None
     assert found.fits is None
     assert found.sentence.startswith("Not checked: ")
     assert says in found.sentence
     with pytest.raises(ValueError, match=says):
-        check(it, must_fit=True, show=False)
+        check(trainer, must_fit=True, show=False)
 
 
 def test_a_catalogued_model_is_sent_by_id_and_other_shapes_by_config() -> None:

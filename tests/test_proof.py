@@ -66,8 +66,8 @@ def test_every_reading_is_shown():
         if row.outcome == "measured" and "peak" in row.readings[counter]
     ]
     shown = [*evidence.worst_first(MEASURED), *evidence.refused(MEASURED)]
-    assert Counter((it.id, it.metric.value) for it in shown) == Counter(readings)
-    assert all(len(it.refusal) > 20 for it in evidence.refused(MEASURED))
+    assert Counter((run.id, run.metric.value) for run in shown) == Counter(readings)
+    assert all(len(one.refusal) > 20 for one in evidence.refused(MEASURED))
 
 
 def test_every_overestimated_published_run_is_explained():
@@ -95,7 +95,7 @@ def test_every_overestimated_published_run_is_explained():
 def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
     # by hand: a GPT-NeoX of the same sizes has such attention; instead of the chunked loss, count llm-foundry's bf16
     # logits, which its loss overwrites in place. GPT-NeoX's float32 norms and biases, which MPT lacks, stay counted.
-    run = next(it for it in accuracy.overestimated() if it.id == name)
+    run = next(run for run in accuracy.overestimated() if run.id == name)
     mpt, ran = run.model, run.as_it_ran
     config = {
         "model_type": "gpt_neox",
@@ -117,7 +117,7 @@ def test_flash_attention_and_an_in_place_loss_explain_the_mpt_runs(name):
 def test_every_published_reading_is_a_row_or_has_a_reason_for_its_omission():
     # 449 readings were collected; data/README.md says so
     rows, rest = catalog.measurements(), catalog.left_out()
-    published = [it for it in MEASURED if it.source.startswith("https://github.com/")]
+    published = [row for row in MEASURED if row.source.startswith("https://github.com/")]
     assert len(published) + len(rest) == 449
     assert not {row.id for row in rows} & {row["id"] for row in rest}
     assert len({row["id"] for row in rest}) == len(rest)
@@ -125,13 +125,13 @@ def test_every_published_reading_is_a_row_or_has_a_reason_for_its_omission():
 
 
 def test_each_metric_is_compared_with_its_own_estimate():
-    for it in evidence.worst_first(MEASURED):
-        answer = it.estimate
-        assert it.as_run == (answer.model, answer.setup)
-        if it.metric is Metric.ALLOCATED:
-            assert it.estimated_bytes == answer.peak.bytes
+    for entry in evidence.worst_first(MEASURED):
+        answer = entry.estimate
+        assert entry.as_run == (answer.model, answer.setup)
+        if entry.metric is Metric.ALLOCATED:
+            assert entry.estimated_bytes == answer.peak.bytes
         else:
-            assert it.estimated_bytes >= answer.peak.bytes
+            assert entry.estimated_bytes >= answer.peak.bytes
 
 
 @pytest.mark.parametrize("place", GENERATOR.PLACES, ids=lambda place: place[1])
@@ -148,11 +148,11 @@ EVERY = 5
 def test_every_run_has_a_stored_outcome_and_what_the_code_computes_is_that():
     # the page Accuracy reads data/estimated.csv instead of estimating all runs
     traced, published = accuracy.traced(), accuracy.published_runs()
-    read = [it for it in (*accuracy.measured(), *traced, *published) if it.key]
-    assert {it.key for it in read} == outcomes.stored().keys(), "run `make docs`"
-    for it in (*accuracy.measured(), *traced[::EVERY], *published[::EVERY]):
-        if it.key:
-            assert it.outcome == outcomes.stored()[it.key], f"{it.id}: run `make docs`"
+    read = [one for one in (*accuracy.measured(), *traced, *published) if one.key]
+    assert {one.key for one in read} == outcomes.stored().keys(), "run `make docs`"
+    for run in (*accuracy.measured(), *traced[::EVERY], *published[::EVERY]):
+        if run.key:
+            assert run.outcome == outcomes.stored()[run.key], f"{run.id}: run `make docs`"
 
 
 def test_every_stored_replay_is_what_the_code_computes():
@@ -161,25 +161,25 @@ def test_every_stored_replay_is_what_the_code_computes():
 
 def test_an_error_of_a_replay_is_ours_over_pytorchs():
     row = catalog.played()[0]
-    it = replays.ReplayedRun(
+    one = replays.ReplayedRun(
         row, replays.Blocks(1000, 2000, 1600), replays.Blocks(1010, 1900, 1600)
     )
-    assert it.errors == pytest.approx({"allocated": 0.01, "reserved": -0.05, "least": 0})
-    assert it.worst == pytest.approx(0.05)
-    none = replays.ReplayedRun(row, it.played, it.played)
-    assert replays.spreads([it, none, none])["reserved"] == pytest.approx((0, 0.05, 0.05))
-    shown = evidence.played_row(it)
+    assert one.errors == pytest.approx({"allocated": 0.01, "reserved": -0.05, "least": 0})
+    assert one.worst == pytest.approx(0.05)
+    none = replays.ReplayedRun(row, one.played, one.played)
+    assert replays.spreads([one, none, none])["reserved"] == pytest.approx((0, 0.05, 0.05))
+    shown = evidence.played_row(one)
     assert (shown["Reserved, %"], shown["Run"]) == (-5, row.id)
 
 
 def test_what_is_stored_is_shown_without_an_estimate(monkeypatch):
     monkeypatch.setattr(accuracy, "estimate_of", None)
-    for it in (*MEASURED, *TRACED, *accuracy.stored_published()):
-        assert it.outcome is it.stored or not it.key
+    for one in (*MEASURED, *TRACED, *accuracy.stored_published()):
+        assert one.outcome is one.stored or not one.key
 
 
 def test_a_changed_setup_or_a_table_of_ones_own_has_no_stored_outcome(monkeypatch, tmp_path):
-    run = next(it for it in MEASURED if it.key in outcomes.stored())
+    run = next(one for one in MEASURED if one.key in outcomes.stored())
     longer = replace(run.setup, max_length=run.setup.batch.max_length + 1)
     changed = outcomes.key_of(run.metric, run.id, run.model, run.reading.gpu, longer)
     assert changed not in outcomes.stored()
@@ -192,10 +192,12 @@ def test_a_changed_setup_or_a_table_of_ones_own_has_no_stored_outcome(monkeypatc
 
 
 def test_the_worst_error_comes_first_and_is_relative_to_the_measurement():
-    errors = [abs(it.error) for it in evidence.worst_first(MEASURED)]
+    errors = [abs(comparison.error) for comparison in evidence.worst_first(MEASURED)]
     assert errors == sorted(errors, reverse=True)
-    for it in evidence.worst_first(MEASURED):
-        assert it.estimated_bytes == pytest.approx(it.measured_bytes * (1 + it.error))
+    for comparison in evidence.worst_first(MEASURED):
+        assert comparison.estimated_bytes == pytest.approx(
+            comparison.measured_bytes * (1 + comparison.error)
+        )
 
 
 MISTRAL, LLAMA = "mistralai/Mistral-7B-v0.1", "meta-llama/Llama-3.1-8B"
@@ -275,7 +277,7 @@ def test_traced_steps_are_estimated_within_a_thousandth():
     assert said.median < 0.0001
     assert said.largest < 0.001
     # three of four peaks occur in log-softmax's backward, so the other phases prove more
-    phases = next(it for it in accuracy.summaries(TRACED) if it.by_phase)
+    phases = next(summary for summary in accuracy.summaries(TRACED) if summary.by_phase)
     assert phases.readings == 4 * said.runs
     assert phases.trust.median < 0.0001
     assert phases.trust.largest < 0.01
@@ -304,18 +306,18 @@ SHORT = {
 
 def test_nine_of_ten_out_of_memory_messages_lie_in_the_context_range_of_their_card():
     # one process on one GPU; in one notebook and in one video model another library held 0.5 and 1.5 GiB more
-    alone = [it for it in catalog.out_of_memory() if not it.several_gpus]
+    alone = [one for one in catalog.out_of_memory() if not one.several_gpus]
     ranges = {"": overhead.context_bytes(None)}
-    for name in {it.gpu for it in alone if it.gpu}:
+    for name in {one.gpu for one in alone if one.gpu}:
         ranges[name] = overhead.context_bytes(catalog.gpu(SHORT.get(name, name)))
     for named in (True, False):
-        asked = [it for it in alone if bool(it.gpu) is named]
-        inside = [it for it in asked if it.outside_bytes in ranges[it.gpu]]
+        asked = [one for one in alone if bool(one.gpu) is named]
+        inside = [one for one in asked if one.outside_bytes in ranges[one.gpu]]
         assert len(inside) >= 0.9 * len(asked)
     shares = [
-        it.outside_bytes / overhead.median_context_bytes(catalog.gpu(SHORT.get(it.gpu, it.gpu)))
-        for it in alone
-        if it.gpu
+        one.outside_bytes / overhead.median_context_bytes(catalog.gpu(SHORT.get(one.gpu, one.gpu)))
+        for one in alone
+        if one.gpu
     ]
     assert median(shares) == pytest.approx(1, abs=0.05)
     assert len(alone) >= 30
@@ -325,9 +327,9 @@ def test_nine_of_ten_out_of_memory_messages_lie_in_the_context_range_of_their_ca
 def test_allocator_slack_covers_memory_lost_when_small_requests_failed():
     # reserved but unallocated when a request below 1 GiB failed, as a share of what was allocated
     lost = [
-        it.unallocated_bytes / it.allocated_bytes
-        for it in catalog.out_of_memory()
-        if it.tried_bytes < GIB
+        one.unallocated_bytes / one.allocated_bytes
+        for one in catalog.out_of_memory()
+        if one.tried_bytes < GIB
     ]
     numerator, denominator = overhead.SLACK_HIGH
     assert len(lost) >= 10
@@ -342,7 +344,7 @@ def test_the_nvidia_smi_range_is_the_spread_of_measured_runs():
     ):
         assert spread.runs > 10
         assert shares == pytest.approx(
-            [100 * it for it in (spread.low, spread.middle, spread.high)], abs=1
+            [100 * one for one in (spread.low, spread.middle, spread.high)], abs=1
         )
 
 
@@ -357,7 +359,7 @@ def test_the_nvidia_smi_range_lies_between_the_need_and_the_card():
 
 # --- the page -----------------------------------------------------------------------------------
 
-SETUPS = list({it.id: it for it in evidence.worst_first(MEASURED)}.values())
+SETUPS = list({run.id: run for run in evidence.worst_first(MEASURED)}.values())
 
 
 @for_each("reading", SETUPS)
@@ -369,10 +371,10 @@ def test_the_link_of_a_reading_opens_its_setup(reading):
 
 
 def test_the_link_of_a_traced_step_carries_its_config():
-    for it in TRACED[::25]:
-        read = read_link(parse_qs(links.query(it.estimate)))
+    for entry in TRACED[::25]:
+        read = read_link(parse_qs(links.query(entry.estimate)))
         assert read.problems == ()
-        assert (read.model, read.setup) == (it.estimate.model, it.estimate.setup)
+        assert (read.model, read.setup) == (entry.estimate.model, entry.estimate.setup)
 
 
 def test_a_link_spells_lists_and_booleans_as_the_page_reads_them():
@@ -389,7 +391,7 @@ def test_each_filter_narrows_the_readings_and_an_empty_one_does_not():
         for value in evidence.choices(facet, MEASURED):
             some = evidence.narrowed(MEASURED, {facet: [value]})
             assert some
-            assert {evidence.FACETS[facet](it) for it in some} == {value}
+            assert {evidence.FACETS[facet](one) for one in some} == {value}
     assert evidence.narrowed(MEASURED, dict.fromkeys(evidence.FACETS, ())) == list(MEASURED)
     assert evidence.origin(MEASURED[0]) == "fms-acceleration"
 
@@ -404,10 +406,10 @@ def test_plotly_accepts_the_figure_and_each_reading_is_a_point(dark, by_method):
 
 
 def test_a_clicked_point_links_to_its_setup_and_its_source():
-    for it in evidence.worst_first(MEASURED)[:5]:
-        said = evidence.picked_html(it)
+    for row in evidence.worst_first(MEASURED)[:5]:
+        said = evidence.picked_html(row)
         assert 'href="/?model=' in said
-        assert f'href="{it.source}"' in said
+        assert f'href="{row.source}"' in said
 
 
 def test_the_figure_is_drawn_without_readings():
@@ -425,7 +427,7 @@ def test_the_page_renders_and_its_filters_narrow_it():
     assert len(played) == len(catalog.played())
     errors = played.filter(like=", %").abs().max(axis=1)
     assert list(errors) == sorted(errors, reverse=True)
-    box = next(it for it in page.multiselect if it.label == "What was read")
+    box = next(widget for widget in page.multiselect if widget.label == "What was read")
     box.set_value(["Allocated by PyTorch"]).run(timeout=60)
     assert not page.exception
     shown = page.dataframe[0].value
@@ -436,36 +438,36 @@ def test_published_speeds_are_shown_by_class_and_add_up():
     found = calibration()
     whole, *rest = found
     assert (whole.kind, whole.runs) == ("all", len(accuracy.published_runs()))
-    for kind in {it.kind for it in rest}:
-        of = [it for it in rest if it.kind == kind]
-        assert sum(it.runs for it in of) == whole.runs
-        assert sum(it.inside for it in of) == whole.inside
-    assert all(it.runs == it.inside + it.faster + it.slower for it in found)
+    for kind in {one.kind for one in rest}:
+        of = [one for one in rest if one.kind == kind]
+        assert sum(row.runs for row in of) == whole.runs
+        assert sum(one.inside for one in of) == whole.inside
+    assert all(row.runs == row.inside + row.faster + row.slower for row in found)
     assert f"{100 * whole.inside / whole.runs:.0f} % of {whole.runs}" in evidence.speeds_head(
         found, calibration_in_fp8()
     )
     assert "Hopper" in evidence.speeds_html(found)
-    generations = {it.name: (it.inside, it.runs) for it in found if it.kind == "generation"}
+    generations = {row.name: (row.inside, row.runs) for row in found if row.kind == "generation"}
     assert generations.items() >= INSIDE.items(), "what a range of seconds says of itself"
     assert SHARE.keys() == INSIDE.keys()
 
 
 def test_the_calibration_figure_draws_each_run_outside_its_range_in_each_class():
-    found = [it for it in calibration() if it.kind in calibration_figure.SHOWN]
+    found = [one for one in calibration() if one.kind in calibration_figure.SHOWN]
     drawn = calibration_figure.figure(found)
     outside = drawn["data"][-1]
-    assert len(outside["x"]) == sum(it.faster + it.slower for it in found)
-    for at, it in zip(drawn["layout"]["yaxis"]["tickvals"], found, strict=True):
+    assert len(outside["x"]) == sum(one.faster + one.slower for one in found)
+    for at, one in zip(drawn["layout"]["yaxis"]["tickvals"], found, strict=True):
         placed = [x for x, y in zip(outside["x"], outside["y"], strict=True) if y == at]
-        assert sum(x < 0 for x in placed) == it.faster
-        assert sum(x > 1 for x in placed) == it.slower
+        assert sum(x < 0 for x in placed) == one.faster
+        assert sum(x > 1 for x in placed) == one.slower
     assert len(drawn["layout"]["yaxis"]["ticktext"]) == len(found)
     assert len(go.Figure(drawn).data) == len(drawn["data"])
 
 
 def test_a_position_in_the_range_is_logarithmic():
     """By hand: 2 seconds between 1 and 4 are in the middle; 8 are half a range beyond the slow end."""
-    run = next(it for it in accuracy.published_runs() if it.setup.mesh.num_gpus == 1)
+    run = next(run for run in accuracy.published_runs() if run.setup.mesh.num_gpus == 1)
     ends = {run.id: (run.step_seconds / 2, run.step_seconds * 2)}
     assert calibrate([run], ends)[0].positions == pytest.approx((0.5,))
     ends = {run.id: (run.step_seconds / 8, run.step_seconds / 2)}
@@ -475,6 +477,6 @@ def test_a_position_in_the_range_is_logarithmic():
 def test_seven_in_ten_runs_of_each_class_are_inside_the_bracket():
     """Classes of at least 8 runs. Two servers under ZeRO-2, unexplained, are four of that class's 15 runs. Blackwell,
     Gaudi and DDP have rows that no share was fitted to yet."""
-    for it in calibration():
-        if it.runs >= 8 and it.kind != "source" and it.name != "zero2":
-            assert it.inside / it.runs >= 0.7, it
+    for row in calibration():
+        if row.runs >= 8 and row.kind != "source" and row.name != "zero2":
+            assert row.inside / row.runs >= 0.7, row

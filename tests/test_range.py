@@ -20,7 +20,7 @@ def test_what_is_in_two_ranges_is_in_their_result_and_its_ends_are_reached(does,
     ends = other if isinstance(other, Range) else (other, other)
     found = [does(one, another) for one, another in product(BYTES, ends)]
     assert does(BYTES, other) == Range(min(found), max(found))
-    assert all(it in does(BYTES, other) for it in found)
+    assert all(one in does(BYTES, other) for one in found)
 
 
 def test_a_number_over_a_range_is_slow_where_the_rate_is() -> None:
@@ -32,11 +32,11 @@ def test_a_number_over_a_range_is_slow_where_the_rate_is() -> None:
 def test_ends_may_be_arrays_or_what_stands_for_a_number() -> None:
     many = np.array([1.0, 2.0])
     for found in (many * RATE, RATE * many):
-        assert [it.tolist() for it in found] == [[2.0, 4.0], [4.0, 8.0]]
+        assert [one.tolist() for one in found] == [[2.0, 4.0], [4.0, 8.0]]
     assert (np.float64(8) / RATE).high == 4.0
     recorded = RealRecording().input(8.0)
-    assert [it.value for it in recorded / RATE] == [2.0, 4.0]
-    assert [it.value for it in (recorded + RATE).at_least(11.0)] == [11.0, 12.0]
+    assert [one.value for one in recorded / RATE] == [2.0, 4.0]
+    assert [one.value for one in (recorded + RATE).at_least(11.0)] == [11.0, 12.0]
 
 
 def test_low_ends_meet_low_ends_only() -> None:

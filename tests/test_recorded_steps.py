@@ -105,7 +105,7 @@ SHARED = (
 )
 
 
-@pytest.mark.parametrize(("mesh", "keys"), SHARED, ids=lambda it: "-".join(map(str, it.values())))
+@pytest.mark.parametrize(("mesh", "keys"), SHARED, ids=lambda one: "-".join(map(str, one.values())))
 def test_setups_that_share_a_plan_play_the_same_step(mesh, keys) -> None:
     """Of their own they are played without a plan of others: event by event, and what stage 3 gathers."""
     model = catalog.model("meta-llama/Llama-3.2-1B")
@@ -163,6 +163,6 @@ def test_a_tape_is_gone_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         moments_module.Plan(catalog.model("meta-llama/Llama-3.2-1B"), setup).step(
             moments_module.Sizes(2, 512, 8, 1, 511, 2)
         )
-        assert [it() for it in tapes] == [None]
+        assert [tape() for tape in tapes] == [None]
     finally:
         gc.enable()

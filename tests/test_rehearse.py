@@ -251,7 +251,7 @@ def recorded(*rows: tuple[int, int, int, int, int]) -> dict[str, Any]:
         for at, name in enumerate(("what", "key", "size", "time", "place"))
     }
     device = {"is_whole": True, **columns, "stream": [0] * len(rows), "held": {"outputs": [3]}}
-    places = [{"line": it, "library_line": None} for it in (MODEL, LOGITS)]
+    places = [{"line": one, "library_line": None} for one in (MODEL, LOGITS)]
     return {
         **REPORT,
         "phases": [peak("backward", 2, 1)],
@@ -673,7 +673,7 @@ def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch: pytest.Monk
     then = ["forward", "backward", "forward", "optimizer", "optimizer", "forward"]  # two optimizers
     for name in then:
         record.close(here.now, name)
-    assert [(it["phase"], it["step"]) for it in here.phases] == [
+    assert [(phase["phase"], phase["step"]) for phase in here.phases] == [
         ("loading", 0),
         ("forward", 1),
         ("backward", 1),

@@ -117,9 +117,9 @@ def test_a_dying_config_is_mended_by_what_is_free_and_its_file_says_so(name: str
     assert before.verdict is Verdict.DOES_NOT_FIT
     found = remedies(before, catalog.gpus_like(card))
     assert found[0] == cheapest_change(before)
-    for it in found:
-        assert it.keys.keys() <= FREE
-        assert tokens_of_a_step(replace(setup, **it.keys)) == tokens_of_a_step(setup)
+    for remedy in found:
+        assert remedy.keys.keys() <= FREE
+        assert tokens_of_a_step(replace(setup, **remedy.keys)) == tokens_of_a_step(setup)
     mended = changed_files(files, plain_keys(found[0].keys))
     assert "packing: false" not in mended.diff
     assert ("LigerPlugin" in mended.diff) is (name.startswith("axolotl"))  # without it, no Liger
@@ -152,15 +152,15 @@ def test_no_method_step_or_card_changes_where_a_free_combination_fits(keys, name
     least = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": rows}
     free = replace(setup, **least, use_liger_kernel=True, gradient_checkpointing=True)
     is_free = holds(model, card, free)
-    for it in proposed:
-        if "gpu" in it.keys or "num_gpus" in it.keys:
+    for remedy in proposed:
+        if "gpu" in remedy.keys or "num_gpus" in remedy.keys:
             assert not any(other.keys.keys().isdisjoint({"gpu", "num_gpus"}) for other in proposed)
             continue
-        after = replace(setup, **it.keys)
+        after = replace(setup, **remedy.keys)
         assert tokens_of_a_step(after) == tokens_of_a_step(setup)
         if is_free:
             assert after.adapters.method is setup.adapters.method
-            assert it.keys.keys().isdisjoint({"max_length", "offload_optimizer"})
+            assert remedy.keys.keys().isdisjoint({"max_length", "offload_optimizer"})
     assert proposed
 
 
@@ -194,8 +194,10 @@ def test_packed_rows_are_shortened_before_the_method_changes() -> None:
 def test_the_best_way_is_one_however_the_batch_is_split() -> None:
     # 8 x 4,096 tokens an optimizer step of an 8B on 24 GB
     ways = [
-        best_way(LLAMA, CARD, 1, replace(TrainingSetup(method=Method.LORA, max_length=4096), **it))
-        for it in splits(TrainingSetup(per_device_train_batch_size=8))
+        best_way(
+            LLAMA, CARD, 1, replace(TrainingSetup(method=Method.LORA, max_length=4096), **split)
+        )
+        for split in splits(TrainingSetup(per_device_train_batch_size=8))
     ]
     assert len(ways) == 4
     assert all((way.answer, way.titles) == (ways[0].answer, ways[0].titles) for way in ways)
@@ -208,12 +210,12 @@ def test_the_best_way_is_one_however_the_batch_is_split() -> None:
 
 def test_a_batch_of_negatives_is_not_split_and_what_is_generated_at_once_stays() -> None:
     embedding = TrainingSetup(objective="embedding", per_device_train_batch_size=8)
-    assert [it["per_device_train_batch_size"] for it in splits(embedding)] == [8]
+    assert [split["per_device_train_batch_size"] for split in splits(embedding)] == [8]
     grpo = TrainingSetup(
         objective="grpo", per_device_train_batch_size=8, max_length=1024, steps_per_generation=2
     )
-    for it in splits(grpo):
-        assert it["per_device_train_batch_size"] * it["steps_per_generation"] == 16
+    for split in splits(grpo):
+        assert split["per_device_train_batch_size"] * split["steps_per_generation"] == 16
 
 
 def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -> None:
@@ -228,18 +230,20 @@ def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -
     grown = estimate(model, card, replace(setup, expandable_segments=True)).need_high_bytes
     assert need - grown > 2**29
     small = replace(card, memory_bytes=(need + grown) // 2)
-    found = {tuple(it.keys): it for it in remedies(estimate(model, small, setup), [])}
+    found = {tuple(remedy.keys): remedy for remedy in remedies(estimate(model, small, setup), [])}
     assert found[("expandable_segments",)].need_high_bytes == grown
     assert (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in found[("expandable_segments",)].price
     )
     whole = estimate(model, card, replace(setup, max_split_size_mb=64)).need_high_bytes
     others = replace(card, vendor="AMD", memory_bytes=(need + whole) // 2)
-    alike = {tuple(it.keys) for it in remedies(estimate(model, others, setup), [])}
+    alike = {tuple(remedy.keys) for remedy in remedies(estimate(model, others, setup), [])}
     assert ("max_split_size_mb",) in alike
     assert not any("expandable_segments" in keys for keys in alike)
-    together = [it.keys for it in remedies(estimate(model, small, setup), [])]
-    assert not any({"max_split_size_mb", "expandable_segments"} <= it.keys() for it in together)
+    together = [remedy.keys for remedy in remedies(estimate(model, small, setup), [])]
+    assert not any(
+        {"max_split_size_mb", "expandable_segments"} <= remedy.keys() for remedy in together
+    )
 
 
 def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:

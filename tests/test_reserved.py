@@ -355,7 +355,9 @@ STRETCHES = st.lists(
 @settings(max_examples=40)
 @given(STRETCHES, st.lists(st.integers(0, 1000), max_size=9), st.booleans())
 def test_what_plays_on_several_cards_share_changes_none_of_them(stretches, places, expandable):
-    requests = [[Request(what, key, 512 * n, to) for what, key, n, to in it] for it in stretches]
+    requests = [
+        [Request(what, key, 512 * n, to) for what, key, n, to in stretch] for stretch in stretches
+    ]
     log = log_of(requests, [(place, 2) for place in range(len(requests))])
     cut = Settings(expandable)
     spare, several = play(log, NO_LIMIT, cut), Plays(log, cut)
@@ -369,9 +371,9 @@ def test_errors_are_small_without_a_fitted_share() -> None:
     # published readings of nvidia-smi and of torch.cuda.max_memory_reserved: data/measurements.csv
     errors = {
         metric: [
-            abs(it.error)
-            for it in accuracy.stored_measured()
-            if it.metric is metric and it.error is not None
+            abs(comparison.error)
+            for comparison in accuracy.stored_measured()
+            if comparison.metric is metric and comparison.error is not None
         ]
         for metric in (Metric.DEVICE, Metric.RESERVED)
     }
@@ -450,17 +452,19 @@ def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
     small = replace(A100, memory_bytes=kept + outside - 1024 * MIB)
     assert reserved_bytes(MISTRAL, small, setup) <= kept - 1024 * MIB
     # the least memory is found to a share of 1 in 512, and on a card whether it is within the card's
-    low, of_large = (estimate(MISTRAL, it, setup).need_low_bytes for it in (small, large))
+    low, of_large = (estimate(MISTRAL, one, setup).need_low_bytes for one in (small, large))
     assert low == pytest.approx(of_large, rel=2 / 512)
 
 
 def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_four_gpus() -> None:
     # fms-acceleration's a100_80gb_liger.csv: nvidia-smi, Mistral-7B and Llama 3 8B with LoRA, 4, 8 and 16 texts
-    rows = [it for it in accuracy.measured() if re.search(r"foak-liger-lora-bf16amp-n[24]", it.id)]
-    device = [it for it in rows if it.metric is Metric.DEVICE]
+    rows = [
+        run for run in accuracy.measured() if re.search(r"foak-liger-lora-bf16amp-n[24]", run.id)
+    ]
+    device = [row for row in rows if row.metric is Metric.DEVICE]
     assert len(device) == 12
-    for it in device:
-        assert it.estimated_bytes == pytest.approx(it.measured_bytes, rel=0.025), it.id
+    for run in device:
+        assert run.estimated_bytes == pytest.approx(run.measured_bytes, rel=0.025), run.id
 
 
 @pytest.mark.parametrize(
@@ -518,7 +522,9 @@ def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict
             log, trace = allocations.allocations.__wrapped__(
                 model, hardware, setup, MOVED, 0, on_host=False
             )
-            passes = [(it.schedule.runs, it.schedule.program.operations) for it in trace.passes]
+            passes = [
+                (phase.schedule.runs, phase.schedule.program.operations) for phase in trace.passes
+            ]
             found[anew, size] = log, trace.events, trace.ran, trace.optimizers, passes
     for size in sizes:
         assert found[False, size] == found[True, size]

@@ -24,4 +24,4 @@ def test_a_failing_row_is_named_and_the_others_still_run() -> None:
 
 def test_no_row_is_no_test() -> None:
     with pytest.raises(AssertionError, match="tests nothing"):
-        for_each("it", [])(lambda it: None)()
+        for_each("it", [])(lambda one: None)()

@@ -25,5 +25,5 @@ def test_the_rules_of_thumb_page_is_up_to_date() -> None:
 def test_each_rule_has_a_number_and_a_source() -> None:
     rules = catalog.rules_of_thumb()
     assert len(rules) == 20
-    assert len({it.advice for it in rules}) == 20
-    assert all(it.says_gb > 0 and it.source.startswith("https://") for it in rules)
+    assert len({rule.advice for rule in rules}) == 20
+    assert all(rule.says_gb > 0 and rule.source.startswith("https://") for rule in rules)

@@ -36,7 +36,7 @@ def test_each_method_has_its_own_rows():
 def test_the_highest_stage_alone_is_bold():
     answer = estimate(MISTRAL, None, LORA)
     drawn = saving.stages_html(answer, stages(answer))
-    highest = max(stages(answer), key=lambda it: it.gpu_bytes)
+    highest = max(stages(answer), key=lambda one: one.gpu_bytes)
     assert drawn.count("hr-sum") == 1
     assert f'<tr class="hr-sum"><td class="hr-name-cell">{highest.name}</td>' in drawn
 

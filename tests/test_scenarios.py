@@ -74,8 +74,8 @@ def one_sentence(text: str) -> bool:
 
 
 def test_a_scenario_survives_a_link_and_a_file():
-    kept = tuple(sound(it) for it in EIGHT)
-    query = urlencode({"s": [write_text(it) for it in kept], "v": 1}, doseq=True)
+    kept = tuple(sound(one) for one in EIGHT)
+    query = urlencode({"s": [write_text(one) for one in kept], "v": 1}, doseq=True)
     opened = read_texts(parse_qs(query)["s"], version=["1"])
     assert opened.scenarios == kept
     assert opened.problems == ()
@@ -87,8 +87,8 @@ def test_a_scenario_survives_a_link_and_a_file():
 
 def test_eight_scenarios_and_a_setup_fit_2000_characters():
     """Spelled as Streamlit does (``urllib.parse.urlencode``), with the estimate page's own setup added."""
-    kept = [sound(it) for it in EIGHT]
-    query = {**kept[0].setup, "s": [write_text(it) for it in kept], "v": 1, "within": 60}
+    kept = [sound(one) for one in EIGHT]
+    query = {**kept[0].setup, "s": [write_text(one) for one in kept], "v": 1, "within": 60}
     address = "https://headroom.example.com/compare?" + urlencode(query, doseq=True)
     assert len(address) <= 2000
 
@@ -99,17 +99,17 @@ def test_a_link_of_an_earlier_release_opens(old):
     params = parse_qs(old["query"], strict_parsing=True)
     found = read_texts(params["s"], version=params["v"])
     assert found.problems == ()
-    assert [{"name": it.name, "setup": dict(it.setup)} for it in found.scenarios] == old[
-        "scenarios"
-    ]
+    assert [
+        {"name": scenario.name, "setup": dict(scenario.setup)} for scenario in found.scenarios
+    ] == old["scenarios"]
 
 
 def test_a_file_of_an_earlier_release_opens():
     """tests/reference/scenarios_0_1.json holds the scenarios of release 0.1's links and is never changed."""
     found = read_file((LINKS.parent / "scenarios_0_1.json").read_bytes())
     assert found.problems == ()
-    assert [it.name for it in found.scenarios] == [
-        it["name"] for old in OLD if old["release"] == "0.1" for it in old["scenarios"]
+    assert [scenario.name for scenario in found.scenarios] == [
+        scenario["name"] for old in OLD if old["release"] == "0.1" for scenario in old["scenarios"]
     ]
     assert found.setup == found.scenarios[1].setup
 
@@ -131,7 +131,7 @@ def test_a_damaged_link_says_what_was_dropped_and_opens_the_rest():
         ],
         version=["2"],
     )
-    assert [it.name for it in found.scenarios] == ["Good", "Bad field", "Scenario 4"]
+    assert [scenario.name for scenario in found.scenarios] == ["Good", "Bad field", "Scenario 4"]
     assert found.scenarios[0].setup == {"model": MISTRAL, "gpu": "L4", "method": "qlora"}
     assert found.scenarios[1].setup == {"model": MISTRAL}
     said = "\n".join(found.problems)
@@ -141,7 +141,7 @@ def test_a_damaged_link_says_what_was_dropped_and_opens_the_rest():
     assert "“Bad field”: lora_r must be a whole number" in said
     assert f"Scenario 4: A scenario's name must be 1 to {LONGEST_NAME} characters" in said
     assert "Scenario 5 was dropped" in said
-    assert all(one_sentence(it) for it in found.problems)
+    assert all(one_sentence(problem) for problem in found.problems)
 
 
 def test_a_ninth_scenario_is_dropped_with_a_sentence():
@@ -228,7 +228,7 @@ def mutated(text: str, dice: random.Random) -> str:
 def opens(found) -> None:
     """Every scenario that was read can be read again and written; its file can be read."""
     assert len(found.scenarios) <= MOST_SCENARIOS
-    assert all(one_sentence(it) for it in found.problems), found.problems
+    assert all(one_sentence(problem) for problem in found.problems), found.problems
     for scenario in found.scenarios:
         assert sound_name(scenario.name) == scenario.name
         reading = read(scenario)
@@ -247,7 +247,7 @@ def quick(monkeypatch):
 
 def test_600_mutated_links_open_or_give_sentences(quick):
     dice = random.Random(6)
-    texts = [write_text(sound(it)) for it in EIGHT] + [
+    texts = [write_text(sound(one)) for one in EIGHT] + [
         text for old in OLD for text in parse_qs(old["query"])["s"]
     ]
     whole = 0
@@ -277,7 +277,7 @@ def misplaced(value: object, dice: random.Random) -> object:
 def test_600_mutated_files_open_or_give_sentences(quick):
     """Half are damaged text, half valid JSON with an invalid value."""
     dice = random.Random(66)
-    text = write_file([sound(it) for it in EIGHT[:4]], sound(EIGHT[5]).setup)
+    text = write_file([sound(one) for one in EIGHT[:4]], sound(EIGHT[5]).setup)
     given, whole, refusals = json.loads(text), 0, []
     for number in range(600):
         damaged = mutated(text, dice) if number % 2 else json.dumps(misplaced(given, dice))
@@ -288,4 +288,4 @@ def test_600_mutated_files_open_or_give_sentences(quick):
             refusals.append(str(sentence))
     assert whole > 150
     assert len(refusals) > 150
-    assert all(one_sentence(it) for it in refusals)
+    assert all(one_sentence(refusal) for refusal in refusals)

@@ -24,7 +24,10 @@ IN_SETUP = for_each("name", list(KEY_FACET))
 def test_no_two_facets_declare_the_same_name() -> None:
     names = [row.name for of, _ in FACETS.values() for row in rows(of)]
     asked = [
-        name for of, _ in FACETS.values() for name, it in vars(of).items() if type(it) is property
+        name
+        for of, _ in FACETS.values()
+        for name, value in vars(of).items()
+        if type(value) is property
     ]
     assert len({*names, *asked}) == len(names) + len(asked)
     assert not {*names, *asked} & set(FACETS), "a facet would hide it"
@@ -62,16 +65,16 @@ def test_an_unknown_key_is_refused() -> None:
         TrainingSetup(lora_rank=8)  # type: ignore[call-arg]
 
 
-@for_each("name", [it.name for it in KEYS if it.in_setup])
+@for_each("name", [key.name for key in KEYS if key.in_setup])
 def test_a_setup_refuses_invalid_values(name: str) -> None:
     for wrong in ({"": {}}, -1, float("nan"), 10**30):
         with pytest.raises(ValueError, match=f"^{name} "):
             replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
 
 
-@for_each("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
+@for_each("name", [key.name for key in KEYS if isinstance(key.kind, WholeNumber)])
 def test_a_count_is_limited_to_its_largest_value(name: str) -> None:
-    if not next(it for it in KEYS if it.name == name).modelled:
+    if not next(key for key in KEYS if key.name == name).modelled:
         assert replace(DEFAULT, **{name: LARGEST[name]}).value(name) == LARGEST[name]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=name):
         replace(DEFAULT, **{name: LARGEST[name] + 1})  # type: ignore[arg-type]

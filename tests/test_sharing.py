@@ -53,7 +53,7 @@ def test_the_picture_is_self_contained(of) -> None:
 
 def test_parts_of_the_picture_have_an_outline_and_what_only_marks_has_none() -> None:
     boxes = re.findall(r"<rect [^>]*>", share_card.svg(FITS, DAY, LINK))
-    outlined = [it for it in boxes if "stroke=" in it]
+    outlined = [box for box in boxes if "stroke=" in box]
     # each part once in the bar and once in the legend; none: the ground, the verdict's edge, the card's line
     assert len(outlined) == 2 * sum(map(bool, share_card.peak_parts(FITS).values()))
     assert len(boxes) - len(outlined) == 3
@@ -65,7 +65,7 @@ def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
         share_card.svg(FITS, DAY, LINK),
     )
     keys = [(int(y), float(x), unescape(label)) for x, y, label in texts if int(y) >= 500]
-    rows = {y: [it for it in keys if it[0] == y] for y, *_ in keys}
+    rows = {y: [key for key in keys if key[0] == y] for y, *_ in keys}
     assert 500 in rows
     for row in rows.values():
         for (_, at, label), (_, later, _) in pairwise(row):
@@ -174,7 +174,7 @@ def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, byte
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(lambda: asyncio.run(unfolding.OpenGraph(server)(scope, None, send))).result()
     start, *pieces = sent
-    return dict(start["headers"]), b"".join(it.get("body", b"") for it in pieces)
+    return dict(start["headers"]), b"".join(piece.get("body", b"") for piece in pieces)
 
 
 def test_previews_are_computed_beside_the_loop_and_busy_beyond_a_bound(monkeypatch) -> None:

@@ -70,10 +70,12 @@ def hero(page):
     """The hero figure, its text and the verdict, as the server sent them."""
     (sent,) = [
         data
-        for it in page.get("bidi_component")
-        if it.proto.json and (data := json.loads(it.proto.json)[0]).get("name") == "hero"
+        for element in page.get("bidi_component")
+        if element.proto.json and (data := json.loads(element.proto.json)[0]).get("name") == "hero"
     ]
-    html = next(it.proto.body for it in page.get("html") if "hr-verdict" in it.proto.body)
+    html = next(
+        element.proto.body for element in page.get("html") if "hr-verdict" in element.proto.body
+    )
     return sent["figure"], sent["alt"], html
 
 

@@ -558,13 +558,15 @@ def test_a_change_that_overtakes_the_last_answer_brings_the_other_boxes_as_they_
     page.session_state["Several GPUs open"] = True
     page.run()
     moved = {key for key, _ in moves}
-    old = {f"{it} box": setting(page, it) for it in ("num_gpus", "strategy") if it not in moved}
+    old = {
+        f"{word} box": setting(page, word) for word in ("num_gpus", "strategy") if word not in moved
+    }
     old[heard.FIELD] = page.session_state[heard.FIELD]
     for key, value in moves:
         for other, before in old.items():
             widget(page, other).set_value(before)
         move(page, f"{key} box", value)
-        assert old.items() - {(it, page.session_state[it]) for it in old}, "one is set"
+        assert old.items() - {(one, page.session_state[one]) for one in old}, "one is set"
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == becomes
     move(page, "strategy box", "none")
     assert setting(page, "num_gpus") == 1, "once it has heard, the browser brings a choice"

@@ -35,15 +35,15 @@ def hours(of: Estimate) -> str:
     [
         (
             {**EXAMPLE, "optim_state_dtype": "float32"},
-            lambda it: (
-                f"peak {size(it.peak.bytes)} GiB, needs {size(it.need_low_bytes)} to "
-                f"{size(it.need_high_bytes)}, does not fit"
+            lambda one: (
+                f"peak {size(one.peak.bytes)} GiB, needs {size(one.need_low_bytes)} to "
+                f"{size(one.need_high_bytes)}, does not fit"
             ),
         ),
         (
             {**EXAMPLE, "method": "qlora"},
-            lambda it: (
-                f"as QLoRA it needs up to {size(it.need_high_bytes)}, and 10,000 examples take {hours(it)}."
+            lambda one: (
+                f"as QLoRA it needs up to {size(one.need_high_bytes)}, and 10,000 examples take {hours(one)}."
             ),
         ),
     ],

@@ -78,11 +78,12 @@ def test_plotly_is_served_before_the_first_run_declares_it() -> None:
         packed = b"".join(answer.iter_raw())
     script, whole = gzip.decompress(packed), files("plotly") / "package_data" / "plotly.min.js"
     said = re.compile(rb"plotly\.js .*v([\d.]+)")
-    versions = [said.findall(it[:200]) for it in (script, whole.read_bytes())]
+    versions = [said.findall(one[:200]) for one in (script, whole.read_bytes())]
     assert versions[0] == versions[1] != [], "figures are tested against the package"
     # the traces of all figures, as plotly.js registers them
     assert all(
-        f'moduleType:"trace",name:"{it}"'.encode() in script for it in ("bar", "heatmap", "scatter")
+        f'moduleType:"trace",name:"{word}"'.encode() in script
+        for word in ("bar", "heatmap", "scatter")
     )
     assert answer.headers["cache-control"] == static_files.A_DAY
     assert asked == []
@@ -91,7 +92,7 @@ def test_plotly_is_served_before_the_first_run_declares_it() -> None:
 def test_the_page_preloads_the_scripts_of_its_first_widgets_that_exist() -> None:
     # a browser asks for a script that it cannot find at each visit, and nobody sees it
     asked = re.findall(r'rel="modulepreload"[^>]* href="\./([^"]+)"', static_files.EARLY)
-    assert {Path(it).name.partition(".")[0] for it in asked} > set(static_files.FIRST_DRAWN)
-    assert all((static_files.STREAMLIT / it).is_file() for it in asked)
+    assert {Path(one).name.partition(".")[0] for one in asked} > set(static_files.FIRST_DRAWN)
+    assert all((static_files.STREAMLIT / one).is_file() for one in asked)
     own = (static_files.STREAMLIT / "index.html").read_text()
-    assert not [it for it in asked if it in own]
+    assert not [one for one in asked if one in own]

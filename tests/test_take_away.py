@@ -61,7 +61,7 @@ def test_the_section_opens_on_the_first_tool_that_has_the_setups_loss() -> None:
     assert codes(page)[0] == "bash grpo.sh"
     here = {"model": "openai-community/gpt2", "objective": "dpo"}
     of = {loss: estimate(*parse({**here, "loss": loss})) for loss in (None, "selective")}
-    assert [take_away.tools()[take_away.first_tool(it)] for it in of.values()] == [
+    assert [take_away.tools()[take_away.first_tool(value)] for value in of.values()] == [
         "trl",
         "ms_swift",
     ]

@@ -175,7 +175,7 @@ def test_gradients_that_wait_lie_whole_the_embeddings_with_all_rows() -> None:
 def test_replicas_of_one_shard_hold_what_ranks_of_a_layer_hold_and_gather_nothing() -> None:
     replicas = {**MESH, "strategy": "hsdp", "dp_replicate_size": 2}
     halves = (estimate(*parse(keys)).timeline.resident for keys in (HALF, replicas))
-    assert len({it[Component.WEIGHTS] for it in halves}) == 1
+    assert len({half[Component.WEIGHTS] for half in halves}) == 1
     model, _, setup = parse(replicas)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     gathered = [
@@ -201,7 +201,9 @@ def test_weights_of_a_mesh_are_gathered_as_they_are_loaded(sharing: dict[str, An
 def test_a_mesh_exchanges_between_its_halves_and_between_shards() -> None:
     parts = (estimate(*parse(keys)).time for keys in (HALF, MESH))
     alone, both = (
-        {it.name: it.seconds.high for it in of.parts}[EXCHANGE] for of in parts if of is not None
+        {part.name: part.seconds.high for part in of.parts}[EXCHANGE]
+        for of in parts
+        if of is not None
     )
     assert both > alone
 

@@ -64,9 +64,9 @@ def wrong(text: str) -> list[str]:
     """The mistakes in a text, with context."""
     plain = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", "\n", text, flags=re.DOTALL))
     return [
-        f"{what}: …{plain[max(0, it.start() - 40) : it.end() + 40]}…"
+        f"{what}: …{plain[max(0, found.start() - 40) : found.end() + 40]}…"
         for what, pattern in MISTAKES.items()
-        for it in re.finditer(pattern, plain)
+        for found in re.finditer(pattern, plain)
     ]
 
 
@@ -116,7 +116,9 @@ def some_setups(number: int) -> Iterator[ComparedEntry]:
             "eval_strategy": dice.choice(["no", "no", "epoch"]),
             "usd_per_gpu_hour": dice.choice([None, None, None, 0.0, 2.5]),
             "num_gpus": dice.choice([2, 4, 8, 64]) if several else 1,
-            "strategy": dice.choice([it for it in Strategy if it is not Strategy.NONE])
+            "strategy": dice.choice(
+                [strategy for strategy in Strategy if strategy is not Strategy.NONE]
+            )
             if several
             else Strategy.NONE,
         }
@@ -129,12 +131,12 @@ def some_setups(number: int) -> Iterator[ComparedEntry]:
             yield ComparedEntry(f"{place} refused", None, str(refusal))
 
 
-def texts_of(it: ComparedEntry) -> Iterator[str]:
+def texts_of(entry: ComparedEntry) -> Iterator[str]:
     """Every sentence and table that the page shows of one setup without a search over setups."""
-    if it.estimate is None:
-        yield it.problem
+    if entry.estimate is None:
+        yield entry.problem
         return
-    of = it.estimate
+    of = entry.estimate
     yield verdict_panel.verdict_html(of, similar_runs(of))
     yield from verdicts.verdict(of)
     yield one_line.setup_line(of)
@@ -156,9 +158,11 @@ def entries() -> list[ComparedEntry]:
 
 
 def test_no_text_of_a_setup_has_a_mistake(entries: list[ComparedEntry]) -> None:
-    assert sum(it.estimate is not None for it in entries) > 12
+    assert sum(entry.estimate is not None for entry in entries) > 12
     found = {
-        it.name: said for it in entries if (said := [w for t in texts_of(it) for w in wrong(t)])
+        entry.name: said
+        for entry in entries
+        if (said := [w for t in texts_of(entry) for w in wrong(t)])
     }
     assert found == {}
 
@@ -194,17 +198,17 @@ NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def test_a_refused_setup_is_never_called_too_large(entries: list[ComparedEntry]) -> None:
-    refused = [it for it in entries if it.estimate is None]
+    refused = [entry for entry in entries if entry.estimate is None]
     assert refused
-    for it in refused:
-        (verdict, *_) = results_table.results([it])
+    for one in refused:
+        (verdict, *_) = results_table.results([one])
         assert [cell.text for cell in verdict.cells] == ["refused"]
-        assert "not fit" not in it.problem
+        assert "not fit" not in one.problem
 
 
 def test_a_setup_that_does_not_fit_has_no_hours_or_dollars(entries: list[ComparedEntry]) -> None:
-    for it in entries:
-        of = it.estimate
+    for entry in entries:
+        of = entry.estimate
         if of is None or of.verdict is not Verdict.DOES_NOT_FIT:
             continue
         assert one_line.run(of) == ""

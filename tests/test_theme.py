@@ -62,6 +62,6 @@ def test_a_number_in_a_hollow_part_is_legible(look, ground):
         0.2 * front + 0.8 * back
         for front, back in zip(channels(theme.RESERVE.colour), channels(ground), strict=True)
     ]
-    mixed = "#" + "".join(f"{round(255 * it):02x}" for it in fill)
+    mixed = "#" + "".join(f"{round(255 * one):02x}" for one in fill)
     assert theme.RESERVE.fill.endswith("33"), "33 of 255"
     assert contrast(look.ink, mixed) >= 4.5

@@ -67,7 +67,7 @@ def part(
     """Low and high seconds of one part of a step of 256 tokens, if its own costs are fast or slow."""
     setup = TrainingSetup(max_length=LENGTH, **keys)
     costs = step_costs(model, setup, resident, RATE, LENGTH, of).gpu
-    found = summed(it.seconds for it in costs if it.name == name)
+    found = summed(cost.seconds for cost in costs if cost.name == name)
     return found.low, found.high
 
 
@@ -79,8 +79,10 @@ def waiting(
     parts = step_parts(model, setup, RESIDENT, RATE, LENGTH, Range.of(of))
     found: list[tuple[float, float]] = []
     for waits in (True, False):
-        chosen = [it for it in parts if (it.name == "waiting for the host") is waits]
-        found.append((sum(it.seconds.low for it in chosen), sum(it.seconds.high for it in chosen)))
+        chosen = [one for one in parts if (one.name == "waiting for the host") is waits]
+        found.append(
+            (sum(one.seconds.low for one in chosen), sum(one.seconds.high for one in chosen))
+        )
     return found[0], found[1]
 
 
@@ -408,7 +410,7 @@ def test_the_host_launches_an_operator_in_11_to_25_microseconds(
 
 def test_zero_3_fetches_each_module_at_each_call() -> None:
     alone, sharded = (
-        waiting(strategy=it, num_gpus=2)[0] for it in (Strategy.ZERO2, Strategy.ZERO3)
+        waiting(strategy=strategy, num_gpus=2)[0] for strategy in (Strategy.ZERO2, Strategy.ZERO3)
     )
     assert sharded[0] == alone[0]
     assert sharded[1] - alone[1] == pytest.approx(15 * 3 * 500e-6)  # 15 modules, 3 passes
@@ -461,7 +463,7 @@ def test_a_host_of_unknown_age_spans_the_oldest_to_the_newest() -> None:
 def offloaded(name: str, behind: float = 0.0, **keys: Any) -> tuple[float, float]:
     setup = TrainingSetup(num_gpus=2, max_length=LENGTH, **keys)
     found = offload_parts(TINY_LLAMA, A100, setup, behind)
-    ends = [(it.seconds.low, it.seconds.high) for it in found if it.name == name]
+    ends = [(one.seconds.low, one.seconds.high) for one in found if one.name == name]
     return ends[0] if ends else (0.0, 0.0)
 
 

@@ -55,7 +55,7 @@ def test_layer_norms_and_plain_mlps_write_less_than_rms_norms_and_gated_mlps() -
 def test_adapters_more_than_double_the_operators() -> None:
     model = catalog.model("mistralai/Mistral-7B-v0.1")
     full, lora = (
-        traffic(model, TrainingSetup(method=it), 0.0) for it in (Method.FULL, Method.LORA)
+        traffic(model, TrainingSetup(method=method), 0.0) for method in (Method.FULL, Method.LORA)
     )
     assert lora.operators > 2 * full.operators
     assert lora.forward > 2 * full.forward

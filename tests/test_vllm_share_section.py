@@ -57,7 +57,9 @@ def test_every_band_is_named_above_the_figure_and_none_inside_it() -> None:
     names = {band.name for band in vllm_share.bands(found)}
     assert all(f"</i>{name}: 0." in vllm_share.legend_html(found) for name in names)
     assert vllm_share.TIGHT in names  # a band of two hundredths
-    written = [it["text"] for it in vllm_share.figure(found, now)["layout"]["annotations"]]
+    written = [
+        annotation["text"] for annotation in vllm_share.figure(found, now)["layout"]["annotations"]
+    ]
     assert written == ["set: 0.3", f"<b>take {found.advised:.2f}</b>"]
 
 
@@ -72,7 +74,7 @@ def test_the_figure_has_a_point_for_each_share() -> None:
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     drawn = vllm_share.figure(found, now)
-    assert drawn["data"][-1]["customdata"] == [it.utilisation for it in found.shares]
+    assert drawn["data"][-1]["customdata"] == [share.utilisation for share in found.shares]
     assert all("Share" in row for row in vllm_share.rows(found, now))
 
 

@@ -192,7 +192,7 @@ def test_each_word_of_the_sentence_leads_to_a_control():
     )
     answer = estimate(MODEL, GPU, setup)
     shown = verdict_panel.verdict_html(answer, similar_runs(answer))
-    keys = [it.key for it in setup_sentence.pieces(MODEL, GPU, setup) if it.key]
+    keys = [piece.key for piece in setup_sentence.pieces(MODEL, GPU, setup) if piece.key]
     assert len(keys) == len(set(keys)) == 14
     assert re.findall(r'data-scrub="(\S+)" role="slider" aria-label="(\w+)', shown) == [
         ("lora_r-box", "Rank"),

@@ -140,7 +140,9 @@ def test_written_files_read_back_as_the_same_setup(tool: str) -> None:
             refused += 1
             continue
         beside = {
-            it: text for it, text in files.items() if it in ("accelerate.yaml", "deepspeed.json")
+            value: text
+            for value, text in files.items()
+            if value in ("accelerate.yaml", "deepspeed.json")
         }
         yaml = f"{keys.get('objective', 'sft')}.yaml"
         if expressed % 2 and yaml in files:
@@ -168,7 +170,9 @@ def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool: str, n
     kinds: set[str] = set()
     base = said(TOOLS[tool], {named: LLAMA.hub_id}, LLAMA)
     while expressed < 150:
-        others = {key: it for key, it in drawn(random_, tool).items() if random_.random() < 0.5}
+        others = {
+            key: value for key, value in drawn(random_, tool).items() if random_.random() < 0.5
+        }
         sharing = {key: base[key] for key in ("strategy", "num_gpus") if key in base}
         keys = base | others | sharing | random_.choice(SHARING) | {"model": LLAMA.hub_id}
         if expressed % 3 == 0:  # a whole task as both tools train it: all logits, as in older TRL
@@ -200,7 +204,9 @@ def test_a_script_for_ms_swift_reads_back_as_the_same_setup() -> None:
     kinds: set[str] = set()
     base = said(TOOLS["ms_swift"], {"args.model": LLAMA.hub_id}, LLAMA)
     while expressed < 150:
-        others = {it: of for it, of in drawn(random_, "ms_swift").items() if random_.random() < 0.5}
+        others = {
+            value: of for value, of in drawn(random_, "ms_swift").items() if random_.random() < 0.5
+        }
         alone = {key: base[key] for key in ("strategy", "num_gpus") if key in base}
         keys = base | others | alone | random_.choice(SHARING) | {"model": LLAMA.hub_id}
         if expressed % 3 == 0:
@@ -210,7 +216,9 @@ def test_a_script_for_ms_swift_reads_back_as_the_same_setup() -> None:
         if isinstance(files, str):
             assert re.search(r"has no word for \w+ |objective \w+ are not written yet", files)
             continue
-        run = read_files({it: text for it, text in files.items() if it != "requirements.txt"})
+        run = read_files(
+            {value: text for value, text in files.items() if value != "requirements.txt"}
+        )
         assert run.tool == "ms_swift"
         assert sayable(run.setup, "ms_swift") == sayable(keys, "ms_swift")
         assert not run.of(Fate.UNKNOWN)
@@ -303,17 +311,19 @@ def test_the_script_is_python_without_undefined_names(
     away = files_of(tool, keys, LLAMA, about='It """fits""".')
     tree = ast.parse(away.files["train.py"])
     stored = {
-        it.id for it in ast.walk(tree) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     imported = {
         a.asname or a.name
-        for it in ast.walk(tree)
-        if isinstance(it, ast.Import | ast.ImportFrom)
-        for a in it.names
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for a in node.names
     }
-    defined = {it.name for it in ast.walk(tree) if isinstance(it, ast.FunctionDef)}
-    arguments = {it.arg for it in ast.walk(tree) if isinstance(it, ast.arg)}
-    used = {it.id for it in ast.walk(tree) if isinstance(it, ast.Name)}
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert used <= stored | imported | defined | arguments | {"range", "len", "__name__"}
     if "accelerate.yaml" in away.files:
         assert away.command == "accelerate launch --config_file accelerate.yaml train.py"

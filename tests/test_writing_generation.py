@@ -154,7 +154,7 @@ def test_scoring_in_other_rows_than_training_is_named() -> None:
         )
         for rows in (4, 8)
     }
-    assert [len(it.of(Fate.NOT_MODELLED)) for it in named.values()] == [0, 1]
+    assert [len(value.of(Fate.NOT_MODELLED)) for value in named.values()] == [0, 1]
     assert named[4].setup["objective"] == "rloo"
 
 
@@ -165,7 +165,7 @@ def test_overrides_of_a_users_own_script_are_changed_in_place() -> None:
     changes |= {"steps_per_generation": 160, "vllm_gpu_memory_utilization": 0.4}
     diff = changed_files({"run.sh": text}, changes).diff.splitlines()
     micro = "micro_batch_size_per_gpu=4"
-    ref, actor, rollout = (f"actor_rollout_ref.{it}" for it in ("ref", "actor", "rollout"))
+    ref, actor, rollout = (f"actor_rollout_ref.{word}" for word in ("ref", "actor", "rollout"))
     assert [line for line in diff[2:] if line.startswith("+")] == [
         f"+  {actor}.use_dynamic_bsz=False \\",
         f"+  {rollout}.gpu_memory_utilization=0.4 \\",

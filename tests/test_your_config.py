@@ -42,7 +42,9 @@ def test_a_pasted_command_becomes_the_pages_setup() -> None:
 
 def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
     page = paste(open_page(), COMMAND)
-    (lists,) = [it for it in page.expander if it.label.startswith("Your config, read as")]
+    (lists,) = [
+        widget for widget in page.expander if widget.label.startswith("Your config, read as")
+    ]
     assert "1 not modelled yet, 1 unknown" in lists.label
     said = text(page)
     for key in ("neftune_noise_alpha", "colour", "max_length", "seed"):

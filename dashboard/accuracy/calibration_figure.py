@@ -25,7 +25,7 @@ FEW = 8
 def figure(found: Sequence[Calibration], *, dark: bool = False) -> Figure:
     """One line per class: where nine in ten measured times lie within the range, and each run outside it."""
     look = theme.DARK if dark else theme.LIGHT
-    shown = [it for it in found if it.kind in SHOWN]
+    shown = [one for one in found if one.kind in SHOWN]
     rows = _rows(shown)
     return {
         "data": [*_lines(shown, rows), _outside(shown, rows, look)],
@@ -48,7 +48,7 @@ def figure(found: Sequence[Calibration], *, dark: bool = False) -> Figure:
             "yaxis": {
                 "range": [rows[-1] + 0.6, -0.6],
                 "tickvals": rows,
-                "ticktext": [_name(it) for it in shown],
+                "ticktext": [_name(one) for one in shown],
                 "tickfont": {"size": 13, "color": look.ink},
                 "showgrid": False,
                 "zeroline": False,
@@ -71,12 +71,12 @@ def figure(found: Sequence[Calibration], *, dark: bool = False) -> Figure:
                 {**_beside("inside", 1, 44, look), "yref": "paper", "yanchor": "bottom"},
                 {**_beside("width", 1, 100, look), "yref": "paper", "yanchor": "bottom"},
                 *(
-                    _beside(f"{100 * it.inside / it.runs:.0f} %", at, 44, look)
-                    for at, it in zip(rows, shown, strict=True)
+                    _beside(f"{100 * row.inside / row.runs:.0f} %", at, 44, look)
+                    for at, row in zip(rows, shown, strict=True)
                 ),
                 *(
-                    _beside(f"{it.width:.2f}", at, 100, look)
-                    for at, it in zip(rows, shown, strict=True)
+                    _beside(f"{one.width:.2f}", at, 100, look)
+                    for at, one in zip(rows, shown, strict=True)
                 ),
             ],
         },
@@ -85,8 +85,8 @@ def figure(found: Sequence[Calibration], *, dark: bool = False) -> Figure:
 
 def _rows(shown: Sequence[Calibration]) -> list[float]:
     """Heights of the classes, from the top."""
-    kinds = list(dict.fromkeys(it.kind for it in shown))
-    return [at + GAP * kinds.index(it.kind) for at, it in enumerate(shown)]
+    kinds = list(dict.fromkeys(one.kind for one in shown))
+    return [at + GAP * kinds.index(one.kind) for at, one in enumerate(shown)]
 
 
 def _name(of: Calibration) -> str:
@@ -103,9 +103,9 @@ def _lines(shown: Sequence[Calibration], rows: Sequence[float]) -> list[Figure]:
     """From the fastest to the slowest twentieth, and the median."""
     colour = theme.COMPONENTS[Component.WEIGHTS].colour
     drawn: list[Figure] = []
-    for at, it in zip(rows, shown, strict=True):
-        low, middle, high = _twentieths(it.positions)
-        pale = 0.35 if it.runs < FEW else 1
+    for at, row in zip(rows, shown, strict=True):
+        low, middle, high = _twentieths(row.positions)
+        pale = 0.35 if row.runs < FEW else 1
         drawn += [
             {
                 "type": "scatter",
@@ -127,8 +127,8 @@ def _lines(shown: Sequence[Calibration], rows: Sequence[float]) -> list[Figure]:
                     "line": {"color": theme.COMPONENTS[Component.GRADIENTS].colour, "width": 3},
                 },
                 "opacity": pale,
-                "hovertemplate": f"{_name(it)} runs: {it.inside} inside, {it.faster} faster, {it.slower} slower; "
-                f"width {it.width:.2f} in the median, {it.widest:.2f} at most<extra></extra>",
+                "hovertemplate": f"{_name(row)} runs: {row.inside} inside, {row.faster} faster, {row.slower} slower; "
+                f"width {row.width:.2f} in the median, {row.widest:.2f} at most<extra></extra>",
             },
         ]
     return drawn
@@ -148,8 +148,8 @@ def _within(position: float) -> float:
 def _outside(shown: Sequence[Calibration], rows: Sequence[float], look: theme.Look) -> Figure:
     outside = [
         (at, position)
-        for at, it in zip(rows, shown, strict=True)
-        for position in it.positions
+        for at, row in zip(rows, shown, strict=True)
+        for position in row.positions
         if not 0 <= position <= 1
     ]
     return {
@@ -178,9 +178,9 @@ def _beside(text: str, at: float, right: int, look: theme.Look) -> dict[str, Any
 def alt(found: Sequence[Calibration]) -> str:
     """The figure as text."""
     shown = "; ".join(
-        f"{_name(it)} runs, {100 * it.inside / it.runs:.0f} % inside, width {it.width:.2f}"
-        for it in found
-        if it.kind in SHOWN
+        f"{_name(row)} runs, {100 * row.inside / row.runs:.0f} % inside, width {row.width:.2f}"
+        for row in found
+        if row.kind in SHOWN
     )
     return f"Published runs inside their estimated range of seconds, by class: {shown}."
 

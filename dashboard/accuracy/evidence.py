@@ -81,21 +81,23 @@ def narrowed(
 ) -> list[Comparison]:
     """Readings that pass every filter; an empty filter passes all."""
     return [
-        it
-        for it in comparisons
-        if all(not values or FACETS[facet](it) in values for facet, values in chosen.items())
+        comparison
+        for comparison in comparisons
+        if all(
+            not values or FACETS[facet](comparison) in values for facet, values in chosen.items()
+        )
     ]
 
 
 def worst_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Readings with an estimate, largest error first."""
-    estimated = [it for it in comparisons if it.error is not None]
-    return sorted(estimated, key=lambda it: -abs(it.error or 0))
+    estimated = [comparison for comparison in comparisons if comparison.error is not None]
+    return sorted(estimated, key=lambda comparison: -abs(comparison.error or 0))
 
 
 def refused(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Readings whose setup is refused."""
-    return [it for it in comparisons if it.error is None]
+    return [comparison for comparison in comparisons if comparison.error is None]
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -111,17 +113,17 @@ def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]
     rows: list[tuple[str, ...]] = [
         ("What was read", "Readings", "Estimated", "Median error", "Largest", "Within 5 %")
     ]
-    for it in summaries:
-        estimated = it.readings - it.refused
-        trust = it.trust
+    for summary in summaries:
+        estimated = summary.readings - summary.refused
+        trust = summary.trust
         rows.append(
             (
-                METRICS[it.metric] + (", phase by phase" if it.by_phase else ""),
-                f"{it.readings:,}",
+                METRICS[summary.metric] + (", phase by phase" if summary.by_phase else ""),
+                f"{summary.readings:,}",
                 f"{estimated:,}",
                 percent(trust.median) if trust else "-",
                 percent(trust.largest) if trust else "-",
-                f"{it.near:,} of {estimated:,}" if estimated else "-",
+                f"{summary.near:,} of {estimated:,}" if estimated else "-",
             )
         )
     return rows
@@ -130,7 +132,7 @@ def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]
 def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
     """The summary as HTML, with an explanation of what it compares."""
     head, *rows = summary_rows(summaries)
-    cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
+    cells = "".join(f'<th class="{"hr-n" if i else ""}">{one}</th>' for i, one in enumerate(head))
     body = "".join(
         f'<tr><td title="{escape(MEANINGS[summary.metric])}">{name}</td>'
         + "".join(f'<td class="hr-n">{escape(cell)}</td>' for cell in rest)
@@ -150,16 +152,16 @@ def played_rows(spreads: Mapping[str, replays.Errors]) -> list[tuple[str, ...]]:
     """How near our allocator comes to PyTorch's, as a table: a header, and one row per quantity."""
     return [
         ("What PyTorch's allocator did", "Median error", "95 % within", "Largest"),
-        *((PLAYED[name], *map(percent, it)) for name, it in spreads.items()),
+        *((PLAYED[name], *map(percent, value)) for name, value in spreads.items()),
     ]
 
 
 def played_html(spreads: Mapping[str, replays.Errors], runs: int) -> str:
     """What was played, and how near our allocator comes."""
     head, *rows = played_rows(spreads)
-    cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
+    cells = "".join(f'<th class="{"hr-n" if i else ""}">{one}</th>' for i, one in enumerate(head))
     body = "".join(
-        f"<tr><td>{name}</td>" + "".join(f'<td class="hr-n">{it}</td>' for it in rest) + "</tr>"
+        f"<tr><td>{name}</td>" + "".join(f'<td class="hr-n">{one}</td>' for one in rest) + "</tr>"
         for name, *rest in rows
     )
     return (
@@ -173,7 +175,7 @@ def played_html(spreads: Mapping[str, replays.Errors], runs: int) -> str:
 def played_row(of: replays.ReplayedRun) -> dict[str, object]:
     """One played run as a row of the table."""
     model, gpu, setup = of.written
-    errors = {f"{PLAYED[name]}, %": round(100 * it, 2) for name, it in of.errors.items()}
+    errors = {f"{PLAYED[name]}, %": round(100 * value, 2) for name, value in of.errors.items()}
     return {
         **errors,
         PLAYED["allocated"]: units.in_gib(of.played.allocated),
@@ -186,9 +188,9 @@ def played_row(of: replays.ReplayedRun) -> dict[str, object]:
 def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.Spread]) -> str:
     """Verdicts compared with measured needs, and the errors of the nvidia-smi estimate."""
     more = " and ".join(
-        f"{100 * it.low:.0f} to {100 * it.high:.0f} % more "
-        f"({100 * it.middle:.0f} % in the median of {it.runs} runs) {where}"
-        for it, where in zip(shown, ("on one GPU", "on each of several"), strict=True)
+        f"{100 * one.low:.0f} to {100 * one.high:.0f} % more "
+        f"({100 * one.middle:.0f} % in the median of {one.runs} runs) {where}"
+        for one, where in zip(shown, ("on one GPU", "on each of several"), strict=True)
     )
     return (
         '<p class="hr-text">Each measured run was compared with GPUs of every size from 15 to 141 GiB. Of '
@@ -218,10 +220,10 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
 def speeds_html(found: Sequence[Calibration]) -> str:
     """The runs inside and outside their ranges, by class, as a table to unfold."""
     rows = "".join(
-        f'<tr><td>{escape(it.kind)}</td><td>{escape(it.name)}</td><td class="hr-n">{it.runs:,}</td>'
-        f'<td class="hr-n">{100 * it.inside / it.runs:.0f} %</td><td class="hr-n">{it.faster}</td>'
-        f'<td class="hr-n">{it.slower}</td><td class="hr-n">{it.width:.2f}</td></tr>'
-        for it in found
+        f'<tr><td>{escape(one.kind)}</td><td>{escape(one.name)}</td><td class="hr-n">{one.runs:,}</td>'
+        f'<td class="hr-n">{100 * one.inside / one.runs:.0f} %</td><td class="hr-n">{one.faster}</td>'
+        f'<td class="hr-n">{one.slower}</td><td class="hr-n">{one.width:.2f}</td></tr>'
+        for one in found
     )
     table = (
         '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th>Kind</th>'
@@ -283,7 +285,7 @@ def figure(
     """
     look = theme.DARK if dark else theme.LIGHT
     shown = worst_first(comparisons)
-    sizes = [units.in_gib(it.measured_bytes) for it in shown] or [10.0]
+    sizes = [units.in_gib(one.measured_bytes) for one in shown] or [10.0]
     low, high = min(sizes) * 0.7, max(sizes) * 1.5
     axis = {
         "type": "log",
@@ -297,9 +299,9 @@ def figure(
     }
     across = "Traced" if by_method else "Measured"
     groups: dict[str, list[Comparison]] = {}
-    for it in shown:
-        group = it.setup.adapters.method.label if by_method else METRICS[it.metric]
-        groups.setdefault(group, []).append(it)
+    for one in shown:
+        group = one.setup.adapters.method.label if by_method else METRICS[one.metric]
+        groups.setdefault(group, []).append(one)
     styles = (
         {method.label: style for method, style in METHOD_MARKS.items()}
         if by_method
@@ -362,10 +364,10 @@ def _points(comparisons: Sequence[Comparison], name: str, style: tuple[str, str]
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [units.in_gib(it.measured_bytes) for it in comparisons],
-        "y": [units.in_gib(it.estimated_bytes or 0) for it in comparisons],
-        "text": [title(it) for it in comparisons],
-        "customdata": [key(it) for it in comparisons],
+        "x": [units.in_gib(comparison.measured_bytes) for comparison in comparisons],
+        "y": [units.in_gib(comparison.estimated_bytes or 0) for comparison in comparisons],
+        "text": [title(comparison) for comparison in comparisons],
+        "customdata": [key(comparison) for comparison in comparisons],
         "marker": {"size": 10, "color": colour, "symbol": symbol, "line": {"width": 2}},
         "hovertemplate": "%{text}<br>measured %{x:.2f}, estimated %{y:.2f} GiB<extra></extra>",
     }
@@ -374,7 +376,9 @@ def _points(comparisons: Sequence[Comparison], name: str, style: tuple[str, str]
 def figure_alt(comparisons: Sequence[Comparison]) -> str:
     """The figure as text: the ten worst."""
     worst = worst_first(comparisons)[:10]
-    errors = ", ".join(f"{title(it)}: {100 * (it.error or 0):+.1f} %" for it in worst)
+    errors = ", ".join(
+        f"{title(comparison)}: {100 * (comparison.error or 0):+.1f} %" for comparison in worst
+    )
     return (
         f"Estimated against measured or traced memory, the worst of {len(comparisons)}: {errors}."
     )

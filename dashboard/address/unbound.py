@@ -27,7 +27,7 @@ def spelled(value: object) -> list[str]:
     if value is None:
         return []
     if isinstance(value, list | tuple):
-        return [_item(it) for it in value]
+        return [_item(one) for one in value]
     return [json.dumps(value) if isinstance(value, bool) else str(value)]
 
 

@@ -32,7 +32,7 @@ def entries(
 
     ``known``: models of the Hub by id. ``said``: status messages for those that the Hub has not returned.
     """
-    return [_entry(it, known, context, said) for it in scenarios]
+    return [_entry(scenario, known, context, said) for scenario in scenarios]
 
 
 def _entry(
@@ -76,18 +76,22 @@ def least(
 ) -> ComparedEntry | None:
     """The entry with the smallest measure; None if no entry has one."""
     known = [
-        (value, it) for it in among if it.estimate and (value := measure(it.estimate)) is not None
+        (value, entry)
+        for entry in among
+        if entry.estimate and (value := measure(entry.estimate)) is not None
     ]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def best(shown: Sequence[ComparedEntry]) -> int:
     """Index of the entry to show first: the cheapest that fits, else the first that can be estimated."""
-    fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
-    found = least(fitting, dollars) or next((it for it in shown if it.estimate), None)
+    fitting = [
+        entry for entry in shown if entry.estimate and entry.estimate.verdict is Verdict.FITS
+    ]
+    found = least(fitting, dollars) or next((entry for entry in shown if entry.estimate), None)
     return 0 if found is None else list(shown).index(found)
 
 
 def bars(shown: Sequence[ComparedEntry]) -> list[tuple[str, Estimate]]:
     """Entries with an estimate, by name. Only these have a bar."""
-    return [(it.name, it.estimate) for it in shown if it.estimate is not None]
+    return [(entry.name, entry.estimate) for entry in shown if entry.estimate is not None]

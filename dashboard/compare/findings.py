@@ -25,19 +25,19 @@ def _what_if(context: int | None) -> Iterator[str]:
 
 
 def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]:
-    fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
+    fitting = [one for one in shown if one.estimate and one.estimate.verdict is Verdict.FITS]
     if not fitting:
-        held = [it for it in shown if it.estimate and it.estimate.gpu]
+        held = [one for one in shown if one.estimate and one.estimate.gpu]
         if held:
             yield f"None of the {len(held)} scenarios is certain to fit its GPU."
         return
-    if len(fitting) == 1 < sum(it.estimate is not None for it in shown):
+    if len(fitting) == 1 < sum(one.estimate is not None for one in shown):
         yield f"Only {_list(fitting)} fits."
     if within is not None:
-        late = [it for it in fitting if results_table.in_time(it, within).startswith("✕")]
-        sure = [it for it in fitting if results_table.in_time(it, within) == "✓ yes"]
+        late = [one for one in fitting if results_table.in_time(one, within).startswith("✕")]
+        sure = [one for one in fitting if results_table.in_time(one, within) == "✓ yes"]
         known = sure or [
-            it for it in fitting if it not in late and it.estimate and it.estimate.time
+            one for one in fitting if one not in late and one.estimate and one.estimate.time
         ]
         if not known:
             yield f"No fitting scenario finishes within {within:,g} hours."
@@ -47,7 +47,7 @@ def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]
         if cheapest is not None:
             yield f"Cheapest that fits and is {how} done within {within:,g} hours: {_told(cheapest)}."
         return
-    cheapest, fastest = (entry.least(fitting, it) for it in (entry.dollars, entry.hours))
+    cheapest, fastest = (entry.least(fitting, dollar) for dollar in (entry.dollars, entry.hours))
     if cheapest is not None and cheapest is fastest:
         yield f"Cheapest and fastest that fits: {_told(cheapest)}."
         return
@@ -56,20 +56,20 @@ def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]
             yield f"{word} that fits: {_told(best)}."
 
 
-def _told(it: ComparedEntry) -> str:
-    assert it.estimate is not None
-    return f"“{it.name}”, {one_line.run(it.estimate)}"
+def _told(one: ComparedEntry) -> str:
+    assert one.estimate is not None
+    return f"“{one.name}”, {one_line.run(one.estimate)}"
 
 
 def _list(several: Sequence[ComparedEntry]) -> str:
-    return ", ".join(f"“{it.name}”" for it in several)
+    return ", ".join(f"“{one.name}”" for one in several)
 
 
 def _against_lora(shown: Sequence[ComparedEntry]) -> Iterator[str]:
     """Savings and costs of each QLoRA against LoRA of the same setup, if both are compared."""
-    for it in shown:
+    for one in shown:
         for other in shown:
-            of, lora = it.estimate, other.estimate
+            of, lora = one.estimate, other.estimate
             if of is None or lora is None or not of.setup.adapters.has_4bit_base:
                 continue
             same = (of.model, of.gpu, of.setup.replace(method=Method.LORA))
@@ -79,17 +79,17 @@ def _against_lora(shown: Sequence[ComparedEntry]) -> Iterator[str]:
                 )
                 mine, its = entry.hours(of), entry.hours(lora)
                 time = f" and {results_table.times(mine, its)} the hours" if mine and its else ""
-                yield f"“{it.name}” against “{other.name}”: {need}{time}."
+                yield f"“{one.name}” against “{other.name}”: {need}{time}."
                 break
 
 
 def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:
     """Shared assumptions once; the others with the names of their scenarios."""
-    estimated = [it for it in shown if it.estimate]
+    estimated = [one for one in shown if one.estimate]
     who: dict[str, list[ComparedEntry]] = {}
-    for it in estimated:
-        for sentence in it.estimate.assumptions if it.estimate else ():
-            who.setdefault(sentence, []).append(it)
+    for one in estimated:
+        for sentence in one.estimate.assumptions if one.estimate else ():
+            who.setdefault(sentence, []).append(one)
     return [
         sentence if len(names) == len(estimated) else f"{_list(names)}: {sentence}"
         for sentence, names in who.items()
@@ -107,16 +107,16 @@ def assumptions_html(sentences: Sequence[str]) -> str:
     return f'<ul class="hr-text">{items}</ul>'
 
 
-def refusal_html(it: ComparedEntry) -> str:
+def refusal_html(one: ComparedEntry) -> str:
     """Why a scenario has no bar."""
-    return f"<b>{escape(it.name)}</b>: {escape(it.problem)}"
+    return f"<b>{escape(one.name)}</b>: {escape(one.problem)}"
 
 
-def verdict_html(it: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> str:
+def verdict_html(one: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> str:
     """One scenario for the projector: its name, its verdict in the largest type, and the run's time and cost."""
-    of = it.estimate
+    of = one.estimate
     if of is None:
-        return f'<div class="hr-stage"><p class="hr-who">{escape(it.name)}</p><p>{escape(it.problem)}</p></div>'
+        return f'<div class="hr-stage"><p class="hr-who">{escape(one.name)}</p><p>{escape(one.problem)}</p></div>'
     saying = verdicts.verdict(of)
     light, dark = theme.NEUTRAL
     if of.verdict is not None:
@@ -131,7 +131,7 @@ def verdict_html(it: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> 
     asked = next((sentence for sentence in sentences if "within" in sentence), "")
     return (
         f'<div class="hr-stage" role="status" style="--hr: light-dark({light}, {dark})">'
-        f'<p class="hr-who">{escape(it.name)}{mark}</p><p class="hr-big">{escape(saying.word)}</p>'
+        f'<p class="hr-who">{escape(one.name)}{mark}</p><p class="hr-big">{escape(saying.word)}</p>'
         f'<p class="hr-need">{escape(need)}</p><p class="hr-need">{escape(one_line.run(of))}</p>'
         f'<p class="hr-asked">{escape(asked)}</p></div>'
     )

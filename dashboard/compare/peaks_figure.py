@@ -29,8 +29,8 @@ def figure(
     look = theme.DARK if dark else theme.LIGHT
     found = entry.bars(shown)
     count = max(len(found), 1)
-    sizes = [it.need_high_bytes for _, it in found]
-    sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
+    sizes = [estimate.need_high_bytes for _, estimate in found]
+    sizes += [estimate.gpu.memory_bytes for _, estimate in found if estimate.gpu]
     end = scale(max(sizes, default=1))
     text = TEXT_SIZE
     row = 62
@@ -39,8 +39,8 @@ def figure(
         text = 24 if row > 80 else 20
     return {
         "data": [
-            stacked([it for _, it in found], end, look, text, BAR),
-            *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
+            stacked([one for _, one in found], end, look, text, BAR),
+            *capacity_marks([one for _, one in found], look, row * CAPACITY_SIZE),
             _names(shown, look, text, row, chosen),
         ],
         "layout": {
@@ -99,8 +99,8 @@ def _names(
         "y": [place - BAR / 2 - 0.66 * size / row for place in range(len(found))],
         "x": [0] * len(found),
         "text": [
-            f"{'▸ ' * (name == marked)}<b>{escape(cut(name))}</b>  {escape(total(it))}"
-            for name, it in found
+            f"{'▸ ' * (name == marked)}<b>{escape(cut(name))}</b>  {escape(total(one))}"
+            for name, one in found
         ],
         "textposition": "middle right",
         "textfont": {"size": size, "color": look.ink},
@@ -127,18 +127,22 @@ def _width(letter: str) -> float:
     return 1.5 if letter.isupper() or letter in "mw@%" else 1.0
 
 
-def total(it: Estimate) -> str:
+def total(estimate: Estimate) -> str:
     """The label of a bar: its need, its card's memory, and the verdict's symbol."""
-    sign = f" {terms.SIGNS[it.verdict]}" if it.verdict else ""
-    of = f" of {units.number(it.gpu.memory_bytes)}" if it.gpu else ""
-    return f"{units.number(it.need_high_bytes)}{of} GiB{sign}"
+    sign = f" {terms.SIGNS[estimate.verdict]}" if estimate.verdict else ""
+    of = f" of {units.number(estimate.gpu.memory_bytes)}" if estimate.gpu else ""
+    return f"{units.number(estimate.need_high_bytes)}{of} GiB{sign}"
 
 
 def figure_alt(shown: Sequence[ComparedEntry]) -> str:
     """The figure as text."""
     said = "; ".join(
-        f"{name}: needs {units.gib(it.need_high_bytes)}"
-        + (f" of {units.gib(it.gpu.memory_bytes)} on {it.gpu.name}" if it.gpu else "")
-        for name, it in entry.bars(shown)
+        f"{name}: needs {units.gib(estimate.need_high_bytes)}"
+        + (
+            f" of {units.gib(estimate.gpu.memory_bytes)} on {estimate.gpu.name}"
+            if estimate.gpu
+            else ""
+        )
+        for name, estimate in entry.bars(shown)
     )
     return f"GPU memory of each scenario at its peak, stacked by component: {said}."

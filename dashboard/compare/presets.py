@@ -15,7 +15,7 @@ CARDS = 5
 
 def three_methods(of: Estimate) -> list[contract.Scenario]:
     """The same setup with full fine-tuning, LoRA and QLoRA, if the model supports them."""
-    return list(_varied(of, [(it.label, {"method": it}) for it in Method]))
+    return list(_varied(of, [(method.label, {"method": method}) for method in Method]))
 
 
 def five_gpus(of: Estimate) -> list[contract.Scenario]:
@@ -24,10 +24,10 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
     If few cards hold it, the largest cards are added.
     """
     ranking = rank_gpus(of.model, of.setup, catalog.gpus_like(of.gpu))
-    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS and it.cost]
-    cheapest = sorted(fitting, key=lambda it: entry.dollars(it) or 0.0)
-    largest = sorted(ranking.estimates, key=lambda it: -(it.gpu.memory_bytes if it.gpu else 0))
-    cards = [of.gpu, *(it.gpu for it in [*cheapest, *largest])]
+    fitting = [one for one in ranking.estimates if one.verdict is Verdict.FITS and one.cost]
+    cheapest = sorted(fitting, key=lambda one: entry.dollars(one) or 0.0)
+    largest = sorted(ranking.estimates, key=lambda one: -(one.gpu.memory_bytes if one.gpu else 0))
+    cards = [of.gpu, *(one.gpu for one in [*cheapest, *largest])]
     chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
     chosen.sort(key=lambda gpu: gpu.memory_bytes)
     own = of.setup.replace(usd_per_gpu_hour=None, mfu=None, pace=None)
@@ -42,12 +42,12 @@ def five_contexts(of: Estimate) -> list[contract.Scenario]:
     most = of.model.position_limit or LARGEST["max_length"]
     own = of.setup.batch.max_length
     lengths = [
-        it
-        for it in (own // 2, own, own * 2, own * 4, own * 8, own // 4, own // 8)
-        if 1 <= it <= most
+        one
+        for one in (own // 2, own, own * 2, own * 4, own * 8, own // 4, own // 8)
+        if 1 <= one <= most
     ]
     chosen = sorted(lengths[:CARDS])
-    return list(_varied(of, [(f"{it:,} tokens", {"max_length": it}) for it in chosen]))
+    return list(_varied(of, [(f"{one:,} tokens", {"max_length": one}) for one in chosen]))
 
 
 def _varied(

@@ -48,23 +48,23 @@ def write_json(of: Subject) -> str:
         "range": origin.RANGE,
         "within_hours": of.within,
         "context_of_all": of.context,
-        "scenarios": [_as_object(it) for it in of.shown],
+        "scenarios": [_as_object(one) for one in of.shown],
     }
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
-def _as_object(it: ComparedEntry) -> dict[str, object]:
-    if it.estimate is None:
-        return {"name": it.name, "error": it.problem}
-    setup = contract.write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
-    return {"name": it.name, "setup": setup, "estimate": contract.write_estimate(it.estimate)}
+def _as_object(one: ComparedEntry) -> dict[str, object]:
+    if one.estimate is None:
+        return {"name": one.name, "error": one.problem}
+    setup = contract.write_fields(one.estimate.model, one.estimate.gpu, one.estimate.setup)
+    return {"name": one.name, "setup": setup, "estimate": contract.write_estimate(one.estimate)}
 
 
 def write_csv(of: Subject) -> str:
     """CSV: one row per scenario with its differences and results; column names include units."""
     differs = results_table.differing(of.shown)
     differs = {
-        key: [it.replace(",", "") if _is_number(it) else it for it in texts]
+        key: [text.replace(",", "") if _is_number(text) else text for text in texts]
         for key, texts in differs.items()
     }
     head: list[object] = [
@@ -77,9 +77,9 @@ def write_csv(of: Subject) -> str:
         "range",
     ]
     rows: list[list[object]] = [head]
-    for place, it in enumerate(of.shown):
-        assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
-        row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
+    for place, one in enumerate(of.shown):
+        assumed = " ".join(one.estimate.assumptions) if one.estimate else one.problem
+        row = [one.name, *(texts[place] for texts in differs.values()), *_figures(one.estimate)]
         rows.append([*row, origin.RELEASE, of.day, assumed, origin.RANGE])
     return contract.csv_text(rows)
 
@@ -116,17 +116,18 @@ def _figures(of: Estimate | None) -> list[object]:
 def write_markdown(of: Subject) -> str:
     """The comparison in Markdown."""
     lines = [f"## {_title(of)}", ""]
-    lines += [f"- {_markdown(it)}" for it in _answers(of)]
+    lines += [f"- {_markdown(answer)}" for answer in _answers(of)]
     rows = [*results_table.results(of.shown, of.within), *results_table.differences(of.shown)]
-    names = " | ".join(_markdown(it.name) for it in of.shown)
+    names = " | ".join(_markdown(one.name) for one in of.shown)
     lines += ["", f"| | {names} |", "|---" * (len(of.shown) + 1) + "|"]
     for row in rows:
         cells = " | ".join(
-            f"**{_markdown(it.text)}**" if it.best else _markdown(it.text) for it in row.cells
+            f"**{_markdown(cell.text)}**" if cell.best else _markdown(cell.text)
+            for cell in row.cells
         )
         lines.append(f"| {_markdown(row.label)} | {cells} |")
     lines += ["", "Bold is the best of its row.", "", "Assumed:", ""]
-    lines += [f"- {_markdown(it)}" for it in findings.assumptions(of.shown)]
+    lines += [f"- {_markdown(assumption)}" for assumption in findings.assumptions(of.shown)]
     lines += [
         "",
         origin.RANGE,
@@ -161,12 +162,14 @@ def write_html(of: Subject) -> str:
     """A self-contained HTML file that prints to two A4 pages: the results and their basis."""
     results = results_table.results(of.shown, of.within)
     differs = results_table.differences(of.shown)
-    answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
-    assumed = "".join(f"<li>{escape(it)}</li>" for it in findings.assumptions(of.shown))
+    answers = "".join(f"<li>{escape(answer)}</li>" for answer in _answers(of))
+    assumed = "".join(
+        f"<li>{escape(assumption)}</li>" for assumption in findings.assumptions(of.shown)
+    )
     refused = "".join(
-        f"<li>“{escape(it.name)}” is refused: {escape(it.problem)}</li>"
-        for it in of.shown
-        if it.estimate is None
+        f"<li>“{escape(one.name)}” is refused: {escape(one.problem)}</li>"
+        for one in of.shown
+        if one.estimate is None
     )
     link = f'<p class="link">{escape(of.link)}</p>' if of.link else ""
     return f"""<!doctype html>
@@ -217,8 +220,8 @@ def _across(shown: Sequence[ComparedEntry], rows: Sequence[Row]) -> str:
     """One line per scenario, one column per property."""
     head = "".join(f'<th scope="col">{escape(row.label)}</th>' for row in rows)
     body = "".join(
-        f'<tr><th scope="row">{escape(it.name)}</th>{"".join(_cell(row.cells[at]) for row in rows)}</tr>'
-        for at, it in enumerate(shown)
+        f'<tr><th scope="row">{escape(one.name)}</th>{"".join(_cell(row.cells[at]) for row in rows)}</tr>'
+        for at, one in enumerate(shown)
     )
     return f'<table><thead><tr><th scope="col">Scenario</th>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -227,7 +230,7 @@ def _down(shown: Sequence[ComparedEntry], rows: Sequence[Row]) -> str:
     """One line per property, one column per scenario."""
     if not rows:
         return '<p class="small">Nothing differs: all scenarios have the same setup.</p>'
-    head = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
+    head = "".join(f'<th scope="col">{escape(one.name)}</th>' for one in shown)
     body = "".join(
         f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}</tr>'
         for row in rows
@@ -252,13 +255,13 @@ ROW, BAR, FOOT = 46, 36, 36
 def svg(shown: Sequence[ComparedEntry]) -> str:
     """The stacked bars of ``peaks_figure.figure`` as an SVG without scripts."""
     found = entry.bars(shown)
-    sizes = [it.need_high_bytes for _, it in found]
-    sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
+    sizes = [estimate.need_high_bytes for _, estimate in found]
+    sizes += [estimate.gpu.memory_bytes for _, estimate in found if estimate.gpu]
     end = scale(max(sizes, default=1))
     unit = (WIDTH - LEFT - RIGHT) / end
     height = ROW * len(found) + FOOT
     drawn = _grid(end, unit, height)
-    drawn += [_svg_bar(name, it, ROW * place, unit) for place, (name, it) in enumerate(found)]
+    drawn += [_svg_bar(name, one, ROW * place, unit) for place, (name, one) in enumerate(found)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(peaks_figure.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
@@ -280,9 +283,9 @@ def _grid(end: float, unit: float, height: int) -> list[str]:
     return marks
 
 
-def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
+def _svg_bar(name: str, estimate: Estimate, top: int, unit: float) -> str:
     y = top + (ROW - BAR) / 2
-    where = terms.card(it.gpu) if it.gpu else "no GPU"
+    where = terms.card(estimate.gpu) if estimate.gpu else "no GPU"
     label = f'<text x="{LEFT - 12}" text-anchor="end"'
     drawn = [
         f'{label} y="{y + 14}" font-weight="700">{escape(peaks_figure.cut(name, NAME_LETTERS))}</text>',
@@ -290,7 +293,7 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     ]
     looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     x = float(LEFT)
-    for label, size in peak_parts(it).items():
+    for label, size in peak_parts(estimate).items():
         width = unit * units.in_gib(size)
         if not size:
             continue
@@ -305,31 +308,33 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
                 f"{units.number(size)}</text>"
             )
         x += width
-    if it.gpu:
-        line = LEFT + unit * units.in_gib(it.gpu.memory_bytes)
+    if estimate.gpu:
+        line = LEFT + unit * units.in_gib(estimate.gpu.memory_bytes)
         drawn.append(
             f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{top + 3}" y2="{top + ROW - 3}" '
             f'stroke="{theme.VERDICTS[Verdict.DOES_NOT_FIT].colour}" stroke-width="4"/>'
         )
         x = line if line - 90 < x < line else x
     drawn.append(
-        f'<text x="{x + 8:.1f}" y="{y + 26}" font-size="18" font-weight="700">{escape(_need(it))}</text>'
+        f'<text x="{x + 8:.1f}" y="{y + 26}" font-size="18" font-weight="700">{escape(_need(estimate))}</text>'
     )
     return "".join(drawn)
 
 
-def _need(it: Estimate) -> str:
-    sign = f" {terms.SIGNS[it.verdict]}" if it.verdict else ""
-    return f"{units.number(it.need_high_bytes)}{sign}"
+def _need(estimate: Estimate) -> str:
+    sign = f" {terms.SIGNS[estimate.verdict]}" if estimate.verdict else ""
+    return f"{units.number(estimate.need_high_bytes)}{sign}"
 
 
 def _legend(shown: Sequence[ComparedEntry]) -> str:
-    there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
+    there = {
+        label for _, one in entry.bars(shown) for label, size in peak_parts(one).items() if size
+    }
     parts = [part for part in (*theme.COMPONENTS.values(), theme.RESERVE) if part.label in there]
     swatches = [
-        f'<span><i style="background:{"#fff" if it.hollow else it.colour};outline:.3mm solid {it.colour}"></i>'
-        f"{escape(it.label)}</span>"
-        for it in parts
+        f'<span><i style="background:{"#fff" if part.hollow else part.colour};outline:.3mm solid {part.colour}"></i>'
+        f"{escape(part.label)}</span>"
+        for part in parts
     ]
     line = theme.VERDICTS[Verdict.DOES_NOT_FIT].colour
     swatches.append(f'<span><i style="background:{line};width:1mm"></i>what the GPU has</span>')

@@ -47,16 +47,16 @@ def differing(shown: Sequence[ComparedEntry]) -> dict[str, list[str]]:
     """Keys whose values differ, each with a text per scenario."""
     written = [
         {}
-        if it.estimate is None
-        else contract.write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
-        for it in shown
+        if one.estimate is None
+        else contract.write_fields(one.estimate.model, one.estimate.gpu, one.estimate.setup)
+        for one in shown
     ]
     default = {key.name: key.default for key in contract.KEYS}
     rows: dict[str, list[str]] = {}
     for key in ("model", "gpu", *default):
         texts = [
-            _value(it.estimate, key, given.get(key, default.get(key)))
-            for it, given in zip(shown, written, strict=True)
+            _value(one.estimate, key, given.get(key, default.get(key)))
+            for one, given in zip(shown, written, strict=True)
         ]
         if len({text for text in texts if text != NONE}) > 1:
             rows[key] = texts
@@ -85,14 +85,16 @@ def results(shown: Sequence[ComparedEntry], within: float | None = None) -> list
     The least hours and cost are marked as best; unused memory is no virtue.
     """
     rows = [
-        Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
+        Row("Verdict", tuple(Cell(_verdict(one)) for one in shown)),
         Row("Need", _cells(shown, _need, _need_text, gib_more, has_best=False)),
-        Row("Headroom", tuple(Cell(_headroom(it)) for it in shown)),
+        Row("Headroom", tuple(Cell(_headroom(one)) for one in shown)),
         Row("Hours", _cells(shown, entry.hours, _hours_text, times)),
         Row("Cost", _cells(shown, entry.dollars, _dollars_text, times)),
     ]
     if within is not None:
-        rows.append(Row(f"Within {within:,g} h", tuple(Cell(in_time(it, within)) for it in shown)))
+        rows.append(
+            Row(f"Within {within:,g} h", tuple(Cell(in_time(one, within)) for one in shown))
+        )
     return rows
 
 
@@ -105,28 +107,28 @@ def _cells(
     has_best: bool = True,
 ) -> tuple[Cell, ...]:
     """Cells of a row; if there are several values, the smallest is marked as best, unless ``has_best`` is False."""
-    found = [None if it.estimate is None else measure(it.estimate) for it in shown]
+    found = [None if one.estimate is None else measure(one.estimate) for one in shown]
     known = [value for value in found if value is not None]
     least = min(known) if len(known) > 1 and max(known) > min(known) else None
     first = found[0] if found else None
     return tuple(
         Cell(
-            NONE if it.estimate is None else say(it.estimate),
+            NONE if one.estimate is None else say(one.estimate),
             has_best and value is not None and value == least,
             beside(value, first)
             if beside and number and value is not None and first is not None
             else "",
         )
-        for number, (it, value) in enumerate(zip(shown, found, strict=True))
+        for number, (one, value) in enumerate(zip(shown, found, strict=True))
     )
 
 
-def _verdict(it: ComparedEntry) -> str:
-    if it.estimate is None:
+def _verdict(one: ComparedEntry) -> str:
+    if one.estimate is None:
         return "refused"
-    if it.estimate.verdict is None:
+    if one.estimate.verdict is None:
         return "no GPU"
-    return terms.sign(it.estimate.verdict)
+    return terms.sign(one.estimate.verdict)
 
 
 def _need(of: Estimate) -> float:
@@ -147,8 +149,8 @@ def gib_more(value: float, first: float) -> str:
     )
 
 
-def _headroom(it: ComparedEntry) -> str:
-    of = it.estimate
+def _headroom(one: ComparedEntry) -> str:
+    of = one.estimate
     if of is None or of.gpu is None:
         return NONE
     usable = of.gpu.memory_bytes
@@ -178,9 +180,9 @@ def times(value: float, first: float) -> str:
     return units.ratio(value / first if first else 1.0)
 
 
-def in_time(it: ComparedEntry, within: float) -> str:
+def in_time(one: ComparedEntry, within: float) -> str:
     """Whether a run finishes within the given hours, as text."""
-    of = it.estimate
+    of = one.estimate
     if of is None or of.time is None:
         return NONE
     if of.verdict is Verdict.DOES_NOT_FIT:
@@ -196,7 +198,7 @@ def table_html(shown: Sequence[ComparedEntry], parts: Mapping[str, Sequence[Row]
     The best value is marked by a word and bold type, not only by colour.
     """
     first, *_ = parts
-    names = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
+    names = "".join(f'<th scope="col">{escape(one.name)}</th>' for one in shown)
     span = len(shown) + 1
     body = ""
     for head, rows in parts.items():

@@ -51,9 +51,9 @@ def draw(page: ComparePage) -> None:
         _nothing_yet()
         return
     _asked(page)
-    for it in page.shown:
-        if it.estimate is None:
-            st.html(f'<p class="hr-note hr-refusal">{findings.refusal_html(it)}</p>')
+    for one in page.shown:
+        if one.estimate is None:
+            st.html(f'<p class="hr-note hr-refusal">{findings.refusal_html(one)}</p>')
     if said := _answers(page):
         st.html(findings.answers_html(said))
     _figure(page)
@@ -140,7 +140,7 @@ def _asked(page: ComparePage) -> None:
             "What if: context for all",
             options,
             key="context of all",
-            format_func=lambda it: f"{it:,} tokens",
+            format_func=lambda one: f"{one:,} tokens",
             placeholder="Its own",
             on_change=lambda: comparison.turn(context=st.session_state["context of all"]),
             help="Estimates every scenario at this context instead of its own. The kept setups do not change.",
@@ -174,13 +174,13 @@ def _asked(page: ComparePage) -> None:
 def _arrange(page: ComparePage) -> None:
     """Widgets that rename, open, move, duplicate or remove one scenario."""
     count = len(page.shown)
-    names = [f"{at + 1}. {it.name}" for at, it in enumerate(page.shown)]
+    names = [f"{at + 1}. {one.name}" for at, one in enumerate(page.shown)]
     st.html('<h2 class="hr-head">Change the comparison</h2>')
     with st.container(horizontal=True, key="arrange", gap="small", vertical_alignment="bottom"):
         at = st.selectbox(
             "Scenario",
             range(count),
-            format_func=lambda it: names[it],
+            format_func=lambda one: names[one],
             key=f"one of {count}",
             width=280,
         )
@@ -266,7 +266,7 @@ def _take_away(page: ComparePage) -> None:
                 key=f"download {ending}",
             )
     _load()
-    too_long = [it.name for it in now.scenarios if comparison.is_too_long(it)]
+    too_long = [scenario.name for scenario in now.scenarios if comparison.is_too_long(scenario)]
     if too_long:
         st.warning(
             markup.plain(

@@ -17,18 +17,18 @@ GENTLER = tuple(Method)
 """Ordered from the method that trains most of the model to the one that trains least."""
 
 
-def row(it: BestWay) -> dict[str, object]:
+def row(way: BestWay) -> dict[str, object]:
     """One kind and number of GPUs as a table row, with plain numbers for sorting."""
-    answer, reach = it.answer, it.reach
+    answer, reach = way.answer, way.reach
     known = answer is not None and answer.can_run
     time = answer.time if answer is not None and known else None
     cost = answer.cost if answer is not None and known else None
     price = cost.price if cost else None
     return {
-        "GPUs": it.num_gpus,
-        "GPU": terms.card(it.gpu),
+        "GPUs": way.num_gpus,
+        "GPU": terms.card(way.gpu),
         "Method": answer.setup.adapters.method.label if answer else None,
-        "With": slider_limits.changes(it.titles) if it.titles else None,
+        "With": slider_limits.changes(way.titles) if way.titles else None,
         "Context, up to": reach.longest_context if reach else None,
         "Batch, up to": reach.largest_micro_batch if reach else None,
         "Hours, up to": round(time.total_hours.high, 2) if time else None,
@@ -38,9 +38,9 @@ def row(it: BestWay) -> dict[str, object]:
     }
 
 
-def keys(it: BestWay) -> dict[str, object]:
+def keys(way: BestWay) -> dict[str, object]:
     """Keys that a click on a row sets."""
-    return {"gpu": it.gpu.name, **it.keys}
+    return {"gpu": way.gpu.name, **way.keys}
 
 
 def _with(titles: Sequence[str]) -> str:

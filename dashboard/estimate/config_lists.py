@@ -68,7 +68,7 @@ def _folded(key: str, heading: str, keys: Sequence[KeyRead], several: bool) -> s
 
 
 def _table(keys: Iterable[KeyRead], several: bool) -> str:
-    return _rows((it.key, it.value, _said(it), _where(it, several)) for it in keys)
+    return _rows((key.key, key.value, _said(key), _where(key, several)) for key in keys)
 
 
 def _rows(rows: Iterable[tuple[str, object, str, str]]) -> str:
@@ -83,7 +83,7 @@ def _rows(rows: Iterable[tuple[str, object, str, str]]) -> str:
 
 def _said(key: KeyRead) -> str:
     if key.fate is Fate.TAKEN:
-        same = [it for it in key.ours if it != key.key]
+        same = [one for one in key.ours if one != key.key]
         return f"as {', '.join(same)}" if same else ""
     if key.direction is not None and key.fate is Fate.NOT_MODELLED:
         return f"{key.says} Likely {key.direction} memory."
@@ -104,4 +104,4 @@ def _shown(value: object) -> str:
 
 
 def _by_tool(keys: Iterable[SetByTool]) -> str:
-    return _rows((it.key, it.value, it.says, it.source) for it in keys)
+    return _rows((key.key, key.value, key.says, key.source) for key in keys)

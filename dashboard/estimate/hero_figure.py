@@ -58,7 +58,11 @@ def _phases(estimate: Estimate) -> list[Bar]:
         key=lambda moment: moment.bytes,
     )
     asked = max(
-        (estimate.phases[it] for it in (Phase.LOSS, *MORE_PASSES) if it in estimate.phases),
+        (
+            estimate.phases[phase]
+            for phase in (Phase.LOSS, *MORE_PASSES)
+            if phase in estimate.phases
+        ),
         key=lambda moment: moment.bytes,
     )
     shown = {phase: estimate.phases[phase] for phase in STEP_PHASES}

@@ -73,8 +73,8 @@ class Piece(NamedTuple):
 
 def pieces(answer: Estimate) -> list[Piece]:
     """The model from embedding to head, cut where the GPU changes."""
-    on = {layer: it.device for it in answer.devices for layer in it.layers}
-    around = [(name, it.device) for it in answer.devices for name in it.outside]
+    on = {layer: device.device for device in answer.devices for layer in device.layers}
+    around = [(name, device.device) for device in answer.devices for name in device.outside]
     first = next(iter(answer.devices)).outside[:1]
     before = [(name, device) for name, device in around if name in first]
     behind = [(name, device) for name, device in around if name not in first]
@@ -109,15 +109,15 @@ def spans(layers: Sequence[int]) -> str:
 
 def figure(answer: Estimate, *, dark: bool = False) -> Figure:
     """A strip of the layers by GPU; below it, each GPU's peak by component and the card's memory."""
-    fullest = max(it.need.high for it in answer.devices)
+    fullest = max(device.need.high for device in answer.devices)
     bars = [
         Bar(
             place,
-            f"GPU {it.device}",
-            memory_bars.parts(it.peak.resident, max(0, it.need.high - it.peak.bytes)),
-            it.need.high == fullest,
+            f"GPU {held.device}",
+            memory_bars.parts(held.peak.resident, max(0, held.need.high - held.peak.bytes)),
+            held.need.high == fullest,
         )
-        for place, it in enumerate(answer.devices)
+        for place, held in enumerate(answer.devices)
     ]
     return _drawn(bars, pieces(answer), answer.gpu, fullest, dark=dark)
 
@@ -192,7 +192,7 @@ def _drawn(
 def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
     """The strip of all layers as a single trace."""
     word = "GPU " if gpus <= ROOM_FOR_WORDS else ""
-    order = {device: place for place, device in enumerate(sorted({it.device for it in strip}))}
+    order = {device: place for place, device in enumerate(sorted({one.device for one in strip}))}
     widths = [piece.width for piece in strip]
     return {
         "type": "bar",
@@ -226,9 +226,9 @@ def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
 def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
     """Text above the figure: what it shows and what it means."""
     setup = answer.setup
-    weights = [it.resident.get(Component.WEIGHTS, 0) for it in answer.devices]
-    peaks = [it.peak.bytes for it in answer.devices]
-    fullest = max(answer.devices, key=lambda it: it.need.high)
+    weights = [device.resident.get(Component.WEIGHTS, 0) for device in answer.devices]
+    peaks = [device.peak.bytes for device in answer.devices]
+    fullest = max(answer.devices, key=lambda held: held.need.high)
     if answer.setup == chosen.setup:
         lead = "Each layer is where"
     else:
@@ -247,7 +247,7 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
 def table_html(answer: Estimate) -> str:
     """One row per GPU: layers, weights, memory that training adds, and free memory, or the need if no card is given."""
     last = "Needs up to" if answer.gpu is None else "Room"
-    rows = "".join(_row(it, answer) for it in answer.devices)
+    rows = "".join(_row(device, answer) for device in answer.devices)
     return (
         '<table class="hr-table hr-stages"><thead><tr><th scope="col">GPU, GiB</th>'
         '<th scope="col" class="hr-n">Weights</th><th scope="col" class="hr-n">Training</th>'
@@ -255,31 +255,31 @@ def table_html(answer: Estimate) -> str:
     )
 
 
-def _row(it: OnDevice, answer: Estimate) -> str:
-    weights = it.peak.resident.get(Component.WEIGHTS, 0)
-    left = it.need.high
+def _row(held: OnDevice, answer: Estimate) -> str:
+    weights = held.peak.resident.get(Component.WEIGHTS, 0)
+    left = held.need.high
     if answer.gpu is not None:
         left = answer.gpu.memory_bytes - left
     shown = f"{'−' if left < 0 else ''}{units.number(abs(left))}"
     return (
-        f'<tr><td class="hr-name-cell">{it.device}: {escape(_held(it))}</td>'
+        f'<tr><td class="hr-name-cell">{held.device}: {escape(_held(held))}</td>'
         f'<td class="hr-n">{units.number(weights)}</td>'
-        f'<td class="hr-n">+{units.number(it.peak.bytes - weights)}</td>'
+        f'<td class="hr-n">+{units.number(held.peak.bytes - weights)}</td>'
         f'<td class="hr-n">{shown}</td></tr>'
     )
 
 
-def _held(it: OnDevice) -> str:
-    layers = [f"layers {spans(it.layers)}"] if it.layers else []
-    before = it.outside[:1] if it.device == 0 else ()
-    return ", ".join((*before, *layers, *it.outside[len(before) :]))
+def _held(held: OnDevice) -> str:
+    layers = [f"layers {spans(held.layers)}"] if held.layers else []
+    before = held.outside[:1] if held.device == 0 else ()
+    return ", ".join((*before, *layers, *held.outside[len(before) :]))
 
 
 def alt(answer: Estimate) -> str:
     """The figure as text."""
     said = "; ".join(
-        f"GPU {it.device} holds {_held(it)} and peaks at {units.gib(it.peak.bytes)}"
-        for it in answer.devices
+        f"GPU {device.device} holds {_held(device)} and peaks at {units.gib(device.peak.bytes)}"
+        for device in answer.devices
     )
     line = f"; each has {units.gib(answer.gpu.memory_bytes)}" if answer.gpu is not None else ""
     return f"Layers over {len(answer.devices)} GPUs: {said}{line}."
@@ -301,12 +301,12 @@ def with_tower(of: Estimate) -> WithTower | str | None:
 
 def tower_pieces(placed: WithTower) -> list[Piece]:
     """The model from its tower to the head, cut where the GPU changes, and where layers begin or end."""
-    runs = groupby(placed.units, key=lambda it: (it.device, not it.name, it.in_tower))
+    runs = groupby(placed.units, key=lambda unit: (unit.device, not unit.name, unit.in_tower))
     found = []
     for (device, is_layers, in_tower), run in runs:
         of_run = [*run]
-        layers = tuple(it.layer for it in of_run) if is_layers else ()
-        names = () if is_layers else tuple(it.name for it in of_run)
+        layers = tuple(one.layer for one in of_run) if is_layers else ()
+        names = () if is_layers else tuple(one.name for one in of_run)
         found.append(Piece(device, layers, names, in_tower))
     return found
 

@@ -362,7 +362,7 @@ def _kept(curves: Sequence[Curve]) -> str:
             f", from {first.setup.effective_batch_size:,} to {last.setup.effective_batch_size:,} examples, and an "
             f"epoch has {last.time.steps_per_epoch:,} steps instead of {first.time.steps_per_epoch:,}"
         )
-    if any(point.estimate and point.estimate.devices for it in curves for point in it.points):
+    if any(point.estimate and point.estimate.devices for curve in curves for point in curve.points):
         said += "; under device_map all GPUs share one"
     return f"{said}."
 

@@ -39,14 +39,14 @@ def proposed(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[tuple[Remedy
     """Every change that makes a setup fit, with its text. Cached for all visitors of the same setup."""
     of = estimate(model, gpu, setup)
     found = fitting_changes(of, catalog.gpus_like(gpu))
-    return tuple((it, remedy_html(it, of, applied(of, it.keys))) for it in found)
+    return tuple((remedy, remedy_html(remedy, of, applied(of, remedy.keys))) for remedy in found)
 
 
-def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
+def remedy_html(remedy: Remedy, before: Estimate, after: Estimate) -> str:
     """One change that makes it fit: its text, the memory it saves, and its cost in time, dollars and quality."""
-    saves = f"saves {units.gib(it.saved_bytes)}, " if it.saved_bytes else ""
-    needs = f"{saves}needs up to {units.gib(it.need_high_bytes)}; {added(before, after)}"
-    return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{one_line.elsewhere(after)}</small>"
+    saves = f"saves {units.gib(remedy.saved_bytes)}, " if remedy.saved_bytes else ""
+    needs = f"{saves}needs up to {units.gib(remedy.need_high_bytes)}; {added(before, after)}"
+    return f"<b>{escape(remedy.title)}</b>: {needs}<br><small>{escape(remedy.price)}{one_line.elsewhere(after)}</small>"
 
 
 MANY_TIMES_PERCENT = 200

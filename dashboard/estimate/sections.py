@@ -156,7 +156,7 @@ def draw_remedies(answer: Estimate) -> None:
         _draw_could_also(answer)
         return
     found = remedies.proposed(answer.model, answer.gpu, answer.setup)
-    proposals = [proposal_cards.Proposal(it.title, text, it.keys) for it, text in found]
+    proposals = [proposal_cards.Proposal(remedy.title, text, remedy.keys) for remedy, text in found]
     cards = proposal_cards.cards_html("remedies", "Apply", proposals)
     st.html(remedies.remedies_head(answer, len(found)) + cards)
 
@@ -223,7 +223,7 @@ def _best(answer: Estimate) -> None:
     with st.spinner("Trying every card."):
         ways = best_ways(answer.model, catalog.gpus_like(answer.gpu), answer.setup)
     st.dataframe(
-        [best_way.row(it) for it in ways],
+        [best_way.row(way) for way in ways],
         key="best ways",
         hide_index=True,
         height=460,

@@ -88,7 +88,9 @@ def own_lead(answer: Estimate, change: Changed, was: Imported, known: Mapping[st
     if not change.diff:
         return "Your files say what the page shows; change the setup, and the lines that say so stand here."
     rows = [
-        it for it in change.diff.splitlines() if it[:1] in "+-" and it[:3] not in ("+++", "---")
+        line
+        for line in change.diff.splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
     ]
     count = sum(row.startswith("+") for row in rows) or len(rows)
     lines = "This line" if count == 1 else f"These {count} lines"

@@ -70,19 +70,21 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
     """
     look = theme.DARK if dark else theme.LIGHT
     stretches = _stretches(estimate)
-    columns = [it for group in stretches for it in group.instants for _ in range(group.repeats)]
+    columns = [
+        instant for group in stretches for instant in group.instants for _ in range(group.repeats)
+    ]
     beside = overflow.beside_bytes(estimate)
     line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
     ghost = [] if before is None else _outline(before, stretches)
     largest = max(
-        max(it.moment.bytes for it in columns) + beside,
+        max(column.moment.bytes for column in columns) + beside,
         *(round(y * units.GIB) for trace in ghost for y in trace["y"]),
         0,
     )
     highest = max(  # the last step's, which every later step repeats
         range(len(columns)), key=lambda at: (columns[at].moment.bytes, columns[at].step)
     )
-    moments = [it.moment for it in columns]
+    moments = [column.moment for column in columns]
     numbers = _closed([at for at, of in enumerate(_numbered(stretches)) for _ in range(of)])
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
     areas = [*(_area(component, moments) for component in there), _beside(beside, columns)]
@@ -135,23 +137,23 @@ def silhouette(estimate: Estimate, before: Estimate | None = None, *, dark: bool
 def _outline(of: Estimate, stretches: Sequence[DrawnPhase]) -> list[Figure]:
     """The top of another setup's silhouette, each phase as wide as here; as wide as the whole if it has others."""
     theirs, beside = _stretches(of), overflow.beside_bytes(of)
-    widths = [float(it.columns) for it in stretches]
-    if [_tick(it) for it in theirs] != [_tick(it) for it in stretches]:
-        scale_ = sum(widths) / sum(it.columns for it in theirs)
-        widths = [it.columns * scale_ for it in theirs]
+    widths = [float(stretch.columns) for stretch in stretches]
+    if [_tick(one) for one in theirs] != [_tick(stretch) for stretch in stretches]:
+        scale_ = sum(widths) / sum(column.columns for column in theirs)
+        widths = [column.columns * scale_ for column in theirs]
     at, places, heights = 0.0, [], []
     for phase, width in zip(theirs, widths, strict=True):
-        for it in phase.instants:
+        for instant in phase.instants:
             places.append(round(at, 3))
-            heights.append(units.in_gib(it.moment.bytes + beside))
+            heights.append(units.in_gib(instant.moment.bytes + beside))
             at += width / len(phase.instants)
     return [{"x": [*places, round(at, 3)], "y": _closed(heights)}]
 
 
 def _drawn(ghost: Sequence[Figure], look: theme.Look) -> Iterator[Figure]:
-    for it in ghost:
+    for one in ghost:
         yield {
-            **it,
+            **one,
             "type": "scatter",
             "mode": "lines",
             "name": "Before",
@@ -164,7 +166,8 @@ def _stretches(estimate: Estimate) -> list[DrawnPhase]:
     groups = [
         list(group)
         for _, group in groupby(
-            overflow.instants(estimate), key=lambda it: (it.step, it.micro_step, it.moment.phase)
+            overflow.instants(estimate),
+            key=lambda moment: (moment.step, moment.micro_step, moment.moment.phase),
         )
     ]
     least = LEAST_SHARE * sum(map(len, groups))
@@ -188,8 +191,12 @@ def picked_html(estimate: Estimate, number: object) -> str:
 
 def _starts(columns: Sequence[overflow.Instant]) -> dict[int, int]:
     """The column at which each of the two steps begins."""
-    inside = [(at, it) for at, it in enumerate(columns) if it.moment.phase not in OUTSIDE_STEPS]
-    return {it.step: at for at, it in reversed(inside)}
+    inside = [
+        (at, moment)
+        for at, moment in enumerate(columns)
+        if moment.moment.phase not in OUTSIDE_STEPS
+    ]
+    return {one.step: at for at, one in reversed(inside)}
 
 
 def _named(estimate: Estimate, step: int) -> str:
@@ -239,9 +246,9 @@ def _closed(values: list[Any]) -> list[Any]:
 def _ticks(stretches: Sequence[DrawnPhase]) -> dict[str, list[Any]]:
     """A name in the middle of each phase; with accumulation, of each micro-step, whose phases are too narrow."""
     values, texts, start, row = [], [], 0, 0
-    whole = sum(it.columns for it in stretches)
+    whole = sum(stretch.columns for stretch in stretches)
     for text, group in groupby(stretches, key=_tick):
-        width = sum(it.columns for it in group)
+        width = sum(column.columns for column in group)
         row = 0 if width > whole * WIDE else 2 if row == 1 else 1
         values.append(start + width / 2)
         texts.append("<br>" * row + text)
@@ -291,7 +298,8 @@ def _ceiling_name(
     """The capacity's name, where the first step begins or at the end: where memory is lower."""
     width = len(moments) // 8 + 1
     begins, ends = (
-        max(it.bytes for it in over) for over in (moments[first : first + width], moments[-width:])
+        max(moment.bytes for moment in over)
+        for over in (moments[first : first + width], moments[-width:])
     )
     if capacity:
         yield {
@@ -378,7 +386,9 @@ def run_html(estimate: Estimate, before: Estimate | None = None) -> str:
     """Heading and caption of the silhouette; ``before``: the setup of its dotted outline."""
     text = "In order, not to scale: loading, two steps"
     after = [
-        terms.PHASES[it].lower() for it in (Phase.EVALUATION, Phase.SAVE) if it in _phases(estimate)
+        terms.PHASES[phase].lower()
+        for phase in (Phase.EVALUATION, Phase.SAVE)
+        if phase in _phases(estimate)
     ]
     text += f", {' and '.join(after)}." if after else "."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
@@ -412,7 +422,7 @@ def run_alt(estimate: Estimate) -> str:
 def _phases(estimate: Estimate) -> dict[Phase, int]:
     """The largest size in each phase of the run, in order of time."""
     sizes: dict[Phase, int] = {}
-    for it in overflow.instants(estimate):
-        phase = it.moment.phase
-        sizes[phase] = max(sizes.get(phase, 0), it.moment.bytes)
+    for instant in overflow.instants(estimate):
+        phase = instant.moment.phase
+        sizes[phase] = max(sizes.get(phase, 0), instant.moment.bytes)
     return sizes

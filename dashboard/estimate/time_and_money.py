@@ -18,9 +18,15 @@ def cost_against_time(
 ) -> Figure:
     """Dollars against hours of the run on every card that holds it, with a line along the Pareto front."""
     look = theme.DARK if dark else theme.LIGHT
-    priced = [it for it in fitting if it.time is not None and it.cost is not None]
-    own = [it for it in priced if it.gpu and chosen.gpu and it.gpu.name == chosen.gpu.name]
-    others = [it for it in priced if it not in front]
+    priced = [
+        estimate for estimate in fitting if estimate.time is not None and estimate.cost is not None
+    ]
+    own = [
+        estimate
+        for estimate in priced
+        if estimate.gpu and chosen.gpu and estimate.gpu.name == chosen.gpu.name
+    ]
+    others = [one for one in priced if one not in front]
     across = axes.logarithmic("Hours of the run", map(_hours, priced), look)
     up = axes.logarithmic("US dollars", map(_dollars, priced), look, unit="$")
     joined = _cards(front, "lines+markers+text", VERDICT_GREEN, look)
@@ -53,13 +59,17 @@ def _cards(
     return {
         "type": "scatter",
         "mode": mode,
-        "x": [_hours(it) for it in estimates],
-        "y": [_dollars(it) for it in estimates],
+        "x": [_hours(estimate) for estimate in estimates],
+        "y": [_dollars(estimate) for estimate in estimates],
         "textposition": "top right",
         "textfont": {"size": 13, "color": look.ink},
         "marker": {"color": colour, **symbol},
         "line": {"color": colour, "width": 2, "dash": "dot"},
-        "customdata": [f"{it.gpu.name}: {one_line.run(it)}" for it in estimates if it.gpu],
+        "customdata": [
+            f"{estimate.gpu.name}: {one_line.run(estimate)}"
+            for estimate in estimates
+            if estimate.gpu
+        ],
         "hovertemplate": "%{customdata}<extra></extra>",
         "cliponaxis": False,
     }
@@ -69,19 +79,23 @@ def _names(front: Sequence[Estimate], across: Sequence[float], up: Sequence[floa
     """The cards' names, both ends first; empty where a name would cover another."""
     places = [
         (
-            (math.log10(_hours(it)) - across[0]) / (across[1] - across[0]),
-            (math.log10(_dollars(it)) - up[0]) / (up[1] - up[0]),
+            (math.log10(_hours(one)) - across[0]) / (across[1] - across[0]),
+            (math.log10(_dollars(one)) - up[0]) / (up[1] - up[0]),
         )
-        for it in front
+        for one in front
     ]
     named: list[int] = []
     for at in sorted(range(len(front)), key=lambda at: at not in {0, len(front) - 1}):
         x, y = places[at]
         if all(
-            abs(x - places[it][0]) > APART[0] or abs(y - places[it][1]) > APART[1] for it in named
+            abs(x - places[one][0]) > APART[0] or abs(y - places[one][1]) > APART[1]
+            for one in named
         ):
             named.append(at)
-    return [it.gpu.name if at in named and it.gpu else "" for at, it in enumerate(front)]
+    return [
+        estimate.gpu.name if at in named and estimate.gpu else ""
+        for at, estimate in enumerate(front)
+    ]
 
 
 APART = 0.4, 0.07
@@ -118,7 +132,8 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
         return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in (said, *best))
     if time is None:
         said = next(
-            (it for it in estimate.assumptions if it.startswith("No time")), "No time is known."
+            (assumption for assumption in estimate.assumptions if assumption.startswith("No time")),
+            "No time is known.",
         )
         return f'<p class="hr-text">{escape(said)}</p>'
     rows = [
@@ -162,5 +177,7 @@ def pareto_html(front: Sequence[Estimate]) -> str:
 
 def pareto_alt(front: Sequence[Estimate]) -> str:
     """The chart as text."""
-    cards = "; ".join(f"{it.gpu.name}: {one_line.run(it)}" for it in front if it.gpu)
+    cards = "; ".join(
+        f"{estimate.gpu.name}: {one_line.run(estimate)}" for estimate in front if estimate.gpu
+    )
     return f"GPUs that no other beats in both hours and dollars: {cards}."

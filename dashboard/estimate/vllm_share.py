@@ -71,8 +71,8 @@ def bands(found: UtilisationSearch) -> list[Band]:
     largest = found.largest or 0.0
     step = found.shares[1].utilisation - found.shares[0].utilisation
     cut = []
-    for name, alike in groupby(found.shares, lambda it: _kind(it, found.rows, largest)):
-        run = [it.utilisation for it in alike]
+    for name, alike in groupby(found.shares, lambda one: _kind(one, found.rows, largest)):
+        run = [share.utilisation for share in alike]
         cut.append(Band(name, COLOURS[name], run[0] - step / 2, run[-1] + step / 2))
     return cut
 
@@ -85,19 +85,19 @@ def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) ->
     """Range of a step's seconds against the share, in front of the bands. A click chooses a share."""
     look = theme.DARK if dark else theme.LIGHT
     can_run = (Verdict.FITS, Verdict.TIGHT)
-    timed = [it for it in found.shares if it.verdict in can_run]
-    seconds = {it.utilisation: it.step_seconds for it in timed if it.step_seconds}
-    top = AXIS * min((it.high for it in seconds.values()), default=1.0)
+    timed = [share for share in found.shares if share.verdict in can_run]
+    seconds = {share.utilisation: share.step_seconds for share in timed if share.step_seconds}
+    top = AXIS * min((value.high for value in seconds.values()), default=1.0)
     line = {"width": 2.5, "color": look.ink}
     shown = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
     at = [*seconds]
     return {
         "data": [
-            {**shown, "x": at, "y": [it.low for it in seconds.values()], "line": line},
+            {**shown, "x": at, "y": [value.low for value in seconds.values()], "line": line},
             {
                 **shown,
                 "x": at,
-                "y": [it.high for it in seconds.values()],
+                "y": [value.high for value in seconds.values()],
                 "line": line,
                 "fill": "tonexty",
                 "fillcolor": theme.GRID,
@@ -105,14 +105,14 @@ def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) ->
             {
                 **shown,
                 "mode": "markers",
-                "x": [it.utilisation for it in found.shares],
+                "x": [share.utilisation for share in found.shares],
                 "y": [
-                    min(top, it.step_seconds.high if it.step_seconds else 0.0)
-                    for it in found.shares
+                    min(top, share.step_seconds.high if share.step_seconds else 0.0)
+                    for share in found.shares
                 ],
                 "marker": {"size": 14, "opacity": 0},
-                "customdata": [it.utilisation for it in found.shares],
-                "text": [_said(it, found.rows) for it in found.shares],
+                "customdata": [share.utilisation for share in found.shares],
+                "text": [_said(share, found.rows) for share in found.shares],
                 "hoverinfo": "text",
                 "hovertemplate": "%{text}<extra></extra>",
             },
@@ -143,7 +143,7 @@ def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) ->
                 "zeroline": False,
                 "tickfont": {"size": 13, "color": look.ink},
             },
-            "shapes": [*(_area(it) for it in bands(found)), *_marks(found, answer, look)],
+            "shapes": [*(_area(band) for band in bands(found)), *_marks(found, answer, look)],
             "annotations": _names(found, answer, look),
         },
     }
@@ -207,26 +207,26 @@ def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list
     ]
 
 
-def _said(it: Utilisation, rows: int) -> str:
-    if it.verdict is None:
-        return f"{it.utilisation:.2f}: {_wrapped(it.refusal)}"
+def _said(share: Utilisation, rows: int) -> str:
+    if share.verdict is None:
+        return f"{share.utilisation:.2f}: {_wrapped(share.refusal)}"
     time = (
         ""
-        if it.step_seconds is None
-        else f"<br>{it.step_seconds.low:,.1f} to {it.step_seconds.high:,.1f} s a step"
+        if share.step_seconds is None
+        else f"<br>{share.step_seconds.low:,.1f} to {share.step_seconds.high:,.1f} s a step"
     )
-    needs = f"{units.gib(it.need_low_bytes)} to {units.gib(it.need_high_bytes)}"
+    needs = f"{units.gib(share.need_low_bytes)} to {units.gib(share.need_high_bytes)}"
     return (
-        f"{it.utilisation:.2f}: {theme.VERDICTS[it.verdict].label.lower()}, needs {needs}<br>"
-        f"{_rows(it)} of {rows:,} rows at once{time}"
+        f"{share.utilisation:.2f}: {theme.VERDICTS[share.verdict].label.lower()}, needs {needs}<br>"
+        f"{_rows(share)} of {rows:,} rows at once{time}"
     )
 
 
-def _rows(it: Utilisation) -> str:
+def _rows(share: Utilisation) -> str:
     return (
-        f"{it.rows_low:,}"
-        if it.rows_low == it.rows_high
-        else f"{it.rows_low:,} to {it.rows_high:,}"
+        f"{share.rows_low:,}"
+        if share.rows_low == share.rows_high
+        else f"{share.rows_low:,} to {share.rows_high:,}"
     )
 
 
@@ -242,15 +242,15 @@ def _wrapped(text: str, width: int = 60) -> str:
 
 def alt(found: UtilisationSearch) -> str:
     """The figure as text."""
-    said = ", ".join(f"{it.name.lower()} from {_ends(it)}" for it in bands(found))
+    said = ", ".join(f"{band.name.lower()} from {_ends(band)}" for band in bands(found))
     return f"Shares of the GPU for vLLM: {said}."
 
 
 def legend_html(found: UtilisationSearch) -> str:
     """The bands' names and ends, above the figure, in whose narrow bands and behind whose lines no name is legible."""
     said = " ".join(
-        f'<span><i class="hr-swatch" style="background:{it.colour}"></i>{it.name}: {_ends(it)}</span>'
-        for it in bands(found)
+        f'<span><i class="hr-swatch" style="background:{band.colour}"></i>{band.name}: {_ends(band)}</span>'
+        for band in bands(found)
     )
     return f'<p class="hr-legend">{said}</p>'
 
@@ -261,7 +261,7 @@ def _ends(band: Band) -> str:
 
 def head_html(found: UtilisationSearch, answer: Estimate) -> str:
     """The recommended share, and the reason."""
-    first, *others = (escape(it) for it in _sentences(found, answer))
+    first, *others = (escape(sentence) for sentence in _sentences(found, answer))
     return f'<p class="hr-text"><strong>{first}</strong> {" ".join(others)}</p>'
 
 
@@ -280,7 +280,7 @@ def _sentences(found: UtilisationSearch, answer: Estimate) -> list[str]:
             "training step still fits, and more than enough only takes memory."
         )
     else:
-        most = next(it for it in found.shares if it.utilisation == found.largest)
+        most = next(share for share in found.shares if share.utilisation == found.largest)
         said.append(
             f"It is the largest that fits; {_rows(most)} of the {found.rows:,} rows of a generation run at once there, "
             f"so they take turns. {_way_out(answer)}"
@@ -312,20 +312,20 @@ def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, objec
     }
     return [
         {
-            "Share": f"{it.utilisation:.2f}",
-            "Verdict": _verdict(it),
-            "Needs, up to": units.gib(it.need_high_bytes) if it.verdict else "–",
-            "Rows at once": _rows(it) if it.verdict else "–",
-            "Seconds per step": f"{it.step_seconds.low:,.1f} to {it.step_seconds.high:,.1f}"
-            if it.step_seconds is not None
+            "Share": f"{share.utilisation:.2f}",
+            "Verdict": _verdict(share),
+            "Needs, up to": units.gib(share.need_high_bytes) if share.verdict else "–",
+            "Rows at once": _rows(share) if share.verdict else "–",
+            "Seconds per step": f"{share.step_seconds.low:,.1f} to {share.step_seconds.high:,.1f}"
+            if share.step_seconds is not None
             else "–",
         }
-        for it in found.shares
-        if it.utilisation in kept or round(100 * it.utilisation) % 10 == 0
+        for share in found.shares
+        if share.utilisation in kept or round(100 * share.utilisation) % 10 == 0
     ]
 
 
-def _verdict(it: Utilisation) -> str:
-    if it.verdict is None:
+def _verdict(share: Utilisation) -> str:
+    if share.verdict is None:
         return STARVED
-    return theme.VERDICTS[it.verdict].label if it.rows_low else "vLLM may not start"
+    return theme.VERDICTS[share.verdict].label if share.rows_low else "vLLM may not start"

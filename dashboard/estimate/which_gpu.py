@@ -20,28 +20,30 @@ def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
     return sorted(ranking.estimates, key=_from_the_smallest_that_holds_it), ranking
 
 
-def _from_the_smallest_that_holds_it(it: Estimate) -> tuple[int, int]:
-    assert it.gpu is not None
-    assert it.verdict is not None
-    size = it.gpu.memory_bytes
-    return list(Verdict).index(it.verdict), size if it.verdict is Verdict.FITS else -size
+def _from_the_smallest_that_holds_it(estimate: Estimate) -> tuple[int, int]:
+    assert estimate.gpu is not None
+    assert estimate.verdict is not None
+    size = estimate.gpu.memory_bytes
+    return list(Verdict).index(
+        estimate.verdict
+    ), size if estimate.verdict is Verdict.FITS else -size
 
 
-def gpu_row(it: Estimate) -> dict[str, object]:
+def gpu_row(estimate: Estimate) -> dict[str, object]:
     """One card as a row of the table, with plain numbers for sorting."""
-    assert it.gpu is not None
-    assert it.verdict is not None
-    time, cost = (it.time, it.cost) if it.can_run else (None, None)
+    assert estimate.gpu is not None
+    assert estimate.verdict is not None
+    time, cost = (estimate.time, estimate.cost) if estimate.can_run else (None, None)
     return {
-        "GPU": it.gpu.name,
-        "Verdict": terms.sign(it.verdict),
-        "Usable": units.in_gib(it.gpu.memory_bytes),
-        "Headroom": units.in_gib(it.headroom_bytes),
+        "GPU": estimate.gpu.name,
+        "Verdict": terms.sign(estimate.verdict),
+        "Usable": units.in_gib(estimate.gpu.memory_bytes),
+        "Headroom": units.in_gib(estimate.headroom_bytes),
         "Hours, fast": None if time is None else round(time.total_hours.low, 2),
         "Hours, slow": None if time is None else round(time.total_hours.high, 2),
         "Dollars, low": None if cost is None else round(cost.cost_usd.low, 2),
         "Dollars, high": None if cost is None else round(cost.cost_usd.high, 2),
-        "Memory is": "derived" if it.gpu.memory_is_derived else "read",
+        "Memory is": "derived" if estimate.gpu.memory_is_derived else "read",
     }
 
 

@@ -18,7 +18,7 @@ def logarithmic(
     title: str, values: Iterable[float | None], look: theme.Look, *, unit: str = ""
 ) -> dict[str, Any]:
     """A Plotly axis that shows all ``values`` (positive; None is skipped), with round ticks after ``unit``."""
-    shown = [it for it in values if it] or [1.0, 10.0]
+    shown = [value for value in values if value] or [1.0, 10.0]
     low, high = min(shown) / MARGIN, max(shown) * MARGIN
     at = ticks(low, high)
     return {
@@ -27,7 +27,7 @@ def logarithmic(
         "fixedrange": True,
         "title": {"text": title, "font": {"size": 14, "color": look.ink}},
         "tickvals": at,
-        "ticktext": [f"{unit}{it:,.10g}" for it in at],
+        "ticktext": [f"{unit}{one:,.10g}" for one in at],
         "tickfont": {"size": 13, "color": look.ink},
         "gridcolor": theme.GRID,
         "zeroline": False,
@@ -45,4 +45,4 @@ def ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     leading = (1, 2, 5) if high / low < FEW_DECADES else (1,)
     found = [float(f"{digit}e{power}") for power in powers for digit in leading]
-    return [it for it in found if low <= it <= high]
+    return [one for one in found if low <= one <= high]

@@ -137,14 +137,17 @@ def stacked(
     estimates: Sequence[Estimate], end: float, look: theme.Look, size: int, width: float
 ) -> Figure:
     """Each estimate's peak as a stacked bar, from top to bottom; ``size``: font size of the texts in pixels."""
-    bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
-    lines = [None if it.gpu is None else units.in_gib(it.gpu.memory_bytes) for it in estimates]
+    bars = [Bar(place, "", peak_parts(one), False) for place, one in enumerate(estimates)]
+    lines = [
+        None if estimate.gpu is None else units.in_gib(estimate.gpu.memory_bytes)
+        for estimate in estimates
+    ]
     return _stack(bars, end, look, size, width, lines)
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
     """A line across each bar at its own card's capacity; ``height``: in pixels."""
-    held = [(place, it.gpu) for place, it in enumerate(estimates) if it.gpu]
+    held = [(place, estimate.gpu) for place, estimate in enumerate(estimates) if estimate.gpu]
     line: Figure = {
         "type": "scatter",
         "mode": "markers",

@@ -65,23 +65,23 @@ def png(of: Estimate, day: str, link: str) -> bytes:
     """The picture as PNG."""
     image = Image.new("RGB", (WIDTH, HEIGHT), GROUND)
     brush = ImageDraw.Draw(image)
-    for it in _laid_out(of, day, link):
-        if isinstance(it, Box):
-            ends = (it.x, it.y, it.x + it.width, it.y + it.height)
-            brush.rectangle(ends, fill=it.fill, outline=it.line or None)
+    for one in _laid_out(of, day, link):
+        if isinstance(one, Box):
+            ends = (one.x, one.y, one.x + one.width, one.y + one.height)
+            brush.rectangle(ends, fill=one.fill, outline=one.line or None)
         else:
-            font = ImageFont.load_default(it.size)
-            anchor = "rs" if it.at_right else "ls"
-            width = 1 if it.bold else 0
-            text = _plain(it.text)
+            font = ImageFont.load_default(one.size)
+            anchor = "rs" if one.at_right else "ls"
+            width = 1 if one.bold else 0
+            text = _plain(one.text)
             brush.text(
-                (it.x, it.y),
+                (one.x, one.y),
                 text,
-                it.colour,
+                one.colour,
                 font,
                 anchor,
                 stroke_width=width,
-                stroke_fill=it.colour,
+                stroke_fill=one.colour,
             )
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
@@ -181,15 +181,16 @@ def _bars(of: Estimate) -> Iterator[Box | TextLine]:
         at += wide
 
 
-def _svg(it: Box | TextLine) -> str:
-    if isinstance(it, Box):
-        line = f' stroke="{it.line}"' if it.line else ""
-        return f'<rect x="{it.x:.1f}" y="{it.y}" width="{it.width:.1f}" height="{it.height}" fill="{it.fill}"{line}/>'
-    weight = ' font-weight="700"' if it.bold else ""
-    anchor = ' text-anchor="end"' if it.at_right else ""
+def _svg(box: Box | TextLine) -> str:
+    if isinstance(box, Box):
+        line = f' stroke="{box.line}"' if box.line else ""
+        size = f'width="{box.width:.1f}" height="{box.height}"'
+        return f'<rect x="{box.x:.1f}" y="{box.y}" {size} fill="{box.fill}"{line}/>'
+    weight = ' font-weight="700"' if box.bold else ""
+    anchor = ' text-anchor="end"' if box.at_right else ""
     return (
-        f'<text x="{it.x:.1f}" y="{it.y}" font-size="{it.size}" fill="{it.colour}"{weight}{anchor}>'
-        f"{escape(it.text)}</text>"
+        f'<text x="{box.x:.1f}" y="{box.y}" font-size="{box.size}" fill="{box.colour}"{weight}{anchor}>'
+        f"{escape(box.text)}</text>"
     )
 
 

@@ -131,8 +131,8 @@ def _kept(of: Estimate) -> str:
         )
     )
 
-    def kept(it: Estimate) -> str:
-        return units.gib(it.phases[Phase.LOSS].resident.get(Component.ACTIVATIONS, 0))
+    def kept(one: Estimate) -> str:
+        return units.gib(one.phases[Phase.LOSS].resident.get(Component.ACTIVATIONS, 0))
 
     row = full.batch.per_device_train_batch_size * full.batch.max_length
     return "\n".join(

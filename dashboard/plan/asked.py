@@ -98,13 +98,13 @@ def card_rows(offers: Sequence[Offer]) -> list[dict[str, object]]:
     """The cards of a question as rows of a table."""
     return [
         {
-            "GPU": it.gpu.name_in_a_setup,
-            "At most": it.most,
-            "Owned": it.is_owned,
-            "Dollars per GPU-hour": it.usd_per_gpu_hour,
-            "Provider": it.provider or None,
+            "GPU": offer.gpu.name_in_a_setup,
+            "At most": offer.most,
+            "Owned": offer.is_owned,
+            "Dollars per GPU-hour": offer.usd_per_gpu_hour,
+            "Provider": offer.provider or None,
         }
-        for it in offers
+        for offer in offers
     ]
 
 
@@ -142,9 +142,9 @@ def cards_of(
         card |= {} if price is None else {"usd_per_gpu_hour": float(price)}
         card |= {"provider": str(row["Provider"])} if row["Provider"] else {}
         same = (
-            it for it in kept if all(it.get(key) == card.get(key) for key in ("gpu", "provider"))
+            one for one in kept if all(one.get(key) == card.get(key) for key in ("gpu", "provider"))
         )
-        card |= {key: it for key, it in next(same, {}).items() if key in NOT_IN_THE_TABLE}
+        card |= {key: value for key, value in next(same, {}).items() if key in NOT_IN_THE_TABLE}
         found.append(card)
     return found
 

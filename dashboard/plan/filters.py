@@ -26,9 +26,9 @@ class Filters(NamedTuple):
     def mask(self, found: Candidates) -> Any:
         """Which setups pass."""
         recipes = [
-            (not self.methods or it.setup.adapters.method.label in self.methods)
-            and (not self.cards or found.question.offers[it.offer].name in self.cards)
-            for it in found.recipes
+            (not self.methods or recipe.setup.adapters.method.label in self.methods)
+            and (not self.cards or found.question.offers[recipe.offer].name in self.cards)
+            for recipe in found.recipes
         ]
         keep = np.array(recipes, np.bool_)[found.recipe]
         return keep if self.most is None else keep & (found.num_gpus <= self.most)
@@ -63,29 +63,31 @@ def in_url(found: Candidates) -> Filters:
     """The filters in the URL, without what this question does not have."""
     params = st.query_params
     methods, cards, counts = choices(found)
-    most = next((it for it in counts[:-1] if params.get(MOST) == str(it)), None)
+    most = next((count for count in counts[:-1] if params.get(MOST) == str(count)), None)
     return Filters(
-        tuple(it for it in params.get_all(METHODS) if it in methods),
-        tuple(it for it in params.get_all(CARDS) if it in cards),
+        tuple(method for method in params.get_all(METHODS) if method in methods),
+        tuple(card for card in params.get_all(CARDS) if card in cards),
         most,
     )
 
 
 def choices(found: Candidates) -> tuple[list[str], list[str], list[int]]:
     """Methods, cards and numbers of GPUs of a question's setups."""
-    methods = sorted({it.setup.adapters.method for it in found.recipes}, key=list(Method).index)
-    cards = list(dict.fromkeys(it.name for it in found.question.offers))
+    methods = sorted(
+        {recipe.setup.adapters.method for recipe in found.recipes}, key=list(Method).index
+    )
+    cards = list(dict.fromkeys(offer.name for offer in found.question.offers))
     return (
-        [it.label for it in methods],
+        [method.label for method in methods],
         cards,
-        [int(it) for it in np.unique(found.num_gpus)],
+        [int(one) for one in np.unique(found.num_gpus)],
     )
 
 
 def draw(found: Candidates) -> Filters:
     """Draws a filter for each thing that differs between the setups."""
     methods, cards, counts = choices(found)
-    several = [it for it in (methods, cards, counts) if len(it) > 1]
+    several = [method for method in (methods, cards, counts) if len(method) > 1]
     places = iter(st.columns(len(several) or 1))
     chosen: list[tuple[str, ...]] = []
     for label, options, key in (("Show methods", methods, METHODS), ("Show cards", cards, CARDS)):
@@ -109,7 +111,7 @@ def _forget(key: str, options: list[Any]) -> None:
     state = st.session_state
     held = state.get(key)
     if isinstance(held, list):
-        if any(it not in options for it in held):
-            state[key] = [it for it in held if it in options]
+        if any(one not in options for one in held):
+            state[key] = [one for one in held if one in options]
     elif held is not None and held not in options:
         del state[key]

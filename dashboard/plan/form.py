@@ -45,7 +45,7 @@ def draw(question: Question, number: int) -> dict[str, object]:
 
 
 def _what(question: Question, number: int) -> dict[str, object]:
-    ids = [it for it in question.models if isinstance(it, str)]
+    ids = [model for model in question.models if isinstance(model, str)]
     names = st.multiselect(
         "Models",
         list(dict.fromkeys([*asked.model_options(), *ids])),
@@ -87,14 +87,14 @@ def _what(question: Question, number: int) -> dict[str, object]:
     lengths = _lengths(question, number)
     methods = st.pills(
         "Methods that are good enough",
-        [it.value for it in Method],
+        [method.value for method in Method],
         selection_mode="multi",
-        default=[it.value for it in question.methods],
-        format_func=lambda it: Method(it).label,
+        default=[method.value for method in question.methods],
+        format_func=lambda one: Method(one).label,
         key=f"plan methods {number}",
     )
     return {
-        "model": [*names, *(it for it in question.models if not isinstance(it, str))],
+        "model": [*names, *(model for model in question.models if not isinstance(model, str))],
         "examples": int(examples),
         "epochs": float(epochs),
         "effective_batch": int(batch),
@@ -165,7 +165,7 @@ def _lengths(question: Question, number: int) -> dict[str, object]:
         if lengths and fields(lengths) == given:
             return _written(question, lengths)
     names = {"longest": "max"}
-    return {names.get(name, name): int(it) for name, it in given.items() if it is not None}
+    return {names.get(name, name): int(value) for name, value in given.items() if value is not None}
 
 
 def fields(lengths: TokenLengths) -> dict[str, int | None]:
@@ -260,7 +260,7 @@ def cards(offers: Sequence[Offer], key: str) -> list[dict[str, object]]:
             "Provider": st.column_config.TextColumn(help="Empty: any."),
         },
     )
-    kept = [asked.card_object(it) for it in offers]
+    kept = [asked.card_object(offer) for offer in offers]
     return asked.cards_of(records(edited), kept)
 
 
@@ -308,14 +308,14 @@ def _more(question: Question, number: int) -> dict[str, object]:
             TOOLS,
             list(TOOLS).index(question.tool),
             key=f"plan tool {number}",
-            format_func=lambda it: TOOLS[it].label,
+            format_func=lambda one: TOOLS[one].label,
             help="Whose defaults the other keys take.",
         )
         rows = st.selectbox(
             "Rows",
             ("padded", "packed", "padding_free"),
             ("padded", "packed", "padding_free").index(question.rows),
-            format_func=lambda it: it.replace("_", " "),
+            format_func=lambda one: one.replace("_", " "),
             key=f"plan rows {number}",
         )
     ranks = question.ranks if rank == min(question.ranks) else (int(rank),)

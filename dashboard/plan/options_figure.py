@@ -82,8 +82,8 @@ def _across(advice: Advice) -> tuple[Floats, str]:
 
 def _density(across: Floats, hours: Floats) -> Figure:
     edges = [
-        np.geomspace(it.min() / axes.MARGIN, it.max() * axes.MARGIN, n + 1)
-        for it, n in zip((across, hours), CELLS, strict=True)
+        np.geomspace(one.min() / axes.MARGIN, one.max() * axes.MARGIN, n + 1)
+        for one, n in zip((across, hours), CELLS, strict=True)
     ]
     counts, *_ = np.histogram2d(across, hours, edges)
     shown = np.where(counts > 0, np.log10(counts + 1), np.nan).T
@@ -92,7 +92,7 @@ def _density(across: Floats, hours: Floats) -> Figure:
         "name": "Setups",
         "x": edges[0].tolist(),
         "y": edges[1].tolist(),
-        "z": [[None if np.isnan(it) else round(float(it), 2) for it in row] for row in shown],
+        "z": [[None if np.isnan(one) else round(float(one), 2) for one in row] for row in shown],
         "customdata": counts.T.astype(int).tolist(),
         "colorscale": [[0, "rgba(127,138,148,0.18)"], [1, "rgba(127,138,148,0.75)"]],
         "showscale": False,
@@ -104,7 +104,7 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
     found, front = advice.candidates, advice.front
     if not len(front):
         return []
-    steps = [it.place for it in advice.stairs]
+    steps = [stair.place for stair in advice.stairs]
     line_places = _along(advice)
     colour = theme.COMPONENTS[Component.WEIGHTS].colour
     points = {
@@ -114,7 +114,7 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         "x": across[front].tolist(),
         "y": found.middle_hours[front].tolist(),
         "customdata": front.tolist(),
-        "text": [_hover(advice, it) for it in front.tolist()],
+        "text": [_hover(advice, place) for place in front.tolist()],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"size": 7, "color": colour, "opacity": 0.55},
     }
@@ -125,10 +125,10 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
         "x": across[line_places].tolist(),
         "y": found.middle_hours[line_places].tolist(),
         "customdata": line_places,
-        "text": [_hover(advice, it) for it in line_places],
+        "text": [_hover(advice, place) for place in line_places],
         "hovertemplate": "%{text}<extra></extra>",
         "line": {"color": colour, "width": 2, "shape": "hv"},
-        "marker": {"size": [11 if it in steps else 7 for it in line_places], "color": colour},
+        "marker": {"size": [11 if place in steps else 7 for place in line_places], "color": colour},
     }
     traces = [points, line]
     if advice.recommended is not None:
@@ -139,10 +139,10 @@ def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
 def _along(advice: Advice) -> list[int]:
     """The places on the line: every step, those that cannot be told from it, and the recommended one."""
     found = advice.candidates
-    places = {place for it in advice.stairs for place in (it.place, *it.alike)}
+    places = {place for stair in advice.stairs for place in (stair.place, *stair.alike)}
     if advice.recommended is not None:
         places.add(advice.recommended)
-    return sorted(places, key=lambda it: (found.middle_dollars[it], -found.middle_hours[it]))
+    return sorted(places, key=lambda one: (found.middle_dollars[one], -found.middle_hours[one]))
 
 
 def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:
@@ -186,7 +186,7 @@ def _hover(advice: Advice, place: int) -> str:
         plan_words.terms(found, place),
         plan_words.free(found, place),
     )
-    return "<br>".join(escape(it) for it in lines)
+    return "<br>".join(escape(line) for line in lines)
 
 
 def _limit(look: theme.Look, axis: str, at: float) -> Figure:
@@ -206,7 +206,7 @@ def _names(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
     """Labels with cards and method, beside the recommended point and the first steps of the front."""
     found = advice.candidates
     places = [] if advice.recommended is None else [advice.recommended]
-    places += [it.place for it in advice.stairs if it.place not in places]
+    places += [stair.place for stair in advice.stairs if stair.place not in places]
     return [
         {
             "x": float(np.log10(across[place])),
@@ -231,7 +231,7 @@ def alt(advice: Advice) -> str:
     found = advice.candidates
     fitting = int((found.fits & advice.kept).sum())
     named = "; ".join(
-        f"{plan_words.cards(found, it.place)}: {plan_words.terms(found, it.place)}"
-        for it in advice.stairs
+        f"{plan_words.cards(found, stair.place)}: {plan_words.terms(found, stair.place)}"
+        for stair in advice.stairs
     )
     return f"{fitting:,} setups that fit, by dollars and hours. The cheapest, and what is faster for more: {named}."

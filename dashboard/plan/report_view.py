@@ -30,7 +30,7 @@ def draw() -> None:
     if team_asked.TEAM.key in st.query_params:
         team = team_asked.TEAM.current()
         held.say_problem()
-        if held.has_models([it for own in team.jobs.values() for it in own.models]):
+        if held.has_models([model for own in team.jobs.values() for model in own.models]):
             _team(team)
     else:
         question = asked.RUN.current()

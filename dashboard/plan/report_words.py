@@ -81,13 +81,13 @@ def details(advice: Advice) -> str:
     found = advice.candidates
     parts = []
     if advice.stairs:
-        parts.append(_section("What the next dollar buys", [it.text for it in advice.stairs]))
+        parts.append(_section("What the next dollar buys", [stair.text for stair in advice.stairs]))
     if len(advice.front):
         parts.append(_front(advice))
     if advice.misses:
-        parts.append(_section("Why the others fail", [it.text for it in advice.misses]))
+        parts.append(_section("Why the others fail", [miss.text for miss in advice.misses]))
     parts.append(_section("How sure this is", _sure(advice)))
-    used = [(found.offer(it), int(found.num_gpus[it])) for it in advice.front.tolist()]
+    used = [(found.offer(place), int(found.num_gpus[place])) for place in advice.front.tolist()]
     parts.append(prices(used))
     if advice.notes:
         parts.append(_section("What this leaves out", advice.notes))
@@ -111,8 +111,8 @@ def _sure(advice: Advice) -> list[str]:
 def _front(advice: Advice) -> str:
     """The first rows of the front, cheapest first, and all that is named above."""
     places: list[int] = advice.front.tolist()
-    named = {it.place for it in advice.stairs} | {advice.recommended}
-    shown = [it for at, it in enumerate(places) if at < MOST_ROWS or it in named]
+    named = {stair.place for stair in advice.stairs} | {advice.recommended}
+    shown = [one for at, one in enumerate(places) if at < MOST_ROWS or one in named]
     found = advice.candidates
     rows = []
     for place in shown:
@@ -164,8 +164,11 @@ def _listing(offer: Offer, price: Price) -> tuple[str, ...]:
 
 def schedule(found: TeamAnswer) -> str:
     """A team's jobs as a table, what the hours and dollars rest on, and where the prices come from."""
-    offers = {it.gpu.name: it for it in next(iter(found.team.jobs.values())).offers}
-    used = [(offers[it.option.pool], it.option.num_gpus) for it in found.timetable.assignments]
+    offers = {offer.gpu.name: offer for offer in next(iter(found.team.jobs.values())).offers}
+    used = [
+        (offers[assignment.option.pool], assignment.option.num_gpus)
+        for assignment in found.timetable.assignments
+    ]
     sure = [
         "Hours and dollars are the slow ends of their ranges, so that a deadline is met with them.",
         "For each number of cards the fastest setup is taken.",
@@ -189,11 +192,11 @@ def _section(title: str, sentences: Sequence[str]) -> str:
 
 
 def _cells(cells: Iterable[str]) -> str:
-    return "".join(f"<td>{markup.whole_prices(escape(it))}</td>" for it in cells)
+    return "".join(f"<td>{markup.whole_prices(escape(cell))}</td>" for cell in cells)
 
 
 def _table(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
-    titles = "".join(f'<th scope="col">{it}</th>' for it in head)
+    titles = "".join(f'<th scope="col">{one}</th>' for one in head)
     return f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 

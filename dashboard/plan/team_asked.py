@@ -101,7 +101,7 @@ def job_rows(team: TeamQuestion) -> list[dict[str, object]]:
         {
             "Job": name,
             "Model": _model(own),
-            "Methods": [it.value for it in own.methods],
+            "Methods": [method.value for method in own.methods],
             "Examples": own.num_train_examples,
             "Epochs": own.num_train_epochs,
             "Mean tokens": max(1, round(own.lengths.mean)),
@@ -127,7 +127,7 @@ def jobs_of(rows: Sequence[Row], team: TeamQuestion) -> list[dict[str, object]]:
     for row in rows:
         if not row["Job"] and not row["Model"]:
             continue
-        name = row["Job"] or _free(terms.short_name(row["Model"]), [it["name"] for it in found])
+        name = row["Job"] or _free(terms.short_name(row["Model"]), [one["name"] for one in found])
         before = team.jobs.get(name)
         was = {} if before is None else question_object(before)
         kept = {key: was[key] for key in NOT_IN_THE_TABLE if key in was}
@@ -145,7 +145,7 @@ def jobs_of(rows: Sequence[Row], team: TeamQuestion) -> list[dict[str, object]]:
         }
         if row["Model"] == AS_GIVEN and before is not None:
             job["model"] = list(before.models)
-        found.append({key: it for key, it in job.items() if it is not None})
+        found.append({key: value for key, value in job.items() if value is not None})
     return found
 
 
@@ -164,7 +164,7 @@ def _lengths(row: Row, before: Question | None) -> dict[str, object] | None:
     if mean is None and longest is None:
         return None
     found = {"mean": mean, "max": longest or mean}
-    return {key: it for key, it in found.items() if it is not None}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _free(name: str, taken: Sequence[object]) -> str:
@@ -186,14 +186,14 @@ def with_job(team: TeamQuestion, job: Mapping[str, object]) -> TeamQuestion:
 
 
 def _whole_job(name: str, team: TeamQuestion) -> dict[str, object]:
-    own = {key: it for key, it in question_object(team.jobs[name]).items() if key != "cards"}
+    own = {key: value for key, value in question_object(team.jobs[name]).items() if key != "cards"}
     return {**own, "name": name, "ready_hours": team.ready_hours[name]}
 
 
 def job_of_run(question: Question) -> dict[str, object]:
     """The question of one run as a job; cards and budget are the team's."""
     left = ("cards", "budget_usd")
-    own = {key: it for key, it in question_object(question).items() if key not in left}
+    own = {key: value for key, value in question_object(question).items() if key not in left}
     return {**own, "name": terms.short_name(str(question.models[0]))}
 
 
@@ -239,8 +239,8 @@ def _ways(text: str, known: tuple[str, ...]) -> JobWays:
     options = options_of(advise(found))
     return JobWays(
         options,
-        {it.place: plan_words.title(found, it.place) for it in options},
-        {it.place: found.keys(it.place) for it in options},
+        {option.place: plan_words.title(found, option.place) for option in options},
+        {option.place: found.keys(option.place) for option in options},
     )
 
 
@@ -257,11 +257,11 @@ def _scheduled(text: str, known: tuple[str, ...]) -> TeamAnswer:
         except ValueError as refusal:
             ways[name], problems[name] = JobWays((), {}, {}), str(refusal)
         bar.progress((number + 1) / (len(team.jobs) + 1), "Computing every setup of each job.")
-    jobs = team_jobs(team, {name: it.options for name, it in ways.items()})
+    jobs = team_jobs(team, {name: value.options for name, value in ways.items()})
     found = schedule(jobs, team.pools, team.horizon_hours, team.slots)
     bar.empty()
     found = replace(found, left_out={**found.left_out, **problems})
-    at = {it.job.name: it.option.place for it in found.assignments}
+    at = {assignment.job.name: assignment.option.place for assignment in found.assignments}
     return TeamAnswer(
         team,
         found,

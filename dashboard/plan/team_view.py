@@ -33,7 +33,7 @@ def draw() -> None:
     answering = st.container()
     team, is_current = _put(team, _form(team))
     with answering:
-        if not held.has_models([it for own in team.jobs.values() for it in own.models]):
+        if not held.has_models([model for own in team.jobs.values() for model in own.models]):
             return
         found = team_asked.answered(team)
         if isinstance(found, str):
@@ -137,7 +137,7 @@ def _jobs(team: TeamQuestion, number: int) -> list[dict[str, object]]:
                 options=[*asked.model_options(), *models], width="medium"
             ),
             "Methods": st.column_config.MultiselectColumn(
-                options=[it.value for it in Method],
+                options=[method.value for method in Method],
                 default=[Method.LORA.value],
                 help="Whose results are good enough; the fastest is taken.",
             ),

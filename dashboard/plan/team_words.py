@@ -16,7 +16,7 @@ from estimator import TeamQuestion, Verdict, plan_words, timetable_summary
 def panel_html(found: TeamAnswer, *, is_current: bool = True) -> str:
     """What runs, what it costs, and what is late or left out, in a verdict's colour; as ``words.panel_html``."""
     table = found.timetable
-    late = any(it.late_hours for it in table.assignments)
+    late = any(assignment.late_hours for assignment in table.assignments)
     kind = Verdict.DOES_NOT_FIT if table.left_out else Verdict.TIGHT if late else Verdict.FITS
     first, *rest = timetable_summary(table)
     if not rest:
@@ -27,7 +27,7 @@ def panel_html(found: TeamAnswer, *, is_current: bool = True) -> str:
 
 def ends(found: TeamAnswer) -> str:
     """When the last job ends."""
-    last = max(found.timetable.assignments, key=lambda it: it.end_hours)
+    last = max(found.timetable.assignments, key=lambda one: one.end_hours)
     return f"The last to end is {last.job.name}: {timeline_figure.clock(last.end_hours)}."
 
 
@@ -46,7 +46,7 @@ def _hours(number: float) -> str:
 
 def legend_html(found: TeamAnswer) -> str:
     """The colour of each job that runs."""
-    names = [it.job.name for it in found.timetable.assignments]
+    names = [assignment.job.name for assignment in found.timetable.assignments]
     said = "".join(
         f'<span><i class="hr-swatch" style="background:{timeline_figure.part_of(name, names).colour}"></i>'
         f"{escape(name)}</span>"
@@ -58,7 +58,7 @@ def legend_html(found: TeamAnswer) -> str:
 def table_html(found: TeamAnswer) -> str:
     """The jobs that run, in the order of their starts, each with a link to its setup; then those that do not."""
     head = ("Job", "From", "To", "On", "Dollars", "Deadline", "Setup")
-    cells = "".join(f'<th scope="col">{it}</th>' for it in head)
+    cells = "".join(f'<th scope="col">{one}</th>' for one in head)
     body = "".join(_row(found, name) for name in found.titles)
     body += "".join(
         f'<tr><th scope="row">{escape(name)}</th><td colspan="6">Does not run: {escape(why)}</td></tr>'
@@ -71,17 +71,19 @@ def table_html(found: TeamAnswer) -> str:
 
 
 def _row(found: TeamAnswer, name: str) -> str:
-    it = next(it for it in found.timetable.assignments if it.job.name == name)
-    due = it.job.deadline_hours
+    bar = next(
+        assignment for assignment in found.timetable.assignments if assignment.job.name == name
+    )
+    due = bar.job.deadline_hours
     deadline = "none" if due is None else timeline_figure.clock(due)
-    if it.late_hours:
-        deadline += f", {plan_words.duration(it.late_hours)} late"
+    if bar.late_hours:
+        deadline += f", {plan_words.duration(bar.late_hours)} late"
     title = found.titles[name].partition(", ")[2]
     cells = (
-        timeline_figure.clock(it.start_hours),
-        timeline_figure.clock(it.end_hours),
-        f"{timeline_figure.numbered(found.gpus[name])} of {it.option.pool}",
-        plan_words.usd(it.option.dollars) if it.option.dollars else "no rent",
+        timeline_figure.clock(bar.start_hours),
+        timeline_figure.clock(bar.end_hours),
+        f"{timeline_figure.numbered(found.gpus[name])} of {bar.option.pool}",
+        plan_words.usd(bar.option.dollars) if bar.option.dollars else "no rent",
         deadline,
     )
     said = "".join(f"<td>{markup.whole_prices(escape(cell))}</td>" for cell in cells)
@@ -93,8 +95,8 @@ def query(keys: Mapping[str, object]) -> str:
     """The contract's keys as the query of a URL."""
     return urlencode(
         [
-            (key, it if isinstance(it, str) else json.dumps(it))
+            (key, one if isinstance(one, str) else json.dumps(one))
             for key, value in keys.items()
-            for it in (value if isinstance(value, list) else [value])
+            for one in (value if isinstance(value, list) else [value])
         ]
     )

@@ -27,8 +27,8 @@ NAME = 0.15
 """Share of the axis that a name beside a deadline takes. Our choice."""
 HOURS_OF_A_DAY = 24
 COLOURS = tuple(
-    theme.COMPONENTS[it]
-    for it in (
+    theme.COMPONENTS[state]
+    for state in (
         Component.WEIGHTS,
         Component.OPTIMIZER_STATES,
         Component.GRADIENTS,
@@ -57,13 +57,13 @@ def bars(
     ``gpus``: by job, the GPUs of its pool.
     """
     names = list(pools)
-    for it in found.assignments:
-        before = sum(pools[name] for name in names[: names.index(it.option.pool)])
-        own = gpus[it.job.name]
+    for assignment in found.assignments:
+        before = sum(pools[name] for name in names[: names.index(assignment.option.pool)])
+        own = gpus[assignment.job.name]
         first = own[0]
         for left, right in zip(own, [*own[1:], None], strict=True):
             if right != left + 1:
-                yield JobBar(it, before + first, left - first + 1)
+                yield JobBar(assignment, before + first, left - first + 1)
                 first = -1 if right is None else right
 
 
@@ -82,10 +82,16 @@ def figure(
     band = BAND / lane  # a band's title in lanes
     drawn = list(bars(found, team.pools, gpus))
     tops = _tops(team.pools, band)
-    end = max((it.end_hours for it in found.assignments), default=team.horizon_hours)
-    due = [it.job.deadline_hours for it in found.assignments if it.job.deadline_hours]
-    end = max([end, *(it for it in due if it <= FAR * end)]) * 1.02
-    names = [it.job.name for it in found.assignments]
+    end = max(
+        (assignment.end_hours for assignment in found.assignments), default=team.horizon_hours
+    )
+    due = [
+        assignment.job.deadline_hours
+        for assignment in found.assignments
+        if assignment.job.deadline_hours
+    ]
+    end = max([end, *(one for one in due if one <= FAR * end)]) * 1.02
+    names = [assignment.job.name for assignment in found.assignments]
     return {
         "data": [_jobs(drawn, tops, names, titles, gpus), _late(drawn, tops, look)],
         "layout": {
@@ -101,7 +107,7 @@ def figure(
                 "range": [0, end],
                 "fixedrange": True,
                 "tickvals": ticks(end),
-                "ticktext": [clock(it, end) for it in ticks(end)],
+                "ticktext": [clock(tick, end) for tick in ticks(end)],
                 "tickfont": {"size": 16, "color": look.ink},
                 "ticklabeloverflow": "allow",
                 "gridcolor": theme.GRID,
@@ -114,7 +120,7 @@ def figure(
             },
             "shapes": [
                 *_lines(team.pools, tops),
-                *(_deadline(it, tops, look) for it in drawn if it.job.job.deadline_hours),
+                *(_deadline(bar, tops, look) for bar in drawn if bar.job.job.deadline_hours),
             ],
             "annotations": [*_titles(team, tops, look), *_due(found, drawn, tops, end, look)],
         },
@@ -139,22 +145,22 @@ def _jobs(
     titles: Mapping[str, str],
     gpus: Mapping[str, tuple[int, ...]],
 ) -> Figure:
-    parts = [part_of(it.job.job.name, names) for it in drawn]
+    parts = [part_of(bar.job.job.name, names) for bar in drawn]
     return {
         "type": "bar",
         "orientation": "h",
         "name": "Jobs",
-        "base": [it.job.start_hours for it in drawn],
-        "x": [it.job.option.hours for it in drawn],
-        "y": [tops[it.first] + it.lanes / 2 for it in drawn],
-        "width": [it.lanes * 0.92 for it in drawn],
-        "text": [_label(it) for it in drawn],
+        "base": [bar.job.start_hours for bar in drawn],
+        "x": [bar.job.option.hours for bar in drawn],
+        "y": [tops[one.first] + one.lanes / 2 for one in drawn],
+        "width": [one.lanes * 0.92 for one in drawn],
+        "text": [_label(one) for one in drawn],
         "textposition": "inside",
         "insidetextanchor": "middle",
-        "insidetextfont": {"size": LETTERS, "color": [it.ink for it in parts]},
-        "hovertext": [_hover(it.job, titles, gpus) for it in drawn],
+        "insidetextfont": {"size": LETTERS, "color": [part.ink for part in parts]},
+        "hovertext": [_hover(bar.job, titles, gpus) for bar in drawn],
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": [it.colour for it in parts]},
+        "marker": {"color": [part.colour for part in parts]},
     }
 
 
@@ -163,54 +169,56 @@ def part_of(name: str, names: Sequence[str]) -> theme.DrawnPart:
     return COLOURS[names.index(name) % len(COLOURS)]
 
 
-def _label(it: JobBar) -> str:
+def _label(bar: JobBar) -> str:
     """The job's name; below it by how long it is late, where there is room for two lines."""
-    late = _lateness(it.job)
-    if it.lanes > 1:
+    late = _lateness(bar.job)
+    if bar.lanes > 1:
         late = late.replace(", ", "<br>", 1)
-    return f"<b>{escape(it.job.job.name)}</b>{late}"
+    return f"<b>{escape(bar.job.job.name)}</b>{late}"
 
 
-def _lateness(it: Assignment) -> str:
-    return f", {plan_words.duration(it.late_hours)} late" if it.late_hours else ""
+def _lateness(assignment: Assignment) -> str:
+    return f", {plan_words.duration(assignment.late_hours)} late" if assignment.late_hours else ""
 
 
-def _hover(it: Assignment, titles: Mapping[str, str], gpus: Mapping[str, tuple[int, ...]]) -> str:
+def _hover(
+    assignment: Assignment, titles: Mapping[str, str], gpus: Mapping[str, tuple[int, ...]]
+) -> str:
     lines = (
-        it.job.name,
-        f"{clock(it.start_hours)} to {clock(it.end_hours)}{_lateness(it)}",
-        f"{numbered(gpus[it.job.name])} of {it.option.pool}",
-        titles[it.job.name],
+        assignment.job.name,
+        f"{clock(assignment.start_hours)} to {clock(assignment.end_hours)}{_lateness(assignment)}",
+        f"{numbered(gpus[assignment.job.name])} of {assignment.option.pool}",
+        titles[assignment.job.name],
     )
     return "<br>".join(map(escape, lines))
 
 
 def _late(drawn: Sequence[JobBar], tops: Sequence[float], look: theme.Look) -> Figure:
     """What lies beyond the deadline: a red strip at the foot of the bar."""
-    late = [it for it in drawn if it.job.late_hours]
-    begins = [max(it.job.start_hours, it.job.end_hours - it.job.late_hours) for it in late]
+    late = [bar for bar in drawn if bar.job.late_hours]
+    begins = [max(bar.job.start_hours, bar.job.end_hours - bar.job.late_hours) for bar in late]
     return {
         "type": "bar",
         "orientation": "h",
         "name": "Beyond the deadline",
         "base": begins,
-        "x": [it.job.end_hours - begin for it, begin in zip(late, begins, strict=True)],
-        "y": [tops[it.first] + it.lanes - STRIP / 2 for it in late],
+        "x": [bar.job.end_hours - begin for bar, begin in zip(late, begins, strict=True)],
+        "y": [tops[one.first] + one.lanes - STRIP / 2 for one in late],
         "width": [STRIP] * len(late),
         "hoverinfo": "skip",
         "marker": {"color": look.capacity},
     }
 
 
-def _deadline(it: JobBar, tops: Sequence[float], look: theme.Look) -> Figure:
+def _deadline(bar: JobBar, tops: Sequence[float], look: theme.Look) -> Figure:
     """Across the lanes of a job in time; of a late one, whose bar it would cross, at its foot."""
-    top = tops[it.first] + (it.lanes - 2 * STRIP if it.job.late_hours else 0)
+    top = tops[bar.first] + (bar.lanes - 2 * STRIP if bar.job.late_hours else 0)
     return {
         "type": "line",
-        "x0": it.job.job.deadline_hours,
-        "x1": it.job.job.deadline_hours,
+        "x0": bar.job.job.deadline_hours,
+        "x1": bar.job.job.deadline_hours,
         "y0": top,
-        "y1": tops[it.first] + it.lanes,
+        "y1": tops[bar.first] + bar.lanes,
         "line": {"color": look.capacity, "width": 4, "dash": "dot"},
     }
 
@@ -220,12 +228,12 @@ def _due(
 ) -> list[Figure]:
     """The job's name beside its deadline, where there is room: to the right of it, else to the left."""
     said: list[Figure] = []
-    for it in drawn:
-        due = it.job.job.deadline_hours
-        if due is None or it.job.late_hours:
+    for bar in drawn:
+        due = bar.job.job.deadline_hours
+        if due is None or bar.job.late_hours:
             continue
         room = NAME * end
-        pool = [other for other in found.assignments if other.option.pool == it.job.option.pool]
+        pool = [other for other in found.assignments if other.option.pool == bar.job.option.pool]
         sides = {"left": (due, due + room), "right": (due - room, due)}
         for anchor, (begin, until) in sides.items():
             taken = any(other.start_hours < until and other.end_hours > begin for other in pool)
@@ -233,10 +241,10 @@ def _due(
                 continue
             said.append(
                 {
-                    "text": f" {escape(it.job.job.name)} due ",
+                    "text": f" {escape(bar.job.job.name)} due ",
                     "x": due,
                     "xanchor": anchor,
-                    "y": tops[it.first] + it.lanes / 2,
+                    "y": tops[bar.first] + bar.lanes / 2,
                     "yanchor": "middle",
                     "showarrow": False,
                     "font": {"size": 16, "color": look.ink},
@@ -295,7 +303,7 @@ def ticks(end: float) -> list[float]:
 
 
 def _step(end: float) -> float:
-    return next((it for it in STEPS if end / it <= MOST_TICKS), STEPS[-1])
+    return next((step for step in STEPS if end / step <= MOST_TICKS), STEPS[-1])
 
 
 def clock(hours: float, end: float = 0.0) -> str:
@@ -324,14 +332,14 @@ def numbered(gpus: Sequence[int]) -> str:
         return f"GPU {gpus[0] + 1}"
     if gpus[-1] - gpus[0] == len(gpus) - 1:
         return f"GPUs {gpus[0] + 1} to {gpus[-1] + 1}"
-    return f"GPUs {', '.join(str(it + 1) for it in gpus)}"
+    return f"GPUs {', '.join(str(gpu + 1) for gpu in gpus)}"
 
 
 def alt(found: Timetable, gpus: Mapping[str, tuple[int, ...]]) -> str:
     """The figure as text."""
     said = [
-        f"{it.job.name} on {numbered(gpus[it.job.name])} of {it.option.pool}, {clock(it.start_hours)} to "
-        f"{clock(it.end_hours)}{_lateness(it)}"
-        for it in found.assignments
+        f"{assignment.job.name} on {numbered(gpus[assignment.job.name])} of {assignment.option.pool}, "
+        f"{clock(assignment.start_hours)} to {clock(assignment.end_hours)}{_lateness(assignment)}"
+        for assignment in found.assignments
     ]
     return f"Timeline of {len(said)} jobs. {'; '.join(said)}."

@@ -249,12 +249,12 @@ def _beyond(advice: Advice, kept: filters.Filters) -> None:
     if advice.stairs:
         st.html('<h2 class="hr-head">What the next dollar buys</h2>')
         st.html(
-            words.list_html([it.text for it in advice.stairs])
+            words.list_html([stair.text for stair in advice.stairs])
             + f'<p class="hr-small">{words.HINT}</p>'
         )
     if advice.misses:
         st.html('<h2 class="hr-head">Why the others fail</h2>')
-        st.html(words.list_html([it.text for it in advice.misses]))
+        st.html(words.list_html([miss.text for miss in advice.misses]))
     if len(advice.front):
         _table(advice)
     if advice.notes:
@@ -266,7 +266,7 @@ def _table(advice: Advice) -> None:
     st.html(
         f'<h2 class="hr-head">{len(advice.front):,} setups that no other beats in dollars, hours and free memory</h2>'
     )
-    table = pd.DataFrame([words.row(advice, it) for it in places])
+    table = pd.DataFrame([words.row(advice, place) for place in places])
     if table["Model"].nunique() == 1:
         table = table.drop(columns="Model")
 
@@ -289,7 +289,7 @@ def _table(advice: Advice) -> None:
 
 
 def _csv(advice: Advice) -> str:
-    rows = [words.row(advice, it) for it in advice.front.tolist()]
+    rows = [words.row(advice, place) for place in advice.front.tolist()]
     return contract.csv_text([rows[0], *(row.values() for row in rows)] if rows else [])
 
 

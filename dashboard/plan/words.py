@@ -36,7 +36,7 @@ def growing_html(best: Pick, each: Sequence[tuple[str, Pick]]) -> str:
     """The best of the setups that are computed already, and with each method."""
     before = f"Of {len(best.candidates):,} setups so far"
     return panel_html(best, is_current=False, before=before) + each_html(
-        [(name, taken(it)) for name, it in each]
+        [(name, taken(one)) for name, one in each]
     )
 
 
@@ -51,7 +51,7 @@ def verdict_html(
         colours, first = "currentColor", f"{before}: {first}"
     else:
         colours = f"light-dark({theme.VERDICTS[kind].colour}, {theme.VERDICTS_ON_DARK[kind]})"
-    items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in reasons)
+    items = "".join(f"<li>{markup.whole_prices(escape(reason))}</li>" for reason in reasons)
     said = f'<p class="hr-say">{markup.whole_prices(escape(rest))}</p>' if rest else ""
     return (
         f'<div class="hr-verdict" role="status" style="--hr: {colours}">'
@@ -79,7 +79,7 @@ def taken(one: Pick) -> str:
 
 def list_html(sentences: Sequence[str]) -> str:
     """Sentences as an HTML list."""
-    items = "".join(f"<li>{markup.whole_prices(escape(it))}</li>" for it in sentences)
+    items = "".join(f"<li>{markup.whole_prices(escape(sentence))}</li>" for sentence in sentences)
     return f'<ul class="hr-text">{items}</ul>'
 
 
@@ -130,9 +130,9 @@ def asked_in_words(question: Question) -> str:
 
 def work_in_words(question: Question) -> str:
     """What is trained on what, in a clause."""
-    adapters = any(it.has_adapters for it in question.methods)
-    methods = one_of([it.phrase for it in question.methods])
-    rank = f" of rank {one_of([str(it) for it in question.ranks])}" if adapters else ""
+    adapters = any(method.has_adapters for method in question.methods)
+    methods = one_of([method.phrase for method in question.methods])
+    rank = f" of rank {one_of([str(rank) for rank in question.ranks])}" if adapters else ""
     return (
         f"{one_of(model_names(question))} with {methods}{rank} on {question.num_train_examples:,} examples of "
         f"{lengths_in_words(question)}; {_epochs(question.num_train_epochs)}, {question.effective_batch:,} examples a "
@@ -143,7 +143,8 @@ def work_in_words(question: Question) -> str:
 def model_names(question: Question) -> list[str]:
     """The models without their owners."""
     return [
-        terms.short_name(it) if isinstance(it, str) else "your own model" for it in question.models
+        terms.short_name(model) if isinstance(model, str) else "your own model"
+        for model in question.models
     ]
 
 
@@ -159,7 +160,10 @@ def lengths_in_words(question: Question) -> str:
 
 def cards_in_words(offers: Sequence[Offer]) -> str:
     """The cards that can be had, in a clause."""
-    said = [f"up to {it.most} × {it.name}" if it.most > 1 else f"1 × {it.name}" for it in offers]
+    said = [
+        f"up to {offer.most} × {offer.name}" if offer.most > 1 else f"1 × {offer.name}"
+        for offer in offers
+    ]
     return f"Cards: {'; '.join(said)}"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import streamlit as st
 
 _ROOT = Path(__file__).parents[2]
-APP = next(it for it in (_ROOT / "headroom" / "app.py", _ROOT / "app.py") if it.is_file())
+APP = next(one for one in (_ROOT / "headroom" / "app.py", _ROOT / "app.py") if one.is_file())
 """The router: in its own folder if installed, else in the repository's root."""
 _routed = ContextVar("routed", default=False)
 

@@ -95,7 +95,9 @@ class Compressed:
             return
         if path not in self._kept:
             whole = [
-                it for it in scope["headers"] if it[0] not in (b"accept-encoding", b"if-none-match")
+                header
+                for header in scope["headers"]
+                if header[0] not in (b"accept-encoding", b"if-none-match")
             ]
             answer = _Whole()
             if path == PLOTLY:
@@ -115,9 +117,9 @@ class Compressed:
     def _keep(self, path: str, headers: list[tuple[bytes, bytes]], packed: bytes) -> None:
         etag = f'"{sha256(packed).hexdigest()[:32]}"'
         left = (b"content-length", b"etag", b"accept-ranges", b"last-modified", b"vary", b"date")
-        kept = [it for it in headers if it[0].lower() not in left]
+        kept = [header for header in headers if header[0].lower() not in left]
         if not any(b"max-age" in value for name, value in kept if name.lower() == b"cache-control"):
-            kept = [it for it in kept if it[0].lower() != b"cache-control"]
+            kept = [one for one in kept if one[0].lower() != b"cache-control"]
             kept.append((b"cache-control", A_DAY.encode()))
         kept += [
             (b"content-encoding", b"gzip"),
@@ -151,7 +153,9 @@ def _without_fallback(path: str, send: Send) -> Send:
             if is_page:
                 message = {**message, "status": 404, "headers": [(b"content-type", b"text/plain")]}
             if message["status"] >= 400:
-                kept = [it for it in message["headers"] if it[0].lower() != b"cache-control"]
+                kept = [
+                    header for header in message["headers"] if header[0].lower() != b"cache-control"
+                ]
                 message = {**message, "headers": [*kept, (b"cache-control", b"no-store")]}
         elif is_page:
             message = {**message, "body": b""}

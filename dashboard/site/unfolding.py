@@ -89,7 +89,9 @@ def comparison_of(query: str) -> Preview | None:
     scenarios = contract.read_texts(given.get("s", ()), version=given.get("v", ())).scenarios
     if not scenarios:
         return None
-    said = " ".join(f"{it.name}: {_answer(contract.read(it))}." for it in scenarios)
+    said = " ".join(
+        f"{scenario.name}: {_answer(contract.read(scenario))}." for scenario in scenarios
+    )
     return Preview(f"{len(scenarios)} setup{'s' * (len(scenarios) > 1)} compared", said)
 
 
@@ -213,7 +215,11 @@ def _with(tags: str, send: Send) -> Callable[[Message], Awaitable[None]]:
             return
         body = b"".join(pieces).replace(TITLE.encode(), tags.encode(), 1)
         (start,) = held
-        kept = [it for it in start["headers"] if it[0].lower() not in (b"content-length", b"etag")]
+        kept = [
+            header
+            for header in start["headers"]
+            if header[0].lower() not in (b"content-length", b"etag")
+        ]
         length = (b"content-length", str(len(body)).encode())
         await send({**start, "headers": [*kept, length]})
         await send({"type": "http.response.body", "body": body})

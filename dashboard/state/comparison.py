@@ -157,9 +157,12 @@ def proposed_name(of: Estimate) -> str:
     """The default name of a setup; if another has it, with what differs from that one."""
     usual, kept = terms.proposed_name(of), scenarios()
     fields = contract.write_fields(of.model, of.gpu, of.setup)
-    twins = (key_words.difference(fields, it.setup) for it in kept if it.name == usual)
+    twins = (key_words.difference(fields, one.setup) for one in kept if one.name == usual)
     fuller = [
-        f"{name}, {it}" for it in twins if it for name in (usual, of.setup.adapters.method.label)
+        f"{name}, {twin}"
+        for twin in twins
+        if twin
+        for name in (usual, of.setup.adapters.method.label)
     ]
     return contract.free_name(usual, kept, *fuller)
 
@@ -278,7 +281,7 @@ def load(text: bytes) -> None:
 
 def ask_for_models() -> tuple[bool, dict[str, str]]:
     """Asks the Hub for unknown models. Returns whether answers are pending, and the status of each."""
-    return models.ask_for(it.setup.get("model") for it in scenarios())
+    return models.ask_for(scenario.setup.get("model") for scenario in scenarios())
 
 
 def params(*, estimates: bool) -> dict[str, list[str]]:

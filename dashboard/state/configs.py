@@ -57,7 +57,7 @@ def take_dropped() -> None:
     """Imports the dropped files."""
     dropped = st.session_state.get("run files")
     if dropped:
-        _take({it.name: it.getvalue() for it in dropped})
+        _take({file.name: file.getvalue() for file in dropped})
 
 
 def forget() -> None:
@@ -73,7 +73,7 @@ def take_defaults_of(tool: str) -> None:
     given = contract.write_fields(reading.model, reading.gpu, reading.setup)
     asked = {key: reading.setup.value(key) for key in contract.QUESTION if key in contract.BY_NAME}
     asked |= {key: given[key] for key in ("model", "gpu") if key in given}
-    found = {it.key: it.value for it in defaults_of(tool, asked, reading.model)}
+    found = {one.key: one.value for one in defaults_of(tool, asked, reading.model)}
     _put({**found, **asked})
 
 

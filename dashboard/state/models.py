@@ -298,4 +298,4 @@ def ask_for(facts: Iterable[object]) -> tuple[bool, dict[str, str]]:
             said[hub_id] = " ".join(found.sentences)
         else:
             remember(hub_id, found)
-    return any(not asked[it].done() for it in said), said
+    return any(not asked[one].done() for one in said), said

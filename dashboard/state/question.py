@@ -47,7 +47,7 @@ def are_set(proposed: Iterable[Mapping[str, object]]) -> list[bool]:
     """For each of some keys with values, whether the setup has them."""
     now = _current().asked
     return [
-        all(now.get(key, contract.default_of(key)) == it for key, it in keys.items())
+        all(now.get(key, contract.default_of(key)) == value for key, value in keys.items())
         for keys in proposed
     ]
 
@@ -122,7 +122,7 @@ def all_but(left_out: Mapping[str, Collection[str]]) -> dict[str, tuple[object, 
     now = _current()
     inputs = [(name, repr(value)) for name, value in sorted(now.asked.items())]
     return {
-        name: (now.reading.model, *(it for it in inputs if it[0] not in keys))
+        name: (now.reading.model, *(one for one in inputs if one[0] not in keys))
         for name, keys in left_out.items()
     }
 

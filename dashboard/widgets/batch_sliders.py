@@ -44,7 +44,7 @@ def draw_evaluation_limits() -> None:
 
 
 def _draw(notes: list[str], mark: str) -> None:
-    said = "".join(f'<p class="hr-limit">{it}</p>' for it in notes)
+    said = "".join(f'<p class="hr-limit">{note}</p>' for note in notes)
     with st.session_state[PLACE]:
         st.html(f'<div class="hr-limits">{said}{mark}</div>')
 

@@ -87,10 +87,10 @@ def _videos() -> None:
         return
     parts = images_of(model, setup.images)
     frames, height, width = setup.images.video_size
-    tokens = sum(it.tokens for it in parts) // setup.images.videos_per_example
+    tokens = sum(part.tokens for part in parts) // setup.images.videos_per_example
     st.caption(
         f"A video of {frames:,} frames of {width:,} × {height:,} pixels is **{tokens:,} tokens**; "
-        f"the tower computes {sum(it.patches for it in parts) // setup.images.videos_per_example:,} patches."
+        f"the tower computes {sum(part.patches for part in parts) // setup.images.videos_per_example:,} patches."
     )
     for sentence in image_costs(model, setup):
         st.caption(sentence)
@@ -137,8 +137,8 @@ def _sizes() -> None:
         f"An image of {width:,} × {height:,} pixels is **{image.tokens:,} tokens**, from {image.patches:,} patches."
     )
     tools = image_by_tool(model, height, width)
-    if len({it.tokens for it in tools}) > 1:
-        said = "".join(f"\n- {it.tool}: {it.tokens:,}" for it in tools)
+    if len({tool.tokens for tool in tools}) > 1:
+        said = "".join(f"\n- {tool.tool}: {tool.tokens:,}" for tool in tools)
         st.caption(f"Tokens with the settings of:{said}")
     for sentence in image_costs(model, setup):
         st.caption(sentence)

@@ -17,7 +17,7 @@ _component = component(
     "lower_half",
     html="",
     css=".st-key-ask-below, .st-key-ask-edge, .st-key-ask-methods { display: none; }",
-    js="".join((files(__package__) / it).read_text() for it in ("alone.js", "lower_half.js")),
+    js="".join((files(__package__) / word).read_text() for word in ("alone.js", "lower_half.js")),
     isolate_styles=False,
 )
 

@@ -106,7 +106,9 @@ def _choose() -> None:
         return
     models.forget_question()
     spelled = {option.casefold(): option for option in [*catalog.models(), *models.found_models()]}
-    named = [it for it in spelled.values() if it.casefold().endswith(f"/{typed.casefold()}")]
+    named = [
+        value for value in spelled.values() if value.casefold().endswith(f"/{typed.casefold()}")
+    ]
     option = spelled.get(typed.casefold()) or (named[0] if len(named) == 1 else None)
     if option is not None:
         models.take_known(option)

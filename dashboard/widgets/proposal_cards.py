@@ -65,11 +65,13 @@ def propose(group: str, keys: Mapping[str, Mapping[str, object]]) -> None:
 def cards_html(group: str, verb: str, proposals: Iterable[Proposal], of: str = "") -> str:
     """Cards that set their keys on click. The card of the current setup is inactive; ``of``: that setup's mark."""
     drawn = tuple(proposals)
-    propose(group, {it.name: it.keys for it in drawn})
-    inactive = question.are_set(it.keys for it in drawn)
+    propose(group, {remedy.name: remedy.keys for remedy in drawn})
+    inactive = question.are_set(remedy.keys for remedy in drawn)
     cards = "".join(
-        _card_html(f"{group} {it.name}", f"{verb} {it.title or it.name}", it.html, is_now)
-        for it, is_now in zip(drawn, inactive, strict=True)
+        _card_html(
+            f"{group} {remedy.name}", f"{verb} {remedy.title or remedy.name}", remedy.html, is_now
+        )
+        for remedy, is_now in zip(drawn, inactive, strict=True)
     )
     marked = f' data-setup="{of}"' * bool(of)
     return f'<div class="hr-cards hr-cards-{group}"{marked}>{cards}</div>'

@@ -164,7 +164,9 @@ def at_steps(key: str) -> list[dict[str, str]]:
         return [{}]
     steps = [at_step(key, step) for step in st.session_state["steps"][key]]
     others = sorted({other for keys in steps for other in keys} - {key})
-    return [{it: str(keys.get(it, session.value(it))) for it in others} for keys in steps]
+    return [
+        {other: str(keys.get(other, session.value(other))) for other in others} for keys in steps
+    ]
 
 
 def _share(number: int, strategy: Strategy) -> None:

@@ -33,7 +33,7 @@ _component = component(
     css=".st-key-slider-rows, .st-key-row-yields { display: none !important; }",
     js=in_order.SCRIPT
     + "".join(
-        (files(__package__) / it).read_text() for it in ("alone.js", "ink.js", "slider_rows.js")
+        (files(__package__) / word).read_text() for word in ("alone.js", "ink.js", "slider_rows.js")
     ),
     isolate_styles=False,
 )

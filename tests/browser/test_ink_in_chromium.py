@@ -64,7 +64,7 @@ def assert_one_setup(seen: list) -> None:
     both = [setups for setups, *_ in seen if len(set(setups.values())) > 1]
     assert both == []
     assert {others for _, others, *_ in seen} == {0}
-    assert len({it for setups, *_ in seen for it in setups.values()}) > 1, "the setup changed"
+    assert len({setup for setups, *_ in seen for setup in setups.values()}) > 1, "the setup changed"
 
 
 def test_no_frame_shows_two_setups_at_full_ink(browser, address):
@@ -104,4 +104,4 @@ def test_no_frame_shows_two_setups_at_full_ink(browser, address):
         page.get_by_role("radio", name="Take away").click()
         page.get_by_role("button", name="Download all (zip)").wait_for(timeout=WAIT)
         chosen = [shown for *_, tab, shown in frames(page) if tab == "Take away"]
-        assert not [it for it in chosen if "At the peak" in it], "the ledger of the part before"
+        assert not [one for one in chosen if "At the peak" in one], "the ledger of the part before"

@@ -47,12 +47,12 @@ def sockets() -> list[tuple[int, str, str]]:
     """Local port, state and inode of each connection on this machine."""
     lines = Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]
     fields = [line.split() for line in lines]
-    return [(int(it[1].split(":")[1], 16), it[3], it[9]) for it in fields]
+    return [(int(field[1].split(":")[1], 16), field[3], field[9]) for field in fields]
 
 
 def process_at(port: int) -> int:
     """The process that listens on a port."""
-    inode = next(it for at, state, it in sockets() if at == port and state == "0A")
+    inode = next(one for at, state, one in sockets() if at == port and state == "0A")
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if os.readlink(link) == f"socket:[{inode}]":

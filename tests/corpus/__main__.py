@@ -78,8 +78,8 @@ def _against(revision: str, lines: list[dict[str, Any]]) -> int:
         try:
             then, now = (_house(where, questions) for where in (tree, HOUSE))
             before, after = (
-                [json.loads(line) for line in it.communicate()[0].splitlines()]
-                for it in (then, now)
+                [json.loads(line) for line in one.communicate()[0].splitlines()]
+                for one in (then, now)
             )
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=HOUSE, check=True)

@@ -14,8 +14,8 @@ LORA4 = {"adapter": "lora", "load_in_4bit": True}
 
 def setup(**keys: Any) -> dict[str, Any]:
     lines = "\n".join(
-        f"{key}: {str(it).lower() if isinstance(it, bool) else it}"
-        for key, it in {**MODEL, **keys}.items()
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in {**MODEL, **keys}.items()
     )
     return dict(read_files({"axolotl.yaml": lines}).setup)
 
@@ -45,13 +45,13 @@ def test_only_qlora_packs_and_lora_is_upcast_instead(
 @pytest.mark.parametrize("keys", [{"load_in_8bit": True}, {"adapter": "qlora"}])
 def test_what_axolotl_refuses_is_said(keys: dict[str, Any]) -> None:
     """utils/schemas/peft.py:177-224."""
-    lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **keys}.items())
+    lines = "\n".join(f"{key}: {value}" for key, value in {**MODEL, **keys}.items())
     (said,) = read_files({"axolotl.yaml": lines}).contradictions
     assert "axolotl stops" in said
 
 
 def test_a_switch_that_packs_nothing_is_said() -> None:
-    lines = "\n".join(f"{key}: {it}" for key, it in {**MODEL, **LORA4}.items())
+    lines = "\n".join(f"{key}: {value}" for key, value in {**MODEL, **LORA4}.items())
     (said,) = read_files({"axolotl.yaml": lines}).guesses
     assert said.startswith("load_in_4bit packs nothing with adapter lora")
     assert said.endswith("the base is float32; set adapter to qlora, or load_in_4bit false.")

@@ -17,9 +17,9 @@ SHORT = {
 
 def read(script: str) -> Imported:
     """A script of one line, in which / begins the next line, and > each step further in."""
-    lines = (it.strip() for it in script.split("/"))
+    lines = (word.strip() for word in script.split("/"))
     text = "\n".join(
-        "    " * (len(it) - len(it.lstrip(">"))) + it.lstrip(">").strip() for it in lines
+        "    " * (len(line) - len(line.lstrip(">"))) + line.lstrip(">").strip() for line in lines
     )
     for word in sorted(SHORT, key=len, reverse=True):
         text = text.replace(word, SHORT[word])

@@ -98,9 +98,12 @@ def test_every_default_has_a_key_and_a_source(tool: str) -> None:
     model = catalog.model(LLAMA)
     for method in ("full", "lora", "qlora"):
         found = defaults_of(tool, {"method": method}, model)
-        assert {it.key for it in found} >= {"per_device_train_batch_size", "gradient_checkpointing"}
-        for it in found:
-            assert it.key in BY_NAME or it.key in LATER, it.key
-    lines = [it.source for it in defaults_of(tool) if it.key == "per_device_train_batch_size"]
+        assert {one.key for one in found} >= {
+            "per_device_train_batch_size",
+            "gradient_checkpointing",
+        }
+        for one in found:
+            assert one.key in BY_NAME or one.key in LATER, one.key
+    lines = [row.source for row in defaults_of(tool) if row.key == "per_device_train_batch_size"]
     assert lines[0].partition(":")[0].endswith((".py", ".yaml")), lines
-    assert all(it.source or it.says or not it.differs for it in defaults_of(tool))
+    assert all(read.source or read.says or not read.differs for read in defaults_of(tool))

@@ -64,5 +64,5 @@ def test_no_synonym_says_what_a_table_says() -> None:
     known = (*BY_NAME, "model", "gpu")
     assert set(SYNONYMS.values()) <= set(known)
     assert not SYNONYMS.keys() & set(known)
-    assert [it for it, ours in SYNONYMS.items() if by_table(it) == ours] == []
+    assert [value for value, ours in SYNONYMS.items() if by_table(value) == ours] == []
     assert (by_table("stage"), meant_keys("stage", known)) == ("strategy", ["objective"])

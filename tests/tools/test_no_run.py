@@ -20,7 +20,7 @@ LOADED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *((it.name, it.read_text()) for it in EXAMPLES),
+        *((example.name, example.read_text()) for example in EXAMPLES),
         ("infer.yaml", f"{NAMED}adapter_name_or_path: a\ntemplate: qwen3\ninfer_backend: vllm\n"),
         ("merge.yaml", f"{NAMED}template: qwen3\nfinetuning_type: lora\nexport_dir: out\n"),
         ("eval.yaml", f"{NAMED}template: fewshot\nfinetuning_type: lora\ntask: mmlu\nbatch_size: 4\n"),

@@ -38,11 +38,11 @@ def test_older_trl_is_reported_with_its_differences() -> None:
     )
     run = read_files({"train.py": script})
     assert run.setup["max_length"] == 512
-    (note,) = [it for it in run.notes if "older TRL" in it]
+    (note,) = [note for note in run.notes if "older TRL" in note]
     assert note.startswith("max_seq_length is a word of an older TRL")
     assert "set loss standard" in note
     newer = read_files({"train.py": script.replace("max_seq_length", "max_length")})
-    assert not any("older TRL" in it for it in newer.notes)
+    assert not any("older TRL" in note for note in newer.notes)
 
 
 @pytest.mark.parametrize(

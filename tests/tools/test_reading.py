@@ -18,7 +18,7 @@ def read(**files: str) -> Imported:
 
 
 def fates(run: Imported) -> Mapping[str, Fate]:
-    return {it.key: it.fate for it in run.keys}
+    return {key.key: key.fate for key in run.keys}
 
 
 SCRIPT = """
@@ -133,7 +133,7 @@ def test_a_script_takes_its_flags_from_the_command() -> None:
 
 def test_values_known_only_at_run_time_are_named() -> None:
     run = read(a_py="args = SFTConfig(max_length=config['length'], per_device_train_batch_size=n)")
-    unknown = {it.key: it.says for it in run.of(Fate.UNKNOWN)}
+    unknown = {one.key: one.says for one in run.of(Fate.UNKNOWN)}
     assert unknown["per_device_train_batch_size"].startswith(
         "per_device_train_batch_size is 'n', which only the run"
     )
@@ -142,7 +142,7 @@ def test_values_known_only_at_run_time_are_named() -> None:
 
 def test_values_set_by_the_tool_are_reported_with_their_line() -> None:
     run = read(a_py="args = SFTConfig('o', bf16=True)")
-    told = {it.key: it for it in run.set_by_tool}
+    told = {one.key: one for one in run.set_by_tool}
     assert told["gradient_checkpointing"].source.startswith(
         "trl 1.16.0, trl/trainer/base_config.py:"
     )
@@ -438,7 +438,7 @@ class A:
 """
     run = read(a_py=script)
     assert not trap.exists()
-    assert {it.key for it in run.of(Fate.UNKNOWN)} >= {"max_length"}
+    assert {one.key for one in run.of(Fate.UNKNOWN)} >= {"max_length"}
     with pytest.raises(ValueError, match="makes an object"):
         read(a_yaml=f"max_length: !!python/object/apply:os.system ['touch {trap}']")
     read(run_sh=f"trl sft --max_length $(touch {trap}) --seed `touch {trap}`")
@@ -447,7 +447,7 @@ class A:
 
 def test_large_arithmetic_is_not_evaluated() -> None:
     run = read(a_py="args = SFTConfig(max_length=9**9**9**9, seed='a' * 10**12)")
-    assert {it.key for it in run.of(Fate.UNKNOWN)} >= {"max_length"}
+    assert {one.key for one in run.of(Fate.UNKNOWN)} >= {"max_length"}
 
 
 # --- contradictions -----------------------------------------------------------------------------
@@ -475,11 +475,11 @@ def test_of_many_keys_a_hundred_are_looked_up_and_of_too_many_none(monkeypatch) 
     looked_up: list[str] = []
     monkeypatch.setattr(imported, "near", lambda name, _: looked_up.append(name) or [])
     command = "trl sft --model_name_or_path openai-community/gpt2 "
-    run = read(x_sh=command + " ".join(f"--flag_{it} 1" for it in range(500)))
+    run = read(x_sh=command + " ".join(f"--flag_{index} 1" for index in range(500)))
     assert len(run.of(Fate.UNKNOWN)) == 500
     assert len(looked_up) == imported.MOST_LOOKED_UP
     with pytest.raises(ValueError, match=r"has more than 5,000 keys; give the config alone"):
-        read(x_sh=command + " ".join(f"--f{it} 1" for it in range(6000)))
+        read(x_sh=command + " ".join(f"--f{index} 1" for index in range(6000)))
     doubled = "A=xxxxxxxx\n" + "A=$A$A\n" * 40  # 8 TB
     assert len(str(read(x_sh=f"{doubled}{command} --output_dir $A"))) < 100_000
     read(x_py="a = 'xxxxxxxx'\n" + "a = f'{a}{a}'\n" * 40 + "args = SFTConfig(output_dir=a)\n")

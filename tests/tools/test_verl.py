@@ -119,7 +119,7 @@ def test_what_is_not_modelled_is_named() -> None:
         "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.model.use_fused_kernels=True"
         " actor_rollout_ref.actor.entropy_coeff=0.001 actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
     )
-    named = {it.key.rpartition(".")[2] for it in run.of(Fate.NOT_MODELLED)}
+    named = {one.key.rpartition(".")[2] for one in run.of(Fate.NOT_MODELLED)}
     assert named == {"name", "use_fused_kernels", "entropy_coeff", "ulysses_sequence_parallel_size"}
 
 
@@ -195,7 +195,7 @@ def test_its_reference_rests_on_the_cpu_but_for_the_root_of_fsdp_1(version: int)
 
 def test_rloo_has_the_passes_of_grpo() -> None:
     # trainer/ppo/core_algos.py: the two differ in the arithmetic of the advantage alone
-    asked, same = (answer(objective=it, beta=0.001) for it in ("grpo", "rloo"))
+    asked, same = (answer(objective=word, beta=0.001) for word in ("grpo", "rloo"))
     assert asked.phases == same.phases
     assert asked.time == same.time
 
@@ -240,7 +240,7 @@ def test_ms_swift_s_eager_vllm_is_named_as_less_memory() -> None:
         "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --use_vllm true --vllm_enforce_eager"
     )
     eager, usual = (
-        [it.key for it in read_files({"run.sh": f"{words} {flag}"}).of(Fate.NOT_MODELLED)]
+        [one.key for one in read_files({"run.sh": f"{words} {flag}"}).of(Fate.NOT_MODELLED)]
         for flag in ("true", "false")
     )
     assert any("vllm_enforce_eager" in key for key in eager)

@@ -39,7 +39,7 @@ def test_trl_hands_what_is_not_its_own_to_accelerate(flags: str, expected: dict[
     assert expected.items() <= found.items()
     config = "\n".join(
         f"{name}: {value or 'true'}"
-        for name, _, value in (it.strip().partition(" ") for it in flags.split("--")[1:])
+        for name, _, value in (word.strip().partition(" ") for word in flags.split("--")[1:])
     )
     files = ("trl sft --config a.yaml", f"model_name_or_path: Qwen/Qwen2.5-0.5B\n{config}")
     assert expected.items() <= setup(*files, names=("run.sh", "a.yaml")).items()
@@ -110,7 +110,8 @@ def test_the_keys_of_a_trl_config_say_its_trainer(
     assert found.tool == "trl"
     assert found.setup.get("objective", found.refused.get("objective", "")).count(objective)
     assert (
-        any(it.startswith(f"objective is taken as {objective}") for it in found.guesses) is is_guess
+        any(guess.startswith(f"objective is taken as {objective}") for guess in found.guesses)
+        is is_guess
     )
 
 
@@ -145,10 +146,10 @@ def test_a_guess_is_left_out_where_a_flag_says_the_key(
     )
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
     written = StringIO()
-    check([str(it) for it in tmp_path.iterdir()], flags, written, together=True)
+    check([str(path) for path in tmp_path.iterdir()], flags, written, together=True)
     first = written.getvalue().splitlines()[0]
     assert first.count("is taken") == len(guessed)
-    assert all(it in first for it in guessed)
+    assert all(one in first for one in guessed)
 
 
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 2\nbf16: true\n"
@@ -213,7 +214,7 @@ def test_a_change_splits_the_rows_that_axolotl_joins() -> None:
     text = text.replace("micro_batch_size: 2", "micro_batch_size: 4")
     found = run(text)
     joined, apart = (
-        (it["per_device_train_batch_size"], it["max_length"]) for it in (found.setup, found.rows)
+        (row["per_device_train_batch_size"], row["max_length"]) for row in (found.setup, found.rows)
     )
     assert (joined, apart) == ((1, 4 * 8192), (4, 8192))
     changes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}
@@ -275,12 +276,12 @@ def test_an_allocators_setting_that_is_not_modelled_is_said() -> None:
     found = run(f"PYTORCH_CUDA_ALLOC_CONF={CONF} {SFT}", names=("run.sh",))
     assert found.setup["expandable_segments"] is True
     assert found.setup["max_split_size_mb"] == 128
-    said = " ".join(it.says for it in found.of(Fate.NOT_MODELLED))
+    said = " ".join(read.says for read in found.of(Fate.NOT_MODELLED))
     assert "a share of the card" in said
     assert "roundup_power2_divisions" in found.refused
     # torch 2.13 does not ask for the threshold without a share of the card (CUDACachingAllocator.cpp, set_fraction)
     alone = f"PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 {SFT}"
-    assert [it.key for it in run(alone, names=("run.sh",)).of(Fate.NO_EFFECT)] == [
+    assert [one.key for one in run(alone, names=("run.sh",)).of(Fate.NO_EFFECT)] == [
         "PYTORCH_CUDA_ALLOC_CONF"
     ]
 

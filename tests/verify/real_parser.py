@@ -46,7 +46,7 @@ def with_llamafactory(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     kinds = (ModelArguments, DataArguments, TrainingArguments, FinetuningArguments)
     read = HfArgumentParser((*kinds, GeneratingArguments)).parse_dict(dict(config))
-    return {key: value for it in read for key, value in vars(it).items()}
+    return {key: value for one in read for key, value in vars(one).items()}
 
 
 def with_deepspeed(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ def with_deepspeed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "stage": int(zero.stage),
         "gathers": zero.gather_16bit_weights_on_model_save,
-        **{what: str(it.device) if it else "none" for what, it in of.items()},
+        **{what: str(value.device) if value else "none" for what, value in of.items()},
     }
 
 

@@ -65,7 +65,7 @@ def _scheduled(graph: torch.fx.GraphModule, inputs: Sequence[Any], is_backward: 
             peak, _ = memory.estimate_peak_memory(
                 nodes, freed, OrderedSet(lowering.get_output_names())
             )
-            moved = [(type(it).__name__, it.get_read_write_buffers_sizes()) for it in nodes]
+            moved = [(type(node).__name__, node.get_read_write_buffers_sizes()) for node in nodes]
     fused = [size for kind, size in moved if kind in ("SchedulerNode", "FusedSchedulerNode")]
     others = [size for kind, size in moved if kind.startswith("Extern") and size]
     return Scheduled(is_backward, peak, len(fused) + len(others), sum(fused))

@@ -37,16 +37,18 @@ def asked(model: Model, given: dict[str, Any]) -> int | str:
 def real(made: Any, given: dict[str, Any]) -> int | str:
     """PEFT's count, or why it fails."""
     keys = {
-        name.replace("lora_target_modules", "target_modules"): list(it)
-        if isinstance(it, tuple)
-        else it
-        for name, it in given.items()
+        name.replace("lora_target_modules", "target_modules"): list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in given.items()
     }
     try:
         wrapped = peft.get_peft_model(made, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **keys))
     except (ValueError, TypeError) as problem:
         return str(problem)
-    return int(sum(it.numel() for it in wrapped.parameters() if it.requires_grad))
+    return int(
+        sum(parameter.numel() for parameter in wrapped.parameters() if parameter.requires_grad)
+    )
 
 
 def patterns(model: Model) -> list[dict[str, Any]]:
@@ -111,8 +113,8 @@ def test_one_layer_may_be_excluded_or_have_its_own_rank(
     _, model = build(model_type, keys)
     takes = patterns(model)[0]["lora_target_modules"]
     for index in (0, model.num_hidden_layers - 1):
-        names = [it.name for it in layer_modules(model, index)]
-        for name in (it for it in names if it.rpartition(".")[2] in takes):
+        names = [module.name for module in layer_modules(model, index)]
+        for name in (name for name in names if name.rpartition(".")[2] in takes):
             key = f"{layers_name(model)}.{index}.{name}"
             for given in (
                 {"lora_target_modules": takes, "exclude_modules": (key,)},
@@ -128,12 +130,12 @@ def test_stacked_experts_are_adapted_by_parameter_name(
 ) -> None:
     _, model = build(model_type, keys)
     names = {
-        it.name if it.stack else f"{it.name}.weight"
+        module.name if module.stack else f"{module.name}.weight"
         for index in range(model.num_hidden_layers)
-        for it in layer_modules(model, index)
-        if isinstance(it, Bare)
+        for module in layer_modules(model, index)
+        if isinstance(module, Bare)
     }
-    attention = next(it for it in patterns(model)[0]["lora_target_modules"])
+    attention = next(module for module in patterns(model)[0]["lora_target_modules"])
     for name in sorted(names):
         given = {"lora_target_modules": (attention,), "target_parameters": (name,)}
         assert asked(model, given) == real(build(model_type, keys)[0], given), name
@@ -146,9 +148,13 @@ def test_every_third_layer_is_checkpointed_as_in_transformers(
     made, model = build(model_type, keys)
     made.activation_checkpointing_enable(every_n_layers=3)
     layer = modeling_layers.GradientCheckpointingLayer
-    theirs = [it.gradient_checkpointing for it in made.modules() if isinstance(it, layer)]
+    theirs = [
+        module.gradient_checkpointing for module in made.modules() if isinstance(module, layer)
+    ]
     setup = TrainingSetup(gradient_checkpointing=True, checkpoint_every_n_layers=3)
-    assert theirs == [is_checkpointed(model, setup, it) for it in range(model.num_hidden_layers)]
+    assert theirs == [
+        is_checkpointed(model, setup, index) for index in range(model.num_hidden_layers)
+    ]
 
 
 def test_adapters_accept_peft_s_shorthand() -> None:

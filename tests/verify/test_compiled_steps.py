@@ -73,18 +73,18 @@ def test_a_compiled_layer_saves_launches_and_moves_what_inductor_schedules(name:
     for layers in (2, 3):
         sized = config | {"num_hidden_layers": layers}
         graphs = scheduled(sized, setup)
-        assert [it.is_backward for it in graphs] == [False, True], "one graph each way"
+        assert [graph.is_backward for graph in graphs] == [False, True], "one graph each way"
         model, _, parsed = contract.parse(
             {"model": sized, "max_length": 256, "mixed_precision": "no", "loss": "standard"}
             | {"torch_compile": True, **setup}
         )
         highest = estimate(model, None, parsed).phases[Phase.LOSS]
-        estimated.append(highest.bytes - sum(highest.resident.get(it, 0) for it in RESIDENT))
+        estimated.append(highest.bytes - sum(highest.resident.get(one, 0) for one in RESIDENT))
         saved.append(graphs[0].peak)
         moves = traffic(model, parsed, 0.0)
-        kernels.append(sum(it.kernels for it in graphs))
+        kernels.append(sum(graph.kernels for graph in graphs))
         operators.append(moves.operators)
-        moved.append(sum(it.fused_bytes for it in graphs))
+        moved.append(sum(graph.fused_bytes for graph in graphs))
         written.append(256 * (moves.forward + moves.backward))
     assert estimated[1] - estimated[0] == pytest.approx(saved[1] - saved[0], rel=0.02)
     if setup.get("gradient_checkpointing"):

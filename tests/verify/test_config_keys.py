@@ -79,7 +79,7 @@ def test_a_field_is_read_by_each_of_its_names(model_type: str) -> None:
     for alias, field in class_of(model_type).attribute_map.items():
         value = config.get(field)
         if isinstance(value, int) and alias not in NOT_IN_FILES:
-            rest = {key: it for key, it in config.items() if key not in (field, alias)}
+            rest = {key: value for key, value in config.items() if key not in (field, alias)}
             other = not value if isinstance(value, bool) else 2 * value
             assert read({**rest, alias: other}) == read({**rest, field: other}), alias
 
@@ -95,6 +95,6 @@ def read(config: dict[str, Any]) -> object:
 def test_sensitive_keys_are_estimated_at_their_class_defaults() -> None:
     for model_type in FAMILIES:
         config = saved(model_type)
-        for key, it in SENSITIVE.items():
+        for key, one in SENSITIVE.items():
             if is_sensitive(key, model_type) and key in config:
-                assert config[key] in it.estimated, (model_type, key)
+                assert config[key] in one.estimated, (model_type, key)

@@ -39,7 +39,7 @@ def trained(folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
     """A model after three steps, and its weights before."""
     config = transformers.AutoConfig.for_model(**LLAMA)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    before = {name: it.detach().clone() for name, it in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     row = torch.arange(32)
     settings = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -63,14 +63,18 @@ def test_the_same_linears_are_converted(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
     model, before = trained(tmp_path)
-    real = {name for name, it in model.named_modules() if isinstance(it, Float8Linear)}
-    linears = {name for name, it in model.named_modules() if isinstance(it, torch.nn.Linear)}
+    real = {name for name, module in model.named_modules() if isinstance(module, Float8Linear)}
+    linears = {
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+    }
     ours, _, _ = parse({"model": LLAMA})
     assert converted(ours) == (len(real), len(linears))
     left = {located.module.name for located in kept(ours)}
     assert linears - real == {"model.layers.0.self_attn.q_proj", "lm_head"}
     assert left == {"self_attn.q_proj", "lm_head"}
-    changed = {name for name, it in model.named_parameters() if not it.equal(before[name])}
+    changed = {
+        name for name, parameter in model.named_parameters() if not parameter.equal(before[name])
+    }
     assert changed == before.keys()
 
 
@@ -78,7 +82,11 @@ def test_the_same_linears_are_converted(tmp_path: Path, monkeypatch: pytest.Monk
 def test_accelerates_default_leaves_converted_layers_untrained(tmp_path: Path) -> None:
     """``enable_fsdp_float8_all_gather`` wraps each weight in a new parameter, which the optimizer does not have."""
     model, before = trained(tmp_path)
-    same = {name for name, it in model.named_parameters() if it.float().equal(before[name].float())}
+    same = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.float().equal(before[name].float())
+    }
     assert len(same) == converted(parse({"model": LLAMA})[0])[0]
 
 

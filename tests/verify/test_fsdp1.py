@@ -53,7 +53,7 @@ def hidden_states(*, frozen: bool, reentrant: bool, around: bool) -> int:
     if not around:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.train()
-    lowest = next(it for it in model.modules() if isinstance(it, layer_class))
+    lowest = next(module for module in model.modules() if isinstance(module, layer_class))
     sharded = FullyShardedDataParallel(
         model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
     )

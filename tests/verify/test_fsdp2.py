@@ -102,26 +102,34 @@ def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[s
 
     for _ in range(steps - 1):
         play(last=False)
-    states = {it._get_fsdp_state() for it in model.modules() if isinstance(it, FSDPModule)}
+    states = {
+        module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)
+    }
     groups = [group for state in states for group in state._fsdp_param_groups]
-    params = [it for group in groups for it in group.fsdp_params]
+    params = [param for group in groups for param in group.fsdp_params]
     whole = (
-        [it.unsharded_param.grad for it in params if it.unsharded_param.grad is not None]
+        [param.unsharded_param.grad for param in params if param.unsharded_param.grad is not None]
         if (steps > 1)
         else []
     )
     play(last=True)
     # as in accelerate's clip_grad_norm_, which raises for a float16 gradient
-    scaler.unscale_(torch.optim.SGD(it for it in model.parameters() if it.requires_grad))
+    scaler.unscale_(
+        torch.optim.SGD(parameter for parameter in model.parameters() if parameter.requires_grad)
+    )
     grads = {
-        it.grad.to_local().untyped_storage() for it in model.parameters() if it.grad is not None
+        parameter.grad.to_local().untyped_storage()
+        for parameter in model.parameters()
+        if parameter.grad is not None
     }
     return {
         "shards": sum(
-            allocated(it._sharded_param_data.untyped_storage().nbytes()) for it in params
+            allocated(param._sharded_param_data.untyped_storage().nbytes()) for param in params
         ),
-        "whole gradients": sum(allocated(it.untyped_storage().nbytes()) for it in whole),
-        "gradients": sum(allocated(it.nbytes()) for it in {it._cdata: it for it in grads}.values()),
+        "whole gradients": sum(allocated(tensor.untyped_storage().nbytes()) for tensor in whole),
+        "gradients": sum(
+            allocated(value.nbytes()) for value in {grad._cdata: grad for grad in grads}.values()
+        ),
     }
 
 
@@ -216,7 +224,10 @@ def cast_by_layers(*, shapes: dict[str, dict[str, Any]]) -> dict[str, list[str]]
                 if isinstance(given, tuple)
                 else [(given, cast[1][name])]
             )
-            if any(isinstance(it, torch.Tensor) and it.dtype != that.dtype for it, that in pairs):
+            if any(
+                isinstance(tensor, torch.Tensor) and tensor.dtype != that.dtype
+                for tensor, that in pairs
+            ):
                 found.add(name)
         return cast
 

@@ -34,7 +34,7 @@ SOURCE = Path(trl.__file__).parent / "trainer"
 
 
 def defaults(objective: Objective) -> dict[str, object]:
-    return {it.name: it.default for it in dataclasses.fields(CONFIGS[objective])}
+    return {field.name: field.default for field in dataclasses.fields(CONFIGS[objective])}
 
 
 def test_families_without_a_sequence_classifier_match_transformers() -> None:

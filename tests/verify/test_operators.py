@@ -61,7 +61,7 @@ class Sink(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *outputs: Any) -> Any:
-        ctx.likes = [(it.shape, it.dtype, it.device) for it in outputs]
+        ctx.likes = [(output.shape, output.dtype, output.device) for output in outputs]
         return torch.empty((), device=outputs[0].device)
 
     @staticmethod
@@ -175,11 +175,11 @@ def real(name: str, dtype: str) -> Measured:
     case = CASES[name]
     device = "cpu" if case.autocast else "meta"
     with AsWithoutMode(sole_owner()) as counted:
-        it = Real(counted, getattr(torch, dtype), device)
+        one = Real(counted, getattr(torch, dtype), device)
         counted.restart()
         autocast = torch.autocast("cpu", torch.bfloat16) if case.autocast else nullcontext()
         with autocast, patch.object(F, "dropout", _native_dropout):
-            outputs = REAL[name](it)
+            outputs = REAL[name](one)
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         forward = counted.restart()
         loss = Sink.apply(*outputs)
@@ -187,15 +187,15 @@ def real(name: str, dtype: str) -> Measured:
         kept = counted.alive - LOSS_BYTES
         counted.restart()
         counted.in_backward = True
-        loss.backward(it.constant(dtype=torch.float32))
+        loss.backward(one.constant(dtype=torch.float32))
         return Measured(kept, forward, counted.restart())
 
 
 def _linear(*, trained: bool, bias: bool, needs_x: bool = True) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
-        x = it.input(T, H, grad=needs_x)
-        b = it.weight(OUT, trained=trained) if bias else None
-        return F.linear(x, it.weight(OUT, H, trained=trained), b)
+    def run(played: Real) -> Any:
+        x = played.input(T, H, grad=needs_x)
+        b = played.weight(OUT, trained=trained) if bias else None
+        return F.linear(x, played.weight(OUT, H, trained=trained), b)
 
     return run
 
@@ -203,30 +203,30 @@ def _linear(*, trained: bool, bias: bool, needs_x: bool = True) -> Callable[[Rea
 def _float8(
     *, trained: bool = True, bias: bool = False, tokens: int = T, pads: bool = True
 ) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
+    def run(played: Real) -> Any:
         pytest.importorskip("torchao")
         from torchao.float8 import Float8LinearConfig
         from torchao.float8.float8_linear import Float8Linear
 
-        plain = it.module(lambda: torch.nn.Linear(H, OUT, bias=bias), trained=trained)
+        plain = played.module(lambda: torch.nn.Linear(H, OUT, bias=bias), trained=trained)
         linear = Float8Linear.from_float(plain, Float8LinearConfig(pad_inner_dim=pads))
-        return linear(it.input(tokens, H))
+        return linear(played.input(tokens, H))
 
     return run
 
 
-def _product(it: Real) -> Any:
-    x, weight, bias = it.input(T, H), it.weight(OUT, H), it.weight(OUT)
+def _product(played: Real) -> Any:
+    x, weight, bias = played.input(T, H), played.weight(OUT, H), played.weight(OUT)
     return x @ weight.T + bias
 
 
-def _two_linears(it: Real) -> Any:
-    x, weight = it.input(T, H), it.weight(OUT, H)
+def _two_linears(played: Real) -> Any:
+    x, weight = played.input(T, H), played.weight(OUT, H)
     return [F.linear(x, weight) for _ in range(2)]
 
 
 def _unary(run: Callable[[Any], Any], *shape: int) -> Callable[[Real], Any]:
-    return lambda it: run(it.input(*(shape or (T, H))))
+    return lambda played: run(played.input(*(shape or (T, H))))
 
 
 def _binary(
@@ -234,7 +234,9 @@ def _binary(
     second: tuple[int, ...] = (T, H),
     grads: tuple[bool, bool] = (True, True),
 ) -> Callable[[Real], Any]:
-    return lambda it: run(it.input(T, H, grad=grads[0]), it.input(*second, grad=grads[1]))
+    return lambda played: run(
+        played.input(T, H, grad=grads[0]), played.input(*second, grad=grads[1])
+    )
 
 
 def _view_in_place(x: Any) -> Any:
@@ -247,61 +249,63 @@ def _in_place(x: Any) -> Any:
     return x.mul_(torch.empty_like(x))
 
 
-def _filled(it: Real) -> Any:
-    a, b = it.input(T, H), it.input(T, H)
-    out = torch.empty(2 * T, H, dtype=it.dtype, device=it.device)
+def _filled(tensor: Real) -> Any:
+    a, b = tensor.input(T, H), tensor.input(T, H)
+    out = torch.empty(2 * T, H, dtype=tensor.dtype, device=tensor.device)
     out[:T] = a
     out[T:] = b
     return out
 
 
-def _add_to_slice(it: Real) -> Any:
-    x, b = it.input(T, H), it.input(T // 2, H)
+def _add_to_slice(played: Real) -> Any:
+    x, b = played.input(T, H), played.input(T // 2, H)
     x[T // 2 :] += b
     return x
 
 
-def _scatter(it: Real) -> Any:
-    x, indices = it.input(T, CHOSEN), it.constant(T, CHOSEN, dtype=torch.long)
-    return torch.full((T, H), float("-inf"), dtype=it.dtype, device=it.device).scatter_(
+def _scatter(tensor: Real) -> Any:
+    x, indices = tensor.input(T, CHOSEN), tensor.constant(T, CHOSEN, dtype=torch.long)
+    return torch.full((T, H), float("-inf"), dtype=tensor.dtype, device=tensor.device).scatter_(
         1, indices, x
     )
 
 
-def _gather(it: Real) -> Any:
-    return it.input(T, H)[it.constant(T * CHOSEN, dtype=torch.long)]
+def _gather(played: Real) -> Any:
+    return played.input(T, H)[played.constant(T * CHOSEN, dtype=torch.long)]
 
 
 def _grouped(*, trained: bool) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
-        stack = it.weight(EXPERTS, H, OUT, trained=trained)
-        return torch._grouped_mm(it.input(T, H), stack, it.constant(EXPERTS, dtype=torch.int32))
+    def run(played: Real) -> Any:
+        stack = played.weight(EXPERTS, H, OUT, trained=trained)
+        return torch._grouped_mm(
+            played.input(T, H), stack, played.constant(EXPERTS, dtype=torch.int32)
+        )
 
     return run
 
 
-def _folded(it: Real) -> Any:
-    stack = it.weight(EXPERTS, OUT, H, trained=False)
-    b, a = it.input(EXPERTS, OUT, CHOSEN), it.input(EXPERTS, CHOSEN, H)
+def _folded(played: Real) -> Any:
+    stack = played.weight(EXPERTS, OUT, H, trained=False)
+    b, a = played.input(EXPERTS, OUT, CHOSEN), played.input(EXPERTS, CHOSEN, H)
     return torch.baddbmm(stack, b, a, alpha=2.0)
 
 
-def _cross_entropy(it: Real) -> Any:
-    logits = it.input(T, VOCABULARY).float()
-    return F.cross_entropy(logits, it.constant(T, dtype=torch.long), ignore_index=-100)
+def _cross_entropy(played: Real) -> Any:
+    logits = played.input(T, VOCABULARY).float()
+    return F.cross_entropy(logits, played.constant(T, dtype=torch.long), ignore_index=-100)
 
 
 def _layer_norm(*, trained: bool = True, bias: bool = True) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
-        layer = it.module(lambda: torch.nn.LayerNorm(H, bias=bias), trained=trained)
-        return layer(it.input(T, H))
+    def run(played: Real) -> Any:
+        layer = played.module(lambda: torch.nn.LayerNorm(H, bias=bias), trained=trained)
+        return layer(played.input(T, H))
 
     return run
 
 
-def _layer_norm_in_float32(it: Real) -> Any:
+def _layer_norm_in_float32(played: Real) -> Any:
     """As under CUDA's autocast, whose float32 list differs from the CPU's: the last argument first."""
-    x, weight, bias = it.input(T, H), it.weight(H), it.weight(H)
+    x, weight, bias = played.input(T, H), played.weight(H), played.weight(H)
     bias32, weight32 = bias.float(), weight.float()
     return F.layer_norm(x.float(), (H,), weight32, bias32)
 
@@ -312,7 +316,9 @@ def _of(path: str, *arguments: Any, trained: bool = True, **keys: Any) -> Callab
 
     module, name = path.rsplit(".", 1)
     made = getattr(import_module(f"transformers.{module}"), name)
-    return lambda it: it.module(lambda: made(*arguments, **keys), trained=trained)(it.input(T, H))
+    return lambda played: played.module(lambda: made(*arguments, **keys), trained=trained)(
+        played.input(T, H)
+    )
 
 
 def _activation(name: str) -> Callable[[Real], Any]:
@@ -324,31 +330,34 @@ def _activation(name: str) -> Callable[[Real], Any]:
 def _gated(name: str) -> Callable[[Real], Any]:
     from transformers.activations import ACT2FN
 
-    def run(it: Real) -> Any:
-        gate, up = it.input(T, H), it.input(T, H)
+    def run(played: Real) -> Any:
+        gate, up = played.input(T, H), played.input(T, H)
         return ACT2FN[name](gate) * up
 
     return run
 
 
-def _xielu(it: Real) -> Any:
+def _xielu(played: Real) -> Any:
     from transformers.activations import XIELUActivation
 
-    return it.module(XIELUActivation)._xielu_python(it.input(T, H))
+    return played.module(XIELUActivation)._xielu_python(played.input(T, H))
 
 
-def _heads(it: Real, heads: int = HEADS) -> Any:
+def _heads(played: Real, heads: int = HEADS) -> Any:
     """[b, heads, s, d], in the token-by-token memory layout of a projection."""
-    return it.input(BATCH, LENGTH, heads, HEAD_DIM).transpose(1, 2)
+    return played.input(BATCH, LENGTH, heads, HEAD_DIM).transpose(1, 2)
 
 
-def _matmul(it: Real) -> Any:
-    q, k = it.input(BATCH, HEADS, LENGTH, HEAD_DIM), it.input(BATCH, HEADS, HEAD_DIM, LENGTH)
+def _matmul(played: Real) -> Any:
+    q, k = (
+        played.input(BATCH, HEADS, LENGTH, HEAD_DIM),
+        played.input(BATCH, HEADS, HEAD_DIM, LENGTH),
+    )
     return q @ k
 
 
-def _matmul_of_views(it: Real) -> Any:
-    q, k = _heads(it), _heads(it)
+def _matmul_of_views(one: Real) -> Any:
+    q, k = _heads(one), _heads(one)
     return q @ k.transpose(2, 3)
 
 
@@ -357,11 +366,11 @@ def _rotary(path: str, ending: str = "", *, half: bool = False) -> Callable[[Rea
 
     run = getattr(import_module(f"transformers.models.{path}"), f"apply_rotary_pos_emb{ending}")
 
-    def turned(it: Real) -> Any:
+    def turned(one: Real) -> Any:
         width = HEAD_DIM // 2 if half or "glm" in path else HEAD_DIM
         of = torch.float32 if path.startswith(("olmo", "ernie")) else None
-        cosine, sine = (it.constant(1, LENGTH, width, dtype=of) for _ in range(2))
-        q, k = _heads(it), _heads(it, KV_HEADS)
+        cosine, sine = (one.constant(1, LENGTH, width, dtype=of) for _ in range(2))
+        q, k = _heads(one), _heads(one, KV_HEADS)
         return run(q, k, cosine, sine)
 
     return turned
@@ -372,16 +381,16 @@ def _scan(batch: int, length: int, groups: int = cases.GROUPS) -> Callable[[Real
 
     heads, width, state = cases.SCAN_HEADS, cases.SCAN_DIM, cases.STATE
 
-    def from_convolution(it: Real, count: int, width: int) -> Any:
+    def from_convolution(played: Real, count: int, width: int) -> Any:
         """In the memory layout of Mamba 2's convolution, tokens last, which decides whether a product copies."""
-        return it.input(batch, count, width, length).permute(0, 3, 1, 2)
+        return played.input(batch, count, width, length).permute(0, 3, 1, 2)
 
-    def run(it: Real) -> Any:
-        x = from_convolution(it, heads, width)
-        step = it.input(batch, length, heads)
-        decay = it.input(heads, dtype=torch.float32)
-        b, c = (from_convolution(it, groups, state) for _ in range(2))
-        skip, step_bias = it.weight(heads), it.weight(heads)
+    def run(played: Real) -> Any:
+        x = from_convolution(played, heads, width)
+        step = played.input(batch, length, heads)
+        decay = played.input(heads, dtype=torch.float32)
+        b, c = (from_convolution(played, groups, state) for _ in range(2))
+        skip, step_bias = played.weight(heads), played.weight(heads)
         out = mamba2_chunk_scan(
             x, step, decay, b, c, cases.CHUNK, D=skip, dt_bias=step_bias, dt_softplus=True
         )
@@ -390,17 +399,17 @@ def _scan(batch: int, length: int, groups: int = cases.GROUPS) -> Callable[[Real
     return run
 
 
-def _rotary_complex(it: Real) -> Any:
+def _rotary_complex(one: Real) -> Any:
     from transformers.models.deepseek_v2.modeling_deepseek_v2 import apply_rotary_emb
 
-    table = it.constant(1, LENGTH, HEAD_DIM // 2, dtype=torch.complex64)
-    q, k = _heads(it), _heads(it, KV_HEADS)
+    table = one.constant(1, LENGTH, HEAD_DIM // 2, dtype=torch.complex64)
+    q, k = _heads(one), _heads(one, KV_HEADS)
     return apply_rotary_emb(q, k, table)
 
 
 def _flash(heads: int = HEADS) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
-        q, k, v = _heads(it), _heads(it, heads), _heads(it, heads)
+    def run(one: Real) -> Any:
+        q, k, v = _heads(one), _heads(one, heads), _heads(one, heads)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
         return kernel(q, k, v, 0.0, True)[0]
 
@@ -408,9 +417,9 @@ def _flash(heads: int = HEADS) -> Callable[[Real], Any]:
 
 
 def _efficient(*, mask: bool = False) -> Callable[[Real], Any]:
-    def run(it: Real) -> Any:
-        q, k, v = _heads(it), _heads(it), _heads(it)
-        bias = it.constant(BATCH, 1, LENGTH, LENGTH) if mask else None
+    def run(one: Real) -> Any:
+        q, k, v = _heads(one), _heads(one), _heads(one)
+        bias = one.constant(BATCH, 1, LENGTH, LENGTH) if mask else None
         if bias is not None:
             bias = bias.expand(BATCH, HEADS, LENGTH, LENGTH)
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -429,9 +438,9 @@ def _eager(*, dropout: float = 0.0, softcap: float | None = None) -> Callable[[R
         num_key_value_groups = HEADS // KV_HEADS
         training = True
 
-    def run(it: Real) -> Any:
-        q, k, v = _heads(it), _heads(it, KV_HEADS), _heads(it, KV_HEADS)
-        mask = it.constant(BATCH, 1, LENGTH, LENGTH)
+    def run(one: Real) -> Any:
+        q, k, v = _heads(one), _heads(one, KV_HEADS), _heads(one, KV_HEADS)
+        mask = one.constant(BATCH, 1, LENGTH, LENGTH)
         keys = {"softcap": softcap} if softcap else {}
         out, _ = eager_attention_forward(
             Layer(), q, k, v, mask, scaling=0.125, dropout=dropout, **keys
@@ -443,8 +452,8 @@ def _eager(*, dropout: float = 0.0, softcap: float | None = None) -> Callable[[R
 
 NORMS = "models.{0}.modeling_{0}.{1}RMSNorm"
 REAL: dict[str, Callable[[Real], Any]] = {
-    "cast": lambda it: it.input(T, H).to(
-        torch.bfloat16 if it.dtype is torch.float32 else torch.float32
+    "cast": lambda tensor: tensor.input(T, H).to(
+        torch.bfloat16 if tensor.dtype is torch.float32 else torch.float32
     ),
     "add a number": _unary(lambda x: x + 1.0),
     "multiply by a number": _unary(lambda x: x * 2.0),
@@ -462,7 +471,9 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "multiply, one gradient": _binary(torch.mul, grads=(True, False)),
     "divide": _binary(torch.div),
     "divide, broadcast": _binary(torch.div, (T, 1)),
-    "divide by a constant": lambda it: it.input(T, H) / it.constant(1, dtype=torch.float32),
+    "divide by a constant": lambda played: (
+        played.input(T, H) / played.constant(1, dtype=torch.float32)
+    ),
     "square": _unary(lambda x: x.pow(2)),
     "mean": _unary(lambda x: x.mean(-1, keepdim=True)),
     "standard deviation": _unary(lambda x: x.std(-1, keepdim=True)),
@@ -472,32 +483,36 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "softmax": _unary(lambda x: F.softmax(x, dim=-1)),
     "dropout": _unary(lambda x: F.dropout(x, 0.1, True)),
     "no dropout": _unary(torch.nn.Identity()),
-    "where": lambda it: torch.where(
-        it.constant(T, H, dtype=torch.bool), it.input(T, H), it.input(T, H)
+    "where": lambda played: torch.where(
+        played.constant(T, H, dtype=torch.bool), played.input(T, H), played.input(T, H)
     ),
-    "masked_fill": lambda it: it.input(T, H).masked_fill(it.constant(T, H, dtype=torch.bool), 0.0),
+    "masked_fill": lambda played: played.input(T, H).masked_fill(
+        played.constant(T, H, dtype=torch.bool), 0.0
+    ),
     "clone": _unary(torch.clone),
     "view": _unary(lambda x: x.view(-1)),
     "slice": _unary(lambda x: x[:, : H // 2]),
     "pick": _unary(lambda x: x[:, torch.zeros(1, dtype=torch.long, device=x.device)]),
     "split": _unary(lambda x: x.split(H // 2, -1)),
-    "concatenate": lambda it: torch.cat([it.input(T, H), it.input(T, OUT)], -1),
+    "concatenate": lambda played: torch.cat([played.input(T, H), played.input(T, OUT)], -1),
     "pad": _unary(lambda x: F.pad(x, (0, OUT - H))),
     "copies into one tensor": _filled,
     "repeat": _unary(lambda x: x.repeat(3, 1)),
-    "expand": lambda it: it.input(T, 1).expand(T, H),
-    "repeat_kv": lambda it: transformers.integrations.sdpa_attention.repeat_kv(
-        _heads(it, KV_HEADS), 2
+    "expand": lambda played: played.input(T, 1).expand(T, H),
+    "repeat_kv": lambda one: transformers.integrations.sdpa_attention.repeat_kv(
+        _heads(one, KV_HEADS), 2
     ),
-    "repeat_kv of one head": lambda it: _heads(it, 1).expand(-1, HEADS, -1, -1),
+    "repeat_kv of one head": lambda one: _heads(one, 1).expand(-1, HEADS, -1, -1),
     "top_k": _unary(lambda x: x.topk(CHOSEN, dim=-1)[0]),
     "gather rows": _gather,
     "scatter": _scatter,
-    "sum of experts": lambda it: it.input(T * CHOSEN, H).view(T, CHOSEN, H).sum(1),
+    "sum of experts": lambda played: played.input(T * CHOSEN, H).view(T, CHOSEN, H).sum(1),
     "grouped product": _grouped(trained=True),
     "grouped product, frozen": _grouped(trained=False),
     "adapters folded into experts": _folded,
-    "embedding": lambda it: F.embedding(it.constant(T, dtype=torch.long), it.weight(VOCABULARY, H)),
+    "embedding": lambda module: F.embedding(
+        module.constant(T, dtype=torch.long), module.weight(VOCABULARY, H)
+    ),
     "cross-entropy": _cross_entropy,
     "linear": _linear(trained=True, bias=False),
     "linear with bias": _linear(trained=True, bias=True),

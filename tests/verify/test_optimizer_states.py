@@ -26,7 +26,9 @@ def test_states_exist_before_the_first_step_only_as_declared(optim: Optimizer) -
 
     def elements() -> int:
         state = optimizer.state.get(weight, {})
-        return sum(it.numel() for it in state.values() if it is not None and it.numel() > 1)
+        return sum(
+            value.numel() for value in state.values() if value is not None and value.numel() > 1
+        )
 
     before = elements()
     weight.grad = torch.ones(4, 4)

@@ -32,7 +32,10 @@ def _theirs(real: Any) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
 def test_weights_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
     real, model = build(model_type, keys)
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, Adapters())]
+    ours = [
+        (elements(parameter.shape), parameter.decays)
+        for parameter in trained_in_order(model, Adapters())
+    ]
     assert ours == _theirs(real)
 
 
@@ -62,7 +65,10 @@ def test_adapters_and_copies_have_peft_s_order(
         lora_target_modules=targets,
         modules_to_save=copies and tuple(copies),
     )
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup.adapters)]
+    ours = [
+        (elements(parameter.shape), parameter.decays)
+        for parameter in trained_in_order(model, setup.adapters)
+    ]
     assert ours == _theirs(real)
 
 
@@ -116,5 +122,8 @@ def test_a_tower_has_the_order_of_the_real_class(model_type: str) -> None:
         real = transformers.AutoModelForImageTextToText.from_config(given)
     keys = {"model_class": "image_text", "image_sizes": [[448, 448]], "max_length": 8192}
     model, _, setup = parse({"model": {"model_type": model_type, **config}, **keys})
-    ours = [(elements(it.shape), it.decays) for it in trained_in_order(model, setup.adapters)]
+    ours = [
+        (elements(parameter.shape), parameter.decays)
+        for parameter in trained_in_order(model, setup.adapters)
+    ]
     assert ours == _theirs(real)

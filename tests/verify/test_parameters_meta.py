@@ -228,7 +228,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 WITHOUT_A_CLASS = {"internlm3"}  # remote code on the Hub; the catalogue checks its count
 IDS = [f"{name}-{index}" for index, (name, _) in enumerate(VARIANTS)]
 
-WITH_TOWERS = {name: it.with_towers for name, it in FAMILIES.items() if it.with_towers}
+WITH_TOWERS = {name: family.with_towers for name, family in FAMILIES.items() if family.with_towers}
 
 
 def build(model_type: str, keys: dict[str, Any]) -> tuple[Any, Model]:
@@ -445,7 +445,7 @@ def test_magnitudes_match_peft(model_type: str) -> None:
 def test_targets_follow_peft_s_table_when_it_refuses_all_linears() -> None:
     peft = pytest.importorskip("peft")
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    own = {name: it.peft_targets for name, it in FAMILIES.items() if it.peft_targets}
+    own = {name: family.peft_targets for name, family in FAMILIES.items() if family.peft_targets}
     for family, targets in own.items():
         assert list(targets) == table[family.removesuffix("_text")], family
 

@@ -57,7 +57,9 @@ def setups(tool: str) -> list[TakeAway]:
     random_, found = random.Random(31), []
     base = said(TOOLS[tool], {NAMED[tool]: LLAMA.hub_id}, LLAMA)
     for number in range(100 * COUNT):
-        others = {key: it for key, it in drawn(random_, tool).items() if random_.random() < 0.5}
+        others = {
+            key: value for key, value in drawn(random_, tool).items() if random_.random() < 0.5
+        }
         keys = base | others | random_.choice(SHARING) | {"model": LLAMA.hub_id}
         if number % 3 == 0:
             keys |= {"packing": False, "loss_type": None, **random_.choice(TASKS[:6])}
@@ -75,12 +77,14 @@ def setups(tool: str) -> list[TakeAway]:
 @pytest.mark.parametrize("tool", NAMED)
 def test_tool_classes_read_our_yaml_as_intended(tool: str, tmp_path: Path) -> None:
     made = setups(tool)
-    json_file = next(it.files["deepspeed.json"] for it in made if "deepspeed.json" in it.files)
+    json_file = next(run.files["deepspeed.json"] for run in made if "deepspeed.json" in run.files)
     (tmp_path / "deepspeed.json").write_text(json_file, encoding="utf-8")
     yaml = pytest.importorskip("yaml")  # as the tools read it
     configs = [yaml.safe_load(away.files[away.main]) for away in made]
     if tool == "llamafactory":
-        configs = [{**it, "use_cpu": True, "fp16": False} for it in configs]  # as the parser asks
+        configs = [
+            {**config, "use_cpu": True, "fp16": False} for config in configs
+        ]  # as the parser asks
     for config, read in zip(configs, answers(tool, configs, tmp_path), strict=True):
         assert isinstance(read, dict), read
         for key, value in config.items():
@@ -115,17 +119,17 @@ def test_axolotl_fails_where_we_refuse(tmp_path: Path) -> None:
         "micro_batch_size": 1,
         "learning_rate": 1e-4,
     }
-    accepted, *stopped = answers("axolotl", [plain, *({**plain, **it} for it in more)], tmp_path)
+    accepted, *stopped = answers("axolotl", [plain, *({**plain, **one} for one in more)], tmp_path)
     assert isinstance(accepted, dict)
-    assert all(isinstance(it, str) for it in stopped), stopped
+    assert all(isinstance(one, str) for one in stopped), stopped
     assert len(STOPS) == len(more) + 1
 
 
 def test_deepspeed_reads_our_json_as_intended(tmp_path: Path) -> None:
-    shared = [it for it in SHARING if "zero" in it.get("strategy", "")]
+    shared = [one for one in SHARING if "zero" in one.get("strategy", "")]
     configs = []
-    for it in shared:
-        text = files_of("trainer", {"model": LLAMA.hub_id, **it}, LLAMA).files["deepspeed.json"]
+    for one in shared:
+        text = files_of("trainer", {"model": LLAMA.hub_id, **one}, LLAMA).files["deepspeed.json"]
         whole = json.loads(text)
         filled = {"bf16": {"enabled": True}, "fp16": {"enabled": False}, "train_batch_size": 8}
         filled |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8}
@@ -135,10 +139,10 @@ def test_deepspeed_reads_our_json_as_intended(tmp_path: Path) -> None:
         }
         zero = {key: at for key, at in whole["zero_optimization"].items() if at != "auto"}
         configs.append({**filled, "zero_optimization": zero})
-    for it, read in zip(shared, answers("deepspeed", configs, tmp_path), strict=True):
+    for one, read in zip(shared, answers("deepspeed", configs, tmp_path), strict=True):
         assert read == {
-            "stage": int(it["strategy"][-1]),
-            "gathers": it.get("zero3_save_16bit_model", False),
-            "optimizer": it.get("offload_optimizer", "none"),
-            "param": it.get("offload_param", "none"),
+            "stage": int(one["strategy"][-1]),
+            "gathers": one.get("zero3_save_16bit_model", False),
+            "optimizer": one.get("offload_optimizer", "none"),
+            "param": one.get("offload_param", "none"),
         }

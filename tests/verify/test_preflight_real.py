@@ -60,7 +60,7 @@ def trainer(folder: Path, model: Any, **changed: Any) -> Any:
 def agrees(keys: Any, model: Any) -> None:
     """The estimate's counts match the model's."""
     answer = estimate(*parse(json.loads(json.dumps(keys))))
-    trained = sum(it.numel() for it in model.parameters() if it.requires_grad)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert answer.trainable_parameters == trained
     assert answer.total_parameters == model.num_parameters()
 
@@ -89,7 +89,7 @@ def test_lora_with_bfloat16_weights_is_read(tmp_path: Path) -> None:
     model = adapted(tiny(torch.bfloat16), modules_to_save=["lm_head"])
     found = trainer(tmp_path, model, activation_checkpointing=True)
     keys = check(found, show=False).keys
-    kept = {it.dtype for name, it in model.named_parameters() if "lora_" in name}
+    kept = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
     assert kept == {torch.float32}  # as PEFT casts them
     assert keys["autocast_adapter_dtype"] is True
     assert (keys["method"], keys["dtype"], keys["lora_r"]) == ("lora", "bfloat16", 4)

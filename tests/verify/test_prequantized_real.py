@@ -91,7 +91,7 @@ def trainer_refuses(quantization: dict[str, Any], *, adapters: bool) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [it for it in FORMATS if it != "awq"]
+    "name", [one for one in FORMATS if one != "awq"]
 )  # asks for gptqmodel's version
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 def test_trainer_refuses_the_formats_we_refuse(name: str, method: Method) -> None:
@@ -140,7 +140,7 @@ def test_fp8_tensors_match_transformers(block: list[int] | None) -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).bfloat16()
     replace_with_fp8_linear(model, ["lm_head"], config, pre_quantized=True)
-    held = sum(it.numel() * it.element_size() for it in model.parameters())
+    held = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     ours = {"quant_method": "fp8", "weight_block_size": block}
     quantization = quantization_of({"quantization_config": ours})
     assert stored_bytes(stored(ours), quantization) == held
@@ -153,11 +153,17 @@ def test_mxfp4_experts_match_transformers() -> None:
     with torch.device("meta"):
         experts = Mxfp4GptOssExperts(transformers.GptOssConfig(**sizes))
     packed = sum(
-        it.numel() * it.element_size() for it in experts.parameters() if it.dtype == torch.uint8
+        parameter.numel() * parameter.element_size()
+        for parameter in experts.parameters()
+        if parameter.dtype == torch.uint8
     )
     plain = from_config({"model_type": "gpt_oss", **sizes}).model
     assert plain is not None
-    shapes = [weight_shapes(it)[0] for it in layer_modules(plain) if len(weight_shapes(it)[0]) == 3]
+    shapes = [
+        weight_shapes(module)[0]
+        for module in layer_modules(plain)
+        if len(weight_shapes(module)[0]) == 3
+    ]
     elements = sum(a * b * c for a, b, c in shapes)
     # the blocks, and one exponent per 32 weights
     assert packed == elements // 2

@@ -308,20 +308,24 @@ def second_step(setup: dict[str, Any], folder: str) -> int:
 
         step()
         of_optimizer = chain.from_iterable(
-            it.values() for it in made.optimizer.optimizer.state.values()
+            value.values() for value in made.optimizer.optimizer.state.values()
         )
-        models = [it for it in (made.model, getattr(made, "ref_model", None)) if it is not None]
-        held = chain.from_iterable((*it.parameters(), *it.buffers()) for it in models)
+        models = [one for one in (made.model, getattr(made, "ref_model", None)) if one is not None]
+        held = chain.from_iterable((*model.parameters(), *model.buffers()) for model in models)
         resting = {
-            it.untyped_storage()._cdata: it.untyped_storage().nbytes()
-            for it in chain(held, of_optimizer)
-            if torch.is_tensor(it)
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+            for tensor in chain(held, of_optimizer)
+            if torch.is_tensor(tensor)
         }
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
             step()
         recorded = profile.profiler.kineto_results.events()
-        changes = [(it.start_ns(), it.nbytes()) for it in recorded if it.name() == "[memory]"]
+        changes = [
+            (tensor.start_ns(), tensor.nbytes())
+            for tensor in recorded
+            if tensor.name() == "[memory]"
+        ]
         changes.sort(key=lambda change: change[0])
         return sum(resting.values()) + max(accumulate(size for _, size in changes))
 

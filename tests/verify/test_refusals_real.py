@@ -12,7 +12,9 @@ from estimator.values.refusals import LIBRARIES, Line
 from tests.test_refusals import GENERATOR
 
 LINES = list(
-    dict.fromkeys(it.cause for _, it in GENERATOR.refusals() if isinstance(it.cause, Line))
+    dict.fromkeys(
+        refusal.cause for _, refusal in GENERATOR.refusals() if isinstance(refusal.cause, Line)
+    )
 )
 
 
@@ -38,5 +40,7 @@ def test_the_cited_line_supports_the_refusal(cited: Line) -> None:
 
 
 def test_most_citations_are_checked() -> None:
-    opened = [it for it in LINES if it.library in {"transformers", "peft", "torch", "bitsandbytes"}]
+    opened = [
+        line for line in LINES if line.library in {"transformers", "peft", "torch", "bitsandbytes"}
+    ]
     assert len(opened) > 25

@@ -54,8 +54,8 @@ def traced(setup: dict[str, Any]) -> dict[str, int]:
         )
         model = peft.get_peft_model(model, settings)
     model.train()
-    trained = [it for it in model.parameters() if it.requires_grad]
-    states = [torch.zeros_like(it) for it in trained for _ in ("exp_avg", "exp_avg_sq")]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    states = [torch.zeros_like(one) for one in trained for _ in ("exp_avg", "exp_avg_sq")]
     shape = setup["per_device_train_batch_size"], setup["max_length"]
     ids = torch.zeros(shape, dtype=torch.long, device="meta")
     with Storages() as counted:

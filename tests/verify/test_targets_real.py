@@ -59,4 +59,6 @@ def test_names_are_accepted_ignored_or_refused_as_by_peft(family: str, name: str
                     get_peft_model(real, LoraConfig(r=2, target_modules=targets))
             continue
         adapted = get_peft_model(real, LoraConfig(r=2, target_modules=targets))
-        assert ours == sum(it.numel() for it in adapted.parameters() if it.requires_grad)
+        assert ours == sum(
+            parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad
+        )

@@ -150,17 +150,20 @@ def kept(*, path: str, replicas: int) -> tuple[int, ...]:
             states = (
                 each._get_fsdp_state() for each in model.modules() if hasattr(each, "unshard")
             )
-            groups = {id(it): it for state in states for it in state._fsdp_param_groups}
+            groups = {id(group): group for state in states for group in state._fsdp_param_groups}
             waiting = size(
-                of.unsharded_param.grad for it in groups.values() for of in it.fsdp_params
+                of.unsharded_param.grad for group in groups.values() for of in group.fsdp_params
             )
     parameters = [*model.parameters()]
     meshes = {parameter.device_mesh for parameter in parameters}  # as Trainer groups them
     optimizer = torch.optim.AdamW(
-        [{"params": [it for it in parameters if it.device_mesh == mesh]} for mesh in meshes],
+        [
+            {"params": [parameter for parameter in parameters if parameter.device_mesh == mesh]}
+            for mesh in meshes
+        ],
         fused=True,
     )
-    gradients = size(it.grad for it in parameters)
+    gradients = size(parameter.grad for parameter in parameters)
     optimizer.step()
     return (
         size(parameters),

@@ -149,9 +149,9 @@ def ours(wrapper: Mapping[str, Any]) -> Model:
 def without_timm(model: Model, setup: TrainingSetup) -> int:
     """Parameters of the towers except timm's."""
     timm = sum(
-        count * module_parameters(it)
-        for it, count in tower_modules(model, setup.adapters)
-        if it.name.startswith("vision_tower.timm_model")
+        count * module_parameters(module)
+        for module, count in tower_modules(model, setup.adapters)
+        if module.name.startswith("vision_tower.timm_model")
     )
     return tower_parameters(model, setup.adapters) - timm
 
@@ -162,20 +162,24 @@ def test_towers_match_the_parameters_and_linears_of_the_real_class(
 ) -> None:
     model, made, setup = ours(wrapper), real(wrapper), TrainingSetup()
     assert type(made).__name__ == classes_of(model.model_type).made
-    beside = {name: it for name, it in made.named_parameters() if "language_model" not in name}
-    assert without_timm(model, setup) == sum(it.numel() for it in beside.values())
+    beside = {
+        name: parameter
+        for name, parameter in made.named_parameters()
+        if "language_model" not in name
+    }
+    assert without_timm(model, setup) == sum(value.numel() for value in beside.values())
     linears = sorted(
-        (tuple(reversed(it.weight.shape)), it.bias is not None)
-        for name, it in made.named_modules()
-        if type(it) is torch.nn.Linear and "language_model" not in name and name != "lm_head"
+        (tuple(reversed(module.weight.shape)), module.bias is not None)
+        for name, module in made.named_modules()
+        if type(module) is torch.nn.Linear and "language_model" not in name and name != "lm_head"
     )
     assert linears == sorted(
-        ((it.in_features, it.out_features), it.bias)
-        for it, count in tower_modules(model, setup.adapters)
+        ((module.in_features, module.out_features), module.bias)
+        for module, count in tower_modules(model, setup.adapters)
         for _ in range(count)
-        if isinstance(it, Linear)
+        if isinstance(module, Linear)
     )
-    scalars = [it for name, it in made.named_buffers() if name.endswith(("_min", "_max"))]
+    scalars = [buffer for name, buffer in made.named_buffers() if name.endswith(("_min", "_max"))]
     assert clamps(model, setup.adapters) == len(scalars)
 
 
@@ -189,19 +193,19 @@ def test_a_real_step_gives_gradients_to_exactly_the_modules_we_list_as_run(
     ids = torch.randint(1, 90, (1, 8))
     made(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
-    idle = {name for name, it in made.named_parameters() if it.grad is None}
+    idle = {name for name, parameter in made.named_parameters() if parameter.grad is None}
     assert not [name for name in idle if "language_model" in name]
-    states = sum(bool(optimizer.state[it]) for it in made.parameters())
+    states = sum(bool(optimizer.state[parameter]) for parameter in made.parameters())
     assert states == len(list(made.parameters())) - len(idle)
     timm = [
-        it
-        for it in idle_modules(model, setup.adapters, setup.images)
-        if it[0].name.startswith("vision_tower.timm")
+        module
+        for module in idle_modules(model, setup.adapters, setup.images)
+        if module[0].name.startswith("vision_tower.timm")
     ]
     said = sum(
-        count * module_parameters(it)
-        for it, count in idle_modules(model, setup.adapters, setup.images)
-        if (it, count) not in timm
+        count * module_parameters(module)
+        for module, count in idle_modules(model, setup.adapters, setup.images)
+        if (module, count) not in timm
     )
     assert said == sum(made.get_parameter(name).numel() for name in idle)
 
@@ -259,9 +263,9 @@ def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
     model, made = ours(wrapper), real(wrapper)
     setup = TrainingSetup(method=Method.QLORA)
     whole = {
-        it.name
-        for it, _ in tower_modules(model, setup.adapters)
-        if isinstance(it, Linear) and not is_quantized(it, setup.adapters)
+        module.name
+        for module, _ in tower_modules(model, setup.adapters)
+        if isinstance(module, Linear) and not is_quantized(module, setup.adapters)
     }
     kept = quantizers.get_keys_to_not_convert(made)
     beside = {name.removeprefix("model.") for name in kept if "language_model" not in name}
@@ -271,7 +275,7 @@ def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
 @EACH
 def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
     made = real(wrapper)
-    has = {type(it).__name__ for it in made.modules()} | {"TimmWrapperModel"}
+    has = {type(module).__name__ for module in made.modules()} | {"TimmWrapperModel"}
     missing = class_not_found(ours(wrapper))
     assert (missing in set(made._no_split_modules) - has) if missing else True
     assert bool(missing) is bool(set(made._no_split_modules) - has)
@@ -279,7 +283,11 @@ def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
 
 def test_a_kernel_replaces_no_linear() -> None:
     for wrapper in WRAPPERS.values():
-        names = [name for name, it in real(wrapper).named_modules() if type(it) is torch.nn.Linear]
+        names = [
+            name
+            for name, module in real(wrapper).named_modules()
+            if type(module) is torch.nn.Linear
+        ]
         for module, _ in tower_modules(ours(wrapper), TrainingSetup().adapters):
             if isinstance(module, Kernel):
                 assert not any(name.endswith(module.name) for name in names)

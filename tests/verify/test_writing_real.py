@@ -72,7 +72,7 @@ def test_trl_parser_reads_the_yaml_as_intended(number: int, tmp_path: Path) -> N
     arguments = getattr(scripts, own) if own else trl.ScriptArguments
     parser = trl.TrlParser((arguments, config, trl.ModelConfig))
     parsed = parser.parse_args_and_config(args=["--config", str(tmp_path / "own.yaml")])
-    _agrees(nested(theirs, "args"), [vars(it) for it in parsed])
+    _agrees(nested(theirs, "args"), [vars(one) for one in parsed])
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -88,12 +88,12 @@ def test_transformers_parser_reads_the_arguments_as_intended(number: int, tmp_pa
 def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
     """Each written key is a field of one of the classes, with the written value."""
     for key, value in written.items():
-        (holder,) = [it for it in parsed if key in it]
+        (holder,) = [one for one in parsed if key in one]
         found = holder[key]
         assert getattr(found, "value", found) in (value, [value]), key
 
 
-@pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda it: it["strategy"])
+@pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda one: one["strategy"])
 def test_accelerate_reads_its_file_as_intended(sharing: dict[str, Any], tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     launch = pytest.importorskip("accelerate.commands.launch")

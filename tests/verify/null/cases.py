@@ -141,7 +141,7 @@ def _run(model: Given, method: str, batch: int, length: int, **keys: Any) -> Giv
 
 def one_gpu() -> Iterator[Given]:
     """A Trainer's runs on one GPU."""
-    for optim in (it for it in Optimizer if it not in NOT_PLAYED):
+    for optim in (optimizer for optimizer in Optimizer if optimizer not in NOT_PLAYED):
         wide = FLOAT32 if optim in FLOAT32_ALONE else {}
         yield _run(TINY_LLAMA, "full", 1, 512, optim=optim.value, **NO_AUTOCAST, **wide)
     yield _run(SMOL, "full", 4, 512)
@@ -193,7 +193,7 @@ TRL_QLORA = {
 
 def objectives() -> Iterator[Given]:
     """Runs of TRL's trainers and of a classifier on one GPU."""
-    sft, dpo, kto = ({"objective": it, **CHUNKED} for it in ("sft", "dpo", "kto"))
+    sft, dpo, kto = ({"objective": word, **CHUNKED} for word in ("sft", "dpo", "kto"))
     half, prompted = {"completion_fraction": 0.5}, {"max_prompt_length": 256}
     yield _run(LLAMA, "full", 2, 1024, **sft, **half, **CHECKPOINTED)
     yield _run(QWEN, "lora", 4, 1024, **sft)
@@ -240,7 +240,7 @@ def ranks() -> Iterator[Given]:
 
 def shards() -> Iterator[Given]:
     """A Trainer as rank 0 under FSDP 2, and under FSDP 1."""
-    second, stays = ({"num_gpus": 8, "strategy": it} for it in ("fsdp", "fsdp_grad_op"))
+    second, stays = ({"num_gpus": 8, "strategy": word} for word in ("fsdp", "fsdp_grad_op"))
     replicas = {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 2}
     evaluates = {"eval_strategy": "epoch", "per_device_eval_batch_size": 8}
     yield _run(TINY_LLAMA, "full", 1, 1024, **replicas)

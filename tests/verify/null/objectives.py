@@ -35,7 +35,7 @@ PREFERENCES: Mapping[Objective, tuple[Any, Any]] = {
 
 def tokenizer() -> Any:
     """One token a word."""
-    words = Tokenizer(models.WordLevel({it: i for i, it in enumerate(WORDS)}, unk_token="word"))
+    words = Tokenizer(models.WordLevel({one: i for i, one in enumerate(WORDS)}, unk_token="word"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="word"

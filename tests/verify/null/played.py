@@ -49,10 +49,12 @@ def played(name: str, setup: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": name,
         "setup": json.dumps(setup, separators=(",", ":")),
-        "allocated_bytes": max(it.allocated for it in spare.values()),
-        "reserved_bytes": max(it.reserved for it in spare.values()),
+        "allocated_bytes": max(value.allocated for value in spare.values()),
+        "reserved_bytes": max(value.reserved for value in spare.values()),
         "least_bytes": least,
-        "versions": ", ".join(f"{it} {version(it)}" for it in PACKAGES if _is_here(it)),
+        "versions": ", ".join(
+            f"{package} {version(package)}" for package in PACKAGES if _is_here(package)
+        ),
         "retrieved": date.today().isoformat(),
     }
 
@@ -88,7 +90,7 @@ def main(wanted: Iterable[str]) -> None:
         except RuntimeError as problem:
             print(f"{name}: {problem}", flush=True)
             continue
-        print(name, *(rows[name][it] for it in COLUMNS[2:5]), flush=True)
+        print(name, *(rows[name][column] for column in COLUMNS[2:5]), flush=True)
         _write(rows[name] for name in names if name in rows)
 
 

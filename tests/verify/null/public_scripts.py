@@ -184,7 +184,7 @@ def _of_peft() -> Iterator[Play]:
 
 def _of_transformers() -> Iterator[Play]:
     def play(name: str, rows: str, *more: str, files: Sequence[str] = ("train",)) -> Play:
-        given = " ".join(f"--{it}_file {{file}}" for it in files)
+        given = " ".join(f"--{file}_file {{file}}" for file in files)
         sizes = "--per_device_train_batch_size 2"
         if not name.endswith("_no_trainer"):
             sizes += " --do_train --bf16 True --report_to none"

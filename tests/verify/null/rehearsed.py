@@ -103,9 +103,12 @@ def main(python: str, wanted: Sequence[str]) -> int:
             Path(folder, f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
         for card, status, words in plays(folder):
             shown = f"{card}: {' '.join(words)}".replace(f"{folder}/", "").replace(folder, "")
-            if wanted and not any(it in shown for it in wanted):
+            if wanted and not any(one in shown for one in wanted):
                 continue
-            command = [python, *(str(SCRIPTS / it) if it.endswith(".py") else it for it in words)]
+            command = [
+                python,
+                *(str(SCRIPTS / word) if word.endswith(".py") else word for word in words),
+            ]
             alone = ["--first-rank"] * ("x " in card and "-m" not in words)
             done = subprocess.run(
                 [*HEADROOM, "--gpu", card, *alone, "--", *command],
@@ -123,7 +126,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     if not done.stdout:
         return done.stderr.strip().splitlines()[-1]
     answer: dict[str, Any] = json.loads(done.stdout)
-    sizes = [f"{answer[it]:,}" for it in ("allocated_bytes", "reserved_bytes")]
+    sizes = [f"{answer[word]:,}" for word in ("allocated_bytes", "reserved_bytes")]
     said = f"status {done.returncode}, allocated and reserved {', '.join(sizes)}"
     if answer["estimate"] is None:
         return f"{said}; no estimate: {answer['estimate_problem']}"

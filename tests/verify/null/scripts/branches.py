@@ -43,7 +43,7 @@ while True:
     if torch.isnan(loss).any() or not torch.isfinite(loss):
         raise SystemExit("A loss is finite.")
     loss.backward()
-    if not all(torch.isfinite(it.grad).all() for it in model.parameters()):
+    if not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
         raise SystemExit("So are gradients.")
     optimizer.step()
     optimizer.zero_grad()
