@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -230,3 +231,27 @@ def test_a_function_fits_a_screen_and_a_value_is_named_after_what_it_is() -> Non
         for problem in _unread(path)
     }
     assert not found, "split it into steps; name the value"
+
+
+ASKED_FOR = {"on_step_end"}
+"""Functions that a library calls by their names."""
+
+
+def test_no_function_is_there_for_tests_alone() -> None:
+    defined, used = set(), set()
+    for folder in ("estimator", "dashboard", "pages", "benchmarks", "docs", "deploy", "."):
+        files = (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")
+        for node in (
+            node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        ):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    if folder in {"estimator", "dashboard"} and not name.startswith("__"):
+                        defined.add(name)
+                case ast.Name(name) | ast.Attribute(attr=name):
+                    used.add(name)
+                case ast.Constant(str(text)):
+                    used.update(
+                        re.findall(r"\w+", text)[:9]
+                    )  # as a table or a decorator names them
+    assert defined - used == ASKED_FOR

@@ -180,7 +180,7 @@ def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family: str) ->
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     rules = schedule.rules[0]
     assert rules is not None
-    script = CallTrace(map(schedule.calls_of, schedule.runs), sized.wholes, rules)
+    script = CallTrace([run.stretches for run in schedule.calls(0)], sized.wholes, rules)
     large = [
         (tensor.elements, alike)
         for tensor, alike in whole_tensors(model, setup.adapters)

@@ -46,9 +46,10 @@ def preferences(step: Step) -> None:
     policy = step.call(Pass(step.trained, rows, length))
     chosen = log_probabilities(step, policy, ids)
     policy.end()
-    asked = Pass(reference, rows, length, grad=False, label="reference")
-    expected = step.without_grad(asked, lambda forward: log_probabilities(step, forward, ids))
-    assert expected is not None
+    with step.tape.grad(enabled=False):
+        asked = step.call(Pass(reference, rows, length, grad=False, label="reference"))
+        expected = log_probabilities(step, asked, ids)
+        asked.end()
     step.backward(op.add(step.tape, chosen, expected))
     step.end()
 

@@ -206,7 +206,7 @@ def fetched(second: str, keys: dict[str, Any], calls: int, number: int = 0) -> t
     step = StepTimeline(setup, plan, resident_memory(model, structure(setup)), 0)
     schedule, rules = step._schedule, step._schedule.rules[number]
     assert rules is not None
-    runs = [schedule.calls_of(run, number) for run in schedule.runs]
+    runs = [repeated.stretches for repeated in schedule.calls(number)]
     watched = Watched(CallTrace(runs, step._sized.wholes, rules), rules).gathered
     assert len(watched) % calls == 0
     gathered = watched[-calls:]  # the last micro-step played

@@ -32,7 +32,7 @@ from estimator.time.lengths import expected_longest, lengths, works
 from estimator.time.optimizer_time import OPTIMIZER_STEP
 from estimator.time.rates import SHARE_ELSEWHERE, missing_rate, rates
 from estimator.time.spread import Cause, Cost, together
-from estimator.time.throughput import run_time, step_costs
+from estimator.time.throughput import beside_micro_steps, run_time, step_costs
 from estimator.values.range import Range, summed
 from estimator.values.strategies import Strategy
 
@@ -62,11 +62,11 @@ def part(time: RunTime, name: str) -> tuple[float, float]:
 def own(name: str, setup: TrainingSetup, gpu: Gpu = CARD) -> tuple[float, float]:
     """Low and high seconds of one part of Mistral's step if its own costs are fast or slow."""
     rate, length = rates(gpu, setup.precision), lengths(setup)
-    resident = resident_memory(MISTRAL, structure(setup))
+    beside = beside_micro_steps(setup, resident_memory(MISTRAL, structure(setup)), rate, 1.0)
     fast, slow = (
         summed(
             cost.seconds
-            for cost in step_costs(MISTRAL, setup, resident, rate, length.tokens, work).gpu
+            for cost in step_costs(MISTRAL, setup, rate, length.tokens, work, beside).gpu
             if cost.name == name
         )
         for work in works(MISTRAL, setup, length)

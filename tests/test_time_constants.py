@@ -24,7 +24,7 @@ from estimator.time.between import traffic
 from estimator.time.flops import Work, delta_products, scan_products, work
 from estimator.time.offload_time import offload_parts
 from estimator.time.rates import Rates, rates
-from estimator.time.throughput import step_costs, step_parts
+from estimator.time.throughput import beside_micro_steps, step_costs, step_parts
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.losses import Loss
@@ -66,7 +66,8 @@ def part(
 ) -> tuple[float, float]:
     """Low and high seconds of one part of a step of 256 tokens, if its own costs are fast or slow."""
     setup = TrainingSetup(max_length=LENGTH, **keys)
-    costs = step_costs(model, setup, resident, RATE, LENGTH, of).gpu
+    beside = beside_micro_steps(setup, resident, RATE, 1.0)
+    costs = step_costs(model, setup, RATE, LENGTH, of, beside).gpu
     found = summed(cost.seconds for cost in costs if cost.name == name)
     return found.low, found.high
 

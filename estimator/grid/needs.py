@@ -78,16 +78,6 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     return needs_on_each(model, (gpu,), setup, asked)[0]
 
 
-def least_needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLike) -> Needs:
-    """Lower bounds of both ends of ``needs``, without a played step: of loading, the optimizer's step and saving.
-
-    Which setups are refused, it says exactly.
-
-    Source: derived, as ``needs``.
-    """
-    return needs_on_each(model, (gpu,), setup, asked, plays=False)[0]
-
-
 def needs_on_each(
     model: Model,
     gpus: Sequence[Gpu | None],
@@ -96,9 +86,12 @@ def needs_on_each(
     *,
     plays: bool = True,
 ) -> list[Needs]:
-    """``needs`` on each of several cards, whose steps are the same; without ``plays``, ``least_needs``.
+    """``needs`` on each of several cards, whose steps are the same.
 
-    Source: as ``needs``.
+    Without ``plays``, lower bounds of both ends, of loading, the optimizer's step and saving; which setups are refused,
+    they say exactly.
+
+    Source: derived, as ``needs``.
     """
     cells, shape = of(setup, asked)
     accumulation = cells[ACCUMULATION]

@@ -93,14 +93,6 @@ class Step:
         self.labels.append(of.label)
         return Forward(of)
 
-    def without_grad(self, of: Pass, program: Callable[[Forward], Tensor | None]) -> Tensor | None:
-        """Call a model under ``torch.no_grad`` and return what the program keeps of it."""
-        with self.tape.grad(enabled=False):
-            forward = self.call(of)
-            kept = program(forward)
-            forward.end()
-        return kept
-
     def backward(self, loss: Tensor) -> None:
         """Run backward, then free the graph with its nodes' attributes, layer by layer."""
         tape = self.tape

@@ -25,7 +25,6 @@ from estimator.parallel.zero3_coordinator import (
     Gathers,
     Repeated,
     Rules,
-    Stretch,
 )
 from estimator.passes.batch import accumulates, alike, joined, scored_tokens
 from estimator.passes.registry import as_played, step_of
@@ -175,10 +174,6 @@ class Schedule:
         if model not in self._calls:
             self._calls[model] = tuple(self.repeated(run, model) for run in self.runs)
         return self._calls[model]
-
-    def calls_of(self, run: Run, model: int = 0) -> list[Stretch]:
-        """The same in each repetition of the run."""
-        return self.repeated(run, model).stretches
 
 
 class Gathered:

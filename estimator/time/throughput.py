@@ -207,7 +207,7 @@ def step_parts(
     Leaves out: overlap (a second stream, host work during GPU work); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
-    beside = _beside_micro_steps(setup, resident, rate, optimizer_share)
+    beside = beside_micro_steps(setup, resident, rate, optimizer_share)
     if is_shared(setup):
         busy = _busy_on_one_gpu(model, of_step(setup), rate, length, works, beside)
     else:
@@ -217,26 +217,15 @@ def step_parts(
     return tuple(part for part in (*busy.parts, waiting) if _takes_time(part.seconds))
 
 
-def step_costs(
-    model: Model,
-    setup: TrainingSetup,
-    resident: Resident,
-    rate: Rates,
-    length: int,
-    work: Work,
-) -> Costs:
-    """The costs of an optimizer step, each with the ends of its own cause (seconds on one GPU).
+def beside_micro_steps(
+    setup: TrainingSetup, resident: Resident, rate: Rates, optimizer_share: float
+) -> tuple[Cost, ...]:
+    """Adding up the gradients of the micro-steps, and the optimizer (seconds on one GPU).
+
+    ``optimizer_share``: of the optimizer's work, what this GPU does.
 
     Source: derived, as ``step_parts``.
     """
-    beside = _beside_micro_steps(setup, resident, rate, 1.0)
-    return _costs_of_step(model, setup, rate, length, work, beside)
-
-
-def _beside_micro_steps(
-    setup: TrainingSetup, resident: Resident, rate: Rates, optimizer_share: float
-) -> tuple[Cost, ...]:
-    """Adding up the gradients of the micro-steps, and the optimizer."""
     name, stepping = optimizer_part(setup.adapters, setup.optimisation, resident, rate)
     costs = (
         Cost(Cause.OPTIMIZER, *accumulation_part(setup.batch, setup.mesh, resident, rate)),
@@ -262,10 +251,10 @@ def _busy(
     beside: tuple[Cost, ...],
 ) -> _Busy:
     times = setup.batch.gradient_accumulation_steps
-    found = _costs_of_step(model, setup, rate, length, works.low, beside)
+    found = step_costs(model, setup, rate, length, works.low, beside)
     parts = together(found.gpu)
     if works.low != works.high:
-        costs = _costs_of_step(model, setup, rate, length, works.high, beside).gpu
+        costs = step_costs(model, setup, rate, length, works.high, beside).gpu
         lows = {part.name: part.seconds.low for part in parts}
         parts = tuple(
             TimePart(name, Range(lows.get(name, 0.0), seconds.high))
@@ -288,7 +277,7 @@ def _busy_on_one_gpu(
     return _busy(model, setup_of(facets), rate, length, works, beside)
 
 
-def _costs_of_step(
+def step_costs(
     model: Model,
     setup: TrainingSetup,
     rate: Rates,
@@ -296,7 +285,10 @@ def _costs_of_step(
     work: Work,
     beside: tuple[Cost, ...],
 ) -> Costs:
-    """The costs of all micro-steps of a step, and of what is beside them."""
+    """The costs of all micro-steps of a step and ``beside``, each with the ends of its own cause (seconds on one GPU).
+
+    Source: derived, as ``step_parts``.
+    """
     if is_shared(setup):
         found = _micro_step_on_one_gpu(model, of_micro_step(setup), rate, length, work)
     else:
