@@ -27,10 +27,10 @@ def main(given: Sequence[str]) -> int:
                 _write(list(pool.map(drawn, range(int(count)), chunksize=8)))
         case ["write"]:
             _write([setup_of(line) for line in read()])
-        case ["check", *every]:
-            return _check(read(int(every[0]) if every else 1))
-        case ["against", revision, *every]:
-            return _against(revision, read(int(every[0]) if every else 1))
+        case ["check", *count]:
+            return _check(read(*map(int, count)))
+        case ["against", revision, *count]:
+            return _against(revision, read(*map(int, count)))
         case _:
             print(tests.corpus.__doc__)
             return 2

@@ -61,6 +61,8 @@ def _rounded(value: Any) -> Any:
     return [_rounded(one) for one in value] if isinstance(value, list) else value
 
 
-def read(every: int = 1) -> list[dict[str, Any]]:
-    """Every so many lines of the corpus: ``setup``, and a digest by part."""
-    return [json.loads(line) for line in SETUPS.read_text().splitlines()[::every]]
+def read(count: int | None = None) -> list[dict[str, Any]]:
+    """Lines of the corpus, all or as many as ``count``, spread evenly: ``setup``, and a digest by part."""
+    lines = SETUPS.read_text().splitlines()
+    few = min(count or len(lines), len(lines))
+    return [json.loads(lines[at * len(lines) // few]) for at in range(few)]
