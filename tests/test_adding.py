@@ -37,8 +37,9 @@ from estimator.tape.tape import WEIGHTS, Storage, Tape, Tensor
 from estimator.tools.defaults import TOOLS
 from estimator.tools.imported import Fate, read_files
 from estimator.tools.known import transformers
+from estimator.tools.later import MORE, not_modelled
 from estimator.tools.lists import under
-from estimator.tools.rules import MORE, Tool, always, not_modelled, row, same
+from estimator.tools.rules import Tool, always, row, same
 from estimator.values.arithmetic import allocated
 from estimator.values.refusals import InputError
 from estimator.values.specs import MixedPrecision, Model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from estimator.sources.catalog import tool_versions
@@ -17,7 +16,7 @@ from estimator.tools.known import (
     verl,
 )
 from estimator.tools.lists import listed
-from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
+from estimator.tools.rules import NOTHING, Origin, Tool, Value, Values, effective
 from estimator.values.keys import default_of
 from estimator.values.kinds import one_of
 from estimator.values.refusals import InputError, show
@@ -79,7 +78,7 @@ def version_of(name: str) -> str:
 
 
 def defaults_of(
-    name: str, given: Mapping[str, Value] = NOTHING, model: Model | None = None
+    name: str, given: Values = NOTHING, model: Model | None = None
 ) -> tuple[SetByTool, ...]:
     """The value a tool gives to each missing key of ours, in the order of its table.
 
@@ -117,9 +116,7 @@ def plain_default(key: str) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def with_defaults_of(
-    name: str, given: Mapping[str, Value], model: Model | None = None
-) -> dict[str, Value]:
+def with_defaults_of(name: str, given: Values, model: Model | None = None) -> dict[str, Value]:
     """An object of the contract whose missing keys are filled with a tool's defaults.
 
     To take the keys of a page as another tool would have them, give those of ``QUESTION`` alone.

@@ -424,8 +424,8 @@ ENVIRONMENT = {
 
 
 def _own_variables(tool: Tool, command: Command, file: str, pool: Pool) -> None:
-    for name in tool.variables & command.environment.keys():
-        if (value := command.environment[name]).isdecimal():
+    for name, value in command.environment.items():
+        if name in tool.variables and value.isdecimal():
             pool.add(Entry(f"args.{name.lower()}", int(value), file, command.line, name))
 
 

@@ -18,21 +18,12 @@ from estimator.tools.known import images
 from estimator.tools.known.parallel import SHIPPED
 from estimator.tools.known.transformers import OBJECTIVE_KEY
 from estimator.tools.known.trl import objective_of
+from estimator.tools.later import Direction, Later
 from estimator.tools.lists import listed
 from estimator.tools.no_run import refuse_what_trains_nothing
 from estimator.tools.parsed import MOST_KEYS, FlagValue, Text, Unresolved, decoded
 from estimator.tools.reading.detect import kind_of, read_text
-from estimator.tools.rules import (
-    Direction,
-    Effective,
-    Entry,
-    Later,
-    Theirs,
-    Tool,
-    effective,
-    matches,
-    upwards,
-)
+from estimator.tools.rules import Effective, Entry, Theirs, Tool, effective, matches, upwards
 from estimator.tools.sayable import sayable
 from estimator.values.keys import BY_NAME, DEFAULT, default_of
 from estimator.values.kinds import near

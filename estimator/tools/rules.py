@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from estimator.sources.catalog import ToolDefault, tool_defaults
+from estimator.tools.later import Later
 from estimator.tools.lists import listed
 from estimator.tools.parsed import Unresolved
 from estimator.values.keys import default_of
@@ -26,18 +26,9 @@ from estimator.values.specs import Model
 
 Value = Any
 """A value in YAML, JSON or a Python literal: a number, string, boolean, null, or a list of them."""
-NOTHING: Mapping[str, Value] = MappingProxyType({})
-
-
-class Direction(StrEnum):
-    """The direction in which an unmodelled key moves memory."""
-
-    MORE = "more"
-    LESS = "less"
-    EITHER = "more or less"
-
-
-LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+Values = Mapping[str, Value]
+"""Values by name: keys of theirs or of ours."""
+NOTHING: Values = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,7 @@ class Theirs:
             self._miss(key)
         return next((self[key] for key in keys if key in self._given), self[keys[0]])
 
-    def below(self, prefix: str) -> Mapping[str, Value]:
+    def below(self, prefix: str) -> Values:
         """Everything the user set below a key."""
         self._miss_below(f"{prefix}.")
         found = {
@@ -155,7 +146,7 @@ class Theirs:
 class SoFar:
     """Our keys that the rules before have found, over the contract's defaults; and the model, where it is known."""
 
-    values: Mapping[str, Value]
+    values: Values
     model: Model | None = None
 
     def __getitem__(self, key: str) -> Value:
@@ -172,8 +163,8 @@ class SoFar:
         )
 
 
-Read = Callable[[Theirs, SoFar], Mapping[str, Value]]
-Write = Callable[[Mapping[str, Value]], Mapping[str, Value]]
+Read = Callable[[Theirs, SoFar], Values]
+Write = Callable[[Values], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,47 +183,11 @@ class Rule:
     """The tool's file and line that does so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Later:
-    """A key of theirs that changes memory or time but is not modelled yet."""
-
-    theirs: str
-    sentence: str
-    direction: Direction
-    harmless: tuple[Value, ...] = (None, False)
-    """Values without effect."""
-    same_as: str = ""
-    """Another key of theirs, whose value has no effect either."""
-
-
-def not_modelled(
-    part: str, *rows: tuple[Any, ...], harmless: tuple[Value, ...] = (None, False)
-) -> tuple[Later, ...]:
-    """Keys of one part of theirs that are not modelled yet.
-
-    A row has their names, a sentence, a direction, and the values without effect beside ``harmless``.
-
-    >>> rows = not_modelled("args", ("galore_rank galore_scale", "GaLore projects", LESS, 8))
-    >>> [(row.theirs, row.harmless) for row in rows]
-    [('args.galore_rank', (None, False, 8)), ('args.galore_scale', (None, False, 8))]
-    """
-    return tuple(
-        Later(
-            theirs=f"{part}.{name}",
-            sentence=sentence,
-            direction=direction,
-            harmless=(*harmless, *more),
-        )
-        for names, sentence, direction, *more in rows
-        for name in listed(names)
-    )
-
-
-Remark = Callable[[Mapping[str, Entry], Mapping[str, Value]], Iterable[str]]
+Remark = Callable[[Mapping[str, Entry], Values], Iterable[str]]
 """Sentences about a run: of the user's keys by their full names, and of our values."""
 
 
-def nothing_to_say(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterable[str]:
+def nothing_to_say(given: Mapping[str, Entry], values: Values) -> Iterable[str]:
     """No sentence."""
     return ()
 
@@ -253,7 +208,7 @@ class Tool:
     later: tuple[Later, ...] = ()
     no_effect: frozenset[str] = frozenset()
     """Keys that change neither memory nor time nor cost; one that ends in ``.*`` means all below it."""
-    as_run: Callable[[Mapping[str, Value]], Mapping[str, Value]] = dict
+    as_run: Callable[[Values], Values] = dict
     """Our keys as the trainer gets them, where the table keeps rows apart that the tool joins."""
     is_called: bool = False
     """Whether scripts and other tools call it, so that a run whose files name both is the other's."""
@@ -285,7 +240,7 @@ class Tool:
     """Whether its command is ``run recipe --config name key=value``."""
     hands_on: Callable[[str], bool] = lambda name: False
     """Whether it hands an argument on to accelerate's launcher."""
-    shipped: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    shipped: Mapping[str, Values] = field(default_factory=dict)
     """Files of accelerate's that it ships, by the names that its ``--accelerate_config`` takes."""
     is_told_prompts: bool = False
     """Whether it is told the longest prompt of a generation, of which its longest row follows."""
@@ -341,7 +296,7 @@ def same(
     """A key of theirs that is one of ours; ``others`` are its other names, ``as_`` what a value is, None if none."""
     ours = ours or theirs.rpartition(".")[2]
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         value = given.first(theirs, *others)
         meant = None if value is None else as_(value)
         return {} if meant is None else {ours: meant}
@@ -357,12 +312,12 @@ def alike(part: str, names: str) -> tuple[Rule, ...]:
 def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
     """A key of theirs whose values have other names here; unlisted values pass unchanged."""
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         value = given[theirs]
         meant = meaning.get(value, value) if isinstance(value, str | bool | int) else value
         return {} if meant is None else {ours: meant}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    def write(values: Values) -> Values:
         value = values[ours]
         return {theirs: next((word for word, meant in meaning.items() if meant == value), value)}
 
@@ -399,7 +354,7 @@ class Origin:
 class Effective:
     """Our keys as a tool has them, and where each comes from."""
 
-    values: Mapping[str, Value]
+    values: Values
     origins: Mapping[str, Origin] = field(default_factory=dict)
     missed: Mapping[str, Entry] = field(default_factory=dict)
     """Our keys that depend on a value that only the run knows, and that value's key."""
@@ -426,7 +381,7 @@ def decided(
 def effective(
     tool: Tool,
     given: Mapping[str, Entry] = NOTHING,
-    fixed: Mapping[str, Value] = NOTHING,
+    fixed: Values = NOTHING,
     model: Model | None = None,
 ) -> Effective:
     """What a run is under a tool: ``given`` are the user's keys of theirs, ``fixed`` those of ours that are settled.

@@ -8,7 +8,7 @@ from operator import attrgetter
 from estimator.tools.defaults import TOOLS
 from estimator.tools.known.trl import ASKS, GENERATES, HAVING
 from estimator.tools.lists import listed
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
 from estimator.values.objectives import Objective
@@ -50,13 +50,13 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
     "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
 }
 """Keys that only these objectives have a use for."""
-USUAL: Mapping[str, Mapping[str, Value]] = {
+USUAL: Mapping[str, Values] = {
     "beta": {objective: objective.beta for objective in Objective},
     "loss_type": {objective: objective.usual_loss_type for objective in Objective},
 }
 
 
-def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
+def sayable(keys: Values, tool: str = "") -> dict[str, Value]:
     """A setup's keys with their defaults, without those that it has no use for, and in one spelling.
 
     ``tool``: by its name, one that has words for keys that others leave to the data.
@@ -90,7 +90,7 @@ def sayable(keys: Mapping[str, Value], tool: str = "") -> dict[str, Value]:
     return {key: value for key, value in values.items() if key not in unused}
 
 
-def _unused(values: Mapping[str, Value]) -> Iterator[str]:
+def _unused(values: Values) -> Iterator[str]:
     method, strategy, objective = values["method"], values["strategy"], values["objective"]
     yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
     if objective in GENERATES:
@@ -126,7 +126,7 @@ def _plain(value: Value) -> Value:
     return str(value) if isinstance(value, str) else value
 
 
-DEFAULTS: Mapping[str, Value] = {
+DEFAULTS: Values = {
     **{key: value for key, value in LATER.items()},
     **{key.name: _plain(key.default) for key in KEYS},
 }

@@ -5,9 +5,8 @@ Source: torch 2.13, docs/source/notes/cuda.md, "Optimizing memory usage with PYT
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from estimator.tools.rules import EITHER, Later, Rule, SoFar, Theirs, Value
+from estimator.tools.later import EITHER, Later
+from estimator.tools.rules import Rule, SoFar, Theirs, Value, Values
 from estimator.values.facets.allocator import Allocator
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -44,7 +43,7 @@ def _parts(text: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def assignment(values: Mapping[str, Value]) -> str:
+def assignment(values: Values) -> str:
     """The variable set before a command, with a space behind it; empty without settings.
 
     >>> assignment({"expandable_segments": True})
@@ -62,13 +61,13 @@ def rule(usual: Allocator = PLAIN, says: str = "", source: str = "") -> Rule:
     """How a tool takes the settings; ``usual``: what it sets itself where the variable is not set."""
     theirs = tuple(f"allocator.{name}" for name in KEYS)
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         if not given.has_part("allocator"):
             return {name: getattr(usual, name) for name in KEYS if usual != PLAIN}
         found = {name: given[key] for name, key in zip(KEYS, theirs, strict=True)}
         return {name: value for name, value in found.items() if value is not None}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    def write(values: Values) -> Values:
         if all(values[name] == getattr(usual, name) for name in KEYS):
             return {}
         changed = [name for name in KEYS if values[name] != getattr(PLAIN, name)]

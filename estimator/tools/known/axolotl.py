@@ -13,21 +13,17 @@ from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
     Entry,
-    Later,
-    Rule,
     SoFar,
     Theirs,
     Tool,
     Value,
+    Values,
     alike,
     always,
-    not_modelled,
     row,
     same,
 )
@@ -48,7 +44,7 @@ OBJECTIVES = {
 }
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     """The adapter decides: ``load_in_4bit`` packs the base of ``qlora`` alone.
 
     Source: axolotl 0.19.0, axolotl/loaders/model.py:801.
@@ -61,7 +57,7 @@ def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"method": "full"}
 
 
-def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_method(values: Values) -> Values:
     adapter = None if values["method"] == "full" else values["method"]
     return {
         "args.adapter": adapter,
@@ -70,7 +66,7 @@ def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _objective(theirs: Theirs, so_far: SoFar) -> Values:
     if is_on(theirs["args.reward_model"]):
         return {"objective": "reward"}
     word = theirs["args.rl"]
@@ -86,7 +82,7 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     word = values["objective"]
     if word == "reward":
         return {"args.reward_model": True, "args.num_labels": 1}
@@ -104,7 +100,7 @@ def _is_bf16(theirs: Theirs) -> bool:
     return is_on(word)
 
 
-def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _precision(theirs: Theirs, so_far: SoFar) -> Values:
     """The dtype of the weights, and autocast; fp8 keeps the dtype.
 
     Source: axolotl 0.19.0, core/trainers/base.py, ``additional_accelerator_args`` (torchao's ``Float8LinearConfig``).
@@ -149,7 +145,7 @@ def _in_16_bits(theirs: Theirs) -> dict[str, Value]:
     return {"dtype": "float32", "mixed_precision": "no"}
 
 
-def _rows(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _rows(theirs: Theirs, so_far: SoFar) -> Values:
     batch, length = whole(theirs["args.micro_batch_size"]), whole(theirs["args.sequence_len"])
     packing = is_on(theirs["args.sample_packing"])
     if batch is None and (total := whole(theirs["args.batch_size"])):
@@ -160,7 +156,7 @@ def _rows(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found | {"per_device_train_batch_size": batch or 1, "max_length": length or 512}
 
 
-def _write_rows(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_rows(values: Values) -> Values:
     return {
         "args.micro_batch_size": values["per_device_train_batch_size"],
         "args.sequence_len": values["max_length"],
@@ -168,14 +164,14 @@ def _write_rows(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _padded(theirs: Theirs, so_far: SoFar) -> Values:
     asked = theirs["args.pad_to_sequence_len"]
     scored = asked is None and so_far["objective"] == "reward"  # utils/schemas/validation.py:246
     whole_rows = so_far["packing"] or is_on(asked) or scored
     return {"padded": so_far["per_device_train_batch_size"] > 1 and not whole_rows}
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     asked = theirs["args.gradient_checkpointing"]
     on = (
         is_on(asked)
@@ -194,7 +190,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_checkpointing(values: Values) -> Values:
     written: dict[str, Value] = {"args.gradient_checkpointing": values["gradient_checkpointing"]}
     if values["gradient_checkpointing"]:
         written["args.gradient_checkpointing_kwargs"] = {
@@ -203,20 +199,20 @@ def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written
 
 
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _targets(theirs: Theirs, so_far: SoFar) -> Values:
     given = names(theirs["args.lora_target_modules"])
     if is_on(theirs["args.lora_target_linear"]):
         return {"lora_target_modules": ALL_LINEAR}
     return {"lora_target_modules": given} if given else {}
 
 
-def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_targets(values: Values) -> Values:
     if values["lora_target_modules"] == ALL_LINEAR:
         return {"args.lora_target_linear": True}
     return {"args.lora_target_modules": values["lora_target_modules"]}
 
 
-def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _attention(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs["args.attn_implementation"]
     if isinstance(word, str):
         return {"attn_implementation": transformers.ATTENTION.get(word, word)}
@@ -232,7 +228,7 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"attn_implementation": "sdpa"}
 
 
-def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _loss(theirs: Theirs, so_far: SoFar) -> Values:
     """Liger's keys are its plugin's: without it the schema drops them. Its rotation comes with its layers.
 
     Source: axolotl, utils/config/__init__.py, ``prepare_plugins``; integrations/liger/args.py.
@@ -248,7 +244,7 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 
 
-def _write_loss(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_loss(values: Values) -> Values:
     layers, fuses = bool(values["use_liger_kernel"]), values["loss"] == "liger"
     if not (layers or fuses):
         return {}
@@ -261,7 +257,7 @@ def _write_loss(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _compiled(theirs: Theirs, so_far: SoFar) -> Values:
     """``auto`` turns it on from torch 2.5.1; without it the mode and the backend go nowhere.
 
     Source: axolotl, utils/schemas/config.py, ``check_torch_compile_auto``; core/builders/base.py,
@@ -281,7 +277,7 @@ def _liger_layers(theirs: Theirs) -> bool:
     )
 
 
-def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _packed(theirs: Theirs, so_far: SoFar) -> Values:
     own = theirs.below("args.bnb_config_kwargs")
     storage = dtype_word(own.get("bnb_4bit_quant_storage"))
     return {
@@ -291,7 +287,7 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _image_size(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _image_size(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far.model is not None and so_far.model.vision is None:
         return {}
     size = theirs["args.image_size"]
@@ -299,13 +295,13 @@ def _image_size(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"image_height": high, "image_width": wide} if wide and high else {}
 
 
-def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _frozen(theirs: Theirs, so_far: SoFar) -> Values:
     if not images.has_towers(so_far.model):
         return {}
     return dict.fromkeys(images.FREEZES[:2], is_on(theirs["args.freeze_mm_modules"]))
 
 
-def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _run(theirs: Theirs, so_far: SoFar) -> Values:
     found: dict[str, Value] = {}
     asked = theirs["args.eval_strategy"]
     some = theirs["args.val_set_size"] not in (None, 0, 0.0) or theirs.has_part(
@@ -328,7 +324,7 @@ def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _write_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_run(values: Values) -> Values:
     rows = values["per_device_eval_batch_size"]
     differs = values["packing"] and rows != values["per_device_train_batch_size"]
     return {
@@ -339,14 +335,14 @@ def _write_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _emptied(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _emptied(theirs: Theirs, so_far: SoFar) -> Values:
     steps, older = whole(theirs["args.torch_empty_cache_steps"]), whole(theirs["args.gc_steps"])
     if steps is None and theirs["args.gc_collect_steps"] is None and (older or 0) > 0:
         steps = older  # axolotl 0.19, utils/schemas/config.py, migrate_gc_steps
     return {} if steps is None else {"torch_empty_cache_steps": steps}
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row(
         "args.rl args.reward_model args.dpo_loss_type",
         "objective loss_type",
@@ -496,7 +492,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *parallel.LATER,
     *allocator.LATER,
     *not_modelled(
@@ -646,7 +642,7 @@ NO_EFFECT = (
 )
 
 
-def _as_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _as_run(values: Values) -> Values:
     """Packed rows as the trainer gets them: a micro-batch is one row of all their tokens, in evaluation too.
 
     Source: axolotl 0.19.0, axolotl/core/trainers/base.py:139-143.
@@ -662,7 +658,7 @@ def _as_run(values: Mapping[str, Value]) -> Mapping[str, Value]:
 PACKS = ("args.load_in_4bit", "args.load_in_8bit")
 
 
-def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _stops_at(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     """Source: axolotl 0.19.0, axolotl/utils/schemas/peft.py:177-224."""
     adapter = given.get("args.adapter")
     packs = [given[key] for key in PACKS if key in given and is_on(given[key].value)]
@@ -676,7 +672,7 @@ def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterat
         yield f"{adapter.at} needs load_in_4bit, or axolotl stops; turn it on."
 
 
-def _packs_nothing(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _packs_nothing(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     """A switch does another thing than it says."""
     asked = given.get(PACKS[0])
     if values.get("method") == "lora" and asked and is_on(asked.value):
@@ -690,7 +686,7 @@ OWN_KERNELS = under("args", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_
 WITHOUT_KERNELS = under("args", "rl trust_remote_code load_in_8bit fsdp")
 
 
-def _own_kernels(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _own_kernels(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     """axolotl turns its fused LoRA kernels on, which matters where layers are not checkpointed.
 
     Source: axolotl 0.19.0, utils/schemas/config.py, ``check_auto_enable_lora_kernels``; two runs of a small Llama on

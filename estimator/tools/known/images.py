@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from estimator.families.vision.by_tool import settings_of, video_settings_of
 from estimator.families.vision_family import SETTINGS, vision_family
 from estimator.tools.known.parallel import is_on, whole
-from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Value, row
+from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Values, row
 from estimator.values.specs import Model
 
 SWITCHES = frozenset({"do_image_splitting", "crop_to_patches", "do_pan_and_scan"})
@@ -37,7 +37,7 @@ def has_setting(model: Model | None, ours: str) -> bool:
 def setting(ours: str, *theirs: str) -> Rule:
     """A setting of the processor by the first of some keys of theirs, where the model's processor has it."""
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         if not has_setting(so_far.model, ours) or (
             so_far.model is None and not any(map(given.is_given, theirs))
         ):
@@ -51,7 +51,7 @@ def setting(ours: str, *theirs: str) -> Rule:
     )
 
 
-def _sizes(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _sizes(theirs: Theirs, so_far: SoFar) -> Values:
     """``size`` of a processor: an area for Qwen's and GLM's, a side for Idefics 3's, SmolVLM's and Pixtral's.
 
     Source: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, models/smolvlm/image_processing_smolvlm.py.
@@ -91,7 +91,7 @@ def limits_frames(model: Model | None) -> bool:
 def most_frames(*theirs: str) -> Rule:
     """The most frames of a video that the tool samples."""
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         key = next(filter(given.is_given, theirs), None)
         frames = whole(given[key]) if key else None
         sees = so_far.model is not None and has_setting(so_far.model, "video_frames")
@@ -100,10 +100,10 @@ def most_frames(*theirs: str) -> Rule:
     return row(" ".join(theirs), "video_frames", read)
 
 
-def area_of_frames(most: str, least: str, usual: Mapping[str, Value], *, floor: int = 0) -> Rule:
+def area_of_frames(most: str, least: str, usual: Values, *, floor: int = 0) -> Rule:
     """Limits of each frame's area, which the tool applies before the processor; ``usual``: what it does beside them."""
 
-    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(given: Theirs, so_far: SoFar) -> Values:
         if not limits_frames(so_far.model) or not (given.is_given(most) or given.is_given(least)):
             return {}
         found = {**usual}
@@ -119,7 +119,7 @@ def area_of_frames(most: str, least: str, usual: Mapping[str, Value], *, floor: 
 def frozen(vision: str, projector: str, language: str) -> Rule:
     """Three switches for the three parts of a model with a tower."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         if not has_towers(so_far.model):
             return {}
         keys = zip(FREEZES, (vision, projector, language), strict=True)
@@ -162,7 +162,7 @@ def without_use(
 
 
 def with_hook(
-    given: Mapping[str, Entry], values: Mapping[str, Value], model: Model | None
+    given: Mapping[str, Entry], values: Values, model: Model | None
 ) -> Iterator[tuple[str, str]]:
     """ms-swift's key that leaves a frozen tower's layers without checkpoints, but its embedding's hook in place.
 
@@ -182,7 +182,7 @@ def with_hook(
         yield key, says
 
 
-def stated(keys: Mapping[str, Value], model: Model | None) -> Mapping[str, Value]:
+def stated(keys: Values, model: Model | None) -> Values:
     """A setup's keys with the settings of its model's own processor, for a tool that has others by itself."""
     if model is None or model.vision is None:
         return keys

@@ -5,29 +5,14 @@ Source: llamafactory 0.9.5; the lines of its defaults stand in data/tool_default
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import all_linear, modules_to_save_from, targets_from
 from estimator.tools.known.transformers import checkpoint_dtype
 from estimator.tools.known.trl import whole_logits
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    NOTHING,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import NOTHING, Rule, SoFar, Theirs, Tool, Value, Values, row, same
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "llamafactory 0.9.5"
@@ -36,7 +21,7 @@ PREFERENCES = ("sigmoid", "hinge", "ipo")
 STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _objective(theirs: Theirs, so_far: SoFar) -> Values:
     stage = theirs["args.stage"]
     found = STAGES.get(stage, stage) if isinstance(stage, str) else stage
     if found != "dpo":
@@ -47,7 +32,7 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"objective": found, "loss_type": loss}
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     word = values["objective"]
     if word == "orpo":
         return {"args.stage": "dpo", "args.pref_loss": "orpo"}
@@ -63,17 +48,17 @@ def by_bits(
     bits: str,
     *kinds: str,
     adapters: tuple[str, ...] = ("lora",),
-    beside: Mapping[str, Value] = NOTHING,
+    beside: Values = NOTHING,
 ) -> Rule:
     """What is trained by a word, and packed by a number of bits; ``beside``: keys that come with the bits."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         width, kind = whole(theirs[bits]), theirs.first(*kinds)
         if kind not in adapters:
             return {"method": kind}
         return {"method": "qlora"} if width == 4 else {"method": "lora", "load_in_8bit": width == 8}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    def write(values: Values) -> Values:
         method = values["method"]
         width = 8 if method == "lora" and values.get("load_in_8bit") else None
         width = 4 if method == "qlora" else width
@@ -86,14 +71,14 @@ def by_bits(
     return row(" ".join([*kinds, bits]), "method load_in_8bit", read, write)
 
 
-def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _precision(theirs: Theirs, so_far: SoFar) -> Values:
     autocast = transformers.autocast_of(theirs)
     pure = is_on(theirs["args.pure_bf16"])
     cast = so_far["method"] == "full" and not pure and so_far["strategy"] != "zero3"
     return {"mixed_precision": autocast, "dtype": "float32" if cast else checkpoint_dtype(so_far)}
 
 
-def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_precision(values: Values) -> Values:
     pure = values["dtype"] == "bfloat16" and values["mixed_precision"] == "no"
     pure = (
         pure and values["strategy"] != "zero3"
@@ -101,7 +86,7 @@ def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {**transformers.write_autocast(values), "args.pure_bf16": pure}
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     on = not is_on(theirs["args.disable_gradient_checkpointing"])
     found: dict[str, Value] = {"gradient_checkpointing": on}
     if on:
@@ -112,13 +97,13 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_checkpointing(values: Values) -> Values:
     on = values["gradient_checkpointing"]
     written: dict[str, Value] = {"args.disable_gradient_checkpointing": not on}
     return written | ({"args.use_reentrant_gc": bool(values.get("use_reentrant"))} if on else {})
 
 
-def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Values:
     """A frozen tower's layers are not checkpointed, and no hook makes their input require a gradient.
 
     Source: llamafactory 0.9.5, llamafactory/model/model_utils/checkpointing.py,
@@ -132,17 +117,17 @@ def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"vision_gradient_checkpointing": False}
 
 
-def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_targets(values: Values) -> Values:
     named = values["lora_target_modules"]
     return {"args.lora_target": "all" if named == ALL_LINEAR else ",".join(named)}
 
 
-def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _alpha(theirs: Theirs, so_far: SoFar) -> Values:
     asked, rank = theirs["args.lora_alpha"], whole(so_far["lora_r"]) or 0
     return {"lora_alpha": asked or 2 * rank} if asked or rank else {}
 
 
-def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _attention(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs["args.flash_attn"]
     kernels = {
         "fa2": "flash_attention_2",
@@ -153,12 +138,12 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"attn_implementation": kernels.get(word if isinstance(word, str) else "", "sdpa")}
 
 
-def _write_attention(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_attention(values: Values) -> Values:
     words = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
     return {"args.flash_attn": words[values["attn_implementation"]]}
 
 
-def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _packing(theirs: Theirs, so_far: SoFar) -> Values:
     """Packed rows stay rows of ``cutoff_len``; neat ones have a mask each, but with FlashAttention.
 
     Source: github.com/hiyouga/LLaMA-Factory, src/llamafactory/data/processor/supervised.py,
@@ -172,7 +157,7 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"packing": False, "padded": padded or masked}
 
 
-def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _packed(theirs: Theirs, so_far: SoFar) -> Values:
     autocast = transformers.autocast_of(theirs)
     return {
         "bnb_4bit_quant_type": theirs["args.quantization_type"],
@@ -181,7 +166,7 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
     for key, name in {
         "use_galore": "galore_adamw_layerwise"
         if is_on(theirs["args.galore_layerwise"])
@@ -198,7 +183,7 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return transformers.OPTIMISER[0].read(theirs, so_far)
 
 
-def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _beta(theirs: Theirs, so_far: SoFar) -> Values:
     asks = so_far["objective"] in ("dpo", "kto", "orpo")
     return {"beta": theirs["args.pref_beta"]} if asks else {}
 
@@ -206,7 +191,7 @@ def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 FRAMES = {"video_max_pixels": 256 * 256, "video_min_pixels": 56 * 56}
 """Its own default beside the least area of the processor, which is larger than its own: hparams/model_args.py."""
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row("args.stage args.pref_loss", "objective loss_type", _objective, _write_objective),
     whole_logits(
         "its own trainers of preferences keep the logits whole, in float32",
@@ -306,7 +291,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *(key for key in transformers.LATER if not key.theirs.startswith(("model.", "peft.", "bnb."))),
     *not_modelled(
         "args",

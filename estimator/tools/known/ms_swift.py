@@ -5,8 +5,6 @@ Source: ms-swift 4.6.0; the lines of its defaults stand in data/tool_defaults.cs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from estimator.tools.known import allocator, images, llamafactory, parallel, transformers
 from estimator.tools.known.parallel import is_on, positive, rounded, whole
 from estimator.tools.known.peft import (
@@ -17,30 +15,16 @@ from estimator.tools.known.peft import (
     targets_from,
 )
 from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    alike,
-    not_modelled,
-    row,
-    same,
-    words,
-)
+from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, alike, row, same, words
 
 VERSION = "ms-swift 4.6.0"
 OBJECTIVES = {"reward": "rm"}
 """Ours that have another name there."""
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _objective(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs["args.rlhf_type"]
     if isinstance(word, str):
         return {
@@ -51,7 +35,7 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     objective = values["objective"]
     if objective in ("sequence_classification", "embedding"):
         return {
@@ -60,14 +44,14 @@ def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {} if objective == "sft" else {"args.rlhf_type": OBJECTIVES.get(objective, objective)}
 
 
-def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _beta(theirs: Theirs, so_far: SoFar) -> Values:
     given = theirs["args.beta"]
     if given is None and so_far["objective"] == "grpo":
         return {"beta": 0.04}
     return {} if given is None else {"beta": given}
 
 
-def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _generated(theirs: Theirs, so_far: SoFar) -> Values:
     """GRPO's ``max_length`` is the prompt's: swift/rlhf_trainers/rollout_mixin.py:1826."""
     if so_far["objective"] != "grpo":
         return {}
@@ -80,7 +64,7 @@ def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _write_generated(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_generated(values: Values) -> Values:
     if values["max_prompt_length"] is None:  # of an objective that generates nothing
         return {}
     return {
@@ -89,21 +73,21 @@ def _write_generated(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _share(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _share(theirs: Theirs, so_far: SoFar) -> Values:
     given = theirs["args.vllm_gpu_memory_utilization"]
     if given is None and not is_on(theirs["args.use_vllm"]):
         return {}
     return {"vllm_gpu_memory_utilization": 0.9 if given is None else given}
 
 
-def _rows_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _rows_at_once(theirs: Theirs, so_far: SoFar) -> Values:
     given = theirs["args.vllm_max_num_seqs"]
     if given is None and not is_on(theirs["args.use_vllm"]):
         return {}
     return {"vllm_max_num_seqs": 256 if given is None else given or None}
 
 
-def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _precision(theirs: Theirs, so_far: SoFar) -> Values:
     dtype = dtype_word(theirs["args.torch_dtype"]) or transformers.checkpoint_dtype(so_far)
     autocast = "bf16" if dtype == "bfloat16" else "fp16"
     if is_on(theirs["args.bf16"]):
@@ -116,17 +100,17 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"dtype": "float32" if trained_in_16 else dtype, "mixed_precision": autocast}
 
 
-def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_precision(values: Values) -> Values:
     return {"args.torch_dtype": values["dtype"], **transformers.write_autocast(values)}
 
 
-def _accumulation(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _accumulation(theirs: Theirs, so_far: SoFar) -> Values:
     asked = whole(theirs["args.gradient_accumulation_steps"])
     each = so_far["per_device_train_batch_size"] * so_far["num_gpus"]
     return {"gradient_accumulation_steps": asked or max(1, -(-16 // each))}
 
 
-def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Values:
     found: dict[str, Value] = {}
     for ours, key in (("max_pixels", "image_max_token_num"), ("min_pixels", "image_min_token_num")):
         if not theirs.is_given(f"args.{key}") or not images.has_setting(so_far.model, ours):
@@ -136,7 +120,7 @@ def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _tower_checkpoints(theirs: Theirs, so_far: SoFar) -> Values:
     own = theirs["args.vit_gradient_checkpointing"]
     if own is None or so_far.model is None or so_far.model.vision is None:
         return {}
@@ -147,7 +131,7 @@ FRAMES = {"video_max_pixels": 602_112, "video_min_pixels": 100_352, "cap_pixels_
 """qwen-vl-utils' limits: 768 and 128 tokens of a frame, QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/
 vision_process.py, ``VIDEO_MAX_TOKEN_NUM``, ``VIDEO_MIN_TOKEN_NUM``, ``fetch_video``; ms-swift logs them."""
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row("args.rlhf_type args.task_type", "objective", _objective, _write_objective),
     same("args.model", "model", "args.model_id_or_path"),
     llamafactory.by_bits(
@@ -272,7 +256,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *allocator.LATER,
     *llamafactory.LATER,
     *not_modelled(

@@ -8,22 +8,11 @@ utils/dataclasses.py:1830).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import prod
 
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Value,
-    not_modelled,
-    row,
-)
+from estimator.tools.rules import SoFar, Theirs, Value, Values, row
 
 CHAINS = {"accelerate": (("accelerate", "ClusterConfig"),)}
 
@@ -76,7 +65,7 @@ def rounded(value: Value) -> Value:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
     machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
     if theirs.has("launch.nproc_per_node"):
         a_node = whole(theirs["launch.nproc_per_node"])
@@ -98,7 +87,7 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return _mesh(theirs)
 
 
-def _mesh(theirs: Theirs) -> Mapping[str, Value]:
+def _mesh(theirs: Theirs) -> Values:
     """The GPUs that a mesh has: transformers', or axolotl's, where its YAML names every side; else the launcher's."""
     if theirs.has("accelerate.distributed_config.tp_size"):
         return {"num_gpus": prod(_divided(theirs))}
@@ -108,19 +97,19 @@ def _mesh(theirs: Theirs) -> Mapping[str, Value]:
     return {"num_gpus": prod(sides)}
 
 
-def _node(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _node(theirs: Theirs, so_far: SoFar) -> Values:
     machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
     gpus = so_far["num_gpus"]
     return {"gpus_per_node": gpus // machines} if machines > 1 and gpus % machines == 0 else {}
 
 
-def _overlap(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _overlap(theirs: Theirs, so_far: SoFar) -> Values:
     """What a DeepSpeed config says of it, if it says it and the strategy is DeepSpeed's."""
     said = theirs["deepspeed.zero_optimization.overlap_comm"]
     return {"overlap_comm": said} if isinstance(said, bool) else {}
 
 
-def _threads(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _threads(theirs: Theirs, so_far: SoFar) -> Values:
     """Threads of a process, which matter where the CPU runs the optimizer."""
     number = whole(theirs["accelerate.num_cpu_threads_per_process"])
     return {"num_cpu_threads_per_process": number} if number else {}
@@ -147,7 +136,7 @@ def zero_stage(theirs: Theirs) -> int | None:
     return None
 
 
-def _offloads(theirs: Theirs, stage: int) -> Mapping[str, Value]:
+def _offloads(theirs: Theirs, stage: int) -> Values:
     found = {}
     named = str(theirs["args.deepspeed"] or "").rpartition("/")[2].lower()
     for what in ("optimizer", "param"):
@@ -164,7 +153,7 @@ def _offloads(theirs: Theirs, stage: int) -> Mapping[str, Value]:
     return found
 
 
-def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
+def _fsdp(theirs: Theirs) -> Values | None:
     """What FSDP is asked to do, by Trainer's arguments or accelerate's file; None: nothing."""
     asked = theirs["args.fsdp"]
     configured = {
@@ -223,7 +212,7 @@ def _divided(theirs: Theirs) -> tuple[int, int, int]:
     return parts or 1, shards or 1, copies or 1
 
 
-def _parts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _parts(theirs: Theirs, so_far: SoFar) -> Values:
     return (
         {"tp_size": _divided(theirs)[0]}
         if theirs.has("accelerate.distributed_config.tp_size")
@@ -231,12 +220,12 @@ def _parts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     )
 
 
-def _whole_copies(so_far: SoFar) -> Mapping[str, Value]:
+def _whole_copies(so_far: SoFar) -> Values:
     """DDP, unless all GPUs divide every layer."""
     return {"strategy": "ddp" if so_far["num_gpus"] > so_far["tp_size"] else "none"}
 
 
-def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _strategy(theirs: Theirs, so_far: SoFar) -> Values:
     parts, shards, copies = _divided(theirs)
     if parts > 1:
         if copies > 1:
@@ -282,14 +271,14 @@ def fsdp_checkpoints(theirs: Theirs) -> bool:
     return asked is not None and bool(asked["checkpointing"])
 
 
-def _fp8(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _fp8(theirs: Theirs, so_far: SoFar) -> Values:
     backend = theirs.first("accelerate.fp8_config.backend", "accelerate.fp8_backend")
     pads = theirs.first("accelerate.fp8_config.pad_inner_dim", "accelerate.fp8_pad_inner_dim")
     found: dict[str, Value] = {} if backend is None else {"fp8_backend": str(backend).lower()}
     return found if pads is None else found | {"fp8_pad_inner_dim": is_on(pads)}
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row(
         # accelerate 1.15, utils/launch.py, setup_fp8_env
         """accelerate.fp8_config.backend accelerate.fp8_config.pad_inner_dim accelerate.fp8_backend
@@ -333,7 +322,7 @@ RULES: tuple[Rule, ...] = (
 
 AT_DEFAULT = "The size of this buffer is taken at DeepSpeed's default"
 MATRICES = "Layers' matrices are divided (tensor parallelism)"
-LATER: tuple[Later, ...] = (
+LATER = (
     *not_modelled(
         "deepspeed.zero_optimization",
         (

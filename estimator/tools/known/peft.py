@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from estimator.tools.known.parallel import is_on
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Value,
-    Write,
-    alike,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import Rule, SoFar, Theirs, Value, Values, Write, alike, row, same
 from estimator.values.specs import ALL_LINEAR
 
 CHAINS = {
@@ -68,7 +55,7 @@ def targets_from(
     """
     words = [*all_of_them, *([word] for word in all_of_them)]
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         given = theirs[key]
         given = ALL_LINEAR if given in words else names(given) or instead(theirs, so_far)
         return {"lora_target_modules": given} if given else {}
@@ -84,14 +71,14 @@ def all_linear(theirs: Theirs, so_far: SoFar) -> Value:
 def modules_to_save_from(key: str) -> Rule:
     """Modules that are trained whole, by a key of theirs."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         given = names(theirs[key])
         return {"modules_to_save": given} if given else {}
 
     return row(key, "modules_to_save", read, key)
 
 
-LORA: tuple[Rule, ...] = (
+LORA = (
     same("peft.r", "lora_r"),
     *alike("peft", "lora_alpha lora_dropout"),
     targets_from("peft.target_modules"),
@@ -103,7 +90,7 @@ LORA: tuple[Rule, ...] = (
     same("call.autocast_adapter_dtype"),
 )
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *not_modelled(
         "peft",
         ("trainable_token_indices", "Rows of the embedding are trained beside the adapters", MORE),
@@ -156,7 +143,7 @@ def dtype_word(value: Value) -> Value:
 def four_bits(kind: str, double: str, storage: str, says: str = "") -> Rule:
     """How bitsandbytes packs into 4 bits, by three keys of theirs; those of a script's own config win over others."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         if not kind.startswith("bnb.") and theirs.has_part("bnb"):
             return {}
         return {
@@ -170,9 +157,9 @@ def four_bits(kind: str, double: str, storage: str, says: str = "") -> Rule:
 
 
 PACKING = "bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_quant_storage"
-BNB: tuple[Rule, ...] = (four_bits(*(f"bnb.{key}" for key in listed(PACKING))),)
+BNB = (four_bits(*(f"bnb.{key}" for key in listed(PACKING))),)
 
-BNB_LATER: tuple[Later, ...] = (
+BNB_LATER = (
     *not_modelled(
         "bnb",
         ("llm_int8_skip_modules", "Some modules are left unquantised", MORE),

@@ -15,22 +15,9 @@ from types import MappingProxyType
 from estimator.tools.known import allocator, parallel, peft
 from estimator.tools.known.parallel import is_on, positive, rounded, whole
 from estimator.tools.known.peft import dtype_word
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    always,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, always, row, same
 
 VERSION = "torchtune 0.6.1"
 
@@ -110,7 +97,7 @@ def _recipe(theirs: Theirs) -> str:
     return str(theirs["args.recipe"] or "")
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _objective(theirs: Theirs, so_far: SoFar) -> Values:
     word = next(
         (objective for key, objective in OBJECTIVES.items() if key in _recipe(theirs)), None
     )
@@ -119,19 +106,19 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"objective": word} if word else {}
 
 
-def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _model(theirs: Theirs, so_far: SoFar) -> Values:
     _, name = _builder(theirs)
     return {"model": MODELS[name]} if name in MODELS else {}
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     kind, name = _builder(theirs)
     if kind == "qlora_" or (kind and is_on(theirs["args.model.quantize_base"])):
         return {"method": "qlora"}
     return {"method": "lora" if kind else "full"} if name else {}
 
 
-def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["num_gpus"] <= 1:
         return {"strategy": "none"}
     if is_on(theirs["args.fsdp_cpu_offload"]):
@@ -145,11 +132,11 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"strategy": "fsdp_grad_op" if again is False else "fsdp", "fsdp_version": 2}
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     return {"dtype": dtype_word(theirs["args.dtype"]) or "bfloat16", "mixed_precision": "no"}
 
 
-def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
     name = theirs["args.optimizer._component_"]
     if not isinstance(name, str):
         return {"optim": "adamw_torch_fused"}
@@ -159,7 +146,7 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"optim": found}
 
 
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _targets(theirs: Theirs, so_far: SoFar) -> Values:
     named = theirs["args.model.lora_attn_modules"] or ["q_proj", "v_proj", "output_proj"]
     if not isinstance(named, list):
         return {}
@@ -174,7 +161,7 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"lora_target_modules": found}
 
 
-def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _packing(theirs: Theirs, so_far: SoFar) -> Values:
     """Packed rows stay rows, whose bounds its attention knows without a mask.
 
     Source: torchtune 0.6.1, modules/attention_utils.py, ``packed_block_causal_mask`` (a BlockMask of flex_attention).
@@ -183,7 +170,7 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"packing": False, "padded": not packed and so_far["per_device_train_batch_size"] > 1}
 
 
-def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _loss(theirs: Theirs, so_far: SoFar) -> Values:
     word = str(theirs["args.loss._component_"] or "CEWithChunkedOutputLoss")
     return {
         "loss": "chunked_torchtune"
@@ -196,11 +183,11 @@ def _or(value: Value, instead: Value) -> Value:
     return instead if value is None else value
 
 
-def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _clipped(theirs: Theirs, so_far: SoFar) -> Values:
     return {"max_grad_norm": _or(theirs["args.clip_grad_norm"], 0.0)}
 
 
-def _counts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _counts(theirs: Theirs, so_far: SoFar) -> Values:
     steps = whole(theirs["args.max_steps_per_epoch"])
     batch = whole(theirs["args.batch_size"]) or 2
     accumulation = whole(theirs["args.gradient_accumulation_steps"]) or 1
@@ -215,7 +202,7 @@ def _counts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _adapters(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _adapters(theirs: Theirs, so_far: SoFar) -> Values:
     return {
         "lora_r": _or(theirs["args.model.lora_rank"], theirs["builder.lora_rank"]),
         "lora_alpha": rounded(_or(theirs["args.model.lora_alpha"], theirs["builder.lora_alpha"])),
@@ -224,7 +211,7 @@ def _adapters(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     asked = theirs["args.enable_activation_checkpointing"]
     found: dict[str, Value] = {
         "gradient_checkpointing": asked is None or is_on(asked),
@@ -241,7 +228,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 LORA_FACTS = "adapters are in the base's dtype"
 
 
-def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _compiled(theirs: Theirs, so_far: SoFar) -> Values:
     """A switch, or a switch for each part, of which the model's counts.
 
     Source: torchtune 0.6.1, recipes/full_finetune_distributed.py, ``FullFinetuneRecipeDistributed.__init__``.
@@ -250,7 +237,7 @@ def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"torch_compile": is_on(parts.get("model", True) if parts else theirs["args.compile"])}
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row("args.compile args.compile.model", "torch_compile", _compiled, "args.compile"),
     row("args.recipe args.loss._component_", "objective", _objective),
     row("args.model._component_", "model", _model),
@@ -351,7 +338,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *allocator.LATER,
     *not_modelled(
         "args",

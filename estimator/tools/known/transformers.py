@@ -10,22 +10,9 @@ from collections.abc import Mapping
 from estimator.tools.known import allocator, images, parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    alike,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import Rule, SoFar, Theirs, Tool, Value, Values, alike, row, same
 from estimator.values.keys import LARGEST
 
 OBJECTIVE_KEY = "trainer.objective"
@@ -49,18 +36,18 @@ ATTENTION = {
 # --- what is trained ----------------------------------------------------------------------------
 
 
-def objective_named(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def objective_named(theirs: Theirs, so_far: SoFar) -> Values:
     """The objective that a script's trainer or a command's word says."""
     word = theirs["trainer.objective"]
     return {"objective": word} if isinstance(word, str) else {}
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     word = values["objective"]
     return {"trainer.objective": word} if word in ("sft", CLASSES) else {}
 
 
-def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _model(theirs: Theirs, so_far: SoFar) -> Values:
     name = theirs["model.pretrained_model_name_or_path"]
     return {"model": name} if isinstance(name, str) and name.strip() else {}
 
@@ -75,7 +62,7 @@ def is_8bit(theirs: Theirs) -> bool:
     return is_on(theirs["bnb.load_in_8bit"]) or is_on(theirs["model.load_in_8bit"])
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     adapters = theirs.has_part("peft")
     if is_4bit(theirs):
         return {"method": "qlora"}
@@ -88,7 +75,7 @@ def checkpoint_dtype(so_far: SoFar) -> str:
     return "float32" if so_far.model is not None and so_far.model.stored_width == 4 else "bfloat16"
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     said = dtype_word(theirs.first("model.dtype", "model.torch_dtype"))
     cast = dtype_word(theirs["call.to"])
     return {"dtype": cast or said or checkpoint_dtype(so_far)}
@@ -109,11 +96,11 @@ def autocast_of(theirs: Theirs) -> str:
     return word if word in ("bf16", "fp16", "fp8") else "no"
 
 
-def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _autocast(theirs: Theirs, so_far: SoFar) -> Values:
     return {"mixed_precision": autocast_of(theirs)}
 
 
-def write_autocast(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def write_autocast(values: Values) -> Values:
     """Autocast by the two switches of Trainer's arguments."""
     return {
         "args.bf16": values["mixed_precision"] == "bf16",
@@ -124,7 +111,7 @@ def write_autocast(values: Mapping[str, Value]) -> Mapping[str, Value]:
 # --- what is kept -------------------------------------------------------------------------------
 
 
-def checkpointing_options(theirs: Theirs) -> Mapping[str, Value]:
+def checkpointing_options(theirs: Theirs) -> Values:
     """``gradient_checkpointing_kwargs``, by either of its names."""
     return {
         **theirs.below("args.activation_checkpointing_kwargs"),
@@ -133,7 +120,7 @@ def checkpointing_options(theirs: Theirs) -> Mapping[str, Value]:
     }
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     options = checkpointing_options(theirs)
     on = (
         is_on(theirs.first("args.gradient_checkpointing", "args.activation_checkpointing"))
@@ -154,7 +141,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_checkpointing(values: Values) -> Values:
     options: dict[str, Value] = {}
     if values.get("use_reentrant"):
         options["use_reentrant"] = True
@@ -171,7 +158,7 @@ def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
 def attention_from(*keys: str, words: Mapping[str, str] = ATTENTION) -> Rule:
     """The attention kernel by ``attn_implementation``, in a tool's words; without it the model's own, which is sdpa."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         word = theirs.first(*keys)
         if is_on(theirs["model.use_flash_attention_2"]):
             word = "flash_attention_2"
@@ -186,7 +173,7 @@ def attention_from(*keys: str, words: Mapping[str, str] = ATTENTION) -> Rule:
     )
 
 
-def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
     name = theirs["args.optim"]
     if not isinstance(name, str):
         return {}
@@ -197,7 +184,7 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _padded(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["packing"] or so_far["padding_free"]:
         return {"padded": False}
     return {"padded": so_far["per_device_train_batch_size"] > 1}
@@ -206,7 +193,7 @@ def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 def epochs_from(epochs: str, steps: str = "args.max_steps") -> Rule:
     """How long a run is: by a number of steps, else by epochs."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         number = whole(theirs[steps])
         if number is not None and number > 0:
             each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
@@ -220,7 +207,7 @@ def epochs_from(epochs: str, steps: str = "args.max_steps") -> Rule:
     return row(f"{steps} {epochs}", ours, read, epochs)
 
 
-BATCH: tuple[Rule, ...] = (
+BATCH = (
     same("args.per_device_train_batch_size", as_=whole),
     same("args.gradient_accumulation_steps", as_=whole),
 )
@@ -240,7 +227,7 @@ CHECKPOINTING = row(
     _checkpointing,
     _write_checkpointing,
 )
-RUN: tuple[Rule, ...] = (
+RUN = (
     epochs_from("args.num_train_epochs"),
     same("args.eval_strategy", "eval_strategy", "args.evaluation_strategy"),
     same("args.per_device_eval_batch_size", as_=whole),
@@ -248,7 +235,7 @@ RUN: tuple[Rule, ...] = (
     same("args.save_total_limit", as_=whole),
     same("args.save_only_model"),
 )
-OPTIMISER: tuple[Rule, ...] = (
+OPTIMISER = (
     row("args.optim args.optim_args", "optim optim_args", _optimizer, "args.optim args.optim_args"),
     *alike("args", "max_grad_norm label_smoothing_factor"),
     same("args.torch_empty_cache_steps", as_=whole),
@@ -294,7 +281,7 @@ PREPARED_CHECKPOINTS = row(
 )
 
 
-def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _compiled(theirs: Theirs, so_far: SoFar) -> Values:
     mode, backend = theirs["args.torch_compile_mode"], theirs["args.torch_compile_backend"]
     if is_on(theirs["args.torch_compile"]) or mode or backend:
         return inductor(mode, backend)
@@ -307,7 +294,7 @@ def _compiled(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     )
 
 
-def inductor(mode: Value, backend: Value) -> Mapping[str, Value]:
+def inductor(mode: Value, backend: Value) -> Values:
     """The keys of a compiled model, without what is the default."""
     named = {"torch_compile_mode": mode, "torch_compile_backend": backend}
     usual = {"torch_compile_mode": "default", "torch_compile_backend": "inductor"}
@@ -316,7 +303,7 @@ def inductor(mode: Value, backend: Value) -> Mapping[str, Value]:
     }
 
 
-def write_compiled(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def write_compiled(values: Values) -> Values:
     """Trainer's arguments of a compiled model."""
     mode = values["torch_compile_mode"]
     named = {"args.torch_compile_mode": mode} if mode not in (None, "default") else {}
@@ -334,7 +321,7 @@ COMPILED = row(
     write_compiled,
 )
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     MODEL,
     METHOD,
     *parallel.RULES,
@@ -358,7 +345,7 @@ RULES: tuple[Rule, ...] = (
     *images.from_processor("processor"),
 )
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *parallel.LATER,
     *allocator.LATER,
     *peft.LATER,

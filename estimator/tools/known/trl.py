@@ -27,23 +27,9 @@ from estimator.tools.known.transformers import (
     is_4bit,
     is_8bit,
 )
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Entry,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    alike,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Tool, Value, Values, alike, row, same
 from estimator.values.objectives import Objective
 
 VERSION = "trl 1.16.0"
@@ -175,12 +161,12 @@ LOSS_TYPES = {"chunked_nll": "nll"}
 """Former names: trl 1.16, trainer/sft_config.py."""
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     word = values["objective"]
     return {"trainer.objective": word} if word in OBJECTIVES else {}
 
 
-def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _model(theirs: Theirs, so_far: SoFar) -> Values:
     name = theirs.first(
         "model.pretrained_model_name_or_path", "args.model_name_or_path", "trainer.model"
     )
@@ -192,7 +178,7 @@ def _has_peft_object(theirs: Theirs) -> bool:
     return theirs.has_part("peft")
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     adapters = _has_peft_object(theirs) or is_on(theirs["args.use_peft"])
     packed4 = is_4bit(theirs) or is_on(theirs["args.load_in_4bit"])
     packed8 = is_8bit(theirs) or is_on(theirs["args.load_in_8bit"])
@@ -202,7 +188,7 @@ def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found | ({"load_in_8bit": True} if adapters and packed8 else {})
 
 
-def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_method(values: Values) -> Values:
     return {
         "args.use_peft": values["method"] != "full",
         "args.load_in_4bit": values["method"] == "qlora",
@@ -210,7 +196,7 @@ def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     cast = dtype_word(theirs["call.to"])
     if so_far["objective"] == "orpo" and not theirs.has("args.dtype"):
         own = theirs.first("args.model_init_kwargs.dtype", "model.dtype", "model.torch_dtype")
@@ -225,19 +211,19 @@ def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"dtype": cast or dtype_word(said) or checkpoint_dtype(so_far)}
 
 
-def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _autocast(theirs: Theirs, so_far: SoFar) -> Values:
     bf16, fp16 = theirs["args.bf16"], is_on(theirs["args.fp16"])
     if bf16 is None:
         return {"mixed_precision": "fp16" if fp16 else "bf16"}
     return {"mixed_precision": transformers.autocast_of(theirs)}
 
 
-def _reentrant(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _reentrant(theirs: Theirs, so_far: SoFar) -> Values:
     forced = so_far["method"] != "full" and so_far["strategy"] == "zero3"
     return {"use_reentrant": True} if forced and so_far["gradient_checkpointing"] else {}
 
 
-def _adapter_dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _adapter_dtype(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["method"] == "full":
         return {}
     if so_far.is_packed or so_far["strategy"] == "zero3":
@@ -248,7 +234,7 @@ def _adapter_dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
     """A field of ``ModelConfig``, or of the script's own ``LoraConfig``."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         key = f"peft.{of_peft}" if _has_peft_object(theirs) else f"args.{of_model_config}"
         value = theirs[key]
         return {} if value is None else {name: value}
@@ -256,7 +242,7 @@ def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
     return row(f"args.{of_model_config}", name, read, f"args.{of_model_config}")
 
 
-def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _targets(theirs: Theirs, so_far: SoFar) -> Values:
     has_own = _has_peft_object(theirs)
     given = names(theirs["peft.target_modules" if has_own else "args.lora_target_modules"])
     if isinstance(given, list) and len(given) == 1 and not has_own:
@@ -267,7 +253,7 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"lora_target_modules": given} if given else {}
 
 
-def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _packing(theirs: Theirs, so_far: SoFar) -> Values:
     packing = is_on(theirs["args.packing"])
     free = is_on(theirs["args.padding_free"])
     if packing and theirs["args.packing_strategy"] in ("bfd", "bfd_split"):
@@ -275,7 +261,7 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"packing": packing, "padding_free": free}
 
 
-def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _generated(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["objective"] not in GENERATES or so_far.values.get("max_length"):
         return {}
     completion = whole(theirs["args.max_completion_length"])
@@ -287,7 +273,7 @@ USUAL_PROMPT = 512
 """Tokens: the default of ``max_prompt_length`` while TRL had it (trl 0.24, trainer/grpo_config.py)."""
 
 
-def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _loss(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["objective"] not in (None, "sft", "dpo", "kto", "grpo", "rloo"):
         return {}
     smoothed = theirs["args.label_smoothing_factor"] not in (None, 0, 0.0)
@@ -296,7 +282,7 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"loss": "chunked_trl"}
 
 
-def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _loss_type(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["objective"] in (None, "sft") and not theirs.has("args.loss_type"):
         return {}
     value = theirs["args.loss_type"]
@@ -310,13 +296,13 @@ def whole_logits(
 ) -> Rule:
     """The loss of preferences in a tool whose trainers of them are older than TRL 1.15: its logits are whole."""
 
-    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    def read(theirs: Theirs, so_far: SoFar) -> Values:
         return {"loss": loss} if so_far["objective"] in objectives else {}
 
     return row("", "loss", read, says=says, source=source)
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row("trainer.objective", "objective", transformers.objective_named, _write_objective),
     *transformers.RULES,
     row("args.model_name_or_path trainer.model", "model", _model, "args.model_name_or_path"),
@@ -423,7 +409,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *transformers.LATER,
     *not_modelled(
         "args",
@@ -521,7 +507,7 @@ def of_launch(name: str) -> bool:
     return name in OF_LAUNCH or (name.startswith(LAUNCH_PREFIXES) and name != "fsdp_config")
 
 
-SHIPPED: Mapping[str, Mapping[str, Value]] = {
+SHIPPED: Mapping[str, Values] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1},
     "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
     **{
@@ -549,7 +535,7 @@ OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
 """Arguments that TRL 1.x no longer has: trl 1.16, trainer/sft_config.py, sft_trainer.py."""
 
 
-def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _stops_at(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     packs = ("args.load_in_4bit", "args.load_in_8bit")
     alone = [given[key] for key in packs if key in given and is_on(given[key].value)]
     adapts = "args.use_peft" in given and (
@@ -564,14 +550,14 @@ def _stops_at(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterat
             yield f"{free.at} without packing needs max_length null, or TRL stops; turn packing on."
 
 
-def _usual_prompt(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _usual_prompt(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     """The length of prompts is not said, and with it not that of rows."""
     generates = values.get("objective") in GENERATES
     if generates and "max_length" in values and "args.max_prompt_length" not in given:
         yield f"No key says how long prompts are: {USUAL_PROMPT} tokens are taken; set max_length to the longest row."
 
 
-def _older(given: Mapping[str, Entry], values: Mapping[str, Value]) -> Iterator[str]:
+def _older(given: Mapping[str, Entry], values: Values) -> Iterator[str]:
     """A script is of a TRL whose defaults are not the ones taken here."""
     old = next((entry for key, entry in given.items() if key in OLDER), None)
     if old is not None:

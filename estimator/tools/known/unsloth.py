@@ -6,33 +6,17 @@ modelled: its layers are played as transformers' own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from estimator.tools.known import transformers, trl
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, targets_from
+from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    alike,
-    always,
-    not_modelled,
-    row,
-    same,
-)
+from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, alike, always, row, same
 
 VERSION = "unsloth 2026.10.9"
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     if is_on(theirs["unsloth.full_finetuning"]):
         return {"method": "full"}
     if is_on(theirs["unsloth.load_in_8bit"]):
@@ -42,12 +26,12 @@ def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"method": "qlora"}
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     dtype = dtype_word(theirs["unsloth.dtype"]) or "bfloat16"
     return {"dtype": dtype, "mixed_precision": "fp16" if dtype == "float16" else "bf16"}
 
 
-def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     part = "unsloth_peft" if theirs.has_part("unsloth_peft") else "unsloth"
     word = theirs[f"{part}.use_gradient_checkpointing"]
     on = word == "unsloth" or is_on(word)
@@ -55,7 +39,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found | ({"offload_checkpoints": True} if word == "unsloth" else {})
 
 
-def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _length(theirs: Theirs, so_far: SoFar) -> Values:
     own = theirs.first("unsloth.max_seq_length")
     cut = (
         theirs["args.max_length"]
@@ -66,7 +50,7 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"max_length": asked} if asked else {}
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     *(
         rule
         for rule in trl.RULES
@@ -123,7 +107,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-LATER: tuple[Later, ...] = (
+LATER = (
     *trl.LATER,
     *not_modelled(
         "unsloth",

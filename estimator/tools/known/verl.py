@@ -10,27 +10,11 @@ Source: verl 0.9.1; the lines of its defaults stand in data/tool_defaults.csv.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, names
+from estimator.tools.later import EITHER, LESS, MORE, Later, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import (
-    EITHER,
-    LESS,
-    MORE,
-    Later,
-    Rule,
-    SoFar,
-    Theirs,
-    Tool,
-    Value,
-    always,
-    not_modelled,
-    row,
-    same,
-    words,
-)
+from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, always, row, same, words
 from estimator.values.arithmetic import ceil_div
 from estimator.values.keys import LARGEST
 from estimator.values.specs import ALL_LINEAR
@@ -63,25 +47,25 @@ OPTIMIZERS = {
 }
 
 
-def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _objective(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs["args.algorithm.adv_estimator"]
     alike = {"gae": "ppo", **ALIKE}
     return {"objective": alike.get(word, word) if isinstance(word, str) else word}
 
 
-def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_objective(values: Values) -> Values:
     objective = values["objective"]
     return {"args.algorithm.adv_estimator": objective} if objective in ALIKE.values() else {}
 
 
-def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
     a_node, nodes = (whole(theirs[f"args.trainer.{key}"]) for key in ("n_gpus_per_node", "nnodes"))
     if not a_node or not nodes:
         return {}
     return {"num_gpus": a_node * nodes} | ({"gpus_per_node": a_node} if nodes > 1 else {})
 
 
-def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _strategy(theirs: Theirs, so_far: SoFar) -> Values:
     """Each GPU saves its own shards: utils/checkpoint/fsdp_checkpoint_manager.py, ``save_checkpoint``."""
     word, gpus = theirs[f"{ACTOR}.strategy"], so_far["num_gpus"]
     engine = theirs["args.model_engine"]
@@ -108,7 +92,7 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return found
 
 
-def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _method(theirs: Theirs, so_far: SoFar) -> Values:
     rank = whole(theirs[f"{MODEL}.lora_rank"]) or 0
     if not rank and so_far["method"] == "full":
         return {"method": "full"}
@@ -121,7 +105,7 @@ def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_method(values: Values) -> Values:
     if values["method"] != "lora":
         return {f"{MODEL}.lora_rank": 0}
     return {
@@ -131,45 +115,45 @@ def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
     }
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs[f"{FSDP}.model_dtype"]
     return {"dtype": dtype_word(word) or word}
 
 
-def _write_dtype(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_dtype(values: Values) -> Values:
     return {f"{FSDP}.model_dtype": DTYPES.get(str(values["dtype"]))}
 
 
-def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _precision(theirs: Theirs, so_far: SoFar) -> Values:
     word = dtype_word(theirs[f"{FSDP}.mixed_precision.param_dtype"]) or "bfloat16"
     return {
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}.get(word, word)
     }
 
 
-def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_precision(values: Values) -> Values:
     word = AUTOCASTS.get(str(values["mixed_precision"]))
     return {f"{FSDP}.mixed_precision.param_dtype": word}
 
 
-def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
     package, name = (theirs[f"{ACTOR}.optim.{key}"] for key in ("optimizer_impl", "optimizer"))
     return {"optim": OPTIMIZERS.get((str(package), str(name)), name)}
 
 
-def _write_optimizer(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_optimizer(values: Values) -> Values:
     of = next(
         (theirs for theirs, ours in OPTIMIZERS.items() if ours == values["optim"]), (None, None)
     )
     return {f"{ACTOR}.optim.optimizer_impl": of[0], f"{ACTOR}.optim.optimizer": of[1]}
 
 
-def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _attention(theirs: Theirs, so_far: SoFar) -> Values:
     word = theirs[f"{MODEL}.override_config.attn_implementation"]
     return {"attn_implementation": word or "flash_attention_2"}
 
 
-def _lengths(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _lengths(theirs: Theirs, so_far: SoFar) -> Values:
     prompt, answer = (
         whole(theirs[f"args.data.max_{part}_length"]) for part in ("prompt", "response")
     )
@@ -182,14 +166,14 @@ def _lengths(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _write_lengths(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_lengths(values: Values) -> Values:
     return {
         "args.data.max_prompt_length": values["max_prompt_length"],
         "args.data.max_response_length": values["max_completion_length"],
     }
 
 
-def _batch(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _batch(theirs: Theirs, so_far: SoFar) -> Values:
     """Rows of a micro-batch, of an optimizer's step and of a generation, per GPU.
 
     With ``use_dynamic_bsz`` a micro-batch has as many tokens as ``ppo_max_token_len_per_gpu``: so many whole rows of
@@ -229,7 +213,7 @@ def _batch(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _examples(theirs: Theirs, so_far: SoFar) -> Values:
     steps = whole(theirs["args.trainer.total_training_steps"])
     prompts = whole(theirs["args.data.train_batch_size"])
     if steps and prompts:
@@ -239,13 +223,13 @@ def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
 
 
-def _write_epochs(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_epochs(values: Values) -> Values:
     """Whole epochs: verl counts no parts of one."""
     epochs = values["num_train_epochs"]
     return {"args.trainer.total_epochs": int(epochs)} if epochs == int(epochs) else {}
 
 
-def _reference(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _reference(theirs: Theirs, so_far: SoFar) -> Values:
     if is_on(theirs[f"{ACTOR}.use_kl_loss"]):
         return {"beta": theirs[f"{ACTOR}.kl_loss_coef"]}
     if is_on(theirs["args.algorithm.use_kl_in_reward"]):
@@ -253,7 +237,7 @@ def _reference(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"beta": 0.0}
 
 
-def _write_reference(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_reference(values: Values) -> Values:
     """As a loss of its own, as in GRPO."""
     beta = values["beta"]
     if not beta:
@@ -261,12 +245,12 @@ def _write_reference(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": beta}
 
 
-def _engine(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _engine(theirs: Theirs, so_far: SoFar) -> Values:
     apart = whole(theirs[f"{ROLLOUT}.nnodes"])
     return {"use_vllm": True, "vllm_mode": "server" if apart else "colocate"}
 
 
-def _tokens_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _tokens_at_once(theirs: Theirs, so_far: SoFar) -> Values:
     """Without chunked prefill the largest batch holds the longest row."""
     tokens, longest = (
         whole(theirs[f"{ROLLOUT}.max_{limit}"]) for limit in ("num_batched_tokens", "model_len")
@@ -276,17 +260,17 @@ def _tokens_at_once(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"vllm_max_num_batched_tokens": tokens} if tokens else {}
 
 
-def _saves(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+def _saves(theirs: Theirs, so_far: SoFar) -> Values:
     every = theirs["args.trainer.save_freq"]
     return {"save_strategy": "steps" if isinstance(every, int) and every > 0 else "no"}
 
 
-def _write_saves(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_saves(values: Values) -> Values:
     every = {"steps": SAVES_EVERY, "no": -1}.get(values["save_strategy"])
     return {"args.trainer.save_freq": every}
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     row("args.algorithm.adv_estimator", "objective", _objective, _write_objective),
     same(f"{MODEL}.path", "model"),
     row("args.trainer.n_gpus_per_node args.trainer.nnodes", "num_gpus gpus_per_node", _gpus),
@@ -388,7 +372,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 REF = "actor_rollout_ref.ref"
-LATER: tuple[Later, ...] = (
+LATER = (
     *not_modelled(
         ROLLOUT,
         ("name", "Another engine generates; vLLM is estimated", EITHER, "vllm"),

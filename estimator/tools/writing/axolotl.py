@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 from estimator.tools.writing.several_gpus import SHARDING, fsdp_config, groups, named_json
 from estimator.tools.writing.texts import nested, yaml
 from estimator.tools.writing.writer import Said, Stop, ToolWriter, only_writes
 
-ROWS: Mapping[str, Mapping[str, Value]] = {
+ROWS: Mapping[str, Values] = {
     "sft": {"type": "alpaca"},
     "dpo": {"split": "train", "type": "chatml.intel"},
     "kto": {"split": "train", "type": "llama3.ultra"},
@@ -20,7 +20,7 @@ ROWS: Mapping[str, Mapping[str, Value]] = {
     "reward": {"type": "bradley_terry.chat_template"},
 }
 """How axolotl reads the rows of each: axolotl 0.18, docs/rlhf.qmd and examples."""
-OWN: Mapping[str, Mapping[str, Value]] = {
+OWN: Mapping[str, Values] = {
     "kto": {"remove_unused_columns": False},
     "orpo": {"chat_template": "chatml", "remove_unused_columns": False},
     "reward": {"chat_template": "chatml", "remove_unused_columns": False},
@@ -51,7 +51,7 @@ def _command(said: Said) -> str:
     return f"accelerate launch {flags} -m axolotl.cli.train axolotl.yaml"
 
 
-def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _sharing(values: Values) -> Values:
     strategy, number = values["strategy"], values["num_gpus"]
     if strategy in {"none", "device_map"}:
         return {}
@@ -63,7 +63,7 @@ def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | (_fsdp(values) if strategy in SHARDING else named_json(values))
 
 
-def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
+def _fsdp(values: Values) -> dict[str, Value]:
     """Its YAML's own block: axolotl 0.19, utils/schemas/fsdp.py; docs/multi-gpu.qmd."""
     config, version = fsdp_config(values), values["fsdp_version"]
     written: dict[str, Value] = {"args.fsdp_version": version}
@@ -74,21 +74,21 @@ def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
     return written | {f"args.fsdp_config.{key}": value for key, value in config.items()}
 
 
-def _is_packed(keys: Mapping[str, Value]) -> bool:
+def _is_packed(keys: Values) -> bool:
     return keys.get("method") == "qlora" or bool(keys.get("load_in_8bit"))
 
 
-def _has_pairs(keys: Mapping[str, Value]) -> bool:
+def _has_pairs(keys: Values) -> bool:
     return keys.get("objective") in ("dpo", "kto", "orpo")
 
 
-def _fsdp_version(keys: Mapping[str, Value]) -> int:
+def _fsdp_version(keys: Values) -> int:
     """The version of FSDP; 0 where there is none."""
     of_fsdp = keys.get("strategy") in ("fsdp", "fsdp_grad_op", "hsdp")
     return int(keys.get("fsdp_version", 2)) if of_fsdp else 0
 
 
-STOPS: tuple[Stop, ...] = (
+STOPS = (
     Stop(
         when=lambda keys: (
             _fsdp_version(keys) == 2 and keys.get("optim") in ("adamw_8bit", "adamw_bnb_8bit")

@@ -21,7 +21,7 @@ from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, model_named, read_files
 from estimator.tools.known.allocator import assignment
 from estimator.tools.parsed import Call, Text, decoded
-from estimator.tools.rules import Entry, Tool, Value, effective
+from estimator.tools.rules import Entry, Tool, Value, Values, effective
 from estimator.tools.sayable import sayable
 from estimator.tools.writing.scripts import OF_MODEL_CONFIG
 from estimator.tools.writing.spans import (
@@ -61,7 +61,7 @@ class Changed:
 
 def changed_files(
     files: Mapping[str, str | bytes],
-    changes: Mapping[str, Value],
+    changes: Values,
     known: Mapping[str, Model] | None = None,
 ) -> Changed:
     """A run's own files with some keys of the contract changed; ``InputError`` says what a file cannot be told.
@@ -96,9 +96,7 @@ def changed_files(
     )
 
 
-def changes_between(
-    was: Mapping[str, Value], now: Mapping[str, Value], tool: str = ""
-) -> dict[str, Value]:
+def changes_between(was: Values, now: Values, tool: str = "") -> dict[str, Value]:
     """The keys of one setup that another says otherwise, as far as a config of a tool can say them.
 
     >>> changes_between({"max_length": 512, "mfu": 0.4}, {"max_length": 1024, "mfu": 0.5})
@@ -108,9 +106,7 @@ def changes_between(
     return {key: value for key, value in sayable(now, tool).items() if before.get(key) != value}
 
 
-def _follows(
-    before: Imported, after: Imported, changes: Mapping[str, Value]
-) -> dict[str, tuple[Value, Value]]:
+def _follows(before: Imported, after: Imported, changes: Values) -> dict[str, tuple[Value, Value]]:
     """What else the tool makes of it; ``InputError`` if what was asked for did not come of it."""
     was, now = (sayable(run.rows, run.tool) for run in (before, after))
     asked = sayable({**before.rows, **changes}, before.tool)

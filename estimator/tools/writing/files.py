@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known.allocator import assignment
-from estimator.tools.rules import Tool, Value
+from estimator.tools.rules import Tool, Values
 from estimator.tools.sayable import sayable
 from estimator.tools.writing.registry import WRITERS, writer_of
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
@@ -49,7 +49,7 @@ class TakeAway:
 
 def files_of(
     tool_name: str,
-    keys: Mapping[str, Value],
+    keys: Values,
     model: Model | None = None,
     *,
     about: str = "",
@@ -94,7 +94,7 @@ def _named() -> str:
     return " or ".join(WRITERS)
 
 
-def _check_stops(writer: ToolWriter, keys: Mapping[str, Value]) -> None:
+def _check_stops(writer: ToolWriter, keys: Values) -> None:
     """``InputError`` where the tool would stop at these keys of ours."""
     if keys.get("mixed_precision") == "fp8":
         raise InputError(
@@ -105,7 +105,7 @@ def _check_stops(writer: ToolWriter, keys: Mapping[str, Value]) -> None:
             raise InputError(stop.says)
 
 
-def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
+def requirements(tool: Tool, keys: Values) -> str:
     """What must be installed, pinned to the versions that were read for this estimate.
 
     >>> from estimator.tools.known import trl

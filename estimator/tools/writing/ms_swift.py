@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from estimator.tools.known.allocator import assignment
 from estimator.tools.known.trl import GENERATES
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 from estimator.tools.writing.several_gpus import variables, write_launched
 from estimator.tools.writing.texts import nested
 from estimator.tools.writing.writer import ACCELERATE_FILE, Said, ToolWriter
@@ -20,7 +20,7 @@ from estimator.tools.writing.writer import ACCELERATE_FILE, Said, ToolWriter
 SCRIPT = "train.sh"
 
 
-def script(said: Said, rest: Mapping[str, Value]) -> str:
+def script(said: Said, rest: Values) -> str:
     r"""The file: what a setup says, and ``rest``, what ms-swift does not start without.
 
     >>> said = Said({"args.model": "a/b", "launch.nproc_per_node": 2}, "Fits.", "", "sft")

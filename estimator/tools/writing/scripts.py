@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from estimator.tools.known.trl import GENERATES
 from estimator.tools.lists import listed
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 from estimator.tools.writing.texts import Code, nested, python_call, python_value, yaml
 from estimator.tools.writing.writer import ACCELERATE_FILE, SHARE, Said, ToolWriter, only_writes
 
@@ -63,14 +63,14 @@ def with_trl(said: Said) -> str:
     )
 
 
-def _processor(settings: Mapping[str, Value]) -> str:
+def _processor(settings: Values) -> str:
     """The processor with settings of one's own: transformers 5.23, models/auto/processing_auto.py."""
     whole = {"": Code("model_config.model_name_or_path"), **settings}
     made = python_call("AutoProcessor.from_pretrained", whole, "processor")
     return made.replace("    =model", "    model")
 
 
-def _evaluated(body: str, args: Mapping[str, Value], rows: str) -> str:
+def _evaluated(body: str, args: Values, rows: str) -> str:
     """With rows to evaluate on, where a strategy asks for it: Trainer stops without (transformers 5.23, trainer.py)."""
     if args.get("eval_strategy", "no") == "no":
         return body
@@ -197,7 +197,7 @@ def _trainer_imports(classes: list[str], *, adapts: bool, prepares: bool) -> lis
     ]
 
 
-def _adapted(peft: Mapping[str, Value], calls: Mapping[str, Value]) -> Iterator[str]:
+def _adapted(peft: Values, calls: Values) -> Iterator[str]:
     """The model as PEFT prepares it and gives it adapters."""
     if calls.get(PREPARES):
         again = calls.get("use_gradient_checkpointing", True)
@@ -279,7 +279,7 @@ TASKS = {"sequence_classification": "SEQ_CLS"}
 """PEFT's word for an objective: peft 0.21, utils/peft_types.py, ``TaskType``."""
 
 
-def _method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _method(values: Values) -> Values:
     if values["method"] == "full":
         return {}
     written: dict[str, Value] = {
@@ -293,7 +293,7 @@ def _method(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written
 
 
-def _prepared(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _prepared(values: Values) -> Values:
     if not values["prepare_model_for_kbit_training"]:
         return {}
     return {

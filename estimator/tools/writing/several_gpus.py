@@ -5,10 +5,8 @@ Source: accelerate 1.15, commands/config/config_args.py, utils/dataclasses.py; d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from estimator.tools.lists import listed
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 
 DEEPSPEED_FILE = "deepspeed.json"
 """What accelerate's file calls DeepSpeed's, beside it."""
@@ -33,7 +31,7 @@ BUFFERS = (
 integrations/deepspeed.py."""
 
 
-def write_sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def write_sharing(values: Values) -> Values:
     """The entries of both files; none where one GPU works by itself.
 
     >>> alone = {"strategy": "ddp", "num_gpus": 16, "gpus_per_node": 8}
@@ -53,7 +51,7 @@ def write_sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written | (_fsdp(values) if strategy in SHARDING else _zero(values))
 
 
-def fsdp_config(values: Mapping[str, Value]) -> dict[str, Value]:
+def fsdp_config(values: Values) -> dict[str, Value]:
     """Keys of FSDP's block, without accelerate's prefix; version 1 has its sharding beside."""
     config: dict[str, Value] = {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -66,7 +64,7 @@ def fsdp_config(values: Mapping[str, Value]) -> dict[str, Value]:
     return config
 
 
-def groups(values: Mapping[str, Value], part: str) -> dict[str, Value]:
+def groups(values: Values, part: str) -> dict[str, Value]:
     """The two sides of FSDP 2's groups, below a key; empty without groups."""
     if values["strategy"] != "hsdp" or values["fsdp_version"] != 2:
         return {}
@@ -77,7 +75,7 @@ def groups(values: Mapping[str, Value], part: str) -> dict[str, Value]:
     }
 
 
-def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
+def _fsdp(values: Values) -> dict[str, Value]:
     version = values["fsdp_version"]
     config: dict[str, Value] = {"version": version, **fsdp_config(values)}
     if version == 1:
@@ -87,7 +85,7 @@ def _fsdp(values: Mapping[str, Value]) -> dict[str, Value]:
     return {**written, "accelerate.distributed_type": "FSDP", **groups(values, part)}
 
 
-def _zero(values: Mapping[str, Value]) -> dict[str, Value]:
+def _zero(values: Values) -> dict[str, Value]:
     stage, zero = int(values["strategy"][-1]), "deepspeed.zero_optimization"
     written: dict[str, Value] = {
         "accelerate.distributed_type": "DEEPSPEED",
@@ -116,13 +114,13 @@ SHARED = listed("""strategy num_gpus gpus_per_node fsdp_version fsdp_state_dict_
 """Our keys of which these are written."""
 
 
-def named_json(values: Mapping[str, Value]) -> dict[str, Value]:
+def named_json(values: Values) -> dict[str, Value]:
     """DeepSpeed's JSON, and the key of a tool's config that names it."""
     zero = {key: value for key, value in _zero(values).items() if key.startswith("deepspeed.")}
     return {"args.deepspeed": DEEPSPEED_FILE, **zero}
 
 
-def write_launched(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def write_launched(values: Values) -> Values:
     """For tools that launch themselves: torchrun's environment, and accelerate's file for FSDP.
 
     Source: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora; ms-swift,
@@ -144,7 +142,7 @@ OTHERS = {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
 """What torchrun must know on each of several machines."""
 
 
-def variables(launch: Mapping[str, Value]) -> str:
+def variables(launch: Values) -> str:
     """torchrun's environment before a command, with a space behind it; empty where one process runs.
 
     >>> variables({"nproc_per_node": 2})

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 
 WIDTH = 100
 """Characters of a line of Python: ours."""
@@ -16,7 +16,7 @@ _SAYS_SOMETHING_ELSE = frozenset(
 """Words that YAML 1.1 takes for null or a switch: https://yaml.org/type/bool.html."""
 
 
-def nested(flat: Mapping[str, Value], part: str) -> dict[str, Value]:
+def nested(flat: Values, part: str) -> dict[str, Value]:
     """The keys of one part of a config, those with points within one another.
 
     >>> nested({"args.a.b": 1, "args.a.c": 2, "peft.r": 8}, "args")
@@ -35,7 +35,7 @@ def nested(flat: Mapping[str, Value], part: str) -> dict[str, Value]:
     return whole
 
 
-def yaml(values: Mapping[str, Value], indent: str = "") -> str:
+def yaml(values: Values, indent: str = "") -> str:
     """A mapping in YAML that versions 1.1 and 1.2 read alike.
 
     >>> print(yaml({"save_strategy": "no", "lora": {"r": 8, "targets": ["q_proj"]}, "x": 1e-05}), end="")
@@ -49,7 +49,7 @@ def yaml(values: Mapping[str, Value], indent: str = "") -> str:
     return "".join(f"{line}\n" for line in _yaml(values, indent))
 
 
-def _yaml(values: Mapping[str, Value], indent: str) -> Iterator[str]:
+def _yaml(values: Values, indent: str) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield f"{indent}{key}:" + ("" if value else " {}")
@@ -90,7 +90,7 @@ def yaml_scalar(value: Value) -> str:
     return value if is_plain and value.lower() not in _SAYS_SOMETHING_ELSE else json.dumps(value)
 
 
-def json_text(values: Mapping[str, Value]) -> str:
+def json_text(values: Values) -> str:
     """A mapping in JSON, as DeepSpeed's examples lay it out."""
     return f"{json.dumps(values, indent=2)}\n"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 
 from estimator.tools.lists import listed
-from estimator.tools.rules import NOTHING, Entry, Tool, Value, effective
+from estimator.tools.rules import NOTHING, Entry, Tool, Value, Values, effective
 from estimator.tools.sayable import DEFAULTS, sayable
 from estimator.tools.writing.registry import writer_of
 from estimator.tools.writing.several_gpus import SHARED
@@ -31,10 +31,10 @@ MOST_ROUNDS = 8
 
 def theirs_of(
     tool: Tool,
-    keys: Mapping[str, Value],
+    keys: Values,
     model: Model | None = None,
     parts: Set[str] = frozenset({"args", "accelerate", "deepspeed"}),
-    given: Mapping[str, Value] = NOTHING,
+    given: Values = NOTHING,
     meant: Set[str] = frozenset(),
 ) -> dict[str, Value]:
     """A setup's keys in a tool's words, by their full names; ``InputError`` names the key that it has no word for.
@@ -95,9 +95,9 @@ def _longer(old: Value, new: Value) -> Value:
 def _pruned(
     tool: Tool,
     written: dict[str, Value],
-    wanted: Mapping[str, Value],
+    wanted: Values,
     model: Model | None,
-    given: Mapping[str, Value],
+    given: Values,
 ) -> dict[str, Value]:
     """Without what was written on the way and changes nothing: of a part that is new, switches that are off alone."""
     known = {key.partition(".")[0] for key in given}
@@ -120,15 +120,13 @@ def _is_idle(key: str, value: Value) -> bool:
     return value is False or key.startswith("call.")
 
 
-def said(tool: Tool, written: Mapping[str, Value], model: Model | None) -> dict[str, Value]:
+def said(tool: Tool, written: Values, model: Model | None) -> dict[str, Value]:
     """What the tool makes of its keys, as far as a config can say it."""
     entries = {key: Entry(key, value) for key, value in written.items()}
     return sayable(effective(tool, entries, model=model).values, tool.name)
 
 
-def _ways(
-    tool: Tool, key: str, wanted: Mapping[str, Value], parts: Set[str]
-) -> Iterator[dict[str, Value]]:
+def _ways(tool: Tool, key: str, wanted: Values, parts: Set[str]) -> Iterator[dict[str, Value]]:
     """A key of ours by each row that can write it in these parts, the last row first; others of a row as they are."""
     writer = writer_of(tool.name)
     shares = only_writes(SHARED, writer.sharing)
@@ -140,7 +138,7 @@ def _ways(
                 yield found
 
 
-def _flat(values: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, Value]]:
+def _flat(values: Values, before: str = "") -> Iterator[tuple[str, Value]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
@@ -148,9 +146,7 @@ def _flat(values: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, 
             yield f"{before}{key}", value
 
 
-def _cannot_say(
-    tool: Tool, wanted: Mapping[str, Value], now: Mapping[str, Value], model: Model | None
-) -> str:
+def _cannot_say(tool: Tool, wanted: Values, now: Values, model: Model | None) -> str:
     wrong = [key for key in wanted if now.get(key) != wanted[key]]
     key = "objective" if "objective" in wrong else wrong[0]  # on which others depend
     origin = effective(tool, model=model).origins.get(key)

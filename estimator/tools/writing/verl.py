@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
 
 from estimator.tools.known.verl import ACTOR, FSDP, MODEL, ROLLOUT
 from estimator.tools.lists import listed
-from estimator.tools.rules import Value
+from estimator.tools.rules import Value, Values
 from estimator.tools.writing.several_gpus import SHARDING
 from estimator.tools.writing.writer import Stop, ToolWriter, only_writes
 
@@ -35,7 +34,7 @@ SEVERAL = """\
 """
 
 
-def _write_batch(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _write_batch(values: Values) -> Values:
     """Prompts of a generation and of an optimizer's step over all GPUs, and rows of a micro-batch on each.
 
     Batches are plain: how many tokens made a dynamic one is not known. verl scores with as many rows as it trains.
@@ -66,7 +65,7 @@ BATCH = only_writes(
 """The row that writes what the reader of a batch takes apart."""
 
 
-def script(theirs: Mapping[str, Value], about: str, folder: str) -> str:
+def script(theirs: Values, about: str, folder: str) -> str:
     """The file: what a setup says, and what verl does not start without.
 
     ``folder``: where ``train.parquet`` and ``test.parquet`` lie, as the shell writes it.
@@ -126,7 +125,7 @@ def hydra_value(value: Value) -> str:
     return repr(value)
 
 
-def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+def _sharing(values: Values) -> Values:
     """Its own keys: verl 0.9.1, workers/engine/fsdp/transformer_impl.py, ``_build_fsdp_module``."""
     strategy, number = values["strategy"], values["num_gpus"]
     if strategy != "none" and strategy not in SHARDING:
@@ -148,17 +147,17 @@ def _sharing(values: Mapping[str, Value]) -> Mapping[str, Value]:
     return written
 
 
-def _generates(keys: Mapping[str, Value]) -> bool:
+def _generates(keys: Values) -> bool:
     return keys.get("objective") in ("grpo", "rloo")
 
 
-def _rows_of_step(keys: Mapping[str, Value]) -> int:
+def _rows_of_step(keys: Values) -> int:
     """Rows of one optimizer's step over all GPUs."""
     each = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]
     return int(each * keys["num_gpus"])
 
 
-STOPS: tuple[Stop, ...] = (
+STOPS = (
     Stop(
         when=lambda keys: _generates(keys) and _rows_of_step(keys) % keys["num_generations"] != 0,
         says="verl takes whole prompts in a step: change per_device_train_batch_size or gradient_accumulation_steps, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from estimator.tools.rules import Rule, Value
+from estimator.tools.rules import Rule, Value, Values
 from estimator.tools.writing.several_gpus import write_sharing
 from estimator.tools.writing.texts import nested
 from estimator.values.specs import Model
@@ -21,7 +21,7 @@ SHARE = 0.05
 class Said:
     """A setup in a tool's words, and what its files say beside it."""
 
-    theirs: Mapping[str, Value]
+    theirs: Values
     """By full names."""
     about: str
     """A sentence for the head of a file; empty: none."""
@@ -52,7 +52,7 @@ class Said:
 class Stop:
     """A combination of our keys at which a tool stops before it trains."""
 
-    when: Callable[[Mapping[str, Value]], bool]
+    when: Callable[[Values], bool]
     says: str
     source: str
 
@@ -74,7 +74,7 @@ class ToolWriter:
     takes_accelerate_file: bool = True
     rows: tuple[Rule, ...] = ()
     """Rows that only write what its readers take apart."""
-    sharing: Callable[[Mapping[str, Value]], Mapping[str, Value]] = write_sharing
+    sharing: Callable[[Values], Values] = write_sharing
     """Its keys of how several GPUs share the work."""
     states: tuple[str, ...] = ()
     """Our keys that its own examples state, beside those that every config states."""
@@ -82,16 +82,14 @@ class ToolWriter:
     """Keys of theirs that it needs beside others that imply them here."""
     stops: tuple[Stop, ...] = ()
     """What it can be told and stops at."""
-    stated: Callable[[Mapping[str, Value], Model | None], Mapping[str, Value]] = (
-        lambda keys, model: keys
-    )
+    stated: Callable[[Values, Model | None], Values] = lambda keys, model: keys
     """Our keys with those that must be said because it has other defaults by itself."""
     extras: str = ""
     """What it installs on demand alone, as pip names it."""
-    packages: Callable[[Mapping[str, Value]], list[str]] = lambda keys: []
+    packages: Callable[[Values], list[str]] = lambda keys: []
     """Packages of a setup that it does not install itself."""
 
 
-def only_writes(ours: tuple[str, ...], write: Callable[..., Mapping[str, Value]]) -> Rule:
+def only_writes(ours: tuple[str, ...], write: Callable[..., Values]) -> Rule:
     """A row that reads nothing."""
     return Rule(theirs=(), ours=ours, read=lambda theirs, so_far: {}, write=write)
