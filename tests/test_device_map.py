@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import catalog, estimate
-from estimator.answer.needs import need
+from estimator.answer.needs import need, runs
 from estimator.contract import setups as contract
 from estimator.contract.estimates import write_estimate
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.placement import Packing, from_pretrained_device_map, needed_bytes
 from estimator.parallel.strategies import resident_memory
-from estimator.run.device_map import placed_kinds, resident_on, shares, timeline_on
+from estimator.run.device_map import placed, placed_kinds, resident_on
+from estimator.run.record import RunOnGpu
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.exchange_time import crossing_bytes
@@ -65,12 +66,10 @@ PHASE_ERROR = 0.001
 def test_every_gpu_matches_the_traced_step_to_a_thousandth(case):
     # tests/reference/README.md: real steps of transformers under accelerate's hooks, on stand-in GPUs without workspace
     model, gpu, setup = contract.parse({**case["setup"], "strategy": "device_map"})
-    at = module_devices(model, gpu, setup)
-    found = {str(share.gpu): share for share in shares(model, setup, at, 0)}
+    found = {str(run.device): run for run in runs(model, gpu, setup, 0)}
     assert found.keys() == case["heights"].keys()
     for number, heights in case["heights"].items():
-        share = found[number]
-        ours = {**share.timeline.heights(), **share.beside}
+        ours = found[number].phases
         for phase, height in heights.items():
             assert ours[Phase(phase)].bytes == pytest.approx(height, rel=PHASE_ERROR), phase
 
@@ -83,13 +82,11 @@ class TestAgainstOneGpu:
             PLAIN, gradient_checkpointing=checkpointing, mixed_precision=MixedPrecision.BF16
         )
         all_on_it = ModuleDevices((0,) * model.num_hidden_layers, (), 1)
-        placed = timeline_on(model, one, all_on_it, 0, 0)
+        over = timeline_on(model, one, all_on_it, 0)
         alone = on_one(model, one)
         # except for the position ids, 8 bytes each, which a tape over several GPUs keeps to copy them
-        assert [moment.name for moment in placed.moments] == [
-            moment.name for moment in alone.moments
-        ]
-        both = zip(placed.moments, alone.moments, strict=True)
+        assert [moment.name for moment in over.moments] == [moment.name for moment in alone.moments]
+        both = zip(over.moments, alone.moments, strict=True)
         assert {ours.bytes - its.bytes for ours, its in both} <= {0, 64 * 8}
 
     @settings(max_examples=25)
@@ -128,7 +125,7 @@ class TestAgainstOneGpu:
         # hidden states that cross GPUs are read by a cast and not kept
         at = module_devices(LLAMA, None, THREE)
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
-        kept = sum(kept_by_forward(timeline_on(LLAMA, THREE, at, gpu, 0)) for gpu in at.used)
+        kept = sum(kept_by_forward(timeline_on(LLAMA, THREE, at, gpu)) for gpu in at.used)
         copies = away * 2 * 64 * 32 * 2
         assert 0 < away < 8
         assert kept == kept_by_forward(on_one(LLAMA, PLAIN)) + copies
@@ -141,8 +138,12 @@ class TestAgainstOneGpu:
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
         elsewhere = sum(gpu != at.of("embed_tokens") for gpu in at.layers)
         alone = on_one(LLAMA, replace(PLAIN, gradient_checkpointing=True))
-        kept = sum(kept_by_forward(timeline_on(LLAMA, checkpointed, at, gpu, 0)) for gpu in at.used)
+        kept = sum(kept_by_forward(timeline_on(LLAMA, checkpointed, at, gpu)) for gpu in at.used)
         assert kept == kept_by_forward(alone) + away * 2 * 64 * 32 * 2 + elsewhere * 64 * 8
+
+
+def timeline_on(model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int) -> StepTimeline:
+    return RunOnGpu(model, setup, placed(model, structure(setup), at, gpu, 0), 0).timeline
 
 
 def on_one(model: Model, setup: TrainingSetup) -> StepTimeline:
@@ -164,7 +165,7 @@ class TestOutputs:
     def test_logits_return_to_the_first_gpu_and_become_float32_there(self):
         # tokens · words · (2 for the copy + 4 in float32)
         setup = replace(THREE, mixed_precision=MixedPrecision.BF16)
-        first, *_, last = shares(LLAMA, setup, module_devices(LLAMA, None, setup), 0)
+        first, *_, last = runs(LLAMA, None, setup, 0)
         loss = first.timeline.heights()[Phase.LOSS].resident
         assert loss[Component.LOGITS] == 64 * 1024 * (2 + 4)
         assert last.timeline.heights()[Phase.BACKWARD].resident[Component.LOGITS] >= 64 * 1024 * 4
@@ -173,8 +174,8 @@ class TestOutputs:
         tied = replace(LLAMA, tie_word_embeddings=True)
         at = module_devices(tied, None, THREE)
         assert at.of("lm_head") == at.of("embed_tokens") == 0
-        for share in shares(tied, THREE, at, 0)[1:]:
-            logits = [moment.resident.get(Component.LOGITS, 0) for moment in share.timeline.moments]
+        for run in runs(tied, None, THREE, 0)[1:]:
+            logits = [moment.resident.get(Component.LOGITS, 0) for moment in run.timeline.moments]
             assert not any(logits)
 
 

@@ -25,8 +25,10 @@ from estimator import (
 )
 from estimator.answer.needs import need
 from estimator.contract.setups import parse
+from estimator.parallel.strategies import resident_memory
 from estimator.search.remedies import remedies
-from estimator.step.evaluation import evaluation_walk, kept_logits_bytes
+from estimator.step.evaluation import evaluation_plan, evaluation_walk, kept_logits_bytes
+from estimator.step.timeline import Walk, structure
 from estimator.values.methods import Method
 from estimator.values.specs import Dtype, Gpu
 
@@ -60,18 +62,24 @@ MODEL = catalog.model("mistralai/Mistral-7B-v0.1")
 MANY = TrainingSetup(eval_strategy="epoch", per_device_eval_batch_size=64)
 
 
+def walk(model: Model, setup: TrainingSetup) -> Walk:
+    same = structure(setup)
+    plan, resident = evaluation_plan(model, same), resident_memory(model, same)
+    return evaluation_walk(model, setup, plan, resident, 0)
+
+
 @pytest.mark.parametrize(("given", "forward", "loss"), TRACED)
 def test_evaluation_matches_the_real_height(given, forward, loss):
     model, _, setup = parse(given)
-    heights = evaluation_walk(model, setup, 0).heights()
+    heights = walk(model, setup).heights()
     assert heights[Phase.FORWARD].bytes == pytest.approx(forward, rel=5e-5)
     assert heights[Phase.LOSS].bytes == pytest.approx(loss, rel=5e-5)
 
 
 def test_evaluation_keeps_nothing_between_layers():
     model, _, setup = parse(TRACED[0][0])
-    shallow = evaluation_walk(replace(model, num_hidden_layers=2), setup, 0)
-    deep = evaluation_walk(model, setup, 0)
+    shallow = walk(replace(model, num_hidden_layers=2), setup)
+    deep = walk(model, setup)
     before = [sum(walk._begins) for walk in (shallow, deep)]
     assert shallow.peak_bytes - before[0] == deep.peak_bytes - before[1]
 

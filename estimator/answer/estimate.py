@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
 from estimator.answer.assumptions import assumptions, run_assumptions
 from estimator.answer.needs import (
     PerStructure,
-    alone,
-    highest_and_paged,
+    as_run,
+    heights,
     need,
     need_of,
     per_structure,
+    runs,
 )
-from estimator.answer.refusals import check_sizes
 from estimator.inference.seconds import time_of
 from estimator.inference.trainer_beside import offloaded_bytes
 from estimator.parallel.module_devices import module_devices
-from estimator.passes.float8 import (
-    check_float8_card,
-)
-from estimator.passes.registry import as_trained
+from estimator.passes.float8 import check_float8_card
 from estimator.resident.model import Resident
-from estimator.resident.overhead import (
-    context_bytes,
-    need_bytes,
-    workspace_bytes,
-)
-from estimator.run.checkpoints import checkpoint, gathers_to_save
-from estimator.run.device_map import Share, shares
-from estimator.run.prequantized import as_loaded
+from estimator.resident.overhead import context_bytes, workspace_bytes
+from estimator.run.checkpoints import checkpoint
+from estimator.run.record import RunOnGpu
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.reserved import NeedInTheAllocator, goes_through, is_replayed, outside
 from estimator.step.timeline import structure
@@ -40,22 +31,18 @@ from estimator.time.rates import missing_rate
 from estimator.values.facets.generation import Generation
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
+from estimator.values.range import Range
 from estimator.values.remembered import remembered
-from estimator.values.results import DeviceRun, Estimate, OnDevice
+from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
-    Gpu,
-    Model,
-    Phase,
-)
+from estimator.values.specs import Gpu, Model
 
 MOST_BYTES = 64 * 2**20
 """Bytes that remembered estimates hold: ours. The records among them are mostly those that are kept anyway."""
 
 
 def _parts(of: Estimate) -> Iterator[tuple[object, int]]:
-    yield from of.timeline.parts
-    for run in of.device_runs:
+    for run in of.runs:
         yield from run.timeline.parts
 
 
@@ -65,24 +52,14 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
     Raises ``ValueError`` with one sentence if the architecture is not modelled or the setup contradicts the model.
     """
-    model, setup = as_trained(model, setup)
-    setup = as_loaded(model, setup)
+    model, setup = as_run(model, setup)
     check_float8_card(gpu, setup.precision)
     workspace = workspace_bytes(gpu)
+    found = runs(model, gpu, setup, workspace)
     fixed = per_structure(model, structure(setup), workspace)
-    check_sizes(model, setup)
-    devices: tuple[OnDevice, ...] = ()
-    runs: tuple[DeviceRun, ...] = ()
-    if setup.mesh.strategy.places_layers:
-        share, devices, runs = _over_devices(model, gpu, setup, workspace)
-    else:
-        share = alone(model, gpu, setup, fixed, workspace)
-    step, paged = share.timeline.heights(), share.resident.states.paged_bytes
-    phases = {**step, **share.beside, Phase.SAVE: share.save}
-    counted = phases if gathers_to_save(setup) else {**step, **share.beside}
-    decisive = max(counted.values(), key=attrgetter("bytes"))
+    needs = [need_of(gpu, setup, run.heights, run.paged_bytes) for run in found]
+    fullest, need_of_run = max(zip(found, needs, strict=True), key=lambda run: run[1].high)
     context = context_bytes(gpu, setup.processes_per_gpu)
-    stated = need_of(counted, paged, context, setup.mesh)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
@@ -92,15 +69,17 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         model=model,
         gpu=gpu,
         setup=setup,
-        timeline=share.timeline,
-        phases=phases,
-        peak=max(step.values(), key=attrgetter("bytes")),
-        decisive=decisive,
+        run=fullest,
+        runs=tuple(found),
         context_bytes=context,
         needs=NeedInTheAllocator(
-            model, gpu, setup, stated, decisive.bytes, outside(setup.mesh, context, paged)
+            model,
+            gpu,
+            setup,
+            need_of_run,
+            fullest.decisive.bytes,
+            outside(setup.mesh, context, fullest.paged_bytes),
         ),
-        paged_bytes=paged,
         host_bytes=_host_bytes(
             fixed,
             setup.run,
@@ -117,37 +96,32 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         time=time,
         cost=cost,
         energy_kwh=energy,
-        devices=devices,
-        device_runs=runs,
+        devices=_devices(model, gpu, setup, found, needs),
     )
 
 
-def _over_devices(
-    model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
-) -> tuple[Share, tuple[OnDevice, ...], tuple[DeviceRun, ...]]:
-    """The GPU of a device map that needs most, the memory of every GPU, and each one's part of the run."""
+def _devices(
+    model: Model,
+    gpu: Gpu | None,
+    setup: TrainingSetup,
+    found: Sequence[RunOnGpu],
+    needs: Sequence[Range[int]],
+) -> tuple[OnDevice, ...]:
+    """The memory of every GPU of a device map."""
+    if not setup.mesh.strategy.places_layers:
+        return ()
     at = module_devices(model, gpu, setup)
-    found = {share.gpu: share for share in shares(model, setup, at, workspace)}
-    devices = []
-    for number, share in found.items():
-        step = share.timeline.heights()
-        decisive = max((*step.values(), *share.beside.values()), key=attrgetter("bytes"))
-        devices.append(
-            OnDevice(
-                number,
-                at.layers_on(number),
-                at.outside_on(number),
-                {part: size for part, size in share.resident.sizes(0).items() if size},
-                max(step.values(), key=attrgetter("bytes")),
-                need_bytes(decisive.bytes, share.resident.states.paged_bytes, context_bytes(gpu)),
-            )
+    return tuple(
+        OnDevice(
+            number,
+            at.layers_on(number),
+            at.outside_on(number),
+            {part: size for part, size in run.resident.sizes(0).items() if size},
+            run.peak,
+            need,
         )
-    fullest = max(devices, key=lambda device: device.need.high).device
-    runs = (
-        DeviceRun(number, share.timeline, {**share.beside, Phase.SAVE: share.save})
-        for number, share in found.items()
+        for number, run, need in zip(at.used, found, needs, strict=True)
     )
-    return found[fullest], tuple(devices), tuple(runs)
 
 
 def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
@@ -159,11 +133,10 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
         return False
     if not is_replayed(model, gpu, setup):
         return True
-    model, setup = as_trained(model, setup)
-    setup = as_loaded(model, setup)
-    highest, paged = highest_and_paged(model, workspace_bytes(gpu), setup)
-    beside = outside(setup.mesh, context_bytes(gpu), paged).high
-    return goes_through(model, gpu, setup, gpu.memory_bytes - beside, highest)
+    (found,) = heights(model, gpu, setup)
+    room = gpu.memory_bytes - outside(setup.mesh, context_bytes(gpu), found.paged).high
+    model, setup = as_run(model, setup)
+    return goes_through(model, gpu, setup, room, found.highest)
 
 
 def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
@@ -174,11 +147,8 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """
     if not is_replayed(model, gpu, setup):
         return need(model, gpu, setup).high
-    model, setup = as_trained(model, setup)
-    setup = as_loaded(model, setup)
-    check_float8_card(gpu, setup.precision)
-    highest, paged = highest_and_paged(model, workspace_bytes(gpu), setup)
-    return highest + outside(setup.mesh, context_bytes(gpu), paged).high
+    (found,) = heights(model, gpu, setup)
+    return found.highest + outside(setup.mesh, context_bytes(gpu), found.paged).high
 
 
 def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int) -> int:

@@ -126,13 +126,13 @@ class _Own(NamedTuple):
 
 def _own(of: Estimate) -> _Own:
     model, setup = part_of(of.model, of.setup.mesh.tp_size), of.setup
-    if not of.devices:
+    gpu = of.run.device
+    if gpu is None:
         modules = made_modules(model, setup.adapters)
         copies = copied_modules(model, setup.adapters)
         beside = (*buffers(model), *tower_buffers(model, setup.adapters))
         return _Own(modules, copies, beside, model.num_hidden_layers)
     at = module_devices(model, of.gpu, setup)
-    gpu = max(of.devices, key=lambda device: device.need.high).device
     return _Own(
         modules_on(model, at, gpu),
         copies_on(model, setup.adapters, at, gpu),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
 from estimator.answer.refusals import check_sizes, check_structure
 from estimator.inference.colocation import generating
-from estimator.parallel.module_devices import ModuleDevices, module_devices
+from estimator.parallel.module_devices import module_devices
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import loads_sharded
 from estimator.parallel.strategies import resident_memory
@@ -23,13 +24,13 @@ from estimator.resident.overhead import (
     need_bytes,
     workspace_bytes,
 )
-from estimator.run.checkpoints import gathers_to_save, save_moment
-from estimator.run.device_map import Share, peaks
+from estimator.run.checkpoints import save_moment
+from estimator.run.device_map import placed
 from estimator.run.loading import load_host_bytes, load_moment
 from estimator.run.prequantized import as_loaded
-from estimator.step.evaluation import evaluation_moment, evaluation_walk
-from estimator.step.timeline import Plan, StepTimeline, plan, structure
-from estimator.values.facets.mesh import Mesh
+from estimator.run.record import RunOnGpu
+from estimator.step.evaluation import evaluation_plan
+from estimator.step.timeline import Plan, plan, structure
 from estimator.values.range import Range
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
@@ -42,46 +43,6 @@ from estimator.values.specs import (
 from estimator.values.strategies import Strategy
 
 
-def need_of(
-    moments: Mapping[Phase, Moment], paged: int, context: Range[int], mesh: Mesh
-) -> Range[int]:
-    """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
-    exchange, engine = exchange_bytes(mesh), Component.INFERENCE_ENGINE
-    ends = [
-        need_bytes(moment.bytes, paged, context, exchange, moment.resident.get(engine, 0))
-        for moment in moments.values()
-    ]
-    return Range(max(end.low for end in ends), max(end.high for end in ends))
-
-
-def alone(
-    model: Model,
-    gpu: Gpu | None,
-    setup: TrainingSetup,
-    fixed: PerStructure,
-    workspace: int,
-    *,
-    must_start: bool = True,
-) -> Share:
-    """The share of one GPU: the only one, or the fullest of several that run the same step."""
-    more = generating(model, gpu, setup, fixed.resident, fixed.load, must_start=must_start)
-    resident = replace(fixed.resident, engine=more.in_steps)
-    beside = {Phase.LOAD: fixed.load, **more.moments}
-    if setup.run.eval_strategy != "no":
-        beside[Phase.EVALUATION] = _with_engine(
-            evaluation_moment(model, setup, workspace), more.in_steps
-        )
-    timeline = StepTimeline(setup, fixed.plan, resident, workspace)
-    return Share(0, resident, timeline, beside, _with_engine(fixed.save, more.in_steps))
-
-
-def _with_engine(moment: Moment, engine: int) -> Moment:
-    """The same moment beside an inference engine."""
-    if not engine:
-        return moment
-    return moment._replace(resident={**moment.resident, Component.INFERENCE_ENGINE: engine})
-
-
 class PerStructure:
     """Results independent of batch and length, cached per structure; those that only ``estimate`` needs are lazy.
 
@@ -91,6 +52,11 @@ class PerStructure:
     def __init__(self, model: Model, structure: TrainingSetup, workspace: int) -> None:
         self._model, self._structure, self._workspace = model, structure, workspace
         self.plan, self.resident = _on_any_card(model, structure)
+
+    @property
+    def evaluation_plan(self) -> Plan:
+        """The plan of an evaluation batch."""
+        return evaluation_plan(self._model, self._structure)
 
     @cached_property
     def whole(self) -> Resident:
@@ -153,6 +119,67 @@ per_structure = lru_cache(maxsize=2048)(PerStructure)
 """The same, remembered."""
 
 
+def as_run(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
+    """The model and the setup that the libraries run. Raises ``ValueError`` for what they refuse of them."""
+    model, setup = as_trained(model, setup)
+    return model, as_loaded(model, setup)
+
+
+def runs(
+    model: Model,
+    gpu: Gpu | None,
+    setup: TrainingSetup,
+    workspace: int,
+    *,
+    must_start: bool = True,
+) -> Sequence[RunOnGpu]:
+    """The run on one GPU, which stands for all, or on each of a device map's that holds anything; of ``as_run``.
+
+    Raises ``ValueError`` as ``estimate`` does; where vLLM does not start, only if it ``must_start``.
+    """
+    same = structure(setup)
+    fixed = per_structure(model, same, workspace)
+    check_sizes(model, setup)
+    if setup.mesh.strategy.places_layers:
+        at = module_devices(model, gpu, setup)
+        parts = {number: placed(model, same, at, number, workspace) for number in at.used}
+        return [
+            RunOnGpu(model, setup, part, workspace, device=number) for number, part in parts.items()
+        ]
+    more = generating(model, gpu, setup, fixed.resident, fixed.load, must_start=must_start)
+    engine = more.in_steps
+    return [RunOnGpu(model, setup, fixed, workspace, generation=more.moments, engine=engine)]
+
+
+class Heights(NamedTuple):
+    """What decides the need of a GPU. Bytes."""
+
+    by_engine: Mapping[int, int]
+    """The highest moment of the run, for each size that an inference engine has then."""
+    paged: int
+
+    @property
+    def highest(self) -> int:
+        """The highest moment of the run."""
+        return max(self.by_engine.values())
+
+
+def heights(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Sequence[Heights]:
+    """Those of each GPU of ``runs``, without moments. Raises ``ValueError`` as ``need`` does."""
+    model, setup = as_run(model, setup)
+    check_float8_card(gpu, setup.precision)
+    decides = setup.task.objective.generates or setup.mesh.strategy.places_layers
+    return _heights(model, gpu if decides else None, setup, workspace_bytes(gpu))
+
+
+@lru_cache(maxsize=8192)
+def _heights(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
+) -> Sequence[Heights]:
+    found = runs(model, gpu, setup, workspace, must_start=False)
+    return tuple(Heights(run.heights, run.paged_bytes) for run in found)
+
+
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
     """Bytes needed per GPU, with the allocator's slack of published runs, without computing moments.
 
@@ -160,60 +187,25 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
 
     Raises ``ValueError`` as ``estimate`` does, but not where vLLM does not start on this GPU: it needs more than that.
     """
-    model, setup = as_trained(model, setup)
-    setup = as_loaded(model, setup)
-    check_float8_card(gpu, setup.precision)
-    if setup.mesh.strategy.places_layers:
-        found = _over_devices_sizes(
-            model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
-        )
-        needs = [need_bytes(*sizes, context_bytes(gpu)) for sizes in found]
-        return max(needs, key=lambda ends: ends.high)
-    workspace = workspace_bytes(gpu)
-    if not setup.task.objective.generates:
-        sizes = highest_and_paged(model, workspace, setup)
-        return need_bytes(*sizes, context_bytes(gpu), exchange_bytes(setup.mesh))
-    fixed = per_structure(model, structure(setup), workspace)
-    check_sizes(model, setup)
-    share = alone(model, gpu, setup, fixed, workspace, must_start=False)
-    phases = {**share.timeline.heights(), **share.beside}
-    if gathers_to_save(setup):
-        phases[Phase.SAVE] = share.save
-    context = context_bytes(gpu, setup.processes_per_gpu)
-    return need_of(phases, share.resident.states.paged_bytes, context, setup.mesh)
+    needs = [need_of(gpu, setup, *found) for found in heights(model, gpu, setup)]
+    return max(needs, key=attrgetter("high"))
 
 
-@lru_cache(maxsize=8192)
-def _over_devices_sizes(
-    model: Model, workspace: int, setup: TrainingSetup, at: ModuleDevices
-) -> tuple[tuple[int, int], ...]:
-    """Peak and paged states of each GPU of a device map."""
-    per_structure(model, structure(setup), workspace)
-    check_sizes(model, setup)
-    return tuple(
-        (peak, resident.states.paged_bytes) for peak, resident in peaks(model, setup, at, workspace)
-    )
-
-
-@lru_cache(maxsize=8192)
-def highest_and_paged(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
-    """Highest moment and paged states: of the GPU only the size of its workspace matters to them."""
-    fixed = per_structure(model, structure(setup), workspace)
-    check_sizes(model, setup)
-    timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
-    peak = max(timeline.peak_bytes, fixed.load.bytes)
-    if setup.run.eval_strategy != "no":
-        peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
-    if gathers_to_save(setup):
-        peak = max(peak, fixed.save.bytes)
-    return peak, fixed.resident.states.paged_bytes
+def need_of(
+    gpu: Gpu | None, setup: TrainingSetup, by_engine: Mapping[int, int], paged: int
+) -> Range[int]:
+    """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
+    context, exchange = context_bytes(gpu, setup.processes_per_gpu), exchange_bytes(setup.mesh)
+    ends = [
+        need_bytes(height, paged, context, exchange, engine) for engine, height in by_engine.items()
+    ]
+    return Range(max(end.low for end in ends), max(end.high for end in ends))
 
 
 def is_refused(model: Model, setup: TrainingSetup) -> bool:
     """Whether ``need`` refuses the setup on any GPU (a yes or no), told without a step."""
     try:
-        model, setup = as_trained(model, setup)
-        setup = as_loaded(model, setup)
+        model, setup = as_run(model, setup)
         check_structure(model, structure(setup))
         check_sizes(model, setup)
     except ValueError:
@@ -223,8 +215,7 @@ def is_refused(model: Model, setup: TrainingSetup) -> bool:
 
 def least_need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     """Lower bound of the need in bytes per GPU for any batch, length or kernel: that of the optimizer's step."""
-    model, setup = as_trained(model, setup)
-    setup = as_loaded(model, setup)
+    model, setup = as_run(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
     if setup.mesh.strategy.places_layers:  # the fullest GPU holds at least an even share
         step //= setup.mesh.num_gpus

@@ -19,7 +19,7 @@ from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.optimisation import Optimisation
-from estimator.values.results import DeviceRun, Estimate, Moment, Refused
+from estimator.values.results import Estimate, GpuRun, Moment, Refused
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     GENERATION_PHASES,
@@ -57,7 +57,7 @@ def instants(of: Estimate) -> Iterator[Instant]:
     last one.
     Source: derived, from ``Estimate.moments`` and ``Estimate.phases``.
     """
-    return _instants(of, _fullest(of))
+    return _instants(of, of.run)
 
 
 class Overflow(NamedTuple):
@@ -131,7 +131,7 @@ def _exceeding(of: Estimate) -> Instant | None:
     room = room_bytes(of)
     found = (
         next((instant for instant in _instants(of, run) if instant.moment.bytes > room), None)
-        for run in of.device_runs or [_fullest(of)]
+        for run in of.runs
     )
     return min((instant for instant in found if instant is not None), key=_when)
 
@@ -165,13 +165,9 @@ def starts_with_states(optimisation: Optimisation) -> bool:
     return RULES[optimisation.optim].starts_with_states
 
 
-def _fullest(of: Estimate) -> DeviceRun:
-    return DeviceRun(None, of.timeline, of.phases)
-
-
-def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
-    device, timeline, beside = run
-    yield Instant(0, 0, beside[Phase.LOAD], device)
+def _instants(of: Estimate, run: GpuRun) -> Iterator[Instant]:
+    device, timeline, highest = run.device, run.timeline, run.phases
+    yield Instant(0, 0, highest[Phase.LOAD], device)
     at_start = timeline.states_from_start
     if at_start:
         what = (
@@ -179,12 +175,12 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
         )
         yield Instant(0, 0, _optimizer_made(timeline.moments[-1], what, at_start), device)
     first = _first_micro_step(of, device)
-    after = sorted(_after_steps(of.setup, beside))
+    after = sorted(_after_steps(of.setup, highest))
     for step in range(1, STEPS + 1):
         is_first = step == 1
         for phase in GENERATION_PHASES:  # before anything else of a step
-            if phase in beside:
-                made = beside[phase]
+            if phase in highest:
+                made = highest[phase]
                 yield Instant(
                     step,
                     0,
@@ -202,7 +198,7 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
                 yield Instant(step, 0, moment, device)
         for at, _, phase in after:
             if at == step or (at > step and step == STEPS):
-                yield Instant(at, 0, beside[phase], device)
+                yield Instant(at, 0, highest[phase], device)
 
 
 def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | None:
@@ -217,7 +213,7 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
     if device is None:
         asked = Phase.SCORING in of.phases
         return [moment for moment in alone.moments if asked or moment.phase is not Phase.SCORING]
-    return next(run.timeline.moments for run in alone.device_runs if run.device == device)
+    return next(run.timeline.moments for run in alone.runs if run.device == device)
 
 
 def _optimizer_made(step: Moment, what: str, size: int) -> Moment:
@@ -244,13 +240,13 @@ def _without(moment: Moment, *parts: Component) -> Moment:
 
 
 def _after_steps(
-    setup: TrainingSetup, beside: Mapping[Phase, Moment]
+    setup: TrainingSetup, highest: Mapping[Phase, Moment]
 ) -> Iterator[tuple[int, int, Phase]]:
     """The steps after which Trainer first evaluates and saves, and the order of the two."""
     epoch = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
     last = math.ceil(epoch * setup.run.num_train_epochs)
     saves = saves_when(setup.run)
-    if setup.run.eval_strategy != "no" and Phase.EVALUATION in beside:
+    if setup.run.eval_strategy != "no" and Phase.EVALUATION in highest:
         yield (
             min(EVAL_STEPS if setup.run.eval_strategy == "steps" else epoch, last),
             0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -83,11 +83,10 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
         by_less.setdefault(less, []).append(rank)
     writes, others = rank_0_writes(setup), _other_host_bytes(answer)
     alike: dict[tuple[bool, int, int, int, int], list[int]] = {}
-    heights = _heights(answer)
-    _, low, high = _sizes(answer, heights, Less())
+    _, low, high = _sizes(answer, Less())
     beside = Range(answer.need_low_bytes - low, answer.need_high_bytes - high)
     for less, numbers in by_less.items():
-        sizes = _sizes(answer, heights, less, beside)
+        sizes = _sizes(answer, less, beside)
         for rank in numbers:
             saves = writes and rank == 0
             host = answer.host_bytes if saves or not writes else others
@@ -130,36 +129,7 @@ def _other_host_bytes(answer: Estimate) -> int:
     return max(load_host_bytes(model, structure(setup)), offloaded + saving)
 
 
-class PhaseHeight(NamedTuple):
-    """A phase's highest moment. Bytes."""
-
-    phase: Phase
-    bytes: int
-    engine: int
-    """Of an inference engine."""
-    has_states: bool
-    """Whether the optimizer's states are among them."""
-
-
-def _heights(answer: Estimate) -> list[PhaseHeight]:
-    return [
-        PhaseHeight(
-            phase,
-            moment.bytes,
-            moment.resident.get(Component.INFERENCE_ENGINE, 0),
-            Component.OPTIMIZER_STATES in moment.resident,
-        )
-        for phase, moment in answer.phases.items()
-        if phase is not Phase.SAVE
-    ]
-
-
-def _sizes(
-    answer: Estimate,
-    heights: Sequence[PhaseHeight],
-    less: Less,
-    beside: Range[int] = NOTHING,
-) -> tuple[int, int, int]:
+def _sizes(answer: Estimate, less: Less, beside: Range[int] = NOTHING) -> tuple[int, int, int]:
     """The peak of the step and both ends of the need.
 
     ``beside``: what the allocator makes of the fullest rank's run more than the slack of published runs.
@@ -172,12 +142,15 @@ def _sizes(
     context = answer.context_bytes
     paged = answer.paged_bytes - less.paged
     peak = low = high = 0
-    for phase, whole, engine, has_states in heights:
-        size = whole - less.states * has_states
+    for phase, moment in answer.phases.items():
+        if phase is Phase.SAVE:
+            continue
+        size = moment.bytes - less.states * (Component.OPTIMIZER_STATES in moment.resident)
         if phase is Phase.OPTIMIZER_STEP:
             size -= less.step + less.gradients
         elif keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
             size -= less.gradients
+        engine = moment.resident.get(Component.INFERENCE_ENGINE, 0)
         ends = need_bytes(size, paged, context, exchange, engine)
         low, high = max(low, ends.low), max(high, ends.high)
         if phase in PASSES:

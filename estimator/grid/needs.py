@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,18 +26,18 @@ from estimator.grid.cells import (
     sized,
 )
 from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
-from estimator.passes.batch import accumulates, scored_tokens
+from estimator.passes.batch import scored_tokens
 from estimator.passes.registry import as_trained
 from estimator.resident.overhead import context_bytes, exchange_bytes, need_bytes, workspace_bytes
-from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
+from estimator.run.record import RunOnGpu
 from estimator.step.evaluation import evaluation_plan
-from estimator.step.timeline import Plan, Schedule, Sizes, risen, structure
+from estimator.step.timeline import Plan, Schedule, Sizes, at_begin, at_step, risen, structure
 from estimator.values.facets.batch import Batch
 from estimator.values.range import Range
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Model, Verdict
+from estimator.values.specs import Gpu, Model, Verdict
 
 AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
@@ -234,7 +234,9 @@ class _Reader:
             plan = evaluation_plan(self._model, structure(first))
             evaluated, _ = self._walked(plan, groups, cells, first.run.per_device_eval_batch_size)
         for at, workspace in enumerate(self._workspaces):
-            fixed = [_Fixed.of(group.setup, group.fixed[at], workspace) for group in groups]
+            fixed = [
+                _fixed(self._model, group.setup, group.fixed[at], workspace) for group in groups
+            ]
             begins, rests, step, beside = np.array(fixed).T[:, number]
             peak = np.maximum(begins + highest, step + left_over)
             np.maximum(peak, beside, out=peak)
@@ -329,35 +331,15 @@ class _Reader:
         return held
 
 
-class _Fixed(NamedTuple):
-    """Results independent of batch and length, in bytes."""
-
-    begins: int
-    rests: int
-    step: int
-    beside: int
-
-    @classmethod
-    def of(cls, setup: TrainingSetup, fixed: PerStructure, workspace: int) -> _Fixed:
-        resident = fixed.resident
-        rests = resident.sizes(workspace)
-        begins = dict(rests)
-        if accumulates(setup) or setup.mesh.strategy.has_gradient_buffer:
-            begins[Component.GRADIENTS] = resident.accumulated
-        stepped = {
-            **begins,
-            Component.GRADIENTS: resident.gradients,
-            Component.TEMPORARIES: resident.transient,
-        }
-        beside = fixed.load.bytes
-        if gathers_to_save(setup):
-            beside = max(beside, fixed.save.bytes)
-        return cls(
-            begins=sum(begins.values()),
-            rests=sum(rests.values()),
-            step=sum(stepped.values()),
-            beside=beside,
-        )
+def _fixed(
+    model: Model, setup: TrainingSetup, of: PerStructure, workspace: int
+) -> tuple[int, int, int, int]:
+    """Bytes as a micro-step begins, between steps, in an optimizer's step, and at most in what lasts beside them."""
+    begins = at_begin(setup, of.resident, workspace)
+    rests, step = of.resident.sizes(workspace), at_step(begins, of.resident)
+    lasting = RunOnGpu(model, setup, of, workspace).lasting
+    beside = max(moment.bytes for moment in lasting)
+    return sum(begins.values()), sum(rests.values()), sum(step.values()), beside
 
 
 def _sized(setup: TrainingSetup, batch: int, length: int) -> TrainingSetup:

@@ -11,13 +11,13 @@ Source: transformers 5.23, trainer.py (``is_model_parallel``); accelerate 1.15, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
-from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on
+from estimator.parallel.module_devices import FIRST, ModuleDevices, copies_on, modules_on
 from estimator.passes.batch import joined
 from estimator.passes.causal_lm import causal_lm
 from estimator.passes.dropout import without_dropout
@@ -32,10 +32,7 @@ from estimator.step.timeline import (
     Run,
     Schedule,
     Sizes,
-    StepTimeline,
-    Walk,
     runs_of,
-    structure,
 )
 from estimator.tape.program import Program, Sized, written_by
 from estimator.tape.symbols import Recording
@@ -44,95 +41,43 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Model, Optimizer, Phase
 
 
-class Share(NamedTuple):
-    """One GPU's part of the step."""
+class Placed:
+    """What neither batch nor length changes of a run on one GPU of a device map."""
 
-    gpu: int
-    resident: Resident
-    timeline: StepTimeline
-    beside: Mapping[Phase, Moment]
-    """Its highest moments of loading and, if planned, of evaluation."""
-    save: Moment
+    def __init__(
+        self, model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
+    ) -> None:
+        self._model, self._structure, self._workspace = model, structure, workspace
+        self._modules = modules_on(model, at, gpu)
+        self._copies = copies_on(model, structure.adapters, at, gpu)
+        self.resident = resident_on(model, structure, at, gpu)
+        self.plan = PlanOn(_plan(model, _played(structure), at, training=True), gpu)
+        evaluates = without_dropout(model), evaluated(structure)
+        self.evaluation_plan = PlanOn(_plan(*evaluates, at, training=False), gpu)
 
+    @cached_property
+    def load(self) -> Moment:
+        """The highest moment of loading in bytes: every weight goes directly to its own GPU.
 
-def shares(model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int) -> list[Share]:
-    """The part of each GPU that holds anything, in order. Each has its own cuBLAS workspaces."""
-    same = structure(setup)
-    return [
-        Share(
-            gpu,
-            resident := resident_on(model, same, at, gpu),
-            timeline_on(model, setup, at, gpu, workspace),
-            _beside(model, setup, at, gpu, workspace),
-            _saved(model, same, resident, workspace, modules_on(model, at, gpu)),
+        Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
+        """
+        return load_moment_of(
+            self._model, self._structure, self._modules, self._copies, self._workspace
         )
-        for gpu in at.used
-    ]
+
+    @cached_property
+    def save(self) -> Moment:
+        """While a checkpoint is written: as in ``run.checkpoints``, with copies of this GPU's experts only."""
+        sizes = self.resident.sizes(self._workspace)
+        if not self._structure.adapters.uses_adapters:
+            sizes[Component.TEMPORARIES] = taken_apart_bytes(
+                self._model, self._structure, self._modules
+            )
+        return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
 
 
-def _saved(
-    model: Model, setup: TrainingSetup, resident: Resident, workspace: int, modules: Modules
-) -> Moment:
-    """While a checkpoint is written: as in ``run.checkpoints``, with copies of this GPU's experts only."""
-    sizes = resident.sizes(workspace)
-    if not setup.adapters.uses_adapters:
-        sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup, modules)
-    return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
-
-
-def peaks(
-    model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int
-) -> list[tuple[int, Resident]]:
-    """Peak bytes of each GPU, including loading and evaluation, and its resident memory; for searches."""
-    found = []
-    for gpu in at.used:
-        timeline = timeline_on(model, setup, at, gpu, workspace)
-        peak = max(timeline.peak_bytes, load_on(model, setup, at, gpu, workspace).bytes)
-        if setup.run.eval_strategy != "no":
-            peak = max(peak, evaluation_walk_on(model, setup, at, gpu, workspace).peak_bytes)
-        found.append((peak, resident_on(model, structure(setup), at, gpu)))
-    return found
-
-
-def timeline_on(
-    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
-) -> StepTimeline:
-    """The moments of the second step on one GPU."""
-    same = structure(setup)
-    plan = PlanOn(_plan(model, _played(same), at, training=True), gpu)
-    return StepTimeline(setup, plan, resident_on(model, same, at, gpu), workspace)
-
-
-def evaluation_walk_on(
-    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
-) -> Walk:
-    """One evaluation batch after the first step on one GPU, as in ``estimator.step.evaluation``."""
-    same = structure(setup)
-    sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size, 1)
-    plan = PlanOn(_plan(without_dropout(model), evaluated(same), at, training=False), gpu)
-    return Walk(plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
-
-
-def load_on(
-    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
-) -> Moment:
-    """The highest moment of loading in bytes on one GPU: every weight goes directly to its own GPU.
-
-    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
-    """
-    modules, copies = modules_on(model, at, gpu), copies_on(model, setup.adapters, at, gpu)
-    return load_moment_of(model, structure(setup), modules, copies, workspace)
-
-
-def _beside(
-    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
-) -> dict[Phase, Moment]:
-    beside = {Phase.LOAD: load_on(model, setup, at, gpu, workspace)}
-    if setup.run.eval_strategy != "no":
-        heights = evaluation_walk_on(model, setup, at, gpu, workspace).heights()
-        highest = max(heights.values(), key=lambda moment: moment.bytes)
-        beside[Phase.EVALUATION] = Moment(Phase.EVALUATION, highest.name, highest.resident)
-    return beside
+placed = lru_cache(maxsize=1024)(Placed)
+"""The same, remembered."""
 
 
 # --- what lies there ------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from estimator.run.saving import (
     merge_moment,
     merged_bytes,
 )
-from estimator.step.evaluation import evaluation_moment
 from estimator.step.timeline import structure
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
@@ -56,7 +55,7 @@ def stages(of: Estimate) -> tuple[Stage, ...]:
         Stage("Training step", of.peak.bytes, host, nvme or None),
         Stage(
             f"Evaluate {setup.run.per_device_eval_batch_size} × {setup.batch.max_length:,} tokens",
-            evaluation_moment(model, setup, workspace).bytes,
+            of.run.evaluation.bytes,
             None,
             None,
         ),

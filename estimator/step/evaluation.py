@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from estimator.parallel.strategies import resident_memory
 from estimator.passes.causal_lm import with_logits
 from estimator.passes.dropout import without_dropout
-from estimator.step.timeline import Plan, Schedule, Sizes, Walk, structure
+from estimator.resident.model import Resident
+from estimator.step.timeline import Plan, Schedule, Sizes, Steps, Walk
 from estimator.tape.program import Sized
 from estimator.values.arithmetic import allocated
 from estimator.values.losses import Loss
@@ -21,7 +21,9 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, MixedPrecision, Model, Optimizer, Phase
 
 
-def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
+def evaluation_walk(
+    model: Model, setup: TrainingSetup, steps: Steps, resident: Resident, workspace: int
+) -> Walk:
     """One evaluation batch after the first step: weights, adapters and states are resident, gradients are not.
 
     Dropout is the identity; nothing is checkpointed or saved. What remains is one layer's tensors at a time, autocast's
@@ -32,10 +34,8 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (``!train`` returns the input) and
     aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
     """
-    same = structure(setup)
-    sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
-    rests = resident_memory(model, same).sizes(workspace)
-    step = evaluation_plan(model, same).step(sizes)
+    rests = resident.sizes(workspace)
+    step = steps.step(Sizes.of(setup, setup.run.per_device_eval_batch_size))
     if not setup.run.compute_metrics:
         return Walk(step, rests, setup.mesh.shard_ranks)
     batches = setup.run.eval_accumulation_steps or 1  # where an evaluation runs, it is given
@@ -76,17 +76,6 @@ class MetricsWalk(Walk):
     def heights(self) -> dict[Phase, Moment]:
         """The highest moment of each phase, and the logits joined."""
         return {**super().heights(), Phase.EVALUATION: self._joined}
-
-
-def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
-    """The highest moment of an evaluation batch, in bytes on one GPU.
-
-    Source: derived, from ``evaluation_walk``.
-    """
-    highest = max(
-        evaluation_walk(model, setup, workspace).heights().values(), key=lambda moment: moment.bytes
-    )
-    return Moment(Phase.EVALUATION, highest.name, highest.resident)
 
 
 def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:

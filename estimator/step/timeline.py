@@ -679,6 +679,29 @@ def risen(step: tuple[Sized, Schedule], ranks: int = 1) -> int:
     return sized.risen[key]
 
 
+def at_begin(setup: TrainingSetup, resident: Resident, workspace: int) -> dict[Component, int]:
+    """Bytes by component when a micro-step begins, with the gradients of earlier ones if any.
+
+    Source: derived, from ``Resident``.
+    """
+    sizes = resident.sizes(workspace)
+    if accumulates(setup) or setup.mesh.strategy.has_gradient_buffer:
+        sizes[Component.GRADIENTS] = resident.accumulated
+    return sizes
+
+
+def at_step(begins: Mapping[Component, int], resident: Resident) -> dict[Component, int]:
+    """Bytes by component in the optimizer's step, without what backward leaves over.
+
+    Source: derived, from ``Resident``.
+    """
+    return {
+        **begins,
+        Component.GRADIENTS: resident.gradients,
+        Component.TEMPORARIES: resident.transient,
+    }
+
+
 class StepTimeline(Walk):
     """The moments of one step after the first, in order of time; the full list is computed on demand."""
 
@@ -689,20 +712,13 @@ class StepTimeline(Walk):
         resident: Resident,
         workspace: int,
     ) -> None:
-        begins = resident.sizes(workspace)
+        begins = at_begin(setup, resident, workspace)
         to_come = 0
-        if accumulates(setup) or setup.mesh.strategy.has_gradient_buffer:
-            begins[Component.GRADIENTS] = resident.accumulated
-            if setup.task.objective.generates and not setup.mesh.strategy.has_gradient_buffer:
-                to_come = resident.accumulated
+        if setup.task.objective.generates and not setup.mesh.strategy.has_gradient_buffer:
+            to_come = begins[Component.GRADIENTS]
         super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks, to_come)
         self._states_from_start = resident.states.from_start
-        stepped = {
-            **begins,
-            Component.GRADIENTS: resident.gradients,
-            Component.TEMPORARIES: resident.transient,
-            Component.ACTIVATIONS: self.left_over_bytes,
-        }
+        stepped = {**at_step(begins, resident), Component.ACTIVATIONS: self.left_over_bytes}
         self._step = Moment(
             Phase.OPTIMIZER_STEP, f"{setup.optimisation.optim.value} step", _alive(stepped.values())
         )

@@ -73,14 +73,36 @@ class Timeline(Protocol):
         """What one layer saves for backward, grouped by operator."""
 
 
-class DeviceRun(NamedTuple):
-    """One GPU's part of a run."""
+class GpuRun(Protocol):
+    """A run on one GPU, stage by stage."""
 
-    device: int | None
-    """Its index under a device map; None if all GPUs do the same."""
-    timeline: Timeline
-    phases: Mapping[Phase, Moment]
-    """The highest moments outside the step: ``load``, ``save``, and ``evaluation`` if planned."""
+    @property
+    def device(self) -> int | None:
+        """Its index under a device map; None if all GPUs do the same."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the second step."""
+
+    @property
+    def phases(self) -> Mapping[Phase, Moment]:
+        """The highest moment of each phase: those of the step, ``load``, ``save``, and ``evaluation`` if planned."""
+
+    @property
+    def evaluation(self) -> Moment:
+        """The highest moment of an evaluation batch, planned or not."""
+
+    @property
+    def peak(self) -> Moment:
+        """The highest moment of the second step."""
+
+    @property
+    def decisive(self) -> Moment:
+        """The highest moment of the run, which determines the need: the peak, or one of loading or evaluation."""
+
+    @property
+    def paged_bytes(self) -> int:
+        """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
 
 
 class TimePart(NamedTuple):
@@ -232,18 +254,13 @@ class Estimate:
     model: Model
     gpu: Gpu | None
     setup: TrainingSetup
-    timeline: Timeline = field(compare=False, repr=False)
-    phases: Mapping[Phase, Moment]
-    """The highest moment of each phase: the four of the step, ``load``, ``save``, and ``evaluation`` if planned."""
-    peak: Moment
-    """The highest moment of the second step."""
-    decisive: Moment
-    """The highest moment of the run, which determines the need: the peak, or one of loading or evaluation."""
+    run: GpuRun = field(repr=False)
+    """On the fullest GPU."""
+    runs: tuple[GpuRun, ...] = field(compare=False, repr=False)
+    """Under a device map, on each GPU that holds anything, in order; else the one that stands for all."""
     context_bytes: Range[int]
     """CUDA context and loaded kernels, outside torch's counter."""
     needs: NeedOfARun = field(compare=False, repr=False)
-    paged_bytes: int
-    """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     host_bytes: int
     """Host memory: one process's loading and saving, plus what all processes of a machine offload."""
     nvme_bytes: int
@@ -263,8 +280,31 @@ class Estimate:
     """Board power times hours, all GPUs; None if the power is unknown."""
     devices: tuple[OnDevice, ...] = ()
     """Under a device map: each GPU that holds anything, in order."""
-    device_runs: tuple[DeviceRun, ...] = field(default=(), compare=False, repr=False)
-    """Each of these GPUs' part of the run, in the same order."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the second step."""
+        return self.run.timeline
+
+    @property
+    def phases(self) -> Mapping[Phase, Moment]:
+        """As of the run."""
+        return self.run.phases
+
+    @property
+    def peak(self) -> Moment:
+        """As of the run."""
+        return self.run.peak
+
+    @property
+    def decisive(self) -> Moment:
+        """As of the run."""
+        return self.run.decisive
+
+    @property
+    def paged_bytes(self) -> int:
+        """As of the run."""
+        return self.run.paged_bytes
 
     @property
     def need_low_bytes(self) -> int:
