@@ -64,6 +64,7 @@ from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
 from estimator.tools.defaults import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.tools.imported import Fate, Imported, KeyRead, read_files
+from estimator.tools.message import files_in
 from estimator.tools.writing.changes import Changed, changed_files, changes_between
 from estimator.tools.writing.files import TakeAway, files_of
 from estimator.tools.writing.registry import WRITABLE
@@ -248,6 +249,7 @@ __all__ = [
     "explain",
     "family_of",
     "fewer_checkpoints",
+    "files_in",
     "files_of",
     "hub",
     "image_by_tool",

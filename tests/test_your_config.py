@@ -40,6 +40,17 @@ def test_a_pasted_command_becomes_the_pages_setup() -> None:
     assert page.query_params["model"] == LLAMA
 
 
+def test_a_pasted_issue_becomes_the_setup_of_its_command_and_its_config() -> None:
+    issue = (
+        "Hi, I get an OOM with this. My a.yaml is:\n\nmodel_name_or_path: /data/Qwen2.5-7B-Instruct\nmax_length: 2048\n"
+        "output_dir: out\n\nand I don't know what to change in `trl sft --config a.yaml --use_peft`.\n"
+    )
+    page = paste(open_page(), issue)
+    assert setting(page, "model") == "Qwen/Qwen2.5-7B-Instruct"
+    assert (setting(page, "method"), setting(page, "max_length")) == ("lora", 2048)
+    assert "/data/Qwen2.5-7B-Instruct is taken for Qwen/Qwen2.5-7B-Instruct" in text(page)
+
+
 def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
     page = paste(open_page(), COMMAND)
     (lists,) = [

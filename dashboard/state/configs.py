@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.state import actions, models, opening, question, session
-from estimator import Imported, contract, defaults_of, read_files
+from estimator import Imported, contract, defaults_of, files_in, read_files
 
 PASTED = "the pasted text"
 KEPT = (
@@ -49,7 +49,7 @@ def problem() -> str:
 
 
 def take_pasted() -> None:
-    """Imports the pasted text."""
+    """Imports the pasted text, or what stands in it of a run."""
     _take({PASTED: st.session_state.get("run text") or ""})
 
 
@@ -85,9 +85,14 @@ def follow() -> None:
 
 
 def _take(files: Mapping[str, str | bytes]) -> None:
-    """Imports the files and sets the page to their run. If they are invalid, the page does not change."""
+    """Imports the files, and those in a message, and sets the page to their run. If they are invalid, the page does
+    not change.
+    """
     state = st.session_state
     try:
+        files = {
+            name: text for given in files for name, text in files_in(files[given], given).items()
+        }
         found = read_files(files, models.known())
     except ValueError as said:
         state["own run problem"] = str(said)
@@ -98,7 +103,7 @@ def _take(files: Mapping[str, str | bytes]) -> None:
     waits_for = ""
     if isinstance(wanted, str) and models.is_known(wanted):
         fields["model"] = wanted
-    elif isinstance(wanted, str) and "/" in wanted.strip("/"):
+    elif isinstance(wanted, str) and "model" not in found.asked:
         waits_for = wanted
     problems = _put({**fields, **{key: session.value(key) for key in KEPT if key not in fields}})
     state["own run"] = OwnRun(files, found, problems, waits_for)

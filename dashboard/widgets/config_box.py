@@ -21,7 +21,8 @@ def draw() -> None:
     ):
         st.caption(
             "A script, a notebook, a launch command or a config of TRL, Trainer, axolotl, LLaMA-Factory, Unsloth, "
-            "ms-swift, torchtune or verl, with accelerate's YAML and DeepSpeed's JSON if you have them. Nothing is run."
+            "ms-swift, torchtune or verl, with accelerate's YAML and DeepSpeed's JSON if you have them, or an issue "
+            "in which they stand. Nothing is run."
         )
         st.text_area(
             "Paste it",

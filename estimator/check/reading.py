@@ -89,7 +89,7 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     texts = {file.name: file.content for file in files}
     try:
         found = read_files(texts)
-        if models := known(found.setup.get("model")):
+        if models := known(found.folder or found.setup.get("model")):
             found = read_files(texts, models)
     except ValueError as problem:
         return Asked(files=names, keys={}, problems=(str(problem),))

@@ -570,6 +570,22 @@ def as_hub_id(asked: str) -> str:
     return "/".join(address[1].strip("/").split("/")[:2]) if address else text
 
 
+def model_in_folder(path: str) -> str | None:
+    """The id of the catalogued model that a folder is named after, as ``git clone`` names it; None if there is none.
+
+    Source: data/models.csv; of two owners' equal names the first.
+
+    >>> model_in_folder("/data/models/qwen2.5-7B-Instruct/"), model_in_folder("../output/checkpoint-500")
+    ('Qwen/Qwen2.5-7B-Instruct', None)
+    """
+    name = re.split(r"[/\\]", path.rstrip("/\\"))[-1].casefold()
+    return next((hub_id for hub_id in models() if _last_part(hub_id) == name), None)
+
+
+def _last_part(hub_id: str) -> str:
+    return hub_id.rpartition("/")[2].casefold()
+
+
 def gpu(name: str) -> Gpu:
     """The accelerator or MIG slice that a name means: its own name, its driver's, or any that matches one card only.
 

@@ -68,6 +68,8 @@ class Pool:
     references: list[str] = field(default_factory=list)
     """Other files that these files name."""
     model_config: Mapping[str, Any] | None = None
+    folder: str = ""
+    """The folder that the files name as their model."""
     guesses: list[str] = field(default_factory=list)
     settled_by: dict[str, str] = field(default_factory=dict)
     """Of a guess, the key whose value would make it needless."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -94,6 +95,8 @@ class Imported:
     """Other warnings: files that are named but missing, values of the tool that are not modelled."""
     texts: tuple[Text, ...] = ()
     """The files as read."""
+    folder: str = ""
+    """The folder that the files name as their model, where it is not among the models given."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Keys of ours whose value is not modelled, each with the contract's sentence; they are left out of the setup."""
 
@@ -234,6 +237,10 @@ class _Run:
                 self.pool.guess(f"{problem} {default_of(key)} is taken.", key)
             elif self.found.origins[key].entries and _decides_memory(key, self.values):
                 asked[key] = problem
+        if self.pool.folder and self.values.get("model") == self.pool.folder:
+            asked["model"] = (
+                f"{self.pool.folder} is no id of the Hub, such as mistralai/Mistral-7B-v0.1: set model."
+            )
         return {**asked, **_of_missing(self.given, not_given, self.pool)}
 
 
@@ -294,6 +301,7 @@ def _joined(
         settled_by=pool.settled_by,
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
+        folder=pool.folder,
         refused=run.rejected,
     )
 
@@ -402,7 +410,21 @@ def _model(tool: Tool, pool: Pool, known: Mapping[str, Model]) -> Model | None:
     """The model of the files where it is known already."""
     if pool.model_config is not None:
         return from_config(pool.model_config).model
-    return model_named(effective(tool, pool.entries).values.get("model"), known)
+    found = effective(tool, pool.entries)
+    named = found.values.get("model")
+    if isinstance(named, str) and not HUB_ID.fullmatch(named):
+        if named not in known:
+            pool.folder = named
+        if named not in known and (taken := catalog.model_in_folder(named)):
+            pool.guess(f"{named} is taken for {taken}, whose name it has.", "model")
+            for entry in found.origins["model"].entries:
+                pool.entries[entry.key] = replace(entry, value=taken)
+            named = taken
+    return model_named(named, known)
+
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""An owner and a name: huggingface_hub 2.1, utils/_validators.py, ``REPO_ID_REGEX``."""
 
 
 def model_named(name: object, known: Mapping[str, Model]) -> Model | None:

@@ -9,8 +9,8 @@ import pytest
 from estimator import Imported, read_files
 
 SHORT = {
-    "LOAD": 'AutoModelForCausalLM.from_pretrained("gpt2")',
-    "LOAD_WITH": 'AutoModelForCausalLM.from_pretrained("gpt2", quantization_config=bnb)',
+    "LOAD": 'AutoModelForCausalLM.from_pretrained("openai-community/gpt2")',
+    "LOAD_WITH": 'AutoModelForCausalLM.from_pretrained("openai-community/gpt2", quantization_config=bnb)',
     "PACKS": "BitsAndBytesConfig(load_in_4bit=True)",
 }
 
@@ -147,7 +147,7 @@ def test_what_is_taken_of_the_card_is_said() -> None:
     assert found.guesses == ("The card is taken as Ampere or newer (get_device_capability).",)
 
 
-TRAIN = "trl sft --model_name_or_path gpt2 --max_length $N"
+TRAIN = "trl sft --model_name_or_path openai-community/gpt2 --max_length $N"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,8 @@ def test_of_a_shell_s_branches_too(script: str, asked: set[str], length: int) ->
 
 
 def test_words_of_a_command_that_only_the_run_knows_are_said() -> None:
-    found = read_files({"run.sh": "trl sft --model_name_or_path gpt2 --max_length 64 $MORE"})
+    found = read_files(
+        {"run.sh": "trl sft --model_name_or_path openai-community/gpt2 --max_length 64 $MORE"}
+    )
     assert found.setup["max_length"] == 64
     assert "$MORE in the command is taken as empty." in found.guesses

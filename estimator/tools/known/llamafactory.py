@@ -405,5 +405,5 @@ TOOL = Tool(
     programs=frozenset(["llamafactory-cli", "lmf"]),
     trains=frozenset(["train"]),
     modules=("llamafactory.cli", "llamafactory.launcher"),
-    scripts=((r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "train"),),
+    scripts=((r"(?:^|/)src/train(?:_bash)?\.py$|llamafactory/launcher\.py$", "train"),),
 )

@@ -56,19 +56,26 @@ def kind_of(text: str, name: str) -> str:
     start = text.lstrip()
     if start.startswith("{"):
         return "notebook" if '"cells"' in text and '"nbformat"' in text else "json"
+    may_be_python = any(
+        word in text for word in (*CONFIGS, *TRAINERS, "from_pretrained", "import ")
+    )
+    tree = parsed_python(text) if may_be_python else None
+    if tree is not None and any(
+        isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(tree)
+    ):
+        return "python"
     if looks_like_shell(start):
         return "shell"
-    return "python" if _is_python(text) else "yaml"
+    is_damaged = may_be_python and tree is None
+    begins = (line.startswith(("import ", "from ", "def ")) for line in text.splitlines())
+    return "python" if is_damaged and any(begins) else "yaml"
 
 
-def _is_python(text: str) -> bool:
-    if not any(word in text for word in (*CONFIGS, *TRAINERS, "from_pretrained", "import ")):
-        return False
+def parsed_python(text: str) -> ast.Module | None:
+    """A script's tree; None where it is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        lines = text.splitlines()
-        return any(line.startswith(("import ", "from ", "def ")) for line in lines)
-    return any(isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(tree))
+        return None

@@ -25,6 +25,8 @@ def read_json(text: str, name: str) -> Text:
     except RecursionError:
         pass  # which is said below
     whole = read_object(text, name, longest=LONGEST_TEXT)
+    if not whole:
+        raise InputError(f"{name} is an empty object; give a config with keys.")
     keys = tuple(flattened(whole, 0))
     if len(keys) > MOST_KEYS:
         raise InputError(f"{name} has more than {MOST_KEYS} keys; give the config alone.")

@@ -52,7 +52,7 @@ def looks_like_shell(text: str) -> bool:
     programs = "|".join(sorted(_programs()))
     start = re.compile(
         r"\s*\$?\s*(?:[A-Z_]\w*=\S*\s+)*(?:uv run\s+)?"
-        rf"(?:accelerate\s+launch|torchrun|deepspeed|(?:{programs})\s+\w|python3?\s+\S)"
+        rf"(?:accelerate\s+launch|(?:torchrun|deepspeed)(?=\s|$)|(?:{programs})\s+\w|python3?\s+\S)"
     )
     return any(map(start.match, text.splitlines()))
 

@@ -46,6 +46,8 @@ def read_yaml(text: str, name: str) -> Text:
         raise InputError(f"{name} is no YAML: {str(problem).splitlines()[0]}.") from None
     if root is None:
         raise InputError(f"{name} has nothing but comments; give a config with keys.")
+    if root.id == "mapping" and not root.value:
+        raise InputError(f"{name} is an empty mapping; give a config with keys.")
     if root.id != "mapping":
         raise InputError(f"{name} must be keys with values, such as max_length: 2048; it is not.")
     walk = _Walk(name)
