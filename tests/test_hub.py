@@ -71,30 +71,25 @@ Ask = Callable[..., HubModel]
 # --- found models -------------------------------------------------------------------------------
 
 
-def test_two_requests_return_config_count_licence_and_gate(server: FakeHub, ask: Ask) -> None:
+def test_two_requests_give_the_catalogues_model_with_its_licence_and_gate(
+    server: FakeHub, ask: Ask
+) -> None:
     tags = ["license:llama3.1", "text-generation"]
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=tags)
     found = ask("me/llama")
-    assert found.trouble is None
-    assert found.sentences == ()
-    assert found.model is not None
+    assert (found.trouble, found.sentences) == (None, ())
+    ours = catalog.model("meta-llama/Llama-3.1-8B")
+    differing = {
+        name
+        for name in type(ours).__dataclass_fields__
+        if getattr(ours, name) != getattr(found.model, name)
+    }
+    assert differing == {"hub_id", "config", "stored_width"}
     assert found.model.hub_id == "me/llama"
     assert found.parameters == found.about.published_parameters == LLAMA_PARAMETERS
     assert (found.about.license, found.about.gated) == ("llama3.1", "no")
     assert found.stored_bytes == 2 * LLAMA_PARAMETERS
     assert server.asked == ["/api/models/me/llama", f"/me/llama/resolve/{'c' * 40}/config.json"]
-
-
-def test_hub_model_estimates_like_the_catalogued_one(server: FakeHub, ask: Ask) -> None:
-    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
-    model = ask("me/llama").model
-    ours = catalog.model("meta-llama/Llama-3.1-8B")
-    differing = {
-        name
-        for name in type(ours).__dataclass_fields__
-        if getattr(ours, name) != getattr(model, name)
-    }
-    assert differing == {"hub_id", "config", "stored_width"}
 
 
 @pytest.mark.parametrize(
@@ -112,19 +107,14 @@ def test_browser_url_is_read_as_an_id(server: FakeHub, ask: Ask, typed: str) -> 
 
 
 def test_renamed_repository_is_found_under_its_new_name(server: FakeHub, ask: Ask) -> None:
-    server.has("us/new", LLAMA, parameters=LLAMA_PARAMETERS)
-    server.has("us/old").moved_to = "us/new"
+    server.has("us/New", LLAMA, parameters=LLAMA_PARAMETERS)
+    server.has("us/old").moved_to = server.has("us/new").moved_to = "us/New"
     found = ask("us/old")
     assert found.model is not None
-    assert found.model.hub_id == "us/new"
-    assert found.sentences == ("us/old is called us/new on the Hub now.",)
+    assert found.model.hub_id == "us/New"
+    assert found.sentences == ("us/old is called us/New on the Hub now.",)
     assert found.model.notes == found.notes
-
-
-def test_name_in_another_case_gets_no_note(server: FakeHub, ask: Ask) -> None:
-    server.has("Us/New", LLAMA, parameters=LLAMA_PARAMETERS)
-    server.has("us/new").moved_to = "Us/New"
-    assert ask("us/new").sentences == ()
+    assert ask("us/new").sentences == (), "only its case differs"
 
 
 def test_adapter_resolves_to_its_base(server: FakeHub, ask: Ask) -> None:
@@ -177,20 +167,31 @@ def test_adapter_of_a_gated_base_reports_both(server: FakeHub, ask: Ask) -> None
 # --- counts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        (round(LLAMA_PARAMETERS * 1.00099), ()),
+        (round(LLAMA_PARAMETERS * 0.99901), ()),
+        (
+            8_100_000_000,
+            (
+                "The Hub counts 8,100,000,000 parameters in me/llama, we count 8,030,261,248 (0.9 % fewer); "
+                "the estimate is of ours.",
+            ),
+        ),
+        (
+            None,
+            (
+                "The Hub has no count of me/llama, which has no safetensors files; ours, 8,030,261,248, is unchecked.",
+            ),
+        ),
+    ],
+)
 def test_counts_that_differ_by_more_than_a_thousandth_are_both_reported(
-    server: FakeHub, ask: Ask
+    server: FakeHub, ask: Ask, counted: int | None, said: tuple[str, ...]
 ) -> None:
-    server.has("me/llama", LLAMA, parameters=8_100_000_000)
-    assert ask("me/llama").sentences == (
-        "The Hub counts 8,100,000,000 parameters in me/llama, we count 8,030,261,248 (0.9 % fewer); "
-        "the estimate is of ours.",
-    )
-
-
-@pytest.mark.parametrize("thousandths", [-0.99, 0.99])
-def test_counts_within_a_thousandth_agree(server: FakeHub, ask: Ask, thousandths: float) -> None:
-    server.has("me/llama", LLAMA, parameters=round(LLAMA_PARAMETERS * (1 + thousandths / 1000)))
-    assert ask("me/llama").sentences == ()
+    server.has("me/llama", LLAMA, parameters=counted)
+    assert ask("me/llama").sentences == said
 
 
 def test_tied_head_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
@@ -210,13 +211,6 @@ def test_tied_head_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
     assert ask("Qwen/Qwen3-0.6B").sentences == (
         "The Hub counts 751,632,384 parameters in Qwen/Qwen3-0.6B, we count 596,049,920 (20.7 % fewer); "
         "the estimate is of ours. Its files hold the tied head twice.",
-    )
-
-
-def test_without_a_hub_count_ours_is_unchecked(server: FakeHub, ask: Ask) -> None:
-    server.has("me/llama", LLAMA)
-    assert ask("me/llama").sentences == (
-        "The Hub has no count of me/llama, which has no safetensors files; ours, 8,030,261,248, is unchecked.",
     )
 
 
@@ -317,13 +311,6 @@ def test_missing_token_is_not_reported_as_unknown(server: FakeHub, ask: Ask) -> 
     )
 
 
-def test_disabled_repository_is_reported(server: FakeHub, ask: Ask) -> None:
-    server.has("me/disabled", LLAMA).disabled = True
-    assert said(ask("me/disabled"), Trouble.DISABLED) == (
-        "The Hub has disabled me/disabled; choose another model."
-    )
-
-
 @pytest.mark.parametrize(
     "typed", ["", "a/b/c", "a b", "../../etc/passwd", "a--b/c", "x" * 200, "ä/ö", "a/b.git"]
 )
@@ -338,12 +325,55 @@ def test_invalid_id_causes_no_request(server: FakeHub, ask: Ask, typed: str) -> 
 # --- no usable config ---------------------------------------------------------------------------
 
 
-def test_gguf_only_repository_names_its_source(server: FakeHub, ask: Ask) -> None:
-    server.has("me/gguf", files={"q4.gguf": b"GGUF"}, tags=["base_model:quantized:me/llama"])
-    assert said(ask("me/gguf"), Trouble.NO_CONFIG) == (
-        "me/gguf holds GGUF files for llama.cpp and no config.json; ask for the repository that they were made from, "
-        "me/llama."
-    )
+GGUF = {"files": {"q4.gguf": b"GGUF"}, "tags": ["base_model:quantized:me/llama"]}
+LOOP = {"base_model_name_or_path": "me/it"}
+
+
+@pytest.mark.parametrize(
+    ("has", "trouble", "said"),
+    [
+        (
+            GGUF,
+            Trouble.NO_CONFIG,
+            "me/it holds GGUF files for llama.cpp and no config.json; ask for the repository that they were made from, "
+            "me/llama.",
+        ),
+        (
+            {"files": {"adapter_config.json": LOOP}},
+            Trouble.NO_CONFIG,
+            "me/it is an adapter on an adapter; ask for the model that it was trained on.",
+        ),
+        (
+            {"files": {"README.md": b"#"}},
+            Trouble.NO_CONFIG,
+            "me/it has no config.json; ask for a repository in the format of transformers, or paste its config.json.",
+        ),
+        (
+            {"siblings": [{"rfilename": "config.json"}]},
+            Trouble.NO_CONFIG,
+            "me/it lists a config that the Hub does not give out; try again, or paste its config.json.",
+        ),
+        (
+            {"files": {"model_index.json": {}}, "library_name": "diffusers"},
+            Trouble.NOT_A_DECODER,
+            "me/it is a diffusion pipeline; only decoders, which write text token by token, are estimated. Choose one "
+            "of those.",
+        ),
+        (  # Qwen3-Embedding's config looks like a language model's
+            {"config": LLAMA, "pipeline_tag": "feature-extraction"},
+            Trouble.NOT_A_DECODER,
+            "me/it is an embedding model (LlamaForCausalLM); only training with a language-model head is modelled, not "
+            "on pooled vectors. Choose the decoder that it was made from.",
+        ),
+    ],
+    ids=["gguf", "loop", "empty", "not given out", "diffusion", "embedding"],
+)
+def test_repository_without_a_usable_config_is_reported(
+    server: FakeHub, ask: Ask, has: dict[str, Any], trouble: Trouble, said: str
+) -> None:
+    server.has("me/it", **has)
+    found = ask("me/it")
+    assert (found.model, found.trouble, found.problem) == (None, trouble, said)
 
 
 @pytest.mark.parametrize("base", ["/home/me/checkpoints/7b", "", None, 7, "a/b/c"])
@@ -356,29 +386,6 @@ def test_adapter_without_a_base_on_the_hub_is_reported(
     assert problem.startswith("me/adapter is an adapter whose adapter_config.json names ")
     assert problem.endswith(
         " as its base, which is no id on the Hub; ask for the model it was trained on."
-    )
-
-
-def test_adapter_based_on_itself_does_not_loop(server: FakeHub, ask: Ask) -> None:
-    server.has("me/loop", files={"adapter_config.json": {"base_model_name_or_path": "me/loop"}})
-    found = ask("me/loop")
-    assert found.trouble is Trouble.NO_CONFIG
-    assert found.problem == (
-        "me/loop is an adapter on an adapter; ask for the model that it was trained on."
-    )
-
-
-def test_repository_without_a_config_is_reported(server: FakeHub, ask: Ask) -> None:
-    server.has("me/empty", files={"README.md": b"#"})
-    assert said(ask("me/empty"), Trouble.NO_CONFIG) == (
-        "me/empty has no config.json; ask for a repository in the format of transformers, or paste its config.json."
-    )
-
-
-def test_listed_config_that_cannot_be_downloaded_is_reported(server: FakeHub, ask: Ask) -> None:
-    server.has("me/odd", siblings=[{"rfilename": "config.json"}])
-    assert said(ask("me/odd"), Trouble.NO_CONFIG) == (
-        "me/odd lists a config that the Hub does not give out; try again, or paste its config.json."
     )
 
 
@@ -494,22 +501,6 @@ def test_non_decoder_is_reported_by_its_kind(
     assert said(ask("me/it"), Trouble.NOT_A_DECODER) == problem
 
 
-def test_embedding_model_is_recognised_by_its_task(server: FakeHub, ask: Ask) -> None:
-    """Qwen3-Embedding's config looks like a language model's."""
-    server.has("me/it", LLAMA, pipeline_tag="feature-extraction")
-    assert said(ask("me/it"), Trouble.NOT_A_DECODER) == (
-        "me/it is an embedding model (LlamaForCausalLM); only training with a language-model head is modelled, not on "
-        "pooled vectors. Choose the decoder that it was made from."
-    )
-
-
-def test_diffusion_pipeline_is_reported(server: FakeHub, ask: Ask) -> None:
-    server.has("me/images", files={"model_index.json": {}}, library_name="diffusers")
-    assert said(ask("me/images"), Trouble.NOT_A_DECODER) == (
-        f"me/images is a diffusion pipeline; {CHOOSE}"
-    )
-
-
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
@@ -579,14 +570,6 @@ def test_repository_with_many_files_is_read_like_any_other(server: FakeHub, ask:
     assert found.parameters == LLAMA_PARAMETERS
 
 
-def test_silent_socket_times_out() -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        assert said(fetch("me/it", endpoint=address, seconds=0.4), Trouble.SLOW) == NO_ANSWER
-
-
 def test_unreachable_hub_is_reported() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
@@ -596,35 +579,40 @@ def test_unreachable_hub_is_reported() -> None:
         )
 
 
-def test_broken_connection_is_reported(server: FakeHub, ask: Ask) -> None:
-    assert said(ask(server.answers("me/broken", fake_hub.hang_up)), Trouble.DOWN) == (
-        f"The Hub cannot be reached at {server.url}; try again later, {OTHERWISE}."
-    )
+def teapot(handler: Any) -> None:
+    handler.refuse(418, "", "teapot")
 
 
-def test_server_error_of_the_hub_is_reported(server: FakeHub, ask: Ask) -> None:
-    assert said(ask(server.answers("me/fault", fake_hub.fault)), Trouble.DOWN) == (
-        f"The Hub has a server error (status 503); try again later, {OTHERWISE}."
-    )
+def disabled(handler: Any) -> None:
+    handler.refuse(403, "", "Access to this resource is disabled.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble", "problem"),
+    [
+        (fake_hub.hang_up, Trouble.DOWN, "cannot be reached at HUB; try again later, "),
+        (fake_hub.fault, Trouble.DOWN, "has a server error (status 503); try again later, "),
+        (
+            fake_hub.too_many,
+            Trouble.RATE_LIMITED,
+            "takes no more questions from here for 55 s; try again then, ",
+        ),
+        (teapot, Trouble.NOT_FOUND, "refuses me/it (status 418); look at HUB/me/it, "),
+        (disabled, Trouble.DISABLED, "has disabled me/it; choose another model."),
+    ],
+)
+def test_an_error_of_the_hub_is_reported(
+    server: FakeHub, ask: Ask, answer: Callable[[Any], None], trouble: Trouble, problem: str
+) -> None:
+    ends = f"{OTHERWISE}." if problem.endswith(", ") else ""
+    expected = f"The Hub {problem.replace('HUB', server.url)}{ends}"
+    assert said(ask(server.answers("me/it", answer)), trouble) == expected
 
 
 def test_web_page_instead_of_the_hub_is_reported(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/page", fake_hub.web_page)), Trouble.DOWN) == (
         f"{server.url} answers with something else than the Hub would; look whether it is the right address, "
         f"{OTHERWISE}."
-    )
-
-
-def test_rate_limit_states_its_duration(server: FakeHub, ask: Ask) -> None:
-    assert said(ask(server.answers("me/many", fake_hub.too_many)), Trouble.RATE_LIMITED) == (
-        f"The Hub takes no more questions from here for 55 s; try again then, {OTHERWISE}."
-    )
-
-
-def test_other_errors_are_reported_with_their_status(server: FakeHub, ask: Ask) -> None:
-    hub_id = server.answers("me/teapot", lambda handler: handler.refuse(418, "", "teapot"))
-    assert said(ask(hub_id), Trouble.NOT_FOUND) == (
-        f"The Hub refuses me/teapot (status 418); look at {server.url}/me/teapot, {OTHERWISE}."
     )
 
 
@@ -722,13 +710,12 @@ def test_temporary_errors_are_not_cached(server: FakeHub, ask: Ask) -> None:
 
 def test_cache_size_is_bounded(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "KEPT_ANSWERS", 2)
-    for name in ("a", "b", "c"):
+    asked = []
+    for name in ("a", "b", "c", "c", "a"):
         server.has(f"me/{name}", LLAMA)
         ask(f"me/{name}")
-    ask("me/c")
-    assert server.asked == []
-    ask("me/a")
-    assert server.asked != []
+        asked.append(bool(server.asked))
+    assert asked == [True, True, True, False, True]
 
 
 # --- the command line ---------------------------------------------------------------------------
