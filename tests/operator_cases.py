@@ -92,7 +92,6 @@ def measure(play: Play, dtype: str, *, autocast: bool) -> Measured:
     del outputs
     kept = len(tape.events)
     root, loss.node = loss.node, None
-    assert root is not None
     tape.go_to(Phase.BACKWARD, root.stage, root.place)
     root.buffers[0] = played.constant(1, 4)
     tape._run_graph(root)
@@ -207,7 +206,7 @@ def attention_shape(**keys: object) -> AttentionShape:
         "value_head_dim": HEAD_DIM,
         "implementation": AttnImplementation.SDPA,
     }
-    return AttentionShape(**(sizes | keys))  # type: ignore[arg-type]
+    return AttentionShape(**(sizes | keys))
 
 
 def _kernel(*, mask: bool = False, groups: bool = False) -> Play:

@@ -33,7 +33,7 @@ def for_each(
 
         given = inspect.signature(test)
         others = [parameter for name, parameter in given.parameters.items() if name not in listed]
-        whole.__signature__ = given.replace(parameters=others)  # type: ignore[attr-defined]
+        whole.__signature__ = given.replace(parameters=others)
         return whole
 
     return over

@@ -10,7 +10,6 @@ from estimator.tape.tape import COMPONENTS, Tape
 def played(tape: Tape) -> list[Segment]:
     """The segments of a tape at the sizes it was played with."""
     sized = Program(tape, Recording()).at(())
-    assert sized is not None
     return sized.segments
 
 

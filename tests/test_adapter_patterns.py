@@ -24,36 +24,36 @@ def trained(**keys: object) -> int:
     return trainable_parameters(TINY_LLAMA, replace(LORA, **keys).adapters)
 
 
-def test_only_listed_layers_get_adapters() -> None:
+def test_only_listed_layers_get_adapters():
     assert trained() == 2 * 2 * (Q + UP)
     assert trained(layers_to_transform=(1,)) == 2 * (Q + UP)
     assert trained(layers_to_transform=1) == 2 * (Q + UP)
 
 
-def test_backward_stops_at_the_lowest_adapted_layer() -> None:
+def test_backward_stops_at_the_lowest_adapted_layer():
     assert lowest_trained(TINY_LLAMA, replace(LORA, layers_to_transform=(1,))) == 1
     assert lowest_trained(LLAMA, replace(LORA, exclude_modules=("layers.0",))) == 0
     zeroth = ("layers.0.self_attn.q_proj", "layers.0.mlp.up_proj")
     assert lowest_trained(LLAMA, replace(LORA, exclude_modules=zeroth)) == 1
 
 
-def test_exclude_modules_matches_the_end_of_a_name() -> None:
+def test_exclude_modules_matches_the_end_of_a_name():
     assert trained(exclude_modules=("q_proj",)) == 2 * 2 * UP
     assert trained(exclude_modules=("layers.1.self_attn.q_proj",)) == 2 * (Q + 2 * UP)
     assert trained(exclude_modules=("proj",)) == trained()
 
 
-def test_the_first_matching_pattern_gives_the_rank() -> None:
+def test_the_first_matching_pattern_gives_the_rank():
     assert trained(rank_pattern={"q_proj": 5}) == 2 * (5 * Q + 2 * UP)
     by_layer = {"layers.0.self_attn.q_proj": 7, "q_proj": 5}
     assert trained(rank_pattern=by_layer) == (7 + 5) * Q + 2 * 2 * UP
 
 
-def test_an_adapter_bias_has_one_element_per_output() -> None:
+def test_an_adapter_bias_has_one_element_per_output():
     assert trained(lora_bias=True) == trained() + 2 * (8 + 16)
 
 
-def test_base_biases_are_trained_but_not_added() -> None:
+def test_base_biases_are_trained_but_not_added():
     """ "lora_only" trains the bias of q; "all" also those of k, v and o. Llama's norms have no bias."""
     biased = replace(TINY_LLAMA, attention_bias=True, attention_output_bias=True)
     only, every = replace(LORA, bias="lora_only"), replace(LORA, bias="all")
@@ -63,20 +63,20 @@ def test_base_biases_are_trained_but_not_added() -> None:
     assert trainable_parameters(biased, every.adapters) == added + 2 * (8 + 4 + 4 + 8)
 
 
-def test_layers_with_different_adapters_are_simulated_separately() -> None:
+def test_layers_with_different_adapters_are_simulated_separately():
     setup = replace(LORA, layers_to_transform=(0, 5, 6))
     kinds = kinds_of(LLAMA, setup, 512)
     assert len({kind.modules for kind in kinds}) == 2
     assert adapted_groups(LLAMA, setup.adapters) == ((0, 3), (1, 13))
 
 
-def test_operations_follow_the_rank_of_each_module() -> None:
+def test_operations_follow_the_rank_of_each_module():
     """Twice the rank counts as twice the inputs and outputs at the common rank."""
     setup = replace(LORA, rank_pattern={"up_proj": 4})
     assert matrices(TINY_LLAMA, setup.adapters).adapter_inputs == 2 * (8 + 2 * 8)
 
 
-def test_stacked_experts_get_adapters_of_the_configured_rank() -> None:
+def test_stacked_experts_get_adapters_of_the_configured_rank():
     """Named by the parameter: r per expert. Named by its two former modules: 2 r, as PEFT converts them."""
     moe = catalog.model("Qwen/Qwen3-30B-A3B")
     named = replace(

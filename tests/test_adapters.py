@@ -81,9 +81,7 @@ def lists_of_targets(model: Model) -> list[list[str]]:
 
 
 @for_each("hub_id, checkpointing", [*zip(IDS.values(), cycle([False, True]), strict=False)])
-def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(
-    hub_id: str, checkpointing: bool
-) -> None:
+def test_every_list_of_targets_gets_an_estimate_or_a_one_sentence_refusal(hub_id, checkpointing):
     answered = 0
     for names in reversed(lists_of_targets(catalog.model(hub_id))):
         given = {"model": hub_id, "method": "lora", "lora_target_modules": names}
@@ -120,8 +118,8 @@ PARTLY = {
 @pytest.mark.parametrize("strategy", [{}, {"strategy": "ddp", "num_gpus": 2}], ids=["one", "ddp"])
 @pytest.mark.parametrize("family", PARTLY)
 def test_simulating_some_layers_equals_simulating_all_when_few_are_adapted(
-    family: str, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family, strategy, monkeypatch
+):
     given = {"lora_target_modules": PARTLY[family]} | strategy
     some, every = some_and_all(IDS[family], given, monkeypatch)
     assert some == every
@@ -130,8 +128,8 @@ def test_simulating_some_layers_equals_simulating_all_when_few_are_adapted(
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5_text", "granitemoehybrid"])
 def test_fsdp_2_layers_are_simulated_next_to_their_real_neighbours(
-    family: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family, checkpointing, monkeypatch
+):
     given = {"strategy": "fsdp", "num_gpus": 2, "gradient_checkpointing": checkpointing}
     some, every = some_and_all(IDS[family], given, monkeypatch)
     assert some == every
@@ -152,7 +150,7 @@ def some_and_all(
     return found[0], found[1]
 
 
-def test_layers_below_the_first_adapter_keep_no_activations() -> None:
+def test_layers_below_the_first_adapter_keep_no_activations():
     of = estimate(*parse({"model": QWEN3_5, "lora_target_modules": ATTENTION} | STEP))
     forward = [m for m in of.moments if m.phase is Phase.FORWARD and "layer" in m.name]
     before = [m.resident.get(Component.ACTIVATIONS, 0) for m in forward]
@@ -177,9 +175,7 @@ def advice(refusal: str) -> dict[str, Any]:
 
 
 @for_each("hub_id", catalog.models())
-def test_default_adapters_get_an_estimate_or_advice_that_works(
-    hub_id: str,
-) -> None:
+def test_default_adapters_get_an_estimate_or_advice_that_works(hub_id):
     for asked in ({}, {"lora_target_modules": "all-linear"}):
         for method in ("lora", "qlora"):
             given: dict[str, Any] = {"model": hub_id, "method": method} | asked
@@ -216,9 +212,7 @@ def refused(given: dict[str, Any]) -> str:
         ("mistralai/Mistral-7B-v0.1", "all-linear"),
     ],
 )
-def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(
-    hub_id: str, targets: str | tuple[str, ...]
-) -> None:
+def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(hub_id, targets):
     model, gpu, setup = parse({"model": hub_id, "method": "lora"})
     assert setup.adapters.lora_target_modules == targets
     said = " ".join(estimate(model, gpu, setup).assumptions)
@@ -227,7 +221,7 @@ def test_default_targets_are_those_peft_accepts_when_it_refuses_all_linears(
     assert parse(written)[2] == setup
 
 
-def test_without_dropout_mixtral_defaults_to_all_linears() -> None:
+def test_without_dropout_mixtral_defaults_to_all_linears():
     given = {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "lora_dropout": 0.0}
     assert parse(given)[2].adapters.lora_target_modules == "all-linear"
 
@@ -236,7 +230,7 @@ def test_without_dropout_mixtral_defaults_to_all_linears() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_of_embedding_and_head_are_counted_in_parameters_and_bytes(tied: bool) -> None:
+def test_adapters_of_embedding_and_head_are_counted_in_parameters_and_bytes(tied):
     model = LLAMA | (TIED if tied else UNTIED)
     asked = {"lora_target_modules": ["embed_tokens", "lm_head"], "lora_r": 8}
     of = estimate(*parse({"model": model} | STEP | asked))
@@ -245,7 +239,7 @@ def test_adapters_of_embedding_and_head_are_counted_in_parameters_and_bytes(tied
     assert of.peak.resident[Component.ADAPTERS] == 4 * of.trainable_parameters
 
 
-def test_all_linear_excludes_head_and_embedding() -> None:
+def test_all_linear_excludes_head_and_embedding():
     at_default = estimate(*parse({"model": LLAMA} | STEP)).trainable_parameters
     # r 16 of q, o: 256 to 256, k, v: 256 to 128, gate, up, down: 256 and 512; six layers
     assert at_default == 6 * 16 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512))
@@ -262,9 +256,7 @@ def test_all_linear_excludes_head_and_embedding() -> None:
         ("EleutherAI/pythia-1.4b", ["query_key_value", "proj"], ("proj",)),  # not a whole name
     ],
 )
-def test_an_unmatched_target_is_ignored_and_reported(
-    hub_id: str, targets: list[str], lacking: tuple[str, ...]
-) -> None:
+def test_an_unmatched_target_is_ignored_and_reported(hub_id, targets, lacking):
     given = {"model": hub_id, "method": "lora", "per_device_train_batch_size": 1, "max_length": 64}
     of = estimate(*parse(given | {"lora_target_modules": targets}))
     kept = [name for name in targets if name not in lacking]
@@ -291,8 +283,8 @@ def test_an_unmatched_target_is_ignored_and_reported(
     ],
 )
 def test_a_target_without_a_modelled_adapter_is_refused_even_beside_valid_ones(
-    hub_id: str, target: str, said: str
-) -> None:
+    hub_id, target, said
+):
     model = catalog.model(hub_id)
     for targets in ((target,), (linears_peft_takes(model)[0], target)):
         setup = TrainingSetup(method=Method.LORA, lora_target_modules=targets)

@@ -62,7 +62,7 @@ def _imports(path: Path) -> Iterator[tuple[str, str]]:
                 yield node.module or "", alias.name
 
 
-def test_exported_members_are_sorted_and_complete() -> None:
+def test_exported_members_are_sorted_and_complete():
     names = list(estimator.__all__)
     order = {True: 0, False: 1}  # constants, then classes, then functions, as ruff's RUF022 sorts
     assert names == sorted(names, key=lambda name: (order[name.isupper()], name[0].islower(), name))
@@ -76,7 +76,7 @@ def test_exported_members_are_sorted_and_complete() -> None:
 
 
 @for_each("page", FACE)
-def test_page_imports_only_public_names(page: Path) -> None:
+def test_page_imports_only_public_names(page):
     for module, name in _imports(page):
         assert not module.startswith("estimator."), f"{page.name} reaches into {module}"
         if module == "estimator" and name:
@@ -91,13 +91,13 @@ def test_page_imports_only_public_names(page: Path) -> None:
         if path.name not in DOORS and "on_path" not in path.parts
     ],
 )
-def test_only_listed_modules_import_files_network_or_clock(path: Path) -> None:
+def test_only_listed_modules_import_files_network_or_clock(path):
     modules = {module for module, _ in _imports(path)} - ONLY_TEXT
     reached = {module.split(".")[0] for module in modules} & INDOORS
     assert not reached, f"{path.name} imports {sorted(reached)}; only {sorted(DOORS)} may"
 
 
-def test_one_estimate_imports_only_the_standard_library() -> None:
+def test_one_estimate_imports_only_the_standard_library():
     blocked = ("streamlit", "plotly", "pandas", "numpy", "huggingface_hub")
     script = (
         f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\n"
@@ -110,7 +110,7 @@ def test_one_estimate_imports_only_the_standard_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_class_name_means_one_thing_across_the_project() -> None:
+def test_a_class_name_means_one_thing_across_the_project():
     found: dict[str, set[str]] = {}
     for path in sorted(
         path
@@ -144,7 +144,7 @@ def _reads_one_facet(function: ast.FunctionDef) -> bool:
     return False
 
 
-def test_a_function_that_reads_one_facet_of_a_setup_takes_that_facet() -> None:
+def test_a_function_that_reads_one_facet_of_a_setup_takes_that_facet():
     found, rows = set(), set()
     for path in (ROOT / "estimator").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ DEEPEST = 30
 """Modules of the longest chain in which each imports the next, wherever it does: lower it only."""
 
 
-def test_no_chain_of_imports_is_longer_than_it_was() -> None:
+def test_no_chain_of_imports_is_longer_than_it_was():
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for path in (ROOT / "estimator").rglob("*.py")
@@ -197,7 +197,7 @@ def _compared(tree: ast.AST) -> Iterator[str]:
                         yield word
 
 
-def test_a_fact_is_asked_for_and_no_record_compared_by_its_name() -> None:
+def test_a_fact_is_asked_for_and_no_record_compared_by_its_name():
     found = Counter(
         word
         for path in (*(ROOT / "estimator").rglob("*.py"), *FACE)
@@ -223,7 +223,7 @@ def _unread(path: Path) -> Iterator[str]:
                 yield f"line {node.lineno} calls a value it"
 
 
-def test_a_function_fits_a_screen_and_a_value_is_named_after_what_it_is() -> None:
+def test_a_function_fits_a_screen_and_a_value_is_named_after_what_it_is():
     found = {
         f"{path.relative_to(ROOT)}: {problem}"
         for folder in ("estimator", "dashboard", "pages", "tests")
@@ -237,7 +237,7 @@ ASKED_FOR = {"on_step_end"}
 """Functions that a library calls by their names."""
 
 
-def test_no_function_is_there_for_tests_alone() -> None:
+def test_no_function_is_there_for_tests_alone():
     defined, used = set(), set()
     for folder in ("estimator", "dashboard", "pages", "benchmarks", "docs", "deploy", "."):
         files = (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")

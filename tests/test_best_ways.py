@@ -37,40 +37,34 @@ def card(name: str):
 
 @pytest.mark.parametrize("name", ["L4", "RTX 4090", "A100-SXM4-80GB"])
 @pytest.mark.parametrize("number", COUNTS)
-def test_the_best_way_fits_and_its_keys_reproduce_it(name: str, number: int) -> None:
+def test_the_best_way_fits_and_its_keys_reproduce_it(name, number):
     model, gpu = catalog.model(LLAMA), card(name)
     way = best_way(model, gpu, number, LORA)
-    assert way.answer is not None
     assert way.answer.verdict is Verdict.FITS
     assert way.answer == estimate(model, gpu, replace(LORA, **way.keys))
     assert way.answer.setup.mesh.num_gpus == number
 
 
-def test_full_fine_tuning_does_not_fit_even_with_every_lossless_change() -> None:
+def test_full_fine_tuning_does_not_fit_even_with_every_lossless_change():
     # 8.03e9 parameters in bfloat16, gradients and bfloat16 AdamW states take 8 bytes each: 60 GiB, on a card of 22
     model, gpu = catalog.model(LLAMA), card("L4")
     way = best_way(model, gpu, 1, LORA)
-    assert way.answer is not None
     assert way.answer.setup.adapters.method is not Method.FULL
     full = replace(LORA, method=Method.FULL, use_liger_kernel=True, gradient_checkpointing=True)
     assert not holds(model, gpu, full)
 
 
-def test_eight_cards_allow_full_fine_tuning_where_one_does_not() -> None:
+def test_eight_cards_allow_full_fine_tuning_where_one_does_not():
     model, gpu = catalog.model(LLAMA), card("RTX 4090")
     one, *_, eight = ways_on(model, gpu, LORA)
-    assert one.answer is not None
-    assert eight.answer is not None
     assert eight.answer.setup.adapters.method is Method.FULL
     assert eight.answer.setup.mesh.strategy in {Strategy.FSDP, Strategy.ZERO3}
     assert one.answer.setup.adapters.method is not Method.FULL
 
 
-def test_how_far_a_way_goes_fits_and_is_no_more_than_a_sixteenth_too_short() -> None:
+def test_how_far_a_way_goes_fits_and_is_no_more_than_a_sixteenth_too_short():
     model, gpu = catalog.model(MISTRAL), card("L4")
     for way in ways_on(model, gpu, LORA):
-        assert way.answer is not None
-        assert way.reach is not None
         exact = reach(model, gpu, way.answer.setup)
         changed = replace(way.answer.setup, **way.reach.keys)
         assert fits(model, gpu, replace(changed, max_length=way.reach.longest_context))
@@ -78,7 +72,7 @@ def test_how_far_a_way_goes_fits_and_is_no_more_than_a_sixteenth_too_short() -> 
 
 
 @pytest.mark.parametrize("method", Method)
-def test_reach_is_exact_and_at_least_the_limit_of_the_setup(method) -> None:
+def test_reach_is_exact_and_at_least_the_limit_of_the_setup(method):
     model, gpu, setup = catalog.model(MISTRAL), card("L4"), TrainingSetup(method=method)
     far = reach(model, gpu, setup)
     changed = replace(setup, **far.keys)
@@ -90,14 +84,14 @@ def test_reach_is_exact_and_at_least_the_limit_of_the_setup(method) -> None:
     assert not fits(model, gpu, more)
 
 
-def test_reach_changes_only_keys_that_cost_no_quality() -> None:
+def test_reach_changes_only_keys_that_cost_no_quality():
     allowed = {"attn_implementation", "use_liger_kernel", "loss", "gradient_checkpointing"}
     far = reach(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA)
     assert set(far.keys) <= allowed
     assert far.keys["gradient_checkpointing"] is True
 
 
-def test_offload_is_the_last_resort() -> None:
+def test_offload_is_the_last_resort():
     # 70.6e9 weights in 4 bits exceed 35 GiB: only methods with weights on the host fit 22 GiB
     model, gpu = catalog.model("meta-llama/Llama-3.1-70B"), card("L4")
     way = best_way(model, gpu, 1, LORA)
@@ -109,7 +103,7 @@ def test_offload_is_the_last_resort() -> None:
         assert not holds(model, gpu, replace(LORA, method=method, gradient_checkpointing=True))
 
 
-def test_fitting_ways_come_first_cheapest_on_top() -> None:
+def test_fitting_ways_come_first_cheapest_on_top():
     cards = [card("L4"), card("A100-SXM4-80GB"), card("T4")]
     ways = best_ways(catalog.model(LLAMA), cards, LORA)
     assert len(ways) == len(cards) * len(COUNTS)
@@ -120,7 +114,7 @@ def test_fitting_ways_come_first_cheapest_on_top() -> None:
     assert all(row["Hours, up to"] is None for row in rows if row["Method"] is None)
 
 
-def test_a_fitting_setup_is_offered_full_fine_tuning() -> None:
+def test_a_fitting_setup_is_offered_full_fine_tuning():
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     answer = estimate(model, gpu, LORA)
     offered = shown.could_also(answer, best_way(model, gpu, 1, LORA))
@@ -130,7 +124,7 @@ def test_a_fitting_setup_is_offered_full_fine_tuning() -> None:
         assert estimate(model, gpu, replace(LORA, **keys)).verdict is Verdict.FITS
 
 
-def test_spare_memory_allows_fewer_checkpoints() -> None:
+def test_spare_memory_allows_fewer_checkpoints():
     """Fewest checkpoints that fit; at twice the context more layers need one."""
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     for length, some in ((512, True), (4096, True), (1_000_000, False)):
@@ -152,7 +146,7 @@ def test_spare_memory_allows_fewer_checkpoints() -> None:
         assert "the same result with less computed again" in offered[-1][1]
 
 
-def test_as_few_layers_as_possible_are_checkpointed() -> None:
+def test_as_few_layers_as_possible_are_checkpointed():
     model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
     setup = replace(LORA, gradient_checkpointing=True)
     longest = longest_context(model, gpu, setup)
@@ -165,7 +159,7 @@ def test_as_few_layers_as_possible_are_checkpointed() -> None:
     assert not holds(model, gpu, replace(barely, gradient_checkpointing=False))
 
 
-def test_without_checkpointing_there_is_nothing_to_reduce() -> None:
+def test_without_checkpointing_there_is_nothing_to_reduce():
     assert fewer_checkpoints(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA) == {}
 
 
@@ -190,7 +184,7 @@ def test_each_change_of_the_ruler_reaches_further_and_its_keys_reach_exactly_tha
         before = rung.limit
 
 
-def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler() -> None:
+def test_full_fine_tuning_that_never_fits_has_lora_and_qlora_on_its_ruler():
     # float32 weights, gradients and AdamW states take 16 bytes each: 120 GiB
     rungs = context_rungs(
         catalog.model(LLAMA), card("A100-SXM4-80GB"), TrainingSetup(dtype="float32")

@@ -35,7 +35,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("keys", KINDS, ids=str)
-def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys) -> None:
+def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys):
     model, _, setup = parse({"model": DEEPEST, **keys})
     reserved_bytes.cache_clear()
     with counted() as work:
@@ -44,9 +44,7 @@ def test_a_thousand_layers_are_estimated_from_a_bounded_number_of_events(keys) -
     assert found >= estimate(model, None, setup).decisive.bytes * 0.98
 
 
-def test_every_catalogued_model_is_replayed_for_its_verdict_and_no_model_of_a_thousand_layers() -> (
-    None
-):
+def test_every_catalogued_model_is_replayed_for_its_verdict_and_no_model_of_a_thousand_layers():
     assert (
         max(catalog.model(model).num_hidden_layers for model in catalog.models())
         <= MOST_LAYERS_REPLAYED
@@ -55,7 +53,7 @@ def test_every_catalogued_model_is_replayed_for_its_verdict_and_no_model_of_a_th
     assert estimate(model, None, setup).needs.replay is None
 
 
-def test_only_a_hundred_unknown_keys_are_looked_up(monkeypatch) -> None:
+def test_only_a_hundred_unknown_keys_are_looked_up(monkeypatch):
     looked_up = []
     meant = setups.meant_keys
     monkeypatch.setattr(
@@ -72,7 +70,7 @@ def test_only_a_hundred_unknown_keys_are_looked_up(monkeypatch) -> None:
     )
 
 
-def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None:
+def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch):
     tried = []
     monkeypatch.setattr(search, "holds", lambda *of: tried.append(of) and False)
     monkeypatch.setattr(search, "_sets", lambda *of: [])
@@ -95,7 +93,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return traced
 
 
-def test_equal_calls_of_two_schedules_are_coordinated_once(played) -> None:
+def test_equal_calls_of_two_schedules_are_coordinated_once(played):
     # other kernels and another loss call the same modules; checkpointing calls each layer's twice
     of = {"model": "HuggingFaceTB/SmolLM2-135M", "num_gpus": 8, "strategy": "zero3"}
     for keys in ({}, {"attn_implementation": "flash_attention_2"}, {"max_length": 64}):
@@ -106,7 +104,7 @@ def test_equal_calls_of_two_schedules_are_coordinated_once(played) -> None:
     assert len(played) == 2
 
 
-def test_zeros_partitions_are_one_operation_of_a_record(monkeypatch) -> None:
+def test_zeros_partitions_are_one_operation_of_a_record(monkeypatch):
     # 14,000 adapters of 999 layers: each was a sum of the record, once for each number of GPUs
     recorded, steps = [], []
     computed, play = Recording.computed, timeline.Plan._played
@@ -138,9 +136,7 @@ QUESTIONS = {
 @pytest.mark.parametrize(
     ("question", "layers"), [("remedies", 124), ("limits", 125), ("curves", 126)]
 )
-def test_a_question_about_the_most_layers_of_any_model_is_a_few_seconds_work(
-    question, layers
-) -> None:
+def test_a_question_about_the_most_layers_of_any_model_is_a_few_seconds_work(question, layers):
     # a number of layers for each, so that none finds what another has recorded
     given = {"model": {**DEEPEST, "num_hidden_layers": layers}, "gpu": "A10G", "method": "lora"}
     several = {"num_gpus": 8, "strategy": "zero3", "objective": "dpo"}
@@ -150,14 +146,14 @@ def test_a_question_about_the_most_layers_of_any_model_is_a_few_seconds_work(
         assert 0 < work.units < 4 * A_SECOND
 
 
-def test_an_offloaded_model_is_traced_with_the_one_that_is_not(played) -> None:
+def test_an_offloaded_model_is_traced_with_the_one_that_is_not(played):
     of = {"model": "HuggingFaceTB/SmolLM2-135M", "num_gpus": 8, "strategy": "zero3", "lora_r": 78}
     for rests in ("none", "cpu"):
         estimate(*parse({**of, "offload_param": rests, "offload_optimizer": rests}))
     assert len(played) == 1
 
 
-def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:
+def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch):
     # 70 billion weights in 4 bits are 35 GB, more than a card of 24: only ZeRO-3 with the weights on the host is played
     tried = set()
     steps = best_ways._steps
@@ -171,7 +167,7 @@ def test_what_cannot_stay_on_a_card_is_told_without_a_step(monkeypatch) -> None:
     assert tried == {Offload.CPU}
 
 
-def test_one_layer_above_the_limit_is_refused() -> None:
+def test_one_layer_above_the_limit_is_refused():
     deeper = {**DEEPEST, "num_hidden_layers": MOST_LAYERS + 1}
     answer = _answer(
         json.dumps({"model": deeper}).encode(), None, with_remedies=False, with_shares=False
@@ -181,7 +177,7 @@ def test_one_layer_above_the_limit_is_refused() -> None:
     }
 
 
-def test_memory_does_not_grow_with_the_setups_that_were_asked_for(monkeypatch) -> None:
+def test_memory_does_not_grow_with_the_setups_that_were_asked_for(monkeypatch):
     """Records and estimates are remembered up to their bytes, and dropped ones give the same answer again."""
     setups = [
         parse(

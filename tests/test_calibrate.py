@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ def row(share: float, case: dict[str, object] = calibrate.CASES[0]) -> dict[str,
     """A step measured at this fraction of the range of its estimate."""
     of = read_case(case)
     time = estimate(of.model, A100, of.setup).time
-    assert time is not None
     low, high = time.step_seconds.low, time.step_seconds.high
     return {
         "id": of.id,
@@ -28,7 +26,7 @@ def row(share: float, case: dict[str, object] = calibrate.CASES[0]) -> dict[str,
     }
 
 
-def test_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) -> None:
+def test_pace_is_the_median_of_the_measured_steps(tmp_path, capsys):
     rows = [row(0.2), row(0.3, calibrate.CASES[1]), row(0.7, calibrate.CASES[2])]
     rows.append(row(0.9) | {"step_seconds": ""})  # out of memory
     assert calibrate.report(rows, None, tmp_path / "pace.json") == 0
@@ -42,19 +40,19 @@ def test_pace_is_the_median_of_the_measured_steps(tmp_path: Path, capsys) -> Non
     assert setup.run.pace == keys["pace"]
 
 
-def test_an_uncatalogued_card_must_be_named(tmp_path: Path, capsys) -> None:
+def test_an_uncatalogued_card_must_be_named(tmp_path, capsys):
     rows = [row(0.5) | {"gpu": "NVIDIA Wings"}]
     assert calibrate.report(rows, None, tmp_path / "pace.json") == 2
     assert "NVIDIA Wings is not in the catalogue; name the card" in capsys.readouterr().err
     assert calibrate.report(rows, A100.name, tmp_path / "pace.json") == 0
 
 
-def test_no_measurement_writes_nothing(tmp_path: Path, capsys) -> None:
+def test_no_measurement_writes_nothing(tmp_path, capsys):
     assert calibrate.report([], None, tmp_path / "pace.json") == 2
     assert calibrate.report([row(0.5) | {"step_seconds": ""}], None, tmp_path / "pace.json") == 2
     assert not (tmp_path / "pace.json").exists()
     assert "No measured step has seconds." in capsys.readouterr().err
 
 
-def test_every_case_is_a_valid_setup() -> None:
+def test_every_case_is_a_valid_setup():
     assert [read_case(case).id for case in calibrate.CASES]

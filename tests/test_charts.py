@@ -245,7 +245,7 @@ def test_plotly_accepts_every_figure(around, dark):
         assert go.Figure(figure).to_plotly_json()["data"]
 
 
-def test_a_change_leaves_the_outline_of_what_was_there_before() -> None:
+def test_a_change_leaves_the_outline_of_what_was_there_before():
     before = estimate(MISTRAL, A100, replace(LORA, max_length=6000))
     after = estimate(MISTRAL, A100, LORA)
     figure = through_the_run.silhouette(after, before)
@@ -265,7 +265,7 @@ def test_a_change_leaves_the_outline_of_what_was_there_before() -> None:
     assert len(through_the_run.silhouette(after)["data"]) == len(areas)
 
 
-def test_a_click_on_a_moment_of_the_silhouette_lists_what_is_alive_in_it() -> None:
+def test_a_click_on_a_moment_of_the_silhouette_lists_what_is_alive_in_it():
     answer = estimate(MISTRAL, A100, LORA)
     figure = through_the_run.silhouette(answer)
     instants = [*overflow.instants(answer)]

@@ -28,9 +28,7 @@ def write(folder: Path, **setups: object) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_exit_status_is_0_if_it_fits_1_if_not_2_if_unreadable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_status_is_0_if_it_fits_1_if_not_2_if_unreadable(tmp_path, capsys):
     fits, too_large, broken = write(tmp_path, fits=GPT2, large=LARGE, broken="{")
     card = ("--gpu", "RTX 4090")
     assert main(["check", fits, *card]) == 0
@@ -43,9 +41,7 @@ def test_exit_status_is_0_if_it_fits_1_if_not_2_if_unreadable(
     assert main(["check", fits, too_large, broken, *card]) == 2
 
 
-def test_tight_exits_1_and_explains_tight(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tight_exits_1_and_explains_tight(tmp_path, capsys):
     (path,) = write(tmp_path, run=LARGE | {"gradient_checkpointing": True})
     answer = estimate(*parse(json.loads(Path(path).read_text(encoding="utf-8"))))
     between = (answer.need_low_bytes + answer.need_high_bytes) // 2
@@ -56,16 +52,14 @@ def test_tight_exits_1_and_explains_tight(
     assert "Tight: between the low end and the high end" in said
 
 
-def test_command_line_keys_override_the_file(tmp_path: Path) -> None:
+def test_command_line_keys_override_the_file(tmp_path):
     (path,) = write(tmp_path, run=LARGE)
     assert main(["check", path, "--gpu", "RTX 4090"]) == 1
     less = ("--max-length", "512", "--gradient-checkpointing")
     assert main(["check", "--gpu", "RTX 4090", path, *less]) == 0
 
 
-def test_suggested_change_makes_the_run_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suggested_change_makes_the_run_fit(tmp_path, capsys):
     (path,) = write(tmp_path, run=LARGE | {"per_device_train_batch_size": 4})
     main(["check", path, "--gpu", "RTX 4090", "--json"])
     said = json.loads(capsys.readouterr().out)
@@ -80,15 +74,13 @@ def test_suggested_change_makes_the_run_fit(
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-def test_suggested_change_is_the_first_remedy(batch: int) -> None:
+def test_suggested_change_is_the_first_remedy(batch):
     setup = LARGE | {"per_device_train_batch_size": batch, "gpu": "RTX 4090"}
     answer = estimate(*parse(setup))
     assert cheapest_change(answer) == remedies(answer, catalog.gpus_like(answer.gpu))[0]
 
 
-def test_folder_gives_a_table_of_all_its_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_gives_a_table_of_all_its_runs(tmp_path, capsys):
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep", b=LARGE)
     write(tmp_path, a=GPT2, c="{", rows="[]")
@@ -106,7 +98,7 @@ def test_folder_gives_a_table_of_all_its_runs(
     assert said.splitlines()[-1].endswith("rows.json.")  # ignored: data, not a broken config
 
 
-def test_a_sweep_of_files_takes_little_more_than_one(tmp_path: Path) -> None:
+def test_a_sweep_of_files_takes_little_more_than_one(tmp_path):
     """A sweep is one structure at many sizes."""
     runs = {
         f"run_{batch}_{length}": LARGE
@@ -133,22 +125,18 @@ def test_a_sweep_of_files_takes_little_more_than_one(tmp_path: Path) -> None:
         (["a.json", "--lora-r", "8", "--lora-r", "9"], "lora_r is given 2 times; give it once."),
     ],
 )
-def test_wrong_command_gets_one_sentence(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_command_gets_one_sentence(arguments, says, capsys):
     try:
         status = main(["check", *arguments])
     except SystemExit as end:
-        status = end.code  # type: ignore[assignment]
+        status = end.code
     assert status == 2
     said = capsys.readouterr().err
     assert says in said
     assert "Traceback" not in said
 
 
-def test_gpu_is_required_and_ambiguous_names_are_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_is_required_and_ambiguous_names_are_listed(tmp_path, capsys):
     (path,) = write(tmp_path, run=GPT2)
     assert main(["check", path]) == 2
     assert "gpu is missing; name the card" in capsys.readouterr().out
@@ -161,9 +149,7 @@ def test_gpu_is_required_and_ambiguous_names_are_listed(
     assert said.err.count("may be A100-PCIe-40GB, A100-SXM4-40GB") == 1
 
 
-def test_launched_processes_are_data_parallel(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launched_processes_are_data_parallel(tmp_path, capsys):
     """Several processes without FSDP or DeepSpeed, and no key that names a strategy."""
     path = tmp_path / "run.sh"
     path.write_text(
@@ -173,16 +159,14 @@ def test_launched_processes_are_data_parallel(
     assert "needs a strategy" not in capsys.readouterr().out
 
 
-def test_oversized_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_FILE", 100)
     (tmp_path / "large.json").write_bytes(b" " * 101)
     with pytest.raises(ValueError, match="is larger than"):
         files.found([str(tmp_path / "large.json")])
 
 
-def test_a_large_file_or_a_pipe_in_a_folder_is_left_out_and_a_named_pipe_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_file_or_a_pipe_in_a_folder_is_left_out_and_a_named_pipe_refused(tmp_path, capsys):
     write(tmp_path, run=GPT2)
     with (tmp_path / "rows.json").open("wb") as rows:
         rows.truncate(files.LARGEST_FILE + 1)  # a sparse file
@@ -193,7 +177,7 @@ def test_a_large_file_or_a_pipe_in_a_folder_is_left_out_and_a_named_pipe_refused
     assert "pipe.yaml is no regular file" in capsys.readouterr().err
 
 
-def test_help_explains_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_exit_status(capsys):
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     said = capsys.readouterr().out
@@ -233,9 +217,7 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str,
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_tool_config_is_read_with_the_tools_defaults(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tool_config_is_read_with_the_tools_defaults(tmp_path, capsys):
     path = put(tmp_path, sft_yaml=SFT)["sft_yaml"]
     assert main(["check", path, "--gpu", "RTX 4090"]) == 0
     said = capsys.readouterr().out
@@ -244,9 +226,7 @@ def test_tool_config_is_read_with_the_tools_defaults(
     assert "bnb_4bit" not in said  # nothing is packed
 
 
-def test_unmodelled_and_unknown_keys_are_reported_with_their_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unmodelled_and_unknown_keys_are_reported_with_their_line(tmp_path, capsys):
     path = put(tmp_path, sft_yaml=SFT + "neftune_noise_alpha: 5\nwarp_drive: on\n")["sft_yaml"]
     main(["check", path, "--gpu", "RTX 4090"])
     said = capsys.readouterr().out
@@ -255,9 +235,7 @@ def test_unmodelled_and_unknown_keys_are_reported_with_their_line(
     assert "Unknown: warp_drive, sft.yaml line 7: " in said
 
 
-def test_accelerate_file_named_with_a_script_applies_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accelerate_file_named_with_a_script_applies_to_it(tmp_path, capsys):
     paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
     (run,) = asked(capsys, *paths.values(), "--gpu", "L4")
     assert run["files"] == [*paths.values()]
@@ -270,27 +248,23 @@ def test_accelerate_file_named_with_a_script_applies_to_it(
     assert together["setup"] == setup
 
 
-def test_files_in_a_folder_are_matched_to_their_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_in_a_folder_are_matched_to_their_runs(tmp_path, capsys):
     """run.sh runs a script under fsdp.yaml; sft.yaml is a separate run; util.py is not a run."""
     launch = "accelerate launch --config_file fsdp.yaml train.py\n"
     put(tmp_path, sft_yaml=SFT, fsdp_yaml=FSDP, train_py=SCRIPT, run_sh=launch, util_py="x = 1\n")
     runs = asked(capsys, str(tmp_path), "--gpu", "L4")
-    files = {tuple(Path(file).name for file in run["files"]) for run in runs}  # type: ignore[attr-defined]
+    files = {tuple(Path(file).name for file in run["files"]) for run in runs}
     assert files == {("sft.yaml",), ("run.sh", "fsdp.yaml", "train.py")}
     main(["check", str(tmp_path), "--gpu", "L4"])
     assert "No runs, and left out: " in (said := capsys.readouterr().out)
     assert "util.py" in said.splitlines()[-1]
 
 
-def test_gpu_count_in_the_name_applies_unless_the_files_set_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_count_in_the_name_applies_unless_the_files_set_one(tmp_path, capsys):
     paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
     (run,) = asked(capsys, paths["train_py"], "--gpu", "4x L4")
-    assert run["setup"]["num_gpus"] == 4  # type: ignore[index]
-    assert run["setup"]["strategy"] == "ddp"  # type: ignore[index]
+    assert run["setup"]["num_gpus"] == 4
+    assert run["setup"]["strategy"] == "ddp"
     (run,) = asked(capsys, *paths.values(), "--gpu", "8x L4")
     assert "8 GPUs, but num_gpus is 4" in str(run["error"])
 
@@ -305,9 +279,7 @@ def test_gpu_count_in_the_name_applies_unless_the_files_set_one(
         (b"x: !!python/object/apply:os.system [ls]\n", ""),
     ],
 )
-def test_unreadable_file_gets_one_sentence(
-    content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_file_gets_one_sentence(content, says, tmp_path, capsys):
     (tmp_path / "run.yaml").write_bytes(content)
     assert main(["check", str(tmp_path / "run.yaml"), "--gpu", "L4"]) == 2
     said = capsys.readouterr().out
@@ -316,9 +288,7 @@ def test_unreadable_file_gets_one_sentence(
     assert len(said.splitlines()) == 1
 
 
-def test_change_is_shown_as_a_diff_that_makes_the_file_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_change_is_shown_as_a_diff_that_makes_the_file_fit(tmp_path, capsys):
     text = SFT.replace("batch_size: 1", "batch_size: 16  # ours").replace("1024", "4096")
     path = put(tmp_path, sft_yaml=text)["sft_yaml"]
     assert main(["check", path, "--gpu", "RTX 4090"]) == 1
@@ -332,9 +302,7 @@ def test_change_is_shown_as_a_diff_that_makes_the_file_fit(
     assert main(["check", path, "--gpu", "RTX 4090"]) == 0
 
 
-def test_local_model_is_read_from_its_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_model_is_read_from_its_config(tmp_path, capsys, monkeypatch):
     sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     config = {"model_type": "llama", "num_attention_heads": 2, **sizes}
     (tmp_path / "base").mkdir()
@@ -343,7 +311,7 @@ def test_local_model_is_read_from_its_config(
     monkeypatch.chdir(tmp_path)
     (run,) = asked(capsys, "sft.yaml", "--gpu", "L4")
     assert run["verdict"] == "fits"
-    assert run["peak_bytes"] < 2**30  # type: ignore[operator]  # three layers of 64
+    assert run["peak_bytes"] < 2**30  # three layers of 64
     (tmp_path / "base" / "config.json").write_text("{", encoding="utf-8")
     (run,) = asked(capsys, "sft.yaml", "--gpu", "L4")
     assert "config.json is not valid JSON" in str(run["error"])
@@ -356,17 +324,13 @@ def test_local_model_is_read_from_its_config(
         (SFT + "fsdp: full_shard\n", 'Or say how many there are: --gpu "8x A100-SXM4-80GB".'),
     ],
 )
-def test_refusal_of_a_file_gives_a_hint(
-    text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusal_of_a_file_gives_a_hint(text, hint, tmp_path, capsys):
     path = put(tmp_path, sft_yaml=text)["sft_yaml"]
     assert main(["check", path, "--gpu", "L4"]) == 2
     assert hint in capsys.readouterr().out
 
 
-def test_folder_without_a_run_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_without_a_run_is_reported(tmp_path, capsys):
     put(tmp_path, util_py="x = 1\n")
     assert main(["check", str(tmp_path), "--gpu", "L4"]) == 2
     assert "none of 1 files says what is trained" in capsys.readouterr().err

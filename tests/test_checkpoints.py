@@ -36,13 +36,13 @@ def loss_height(**keys: object) -> int:
     return result(**keys).phases[Phase.LOSS].bytes
 
 
-def test_every_second_layer_is_checkpointed_starting_with_the_first() -> None:
+def test_every_second_layer_is_checkpointed_starting_with_the_first():
     setup = replace(FULL, checkpoint_every_n_layers=2)
     found = [is_checkpointed(LLAMA, setup, index) for index in range(4)]
     assert found == [True, False, True, False]
 
 
-def test_layer_count_starts_at_the_vision_tower() -> None:
+def test_layer_count_starts_at_the_vision_tower():
     """SigLIP's 27 layers precede Gemma 3's text layers: 27 % 4 is 3, so the text's second layer is index 28."""
     gemma = catalog.model("google/gemma-3-4b-it")
     setup = replace(FULL, checkpoint_every_n_layers=4)
@@ -52,7 +52,7 @@ def test_layer_count_starts_at_the_vision_tower() -> None:
     assert [is_checkpointed(gemma, alone, index) for index in range(2)] == [True, False]
 
 
-def test_a_layer_without_a_checkpoint_keeps_all_its_activations() -> None:
+def test_a_layer_without_a_checkpoint_keeps_all_its_activations():
     """Eight of sixteen layers keep theirs: half the increase from all checkpoints to none."""
     every, second, none = (
         loss_height(),
@@ -63,12 +63,12 @@ def test_a_layer_without_a_checkpoint_keeps_all_its_activations() -> None:
     assert none > every
 
 
-def test_offloaded_checkpoints_leave_no_layer_activations_on_the_gpu() -> None:
+def test_offloaded_checkpoints_leave_no_layer_activations_on_the_gpu():
     """A checkpoint in bfloat16 is 2 · T · h bytes; the last layer's output is the final norm's input."""
     assert loss_height() - loss_height(offload_checkpoints=True) == LAYERS * 2 * TOKENS * HIDDEN
 
 
-def test_host_holds_the_checkpoints_and_each_crosses_the_link_twice() -> None:
+def test_host_holds_the_checkpoints_and_each_crosses_the_link_twice():
     setup = replace(FULL, offload_checkpoints=True, gradient_accumulation_steps=3)
     size = LAYERS * 2 * TOKENS * HIDDEN
     assert host_copies(LLAMA, setup) == (size, size)
@@ -82,31 +82,31 @@ def test_host_holds_the_checkpoints_and_each_crosses_the_link_twice() -> None:
     assert without.host_bytes >= size
 
 
-def test_page_locked_blocks_are_rounded_up_to_powers_of_two() -> None:
+def test_page_locked_blocks_are_rounded_up_to_powers_of_two():
     """1,000 tokens: a checkpoint of 4,096,000 bytes takes 4 MiB."""
     setup = replace(FULL, offload_checkpoints=True, per_device_train_batch_size=1, max_length=1000)
     assert host_copies(LLAMA, setup).pinned == LAYERS * 2**22
 
 
-def test_every_rank_on_a_host_has_its_own_copies() -> None:
+def test_every_rank_on_a_host_has_its_own_copies():
     keys = {"num_gpus": 4, "strategy": "ddp", "save_strategy": "no", "offload_checkpoints": True}
     large = replace(FULL, per_device_train_batch_size=64)  # more than loading needs
     size = LAYERS * 2 * 32 * TOKENS * HIDDEN
     assert estimate(LLAMA, GPU, replace(large, **keys)).host_bytes == 4 * size
 
 
-def test_selective_checkpoints_keep_attention_output_and_log_sum() -> None:
+def test_selective_checkpoints_keep_attention_output_and_log_sum():
     """2 bytes per element of the output, 4 per head, and one 512-byte block each for the kernel's seed and offset."""
     more = LAYERS * (2 * QUERIES * TOKENS + 4 * HEADS * TOKENS + 2 * 512)
     assert loss_height(selective_checkpointing=True) - loss_height() == more
 
 
-def test_selective_checkpoints_of_eager_attention_keep_nothing_extra() -> None:
+def test_selective_checkpoints_of_eager_attention_keep_nothing_extra():
     eager = {"attn_implementation": AttnImplementation.EAGER}
     assert loss_height(selective_checkpointing=True, **eager) == loss_height(**eager)
 
 
-def test_only_discarded_activations_are_recomputed() -> None:
+def test_only_discarded_activations_are_recomputed():
     def again(**keys: object) -> tuple[float, float]:
         found = work(LLAMA, replace(FULL, **keys), 2048, pairs=1000)
         return found.products_again, found.attention_again
@@ -127,14 +127,14 @@ def saved_one_after_another(elements: int, count: int) -> tuple[Tape, list[Tenso
     return tape, held
 
 
-def test_trl_offloads_all_but_the_last_five_saved_tensors() -> None:
+def test_trl_offloads_all_but_the_last_five_saved_tensors():
     """Each product saves only its input, 2,048 bytes: ``max_fwd_stash_size``."""
     tape, _ = saved_one_after_another(1024, 8)
     assert len(tape.host_copies) == 8
     assert alive(tape)[ACTIVATIONS] == 5 * 2048
 
 
-def test_trl_does_not_offload_tensors_below_1024_bytes() -> None:
+def test_trl_does_not_offload_tensors_below_1024_bytes():
     # trl 1.16, models/activation_offloading.py: num_bytes >= min_offload_size
     tape, _ = saved_one_after_another(511, 8)  # 1,022 bytes
     assert not tape.host_copies
@@ -143,7 +143,7 @@ def test_trl_does_not_offload_tensors_below_1024_bytes() -> None:
     assert len(tape.host_copies) == 8
 
 
-def test_a_tensor_saved_again_immediately_stays_on_the_gpu() -> None:
+def test_a_tensor_saved_again_immediately_stays_on_the_gpu():
     """The input of q, k and v: its first copy to the host saves nothing."""
     tape = Tape(autocast_width=None, saved_tensor_hooks=Offloading)
     weight = Parameter("w", 1, 2, trainable=True)
@@ -159,14 +159,14 @@ def test_a_tensor_saved_again_immediately_stays_on_the_gpu() -> None:
     assert alive(tape)[ACTIVATIONS] == 2 * 4096 + 5 * 2048
 
 
-def test_activation_offloading_keeps_little_and_does_not_affect_evaluation() -> None:
+def test_activation_offloading_keeps_little_and_does_not_affect_evaluation():
     keys = {"loss": Loss.CHUNKED_TRL, "gradient_checkpointing": False, "eval_strategy": "epoch"}
     plain, moved = result(**keys), result(**keys, activation_offloading=True)
     assert moved.phases[Phase.LOSS].bytes < 0.7 * plain.phases[Phase.LOSS].bytes
     assert moved.phases[Phase.EVALUATION] == plain.phases[Phase.EVALUATION]
 
 
-def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step() -> None:
+def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step():
     """TRL's hooks keep the last node alive: 2 · T · h bytes each, also during the optimizer step (traced)."""
     keys = {"method": Method.LORA, "loss": Loss.CHUNKED_TRL}
     plain, moved = result(**keys), result(**keys, activation_offloading=True)
@@ -174,7 +174,7 @@ def test_with_adapters_the_embedding_output_and_its_gradient_outlive_the_step() 
     assert steps[1] - steps[0] == 2 * 2 * TOKENS * HIDDEN
 
 
-def test_offloaded_checkpoints_are_proposed_when_they_help() -> None:
+def test_offloaded_checkpoints_are_proposed_when_they_help():
     mistral = catalog.model("mistralai/Mistral-7B-v0.1")
     setup = TrainingSetup(
         method=Method.LORA,

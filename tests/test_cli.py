@@ -11,7 +11,6 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 from unittest.mock import patch
 
 import pytest
@@ -51,7 +50,7 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
             status = int(left.code or 0)
     for stream in (written, said):
         stream.flush()
-    out, err = (cast(io.BytesIO, stream.buffer).getvalue() for stream in (written, said))
+    out, err = (stream.buffer.getvalue() for stream in (written, said))
     return subprocess.CompletedProcess(arguments, status, out, err)
 
 
@@ -155,60 +154,52 @@ def conversation(bad_lines: list[Bad]) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_there_are_at_least_150_distinct_bad_lines(bad_lines: list[Bad]) -> None:
+def test_there_are_at_least_150_distinct_bad_lines(bad_lines):
     assert len({line.line for line in bad_lines}) == len(bad_lines) >= 150
 
 
-def test_every_bad_line_gets_a_sentence_that_names_the_field(
-    bad_lines: list[Bad], conversation: subprocess.CompletedProcess[bytes]
-) -> None:
+def test_every_bad_line_gets_a_sentence_that_names_the_field(bad_lines, conversation):
     said = answers(conversation)[::2]
     assert len(said) == len(bad_lines)
     for line, answer in zip(bad_lines, said, strict=True):
         assert list(answer) == ["error"], line.line[:200]
-        sentence = cast(str, answer["error"])
+        sentence = answer["error"]
         assert line.names in sentence, (line.line[:200], sentence)
         assert "please report it" not in sentence, (line.line[:200], sentence)
         assert sentence.endswith((".", "?")), sentence
         assert len(sentence) < 800, sentence
 
 
-def test_good_lines_between_bad_ones_get_the_same_answer_as_alone(
-    conversation: subprocess.CompletedProcess[bytes],
-) -> None:
+def test_good_lines_between_bad_ones_get_the_same_answer_as_alone(conversation):
     alone = answers(run("--json", stdin=GOOD))
     assert "peak_bytes" in alone[0]
     assert all(answer == alone[0] for answer in answers(conversation)[1::2])
 
 
-def test_one_bad_line_sets_exit_status_1(
-    conversation: subprocess.CompletedProcess[bytes],
-) -> None:
+def test_one_bad_line_sets_exit_status_1(conversation):
     assert conversation.returncode == 1
     assert conversation.stderr == b""
     assert run("--json", stdin=GOOD + b"\n" + GOOD).returncode == 0
 
 
-def test_empty_input_gives_empty_output() -> None:
+def test_empty_input_gives_empty_output():
     done = run("--json")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_windows_line_endings_and_byte_order_mark_are_accepted() -> None:
+def test_windows_line_endings_and_byte_order_mark_are_accepted():
     done = run("--json", stdin=b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD + b"\r\n")
     assert done.returncode == 0
     assert len(answers(done)) == 2
 
 
-def test_answers_are_written_line_by_line() -> None:
+def test_answers_are_written_line_by_line():
     with subprocess.Popen(
         [sys.executable, "-m", "estimator", "--json"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         for _ in range(2):
             process.stdin.write(GOOD + b"\n")
             process.stdin.flush()
@@ -216,18 +207,18 @@ def test_answers_are_written_line_by_line() -> None:
         process.stdin.close()
 
 
-def test_remedies_are_written_only_on_request() -> None:
+def test_remedies_are_written_only_on_request():
     setup = json.dumps({"model": MISTRAL, "gpu": A100, "dtype": "float32"}).encode()
     (plain,) = answers(run("--json", stdin=setup))
     (said,) = answers(run("--json", "--remedies", stdin=setup))
     assert plain.pop("remedies") == []
-    offered = cast(list[dict[str, object]], said.pop("remedies"))
+    offered = said.pop("remedies")
     assert said == plain
     # 16 bytes for each of 7.24 billion parameters are 108 GiB: only a frozen base fits 79
     assert {"method": "lora"} in [remedy["keys"] for remedy in offered]
 
 
-def test_closed_pipe_prints_no_traceback() -> None:
+def test_closed_pipe_prints_no_traceback():
     with subprocess.Popen(
         [sys.executable, "-m", "estimator", "--json"],
         stdin=subprocess.PIPE,
@@ -235,7 +226,6 @@ def test_closed_pipe_prints_no_traceback() -> None:
         stderr=subprocess.PIPE,
         cwd=ROOT,
     ) as process:
-        assert process.stdout is not None
         process.stdout.close()
         process.stdout = None
         _, said = process.communicate((GOOD + b"\n") * 3, timeout=60)
@@ -244,12 +234,7 @@ def test_closed_pipe_prints_no_traceback() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full device")
 @pytest.mark.parametrize("flags", [["--json"], ["openai-community/gpt2"], ["check", "{folder}"]])
-def test_a_full_disk_gets_one_sentence(
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_full_disk_gets_one_sentence(flags, tmp_path, monkeypatch, capsys):
     (tmp_path / "run.json").write_bytes(GOOD)
     with Path("/dev/full").open("w", buffering=1) as full, (tmp_path / "run.json").open() as lines:
         monkeypatch.setattr(
@@ -261,9 +246,7 @@ def test_a_full_disk_gets_one_sentence(
     assert capsys.readouterr().err == "the answer cannot be written: no space left on device.\n"
 
 
-def test_internal_error_affects_one_line_and_prints_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_internal_error_affects_one_line_and_prints_no_traceback(monkeypatch, capsys):
     def fail_on_lora(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         if setup.adapters.method is Method.LORA:
             raise KeyError("wings")
@@ -284,7 +267,7 @@ def test_internal_error_affects_one_line_and_prints_no_traceback(
 # --- output for people --------------------------------------------------------------------------
 
 
-def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
+def test_table_shows_the_ledger_the_phases_and_the_verdict():
     done = run(MISTRAL, "--gpu", A100, "--method", "qlora", "--tool", "trainer")
     text = done.stdout.decode()
     assert done.returncode == 0
@@ -298,7 +281,7 @@ def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
     )
 
 
-def test_flags_leave_the_rest_to_trl_as_the_pages_first_setup_does_and_say_so() -> None:
+def test_flags_leave_the_rest_to_trl_as_the_pages_first_setup_does_and_say_so():
     first = write_fields(*parse(EXAMPLE))
     by_flags = write_fields(*parse({"tool": command.USUAL_TOOL, "model": MISTRAL, "gpu": A100}))
     of_adapters = {
@@ -308,7 +291,7 @@ def test_flags_leave_the_rest_to_trl_as_the_pages_first_setup_does_and_say_so() 
     assert {key: flag for key, flag in by_flags.items() if key not in of_adapters} == first
 
 
-def test_columns_of_the_table_add_up() -> None:
+def test_columns_of_the_table_add_up():
     text = run(MISTRAL).stdout.decode()
     # trl 1.16: ModelConfig.dtype float32, Trainer's batch of 8
     whose = "other keys as TRL's SFTTrainer 1.16.0 has them"
@@ -321,7 +304,7 @@ def test_columns_of_the_table_add_up() -> None:
     assert sum(sizes) == pytest.approx(float(total), abs=0.005 * len(sizes))
 
 
-def test_flags_equal_their_keys() -> None:
+def test_flags_equal_their_keys():
     flags = "--max-length 512 --gradient-checkpointing --method lora --lora-target-modules q_proj,v_proj"
     keys = {
         "model": MISTRAL,
@@ -334,10 +317,10 @@ def test_flags_equal_their_keys() -> None:
     trained = f"of which {answer['trainable_parameters']:,} are trained"
     text = run(MISTRAL, *flags.split(), "--tool", "trainer").stdout.decode()
     assert trained in text
-    assert f"{cast(int, answer['peak_bytes']) / 2**20 / 1024:.2f}" in text
+    assert f"{answer['peak_bytes'] / 2**20 / 1024:.2f}" in text
 
 
-def test_help_lists_every_key_with_its_default() -> None:
+def test_help_lists_every_key_with_its_default():
     done = run("--help")
     text = done.stdout.decode()
     assert done.returncode == 0
@@ -373,9 +356,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],
 )
-def test_errors_are_one_sentence_on_stderr(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_sentence_on_stderr(arguments, sentence, capsys):
     try:
         status: object = command.main(arguments)
     except SystemExit as left:
@@ -386,7 +367,7 @@ def test_errors_are_one_sentence_on_stderr(
     assert shown.err.count("\n") == 1
 
 
-def test_terminal_without_unicode_causes_no_traceback() -> None:
+def test_terminal_without_unicode_causes_no_traceback():
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     assert run_as_process(MISTRAL, environment=environment).returncode == 0
     assert run_as_process("\N{GREEK SMALL LETTER MU}", environment=environment).returncode == 2

@@ -17,20 +17,20 @@ BETWEEN = "norms, activations, residuals"
 GPT2 = "openai-community/gpt2"
 
 
-def test_fused_kernels_move_less_than_half_to_all_of_what_eager_operators_write() -> None:
+def test_fused_kernels_move_less_than_half_to_all_of_what_eager_operators_write():
     # 0.48 to 0.97 of the tape's bytes, as inductor's own kernels do: tests/verify/test_compiled_steps.py
     moves = traffic(TINY_LLAMA, TrainingSetup(torch_compile=True), 0.0)
     written = 256 * (moves.forward + moves.backward)
     assert part(BETWEEN, torch_compile=True) == near(0.48 * written / FAST, 0.97 * written / SLOW)
 
 
-def test_a_compiled_loss_moves_14_bytes_a_logit_at_worst() -> None:
+def test_a_compiled_loss_moves_14_bytes_a_logit_at_worst():
     assert part("logits and loss", torch_compile=True) == near(
         256 * 10 * 12 / FAST, 256 * 10 * 14 / SLOW
     )
 
 
-def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph() -> None:
+def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph():
     def launches(**keys: Any) -> tuple[float, float]:
         return waiting(attn_implementation="flash_attention_2", **keys)[0]
 
@@ -45,7 +45,7 @@ def test_the_host_launches_28_to_48_of_100_operators_and_none_in_a_cuda_graph() 
     assert high == pytest.approx(launches(padded=True, torch_compile=True)[1])
 
 
-def test_a_mode_turns_compilation_on_as_trainer_does() -> None:
+def test_a_mode_turns_compilation_on_as_trainer_does():
     assert TrainingSetup(torch_compile_mode="max-autotune").computation.torch_compile
     assert not TrainingSetup().computation.torch_compile
 
@@ -65,7 +65,7 @@ def height(phase: Phase, **keys: Any) -> int:
     return estimate(*parse({"model": model, **usual, **keys})).phases[phase].bytes
 
 
-def test_a_compiled_embedding_adds_its_gradient_up_in_float32() -> None:
+def test_a_compiled_embedding_adds_its_gradient_up_in_float32():
     # inductor's index_put adds in float32, then casts: 4 bytes for each of 100,000 · 64 weights beside the gradient
     compiled, eager = (
         height(Phase.BACKWARD, torch_compile=flag, max_length=4) for flag in (True, False)
@@ -74,7 +74,7 @@ def test_a_compiled_embedding_adds_its_gradient_up_in_float32() -> None:
     assert more == pytest.approx(4 * 100_000 * 64, rel=0.01)
 
 
-def test_a_compiled_backward_holds_its_gradients_beside_those_of_earlier_micro_batches() -> None:
+def test_a_compiled_backward_holds_its_gradients_beside_those_of_earlier_micro_batches():
     # one node of autograd returns all gradients, which are added up afterwards: embedding and head, 2 bytes each
     first, later = (
         height(Phase.BACKWARD, torch_compile=True, gradient_accumulation_steps=times)
@@ -83,7 +83,7 @@ def test_a_compiled_backward_holds_its_gradients_beside_those_of_earlier_micro_b
     assert later - first == pytest.approx(2 * 2 * 100_000 * 64, rel=0.02)
 
 
-def test_compiled_sdpa_builds_one_mask_for_all_layers() -> None:
+def test_compiled_sdpa_builds_one_mask_for_all_layers():
     # 2,048² in 2 bytes, in which inductor makes it at once, for both layers; flash_attention_2 needs none
     def forward(**keys: Any) -> int:
         return height(Phase.FORWARD, max_length=2048, method="lora", **keys)
@@ -93,7 +93,7 @@ def test_compiled_sdpa_builds_one_mask_for_all_layers() -> None:
     assert forward() == pytest.approx(forward(attn_implementation="flash_attention_2"), rel=0.01)
 
 
-def test_an_answer_says_what_compilation_costs() -> None:
+def test_an_answer_says_what_compilation_costs():
     said = " ".join(estimate(TINY_LLAMA, None, TrainingSetup(torch_compile=True)).assumptions)
     assert "The first step compiles the model, which the hours leave out" in said
     assert "builds a causal mask" in said
@@ -137,13 +137,13 @@ TRAIN = f'from trl import SFTConfig, SFTTrainer\nSFTTrainer("{GPT2}", args=SFTCo
         ),
     ],
 )
-def test_every_tool_says_it_in_its_own_words(files: dict[str, str], mode: str | None) -> None:
+def test_every_tool_says_it_in_its_own_words(files, mode):
     run = read_files(files)
     assert run.setup["torch_compile"] is True
     assert run.setup.get("torch_compile_mode") == mode
 
 
-def test_axolotls_mode_does_nothing_alone() -> None:
+def test_axolotls_mode_does_nothing_alone():
     text = f"base_model: {GPT2}\nmicro_batch_size: 1\ntorch_compile_mode: reduce-overhead\n"
     assert not read_files({"a.yaml": text}).setup.get("torch_compile")
 
@@ -168,7 +168,7 @@ STATISTICS = 4 * 4 + 2 * 4 + 1
 """A log-sum-exp of each head and two means in float32, and attention's random state, 1,024 bytes for all tokens."""
 
 
-def test_a_compiled_layer_saves_what_products_read_and_sources_of_the_rest() -> None:
+def test_a_compiled_layer_saves_what_products_read_and_sources_of_the_rest():
     # both norms' outputs, q, k and v with repeated heads, attention's output, two residuals; gate, up, their product
     assert saved_by_a_layer() == 8 * 2 * 256 + 3 * 2 * 512 + STATISTICS
     # without a mask, heads are not repeated
@@ -176,7 +176,7 @@ def test_a_compiled_layer_saves_what_products_read_and_sources_of_the_rest() -> 
     assert flash == 7 * 2 * 256 + 3 * 2 * 512 + STATISTICS
 
 
-def test_a_compiled_dropout_saves_its_mask_and_what_the_adapter_reads() -> None:
+def test_a_compiled_dropout_saves_its_mask_and_what_the_adapter_reads():
     adapters = {"method": "lora", "lora_r": 8, "autocast_adapter_dtype": False}
     without = saved_by_a_layer(lora_dropout=0.0, **adapters)
     dropped = saved_by_a_layer(lora_dropout=0.1, **adapters)
@@ -184,7 +184,7 @@ def test_a_compiled_dropout_saves_its_mask_and_what_the_adapter_reads() -> None:
     assert dropped - without == 3 * (6 * 256 + 512) - 2 * (2 * 256 + 512)
 
 
-def test_a_compiled_pass_without_gradients_keeps_nothing_of_its_layers() -> None:
+def test_a_compiled_pass_without_gradients_keeps_nothing_of_its_layers():
     """Products of 4-bit weights are cast to float32 and turned by views, which is no second cast."""
     given = {"model": "microsoft/phi-1_5", "method": "qlora", "objective": "dpo", "max_length": 64}
     model, _, setup = parse({**given, "torch_compile": True})

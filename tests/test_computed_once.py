@@ -9,7 +9,7 @@ from time import sleep
 from dashboard.estimate.computed_once import computed_once
 
 
-def test_threads_that_ask_at_the_same_moment_compute_once() -> None:
+def test_threads_that_ask_at_the_same_moment_compute_once():
     asked: list[int] = []
     together = Barrier(8)
 

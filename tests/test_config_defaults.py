@@ -51,12 +51,12 @@ def required(config: dict[str, Any]) -> set[str]:
     return found
 
 
-def test_every_family_is_in_the_file() -> None:
+def test_every_family_is_in_the_file():
     assert CONFIGS.keys() == MODELLED - WITHOUT_A_CLASS
 
 
 @for_each("model_type", sorted(CONFIGS))
-def test_a_missing_key_takes_its_class_s_default(model_type: str) -> None:
+def test_a_missing_key_takes_its_class_s_default(model_type):
     config = CONFIGS[model_type]
     needed, whole = required(config), seen(config)
     for key in config.keys() - needed:
@@ -69,14 +69,14 @@ def test_a_missing_key_takes_its_class_s_default(model_type: str) -> None:
 
 
 @for_each("model_type", sorted(CONFIGS))
-def test_a_config_with_only_sizes_takes_all_class_defaults(model_type: str) -> None:
+def test_a_config_with_only_sizes_takes_all_class_defaults(model_type):
     config = CONFIGS[model_type]
     kept = required(config) | {key for family, key in UNUSED if family == model_type}
     assert seen({key: config[key] for key in kept if key in config}) == seen(config)
 
 
 @pytest.mark.parametrize("name", ["5", "05", "0005"])
-def test_per_layer_keys_match_layer_numbers_with_leading_zeros(name: str) -> None:
+def test_per_layer_keys_match_layer_numbers_with_leading_zeros(name):
     # transformers 5.23 saves "05" where a model has ten layers or more
     config = {key: value for key, value in CONFIGS["gemma4_text"].items() if key != "layer_types"}
     config |= {"num_hidden_layers": 6, "per_layer_config": {name: {"head_dim": 384}}}
@@ -97,9 +97,7 @@ def test_per_layer_keys_match_layer_numbers_with_leading_zeros(name: str) -> Non
         ({"moe_layer_interval": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 4}, {2}),
     ],
 )
-def test_ernie_has_experts_at_an_interval_between_two_layers(
-    keys: dict[str, int], sparse: set[int]
-) -> None:
+def test_ernie_has_experts_at_an_interval_between_two_layers(keys, sparse):
     # transformers 5.23, modeling_ernie4_5_moe.py: (layer_idx + 1) % interval == 0 and start <= layer_idx <= end
     config = CONFIGS["ernie4_5_moe"] | {"num_hidden_layers": 6} | keys
     config.pop("mlp_layer_types", None)
@@ -116,9 +114,7 @@ def test_ernie_has_experts_at_an_interval_between_two_layers(
         ({"moe_layers": None, "interleave_moe_layer_step": 3}, {2, 5}),
     ],
 )
-def test_llama_4_has_experts_in_listed_layers_or_at_an_interval(
-    keys: dict[str, Any], sparse: set[int]
-) -> None:
+def test_llama_4_has_experts_in_listed_layers_or_at_an_interval(keys, sparse):
     config = CONFIGS["llama4_text"] | {"num_hidden_layers": 6} | keys
     for derived in ("layer_types", "no_rope_layers"):
         config.pop(derived, None)
@@ -127,7 +123,7 @@ def test_llama_4_has_experts_in_listed_layers_or_at_an_interval(
 
 
 @pytest.mark.parametrize("listed", [[1, "2"], [True], "12", 3])
-def test_llama_4_s_moe_layers_must_be_integers(listed: object) -> None:
+def test_llama_4_s_moe_layers_must_be_integers(listed):
     config = CONFIGS["llama4_text"] | {"moe_layers": listed}
     with pytest.raises(ValueError, match="moe_layers must list whole numbers"):
         model_from_config(config)

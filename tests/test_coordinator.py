@@ -58,13 +58,7 @@ CHECKPOINTS = {"gradient_checkpointing": True}
         ),
     ],
 )
-def test_a_model_beyond_the_limits_matches_the_real_stage_3(
-    monkeypatch: pytest.MonkeyPatch,
-    keys: dict[str, Any],
-    live: int,
-    reuse: int,
-    traced: tuple[int, ...],
-) -> None:
+def test_a_model_beyond_the_limits_matches_the_real_stage_3(monkeypatch, keys, live, reuse, traced):
     # traced as in tests/reference/steps.jsonl ("ZeRO 3"), on 8 layers, stage3_max_live_parameters and
     # stage3_max_reuse_distance lowered to match
     monkeypatch.setattr(coordinator, "LIVE", live)
@@ -78,15 +72,14 @@ def test_a_model_beyond_the_limits_matches_the_real_stage_3(
     assert ours[:3] == pytest.approx(traced, rel=0.003)
 
 
-def test_trainer_derives_buckets_from_the_hidden_size() -> None:
+def test_trainer_derives_buckets_from_the_hidden_size():
     # transformers 5.23, integrations/deepspeed.py, for "auto": int(0.9 * hidden_size * hidden_size), 10 * hidden_size
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
     rules = gathering(catalog.model("mistralai/Mistral-7B-v0.1"), setup.adapters, setup.mesh)
-    assert rules is not None
     assert (rules.prefetched, rules.persistent) == (15_099_494, 40_960)
 
 
-def test_prefetch_fills_the_limit_of_live_weights() -> None:
+def test_prefetch_fills_the_limit_of_live_weights():
     # 7.2 billion weights over 64 ranks; 10⁹ elements of 2 bytes are gathered, and gathers that started
     # before the limit may finish: matrices of the MLP, 14,336 · 4,096
     model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
@@ -119,7 +112,7 @@ def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
     return [*forward[0], *backward[0]]
 
 
-def test_weights_are_gathered_at_their_call_and_stay_until_backward() -> None:
+def test_weights_are_gathered_at_their_call_and_stay_until_backward():
     # 1,024 elements of 2 bytes; the second is prefetched once the first has begun; both stay, because backward
     # uses them within 10⁹ elements, and are released one by one
     rules = Rules(1024, 10, **HERE)
@@ -130,9 +123,7 @@ def test_weights_are_gathered_at_their_call_and_stay_until_backward() -> None:
 
 
 @pytest.mark.parametrize(("size", "stays"), [(10**9 // 2 - 1, True), (10**9 // 2, False)])
-def test_a_weight_stays_gathered_if_reused_within_a_billion_elements(
-    size: int, stays: bool
-) -> None:
+def test_a_weight_stays_gathered_if_reused_within_a_billion_elements(size, stays):
     # DeepSpeed 0.19.6, runtime/zero/config.py, max_reuse_distance 1e9: from the end of a's forward to its backward
     # b is called twice, 2 · size elements, fewer than 10⁹ or not. Nothing is prefetched
     seen = levels({"a": 4096, "b": size}, Rules(0, 0, **HERE), 1)
@@ -140,14 +131,14 @@ def test_a_weight_stays_gathered_if_reused_within_a_billion_elements(
     assert seen[4] == (8192 if stays else 0)
 
 
-def test_a_rank_copies_its_shard_from_the_host_for_each_gather() -> None:
+def test_a_rank_copies_its_shard_from_the_host_for_each_gather():
     # 4,096 elements of 2 bytes on 4 ranks: all of them, and briefly the quarter that this rank sends
     rules = Rules(0, 0, is_offloaded=True, alone=False, is_wrapped=False)
     assert levels({"a": 4096}, rules, 4)[:3] == [0, 8192 + 2048, 8192]
 
 
 @pytest.mark.parametrize(("elements", "ranks"), [(1001, 8), (1_000_001, 1024), (4096, 8)])
-def test_gathered_weights_are_padded_to_equal_shards(elements: int, ranks: int) -> None:
+def test_gathered_weights_are_padded_to_equal_shards(elements, ranks):
     # partition_parameters.py: partition_size = ceil(numel / ranks); all ranks send the same amount
     part = -(-elements // ranks)
     amount = Amount(((elements, 2),), part=False, padded=True)
@@ -156,7 +147,7 @@ def test_gathered_weights_are_padded_to_equal_shards(elements: int, ranks: int) 
     assert own.of(ranks) == -(-part * 2 // 512) * 512
 
 
-def test_weights_gathered_together_exist_twice_until_copied_out() -> None:
+def test_weights_gathered_together_exist_twice_until_copied_out():
     # before its first module runs, the model prefetches a and b into one buffer of 4,096 bytes, then c alone, 2,048;
     # at a's call both are copied out of the buffer, 4,096 more, and at b's call the buffer is freed
     rules = Rules(2048, 10, **HERE)
@@ -164,7 +155,7 @@ def test_weights_gathered_together_exist_twice_until_copied_out() -> None:
     assert seen[:7] == [0, 10240, 10240, 10240, 10240, 10240, 6144]
 
 
-def test_small_weights_need_no_gather() -> None:
+def test_small_weights_need_no_gather():
     rules = Rules(1024, 2048, **HERE)
     assert not any(levels({"a": 1024, "b": 1024}, rules, 2))
 
@@ -173,7 +164,7 @@ ONE_OF_EACH = {found.model.model_type: found.model for found in catalog.models()
 
 
 @for_each("family", sorted(ONE_OF_EACH))
-def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family: str) -> None:
+def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family):
     # by its table of modules; a weight that no module call names would never be gathered
     model = ONE_OF_EACH[family]
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)

@@ -55,20 +55,18 @@ def priced(setup: TrainingSetup = SETUP, gpu: Gpu = A100) -> Estimate:
 
 def hours(answer: Estimate) -> float:
     """Middle of the bracket of hours."""
-    assert answer.time is not None
     return answer.time.total_hours.middle
 
 
 def dollars(answer: Estimate) -> float:
     """Middle of the bracket of dollars."""
-    assert answer.cost is not None
     return answer.cost.cost_usd.middle
 
 
 # --- the table ----------------------------------------------------------------------------------
 
 
-def test_every_price_names_a_gpu_a_provider_a_day_and_a_page() -> None:
+def test_every_price_names_a_gpu_a_provider_a_day_and_a_page():
     rows = listings()
     assert len(rows) >= 150
     assert len({row["gpu"] for row in rows}) >= 53
@@ -82,14 +80,14 @@ def test_every_price_names_a_gpu_a_provider_a_day_and_a_page() -> None:
         assert 0.05 < float(row["usd_per_gpu_hour"]) < 20, row
 
 
-def test_prices_older_than_120_days_are_marked() -> None:
+def test_prices_older_than_120_days_are_marked():
     """Against the newest day of the table: no clock."""
     newest = max(date(row["retrieved"]) for row in listings())
     for row in listings():
         assert row["is_old"] == str((newest - date(row["date"])).days > 120).lower(), row
 
 
-def test_marketplace_prices_say_from_and_old_listings_say_old() -> None:
+def test_marketplace_prices_say_from_and_old_listings_say_old():
     old = Price(
         provider="market",
         usd_per_gpu_hour=1.0,
@@ -113,14 +111,14 @@ def test_marketplace_prices_say_from_and_old_listings_say_old() -> None:
     assert said.endswith("market, 2026-01-01.")
 
 
-def test_prices_are_attached_to_their_gpu_cheapest_first() -> None:
+def test_prices_are_attached_to_their_gpu_cheapest_first():
     for gpu in catalog.gpus().values():
         asked = [price.usd_per_gpu_hour for price in gpu.prices]
         assert asked == sorted(asked)
     assert catalog.prices()["A100-SXM4-80GB"] == A100.prices
 
 
-def test_card_rented_only_in_eights_has_no_single_price() -> None:
+def test_card_rented_only_in_eights_has_no_single_price():
     node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     single = Price(provider="singly", usd_per_gpu_hour=2.0, date="2026-11-21")
     card = replace(A100, prices=(node, single))
@@ -128,7 +126,7 @@ def test_card_rented_only_in_eights_has_no_single_price() -> None:
     assert cheapest(card, 8) == node
 
 
-def test_a_host_of_one_gpu_is_not_the_price_of_several() -> None:
+def test_a_host_of_one_gpu_is_not_the_price_of_several():
     # data/prices.csv: Vast.ai's 2.1356 is of "the cheapest verified host of one GPU"; the next offers more
     card = catalog.gpu("H100-SXM5-80GB")
     found = [cheapest(card, gpus) for gpus in (1, 2, 16)]
@@ -157,9 +155,7 @@ def test_a_host_of_one_gpu_is_not_the_price_of_several() -> None:
         ("g5.2xlarge", None),
     ],
 )
-def test_a_cloud_machine_has_its_own_price_and_keeps_it_in_a_link(
-    asked: str, usd: float | None
-) -> None:
+def test_a_cloud_machine_has_its_own_price_and_keeps_it_in_a_link(asked, usd):
     model, gpu, setup = parse({"model": "Qwen/Qwen3-0.6B", "gpu": asked})
     assert gpu is not None
     written = write_fields(model, gpu, setup)
@@ -170,7 +166,7 @@ def test_a_cloud_machine_has_its_own_price_and_keeps_it_in_a_link(
     assert (cost and cost.usd_per_gpu_hour) == usd
 
 
-def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
+def test_twelve_gpus_on_machines_of_eight_cost_sixteen():
     """By hand: 16 GPU-hours at 1 dollar cost more than 12 at 1.30 and less than 12 at 1.40."""
     node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     singly = Price(provider="singly", usd_per_gpu_hour=1.3, date="2026-11-21")
@@ -180,15 +176,13 @@ def test_twelve_gpus_on_machines_of_eight_cost_sixteen() -> None:
     assert cheapest(card, 12) == node
     setup = TrainingSetup(num_gpus=12, strategy=Strategy.DDP)
     answer = estimate(MISTRAL, card, setup)
-    assert answer.time is not None
-    assert answer.cost is not None
     assert answer.cost.cost_usd.high == pytest.approx(16 * answer.time.total_hours.high)
     assert any(
         said.endswith("12 GPUs are billed as 16, in machines of 8.") for said in answer.assumptions
     )
 
 
-def test_measured_rates_are_shares_of_a_dense_rate() -> None:
+def test_measured_rates_are_shares_of_a_dense_rate():
     """A datasheet rate "with sparsity" is twice the dense one; a measured share below 44 % would reveal it.
 
     GeForce cards run above their rated clocks; an RTX 5090 multiplies at 1.16 times its datasheet's rate.
@@ -196,7 +190,6 @@ def test_measured_rates_are_shares_of_a_dense_rate() -> None:
     for gpu in catalog.gpus().values():
         if gpu.sustained_tflops is not None:
             dense = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops
-            assert dense is not None
             most = 1.8 if "Laptop" in gpu.name else 1.17  # those are rated at their lowest power
             assert 0.44 < gpu.sustained_tflops / dense < most, gpu.name
 
@@ -204,10 +197,8 @@ def test_measured_rates_are_shares_of_a_dense_rate() -> None:
 # --- one run ------------------------------------------------------------------------------------
 
 
-def test_cost_is_hours_times_the_cheapest_listing_and_names_it() -> None:
+def test_cost_is_hours_times_the_cheapest_listing_and_names_it():
     answer = priced()
-    assert answer.time is not None
-    assert answer.cost is not None
     price = answer.cost.price
     assert price == A100.prices[0]
     assert answer.cost.cost_usd.low == pytest.approx(
@@ -219,32 +210,27 @@ def test_cost_is_hours_times_the_cheapest_listing_and_names_it() -> None:
     )
 
 
-def test_custom_price_replaces_the_listing() -> None:
+def test_custom_price_replaces_the_listing():
     answer = priced(replace(SETUP, usd_per_gpu_hour=10.0))
-    assert answer.time is not None
-    assert answer.cost is not None
     assert answer.cost.price is None
     assert answer.cost.cost_usd.high == pytest.approx(10 * answer.time.total_hours.high)
     assert not any("Priced at" in sentence for sentence in answer.assumptions)
 
 
-def test_owned_gpu_costs_nothing() -> None:
+def test_owned_gpu_costs_nothing():
     answer = priced(replace(SETUP, usd_per_gpu_hour=0.0))
-    assert answer.cost is not None
     assert answer.cost.cost_usd.high == 0
 
 
-def test_unlisted_gpu_gets_a_sentence_and_no_cost() -> None:
+def test_unlisted_gpu_gets_a_sentence_and_no_cost():
     answer = estimate(MISTRAL, replace(A100, prices=()), SETUP)
     assert answer.time is not None
     assert answer.cost is None
     assert any("set usd_per_gpu_hour" in sentence for sentence in answer.assumptions)
 
 
-def test_energy_is_board_power_times_hours() -> None:
+def test_energy_is_board_power_times_hours():
     answer = priced()
-    assert answer.time is not None
-    assert answer.energy_kwh is not None
     assert answer.energy_kwh.high == pytest.approx(0.4 * answer.time.total_hours.high)
     assert estimate(MISTRAL, replace(A100, tdp_w=None), SETUP).energy_kwh is None
 
@@ -252,7 +238,7 @@ def test_energy_is_board_power_times_hours() -> None:
 # --- the contract -------------------------------------------------------------------------------
 
 
-def test_answer_contains_seconds_hours_and_dollars() -> None:
+def test_answer_contains_seconds_hours_and_dollars():
     answer = write_estimate(priced())
     for name in ("step_seconds", "total_hours", "cost_usd", "energy_kwh", "mfu"):
         low, high = answer[f"{name}_low"], answer[f"{name}_high"]
@@ -265,32 +251,31 @@ def test_answer_contains_seconds_hours_and_dollars() -> None:
     assert answer["price_provider"] == A100.prices[0].provider
 
 
-def test_answer_without_a_gpu_has_nulls() -> None:
+def test_answer_without_a_gpu_has_nulls():
     answer = write_estimate(estimate(MISTRAL, None, SETUP))
     assert answer["step_seconds_low"] is answer["cost_usd_high"] is answer["energy_kwh_low"] is None
     assert answer["step_parts"] == []
 
 
-def test_custom_gpu_may_set_its_rates() -> None:
+def test_custom_gpu_may_set_its_rates():
     card = {"memory_bytes": 2**35, "bf16_dense_tflops": 100, "memory_bandwidth_gb_per_s": 800}
     answer = write_estimate(estimate(*parse({"model": MISTRAL.hub_id, "gpu": card, "mfu": 0.5})))
     assert answer["step_seconds_low"] == answer["step_seconds_high"]
 
 
-def test_card_like_another_has_that_speed_with_its_own_memory_and_price() -> None:
+def test_card_like_another_has_that_speed_with_its_own_memory_and_price():
     """A 4090 with 48 GiB takes as long as a 4090 and costs the given half dollar an hour."""
     card = {"like": "4090", "memory_bytes": 48 * 2**30, "usd_per_gpu_hour": 0.5}
     asked = {"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}
     model, gpu, setup = parse(asked)
     answer, like = estimate(model, gpu, setup), estimate(model, catalog.gpu("4090"), setup)
-    assert gpu is not None
     assert (gpu.memory_bytes, gpu.like) == (48 * 2**30, "GeForce RTX 4090")
     assert hours(answer) == hours(like)
     assert dollars(answer) == pytest.approx(0.5 * hours(answer))
     assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
 
 
-def test_custom_card_gets_no_other_card_s_listing() -> None:
+def test_custom_card_gets_no_other_card_s_listing():
     card = {"like": "A100-SXM4-80GB", "memory_bytes": 2**36}
     answer = estimate(*parse({"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}))
     assert answer.time is not None
@@ -298,13 +283,13 @@ def test_custom_card_gets_no_other_card_s_listing() -> None:
     assert any("set usd_per_gpu_hour" in said for said in answer.assumptions)
 
 
-def test_card_with_only_memory_is_told_how_to_get_a_time() -> None:
+def test_card_with_only_memory_is_told_how_to_get_a_time():
     answer = estimate(*parse({"model": MISTRAL.hub_id, "gpu": {"memory_bytes": 2**36}}))
     assert answer.time is None
     assert any("set like to a catalogued card" in said for said in answer.assumptions)
 
 
-def test_conflicting_prices_are_refused() -> None:
+def test_conflicting_prices_are_refused():
     card = {"memory_bytes": 2**36, "usd_per_gpu_hour": 1}
     with pytest.raises(ValueError, match="disagree; give one of them"):
         parse({"model": MISTRAL.hub_id, "gpu": card, "usd_per_gpu_hour": 2})
@@ -314,7 +299,7 @@ OWN = ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_pe
 
 
 @for_each("name, own", [*zip([*catalog.gpus(), *catalog.slices()], cycle(OWN), strict=False)])
-def test_card_like_another_round_trips(name: str, own: dict[str, object]) -> None:
+def test_card_like_another_round_trips(name, own):
     model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})
     assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
 
@@ -331,7 +316,7 @@ def test_card_like_another_round_trips(name: str, own: dict[str, object]) -> Non
         ),
     ],
 )
-def test_wrong_custom_value_gets_one_sentence(name: str, value: object, said: str) -> None:
+def test_wrong_custom_value_gets_one_sentence(name, value, said):
     with pytest.raises(ValueError, match="must be") as problem:
         parse({"model": MISTRAL.hub_id, name: value})
     assert str(problem.value) == said
@@ -340,7 +325,7 @@ def test_wrong_custom_value_gets_one_sentence(name: str, value: object, said: st
 # --- all GPUs -----------------------------------------------------------------------------------
 
 
-def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit() -> None:
+def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit():
     ranking = rank_gpus(MISTRAL, SETUP)
     assert len(ranking.estimates) == len(catalog.gpus())
     fitting = [one for one in ranking.estimates if one.verdict is Verdict.FITS]
@@ -353,7 +338,7 @@ def test_ranking_lists_every_gpu_and_names_the_fastest_and_cheapest_that_fit() -
             assert dollars(ranking.cheapest) <= dollars(answer)
 
 
-def test_ranking_sorts_by_verdict_then_hours_with_unknown_last() -> None:
+def test_ranking_sorts_by_verdict_then_hours_with_unknown_last():
     ranking = rank_gpus(MISTRAL, SETUP)
     verdicts = [one.verdict for one in ranking.estimates]
     assert verdicts == sorted(verdicts, key=[*Verdict].index)
@@ -363,14 +348,14 @@ def test_ranking_sorts_by_verdict_then_hours_with_unknown_last() -> None:
     assert all(one.time is None for one in fitting[len(known) :])
 
 
-def test_setup_that_fits_nowhere_has_no_fastest_gpu() -> None:
+def test_setup_that_fits_nowhere_has_no_fastest_gpu():
     giant = catalog.model("meta-llama/Llama-3.1-405B")
     ranking = rank_gpus(giant, TrainingSetup())
     assert ranking.fastest is None
     assert ranking.cheapest is None
 
 
-def test_pareto_front_excludes_dominated_gpus() -> None:
+def test_pareto_front_excludes_dominated_gpus():
     ranking = rank_gpus(MISTRAL, SETUP)
     front = pareto(ranking.estimates)
     assert len(front) > 1

@@ -14,7 +14,7 @@ LLAMA_8B = "meta-llama/Llama-3.1-8B"
 OPT = "facebook/opt-1.3b"
 
 
-def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
+def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b():
     larger = {
         "hidden_size": 8192,
         "intermediate_size": 28672,
@@ -33,14 +33,14 @@ def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
 
 
 @for_each("entry", catalog.models().values())
-def test_repeating_a_model_s_own_dimensions_changes_nothing(entry: catalog.CatalogModel) -> None:
+def test_repeating_a_model_s_own_dimensions_changes_nothing(entry):
     own = {name: getattr(entry.model, name) for name in DIMENSIONS}
     if own["max_position_embeddings"] == 0:
         del own["max_position_embeddings"]
     assert total_parameters(resized(entry.model, own)) == entry.parameters
 
 
-def test_gpt2_with_the_dimensions_of_gpt2_xl_is_gpt2_xl() -> None:
+def test_gpt2_with_the_dimensions_of_gpt2_xl_is_gpt2_xl():
     wider = {
         "hidden_size": 1600,
         "intermediate_size": 6400,
@@ -53,13 +53,13 @@ def test_gpt2_with_the_dimensions_of_gpt2_xl_is_gpt2_xl() -> None:
     assert (model.head_dim, model.num_key_value_heads) == (64, 25)
 
 
-def test_learned_position_table_follows_the_context() -> None:
+def test_learned_position_table_follows_the_context():
     model = resized(catalog.model(OPT), {"max_position_embeddings": 4096})
     assert model.learned_positions == 4098  # OPT's table has two rows more
     assert model.position_limit == 4096
 
 
-def test_window_pattern_repeats() -> None:
+def test_window_pattern_repeats():
     known = catalog.model("google/gemma-3-4b-it")
     model = resized(known, {"num_hidden_layers": 40})
     assert model.layer_types[:34] == known.layer_types
@@ -68,7 +68,7 @@ def test_window_pattern_repeats() -> None:
     )
 
 
-def test_bloom_s_mlp_follows_its_width() -> None:
+def test_bloom_s_mlp_follows_its_width():
     model = resized(catalog.model("bigscience/bloom-560m"), {"hidden_size": 2048})
     assert (model.intermediate_size, model.head_dim) == (8192, 128)
 
@@ -76,7 +76,7 @@ def test_bloom_s_mlp_follows_its_width() -> None:
 # --- in the contract ----------------------------------------------------------------------------
 
 
-def test_contract_expresses_a_custom_model_with_like() -> None:
+def test_contract_expresses_a_custom_model_with_like():
     given = {"like": LLAMA_8B, "num_hidden_layers": 16}
     model = parse({"model": given})[0]
     assert model.num_hidden_layers == 16
@@ -85,7 +85,7 @@ def test_contract_expresses_a_custom_model_with_like() -> None:
     assert parse(written)[0] == model
 
 
-def test_like_may_be_a_config_or_a_fetched_model() -> None:
+def test_like_may_be_a_config_or_a_fetched_model():
     of_config = parse({"model": {"like": LLAMA, "num_hidden_layers": 16}})[0]
     assert of_config.hidden_size == LLAMA["hidden_size"]
     known = {"me/llama": catalog.model(LLAMA_8B)}
@@ -93,7 +93,7 @@ def test_like_may_be_a_config_or_a_fetched_model() -> None:
     assert of_known.hidden_size == 4096
 
 
-def test_catalogue_takes_precedence_over_fetched_models() -> None:
+def test_catalogue_takes_precedence_over_fetched_models():
     stranger = catalog.model(OPT)
     assert parse({"model": LLAMA_8B}, {LLAMA_8B: stranger})[0] == catalog.model(LLAMA_8B)
     assert parse({"model": "me/opt"}, {"me/opt": stranger})[0] is stranger

@@ -22,7 +22,7 @@ def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_every_requirement_is_locked_with_version_and_hash() -> None:
+def test_every_requirement_is_locked_with_version_and_hash():
     required = dict(re.findall(r"^([a-z0-9_.-]+)==(\S+)", text("requirements.txt"), re.M))
     assert {
         name.replace("_", "-").replace(".", "-"): value for name, value in required.items()
@@ -32,7 +32,7 @@ def test_every_requirement_is_locked_with_version_and_hash() -> None:
     assert all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_image_copies_existing_files_and_the_whole_package() -> None:
+def test_image_copies_existing_files_and_the_whole_package():
     image, ignored = text("Dockerfile"), text(".dockerignore")
     copied = {
         name
@@ -49,7 +49,7 @@ def test_image_copies_existing_files_and_the_whole_package() -> None:
     assert "/_stcore/health" in image
 
 
-def test_compose_runs_the_two_replicas_of_the_proxy() -> None:
+def test_compose_runs_the_two_replicas_of_the_proxy():
     from ruamel.yaml import YAML
 
     services = YAML(typ="safe").load(text("compose.yaml"))["services"]
@@ -59,14 +59,14 @@ def test_compose_runs_the_two_replicas_of_the_proxy() -> None:
     assert all(services[name]["read_only"] for name in replicas)
 
 
-def test_space_and_systemd_unit_use_the_image_port() -> None:
+def test_space_and_systemd_unit_use_the_image_port():
     (port,) = re.findall(r"^EXPOSE (\d+)$", text("Dockerfile"), re.M)
     assert f"\napp_port: {port}\n" in text("deploy/space.md")
     assert f"--server.port {port}" in text("deploy/headroom.service")
 
 
 @pytest.mark.parametrize("name", ["deploy/slim.py", "deploy/audit.py"])
-def test_image_scripts_import_only_the_standard_library(name: str) -> None:
+def test_image_scripts_import_only_the_standard_library(name):
     for node in ast.walk(ast.parse(text(name))):
         if isinstance(node, ast.Import):
             assert all(name.name.split(".")[0] in sys.stdlib_module_names for name in node.names)
@@ -75,7 +75,7 @@ def test_image_scripts_import_only_the_standard_library(name: str) -> None:
             assert node.module.split(".")[0] in sys.stdlib_module_names
 
 
-def test_slim_removes_copies_and_tests_and_pip_only_if_named(tmp_path: Path) -> None:
+def test_slim_removes_copies_and_tests_and_pip_only_if_named(tmp_path):
     # the loader reads libhighs.so.1 and libarrow_python.so.2600 (readelf -d: NEEDED, in the wheels of the lock)
     kept = ("highspy/libhighs.so.1", "pyarrow/libarrow_python.so.2600", "pandas/_testing/a.py")
     gone = ("highspy/libhighs.so.1.15.1", "pyarrow/libarrow_python.so", "pandas/tests/a.py")
@@ -96,7 +96,7 @@ def test_slim_removes_copies_and_tests_and_pip_only_if_named(tmp_path: Path) -> 
         } == left
 
 
-def test_telemetry_and_error_details_are_off() -> None:
+def test_telemetry_and_error_details_are_off():
     config = tomllib.loads(text(".streamlit/config.toml"))
     assert config["browser"]["gatherUsageStats"] is False
     assert config["client"]["showErrorDetails"] == "none"
@@ -104,7 +104,7 @@ def test_telemetry_and_error_details_are_off() -> None:
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("Dockerfile")
 
 
-def test_server_and_proxy_let_the_largest_upload_of_a_widget_through() -> None:
+def test_server_and_proxy_let_the_largest_upload_of_a_widget_through():
     # streamlit 1.67 ends a request body above server.maxUploadSize, whatever a widget's own limit
     server = tomllib.loads(text(".streamlit/config.toml"))["server"]["maxUploadSize"]
     proxy = int(re.findall(r"client_max_body_size (\d+)m;", text("deploy/nginx.conf"))[0])

@@ -215,11 +215,8 @@ class TestEstimate:
     def test_batch_is_one_process_and_cost_counts_all_gpus(self):
         result = estimate(MISTRAL, A100, self.SETUP)
         alone = estimate(MISTRAL, A100, TrainingSetup())
-        assert result.time is not None
-        assert alone.time is not None
         assert result.time.total_steps == alone.time.total_steps
         assert result.time.total_hours.high > alone.time.total_hours.high
-        assert result.cost is not None
         assert result.cost.cost_usd.low == pytest.approx(
             4 * result.time.total_hours.low * result.cost.usd_per_gpu_hour
         )

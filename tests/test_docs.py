@@ -33,8 +33,6 @@ def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "generate_formulas", ROOT / "docs" / "generate_formulas.py"
     )
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -48,13 +46,13 @@ FORMULAS = [
 ]
 
 
-def test_formulas_page_matches_the_docstrings() -> None:
+def test_formulas_page_matches_the_docstrings():
     written = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
     assert written == GENERATOR.render(), "docs/formulas.md is behind the code; run `make docs`"
 
 
 @for_each(("module", "function"), FORMULAS)
-def test_formula_names_its_quantity_and_its_source(module: ModuleType, function: object) -> None:
+def test_formula_names_its_quantity_and_its_source(module, function):
     docstring = inspect.getdoc(function) or ""
     name = getattr(function, "__name__", "")
     assert docstring, f"{name} has no docstring"
@@ -69,7 +67,7 @@ def test_formula_names_its_quantity_and_its_source(module: ModuleType, function:
 @pytest.mark.parametrize(
     "table", sorted((ROOT / "data").glob("*.csv")), ids=lambda path: str(path.name)
 )
-def test_data_readme_explains_every_column(table: Path) -> None:
+def test_data_readme_explains_every_column(table):
     readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     with table.open(encoding="utf-8", newline="") as lines:
         columns = next(csv.reader(lines))
@@ -77,7 +75,7 @@ def test_data_readme_explains_every_column(table: Path) -> None:
     assert not missing, f"data/README.md does not explain {missing} of {table.name}"
 
 
-def test_readme_commands_are_targets_of_the_makefile() -> None:
+def test_readme_commands_are_targets_of_the_makefile():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", _commands(ROOT / "README.md")))
@@ -85,19 +83,19 @@ def test_readme_commands_are_targets_of_the_makefile() -> None:
     assert named <= targets
 
 
-def test_the_readmes_first_screen_has_the_two_commands() -> None:
+def test_the_readmes_first_screen_has_the_two_commands():
     first_screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:20]
     assert {line.split("#")[0].strip() for line in first_screen} >= {"make run", "make test"}
 
 
-def test_the_readme_names_every_parallelism_that_is_refused() -> None:
+def test_the_readme_names_every_parallelism_that_is_refused():
     named = [kind.name for kind in PARALLELISMS if " or " not in kind.name and kind.name != TENSOR]
     kinds = [name.removesuffix(" parallelism") for name in named]
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"not {', '.join(kinds[:-1])} or {kinds[-1]} parallelism" in readme
 
 
-def test_links_between_documents_resolve() -> None:
+def test_links_between_documents_resolve():
     broken = []
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
@@ -106,7 +104,7 @@ def test_links_between_documents_resolve() -> None:
     assert not broken
 
 
-def test_gib_appears_only_at_the_edges() -> None:
+def test_gib_appears_only_at_the_edges():
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("estimator", "dashboard", "pages")

@@ -99,7 +99,7 @@ def said(key: Key) -> Reading:
 
 
 @EVERY_KEY
-def test_a_row_states_the_origin_of_its_default_and_the_meaning_of_null(key: Key) -> None:
+def test_a_row_states_the_origin_of_its_default_and_the_meaning_of_null(key):
     assert (key.null != "") is key.kind.nullable
     assert key.default_sentence.startswith(f"{key.default_from} default: ")
     is_whole = key.default in {0.0, 1.0}  # written without its decimal point
@@ -110,7 +110,7 @@ def test_a_row_states_the_origin_of_its_default_and_the_meaning_of_null(key: Key
 
 
 @EVERY_KEY
-def test_json_round_trips(key: Key) -> None:
+def test_json_round_trips(key):
     setup = said(key).setup
     if key.in_setup and not key.modelled:
         assert setup.value(key.name) != key.default
@@ -120,7 +120,7 @@ def test_json_round_trips(key: Key) -> None:
 
 
 @EVERY_KEY
-def test_a_link_sets_the_same_value_by_name_and_by_code(key: Key) -> None:
+def test_a_link_sets_the_same_value_by_name_and_by_code(key):
     texts = {
         name: [value]
         if isinstance(value, str)
@@ -136,13 +136,13 @@ def test_a_link_sets_the_same_value_by_name_and_by_code(key: Key) -> None:
     assert parse(found.setup)[2] == said(key).setup
 
 
-def test_link_codes_are_unique() -> None:
+def test_link_codes_are_unique():
     assert len(set(CODES.values())) == len(CODES)
     assert not set(CODES.values()) & {name for key in KEYS for name in (key.name, *key.aliases)}
 
 
 @EVERY_KEY
-def test_a_flag_sets_the_same_value(key: Key) -> None:
+def test_a_flag_sets_the_same_value(key):
     model = asked(key)["model"]
     arguments = [model if isinstance(model, str) else json.dumps(model)]
     for name, value in asked(key).items():
@@ -210,9 +210,7 @@ def its_widget(page: AppTest, key: Key) -> Any:
 @pytest.mark.parametrize(
     "key", [key for key in KEYS if key.section is not None], ids=lambda key: str(key.name)
 )
-def test_its_widget_shows_the_default_and_sets_value_and_address(
-    key: Key,
-) -> None:
+def test_its_widget_shows_the_default_and_sets_value_and_address(key):
     page = sidebar(key)
     drawn = its_widget(page, key)
     assert isinstance(key.widget, Widget)
@@ -228,7 +226,7 @@ def test_its_widget_shows_the_default_and_sets_value_and_address(
         assert read_link(page.query_params).setup.value(key.name) == value
 
 
-def test_a_setup_is_read_again_only_after_a_change() -> None:
+def test_a_setup_is_read_again_only_after_a_change():
     key = next(key for key in KEYS if isinstance(key.kind, Flag) and key.section is Section.ALWAYS)
     question._read_text.cache_clear()  # what visitors of other tests have read
     with patch.object(contract, "read_setup", wraps=contract.read_setup) as read:
@@ -239,4 +237,4 @@ def test_a_setup_is_read_again_only_after_a_change() -> None:
         assert read.call_count == first
         its_widget(page, key).set_value(not key.default).run()
         assert read.call_count == first + 1
-    assert page.session_state["setup"] == replace(DEFAULT, **{key.name: not key.default})  # type: ignore[arg-type]
+    assert page.session_state["setup"] == replace(DEFAULT, **{key.name: not key.default})

@@ -65,9 +65,7 @@ WITHOUT_A_TABLE = {
 
 
 @pytest.mark.parametrize(("model_type", "reason"), WITHOUT_A_TABLE.items())
-def test_an_unsupported_hybrid_is_refused_with_its_name_and_reason(
-    model_type: str, reason: str
-) -> None:
+def test_an_unsupported_hybrid_is_refused_with_its_name_and_reason(model_type, reason):
     sizes = {"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     whole = {"model_type": model_type, **sizes}
     inside = {"model_type": "some_wrapper", "text_config": whole}
@@ -76,33 +74,33 @@ def test_an_unsupported_hybrid_is_refused_with_its_name_and_reason(
             model_from_config(config)
 
 
-def test_no_family_is_both_modelled_and_refused() -> None:
+def test_no_family_is_both_modelled_and_refused():
     assert not BEYOND.keys() & MODELLED
 
 
 # --- GPT-OSS --------------------------------------------------------------------------------------
 
 
-def test_gpt_oss_has_the_parameters_of_its_model_card() -> None:
+def test_gpt_oss_has_the_parameters_of_its_model_card():
     # gpt-oss model card, arXiv:2508.10925, table 1: 20.91 B in all; 3.61 B active, without the embedding
     embedding = GPT_OSS.vocab_size * GPT_OSS.hidden_size
     assert round(total_parameters(GPT_OSS) / 10**9, 2) == 20.91
     assert round((active_parameters(GPT_OSS) - embedding) / 10**9, 2) == 3.61
 
 
-def test_gpt_oss_files_in_mxfp4_are_as_large_as_their_index_says() -> None:
+def test_gpt_oss_files_in_mxfp4_are_as_large_as_their_index_says():
     # openai/gpt-oss-20b, model.safetensors.index.json, metadata.total_size
     mxfp4 = quantization_of({"quantization_config": {"quant_method": "mxfp4"}})
     assert stored_bytes(GPT_OSS, mxfp4) == 13_761_264_768
 
 
-def test_all_linear_excludes_the_experts_of_gpt_oss() -> None:
+def test_all_linear_excludes_the_experts_of_gpt_oss():
     # PEFT lists no former linears for them: 24 layers, r 16, four projections of 2880 to 4096, 512, 512 and back
     per_layer = 16 * (2 * (2880 + 4096) + 2 * (2880 + 512))
     assert adapter_parameters(GPT_OSS, LORA.adapters) == 24 * per_layer
 
 
-def test_attention_sinks_need_eager_attention() -> None:
+def test_attention_sinks_need_eager_attention():
     said = " ".join(estimate(GPT_OSS, None, LORA).assumptions)
     assert "transformers runs gpt_oss with eager attention" in said
     flash = replace(LORA, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
@@ -115,14 +113,14 @@ def test_attention_sinks_need_eager_attention() -> None:
 V3 = catalog.model("deepseek-ai/DeepSeek-V3")
 
 
-def test_deepseek_v3_has_the_parameters_of_its_report() -> None:
+def test_deepseek_v3_has_the_parameters_of_its_report():
     # DeepSeek-V3 technical report, arXiv:2412.19437: 671 B in all, 37 B active, counting one of embedding and head
     embedding = V3.vocab_size * V3.hidden_size
     assert round(total_parameters(V3) / 10**9) == 671
     assert round((active_parameters(V3) - embedding) / 10**9) == 37
 
 
-def test_the_first_layers_of_deepseek_v3_are_dense() -> None:
+def test_the_first_layers_of_deepseek_v3_are_dense():
     assert layer_groups(V3) == ((0, 3), (3, 58))
     dense = {module.name for module in layer_modules(V3, 2)}
     sparse = {module.name for module in layer_modules(V3, 3)}
@@ -130,7 +128,7 @@ def test_the_first_layers_of_deepseek_v3_are_dense() -> None:
     assert {"mlp.gate", "mlp.experts.down_proj", "mlp.shared_experts.up_proj"} <= sparse - dense
 
 
-def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3() -> None:
+def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3():
     # PEFT maps the name down_proj to the expert stack, so that shared experts and dense layers get no adapter
     named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
     adapted = {
@@ -139,12 +137,12 @@ def test_mlp_target_names_adapt_only_the_experts_of_deepseek_v3() -> None:
     assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
-def test_loading_merges_only_the_experts_of_sparse_layers() -> None:
+def test_loading_merges_only_the_experts_of_sparse_layers():
     # 58 of 61 layers, 256 experts, gate and up of 2048 x 7168 each
     assert gate_up_stacks(V3) == [(256, 2 * 2048, 7168)] * 58
 
 
-def test_kimi_k2_is_read_as_deepseek_v3() -> None:
+def test_kimi_k2_is_read_as_deepseek_v3():
     kimi = catalog.model("moonshotai/Kimi-K2-Instruct")
     assert kimi.model_type == "deepseek_v3"
     assert kimi.num_experts == 384
@@ -165,7 +163,7 @@ MICRO = {
 }
 
 
-def test_attention_only_granite_4_has_one_mlp_of_the_shared_width() -> None:
+def test_attention_only_granite_4_has_one_mlp_of_the_shared_width():
     model = model_from_config(MICRO)
     # two norms, four projections of 8 x 8, an MLP of 3 x 8 x 16; embedding, head and last norm
     assert total_parameters(model) == 2 * (2 * 8 + 4 * 64 + 3 * 8 * 16) + 2 * 100 * 8 + 8
@@ -181,7 +179,7 @@ HYBRID = MICRO | {
 }
 
 
-def test_granite_4_has_mixers_in_layers_without_attention() -> None:
+def test_granite_4_has_mixers_in_layers_without_attention():
     model = model_from_config(HYBRID)
     every = 2 * 8 + 3 * 8 * 16  # two norms and the MLP
     channels = 16 + 2 * 2 * 6  # twice the hidden size; B and C of two groups of 6
@@ -194,7 +192,7 @@ def test_granite_4_has_mixers_in_layers_without_attention() -> None:
     assert all(model.no_rope_layers)
 
 
-def test_granite_4_has_experts_beside_its_mlp() -> None:
+def test_granite_4_has_experts_beside_its_mlp():
     keys = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 5}
     more = total_parameters(model_from_config(HYBRID | keys)) - total_parameters(
         model_from_config(HYBRID)
@@ -204,13 +202,13 @@ def test_granite_4_has_experts_beside_its_mlp() -> None:
     )  # in both layers a router and three matrices per expert
 
 
-def test_assumptions_say_that_state_spaces_run_in_pytorch() -> None:
+def test_assumptions_say_that_state_spaces_run_in_pytorch():
     sentence = "The state-space layers are counted as PyTorch runs them"
     assert sentence in " ".join(estimate(model_from_config(HYBRID), None, LORA).assumptions)
     assert sentence not in " ".join(estimate(model_from_config(MICRO), None, LORA).assumptions)
 
 
-def test_the_scan_grows_by_whole_chunks() -> None:
+def test_the_scan_grows_by_whole_chunks():
     # 65 tokens are padded to 128: two chunks, as for 128 tokens
     model = model_from_config(HYBRID | {"mamba_chunk_size": 64})
     setups = [TrainingSetup(max_length=length) for length in (64, 65, 128, 129)]
@@ -219,7 +217,7 @@ def test_the_scan_grows_by_whole_chunks() -> None:
     assert just_three - two > two - just_two
 
 
-def test_the_products_of_a_scan_are_counted_by_whole_chunks() -> None:
+def test_the_products_of_a_scan_are_counted_by_whole_chunks():
     # 5 tokens are two chunks of 4; a row of a head: 4 tokens of its chunk times state 6 and width 4, and twice 6 x 4
     assert scan_products(model_from_config(HYBRID), 5) == 4 * 8 * (4 * (6 + 4) + 2 * 6 * 4)
     assert scan_products(model_from_config(MICRO), 5) == 0
@@ -259,7 +257,7 @@ NEMOTRON_H = {
 }
 
 
-def test_falcon_h1_has_a_mixer_and_attention_in_every_layer() -> None:
+def test_falcon_h1_has_a_mixer_and_attention_in_every_layer():
     model = model_from_config(FALCON_H1)
     channels = 12 + 2 * 6
     mixer = 8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4  # no gated norm
@@ -269,7 +267,7 @@ def test_falcon_h1_has_a_mixer_and_attention_in_every_layer() -> None:
     assert attended_pairs(model, 4, skips=True) == 20
 
 
-def test_nemotron_h_has_one_mixer_per_layer() -> None:
+def test_nemotron_h_has_one_mixer_per_layer():
     model = model_from_config(NEMOTRON_H)
     channels = 12 + 2 * 2 * 6
     mixer = 8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4 + 12
@@ -288,7 +286,7 @@ def test_nemotron_h_has_one_mixer_per_layer() -> None:
 
 
 @pytest.mark.parametrize("config", [FALCON_H1, NEMOTRON_H])
-def test_peft_refuses_an_adapter_behind_the_scan(config: dict[str, object]) -> None:
+def test_peft_refuses_an_adapter_behind_the_scan(config):
     model = model_from_config(config)
     with pytest.raises(ValueError, match=r"out_proj of .*, where PEFT refuses an adapter"):
         estimate(model, None, LORA)
@@ -298,7 +296,7 @@ def test_peft_refuses_an_adapter_behind_the_scan(config: dict[str, object]) -> N
 # --- Ministral 3 ----------------------------------------------------------------------------------
 
 
-def test_ministral_3_is_read_from_the_text_part_of_its_wrapper() -> None:
+def test_ministral_3_is_read_from_the_text_part_of_its_wrapper():
     text = {"model_type": "ministral3", "vocab_size": 100, "hidden_size": 8, "head_dim": 4}
     text |= {"intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = model_from_config(
@@ -317,12 +315,12 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @pytest.mark.parametrize("model", [SCOUT, MAVERICK])
-def test_llama_4_has_17_billion_active_parameters(model: Model) -> None:
+def test_llama_4_has_17_billion_active_parameters(model):
     # by the models' names: one of 16 or 128 experts a token, and the shared one
     assert round(active_parameters(model) / 10**9) == 17
 
 
-def test_maverick_has_experts_in_every_second_layer() -> None:
+def test_maverick_has_experts_in_every_second_layer():
     assert layer_groups(SCOUT) == ((0, 36), (3, 12))  # with and without a norm of queries and keys
     assert layer_groups(MAVERICK) == ((0, 24), (1, 24))
     dense = {module.name for module in layer_modules(MAVERICK, 0)}
@@ -331,21 +329,21 @@ def test_maverick_has_experts_in_every_second_layer() -> None:
     assert "feed_forward.shared_expert.gate_proj" in sparse - dense
 
 
-def test_llama_4_multiplies_every_token_by_every_expert() -> None:
+def test_llama_4_multiplies_every_token_by_every_expert():
     # four projections, router, shared expert, and 16 times three matrices of 5120 x 8192
     h, f, experts = 5120, 8192, 16
     layer = 2 * h * h + 2 * h * 1024 + h * experts + 3 * h * f * (1 + experts)
     assert matrices(SCOUT, TrainingSetup().adapters).layers == 48 * layer
 
 
-def test_a_chunk_attends_only_to_itself() -> None:
+def test_a_chunk_attends_only_to_itself():
     # 36 layers of one full chunk of 8192 and one of 8, 12 layers of 8200 tokens, each causal
     chunked = 8192 * 8193 // 2 + 8 * 9 // 2
     whole = 8200 * 8201 // 2
     assert attended_pairs(SCOUT, 8200, skips=True) == 36 * chunked + 12 * whole
 
 
-def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> None:
+def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train():
     # peft 0.21.2 run on the real class: AttributeError: 'tuple' object has no attribute 'dtype'
     with pytest.raises(
         ValueError,
@@ -359,7 +357,7 @@ def test_all_linear_includes_the_router_of_llama_4_which_peft_cannot_train() -> 
     )
 
 
-def test_mlp_target_names_match_the_shared_expert_but_not_the_stack() -> None:
+def test_mlp_target_names_match_the_shared_expert_but_not_the_stack():
     named = replace(LORA, lora_target_modules=("down_proj",))
     adapted = {
         module.name
@@ -384,7 +382,7 @@ TEXT_OF_SCOUT = {
 }
 
 
-def test_llama_4_wrapper_is_read_with_its_class_defaults() -> None:
+def test_llama_4_wrapper_is_read_with_its_class_defaults():
     # Llama4TextConfig: every fourth layer has no positions, the others attend in chunks of 8192
     model = model_from_config({"model_type": "llama4", "text_config": TEXT_OF_SCOUT})
     assert model.sliding_window == 8192
@@ -396,14 +394,14 @@ def test_llama_4_wrapper_is_read_with_its_class_defaults() -> None:
 # --- GLM-4.7 Flash, ERNIE 4.5 ---------------------------------------------------------------------
 
 
-def test_glm_4_7_flash_has_about_3_billion_active_parameters() -> None:
+def test_glm_4_7_flash_has_about_3_billion_active_parameters():
     # "30B-A3B", by its card; counted without the embedding
     flash = catalog.model("zai-org/GLM-4.7-Flash")
     embedding = flash.vocab_size * flash.hidden_size
     assert (active_parameters(flash) - embedding) / 10**9 == pytest.approx(3.6, abs=0.05)
 
 
-def test_the_router_of_ernie_stays_in_float32() -> None:
+def test_the_router_of_ernie_stays_in_float32():
     ernie = catalog.model("baidu/ERNIE-4.5-21B-A3B-PT")
     router = next(module for module in layer_modules(ernie, 1) if module.name == "mlp.gate")
     assert module_bytes(router, TrainingSetup(dtype=Dtype.BFLOAT16)) == 4 * 2560 * 64
@@ -432,9 +430,7 @@ ERNIE = {
         ({"moe_layer_interval": 2, "moe_layer_end_index": 2}, {1}),
     ],
 )
-def test_ernie_has_experts_in_the_layers_its_config_names(
-    keys: dict[str, object], sparse: set[int]
-) -> None:
+def test_ernie_has_experts_in_the_layers_its_config_names(keys, sparse):
     model = model_from_config(ERNIE | keys)
     having = {i for i in range(4) if any(m.name == "mlp.gate" for m in layer_modules(model, i))}
     assert having == sparse
@@ -443,7 +439,7 @@ def test_ernie_has_experts_in_the_layers_its_config_names(
 # --- OLMo -----------------------------------------------------------------------------------------
 
 
-def test_the_last_linear_of_an_olmo_with_a_tied_head_is_not_packed() -> None:
+def test_the_last_linear_of_an_olmo_with_a_tied_head_is_not_packed():
     # transformers 5.23, quantizers/base.py, get_keys_to_not_convert: the last of named_parameters, which is here
     # model.layers.15.mlp.down_proj.weight, since no norm has a weight and the head is the embedding
     olmo = catalog.model("allenai/OLMo-1B-hf")
@@ -471,7 +467,7 @@ LFM2 = {
 }
 
 
-def test_lfm2_has_convolutions_in_layers_without_attention() -> None:
+def test_lfm2_has_convolutions_in_layers_without_attention():
     model = model_from_config(LFM2)
     # two thirds of 24 is 16, the next multiple of 10 is 20; two norms and an MLP of 3 x 8 x 20 in every layer
     every = 2 * 8 + 3 * 8 * 20
@@ -483,7 +479,7 @@ def test_lfm2_has_convolutions_in_layers_without_attention() -> None:
     assert total_parameters(longer) == total_parameters(model) + 2 * 8 * 2
 
 
-def test_all_linear_excludes_the_filters_of_lfm2() -> None:
+def test_all_linear_excludes_the_filters_of_lfm2():
     adapted = {
         module.name
         for module, _ in modules_with_counts(model_from_config(LFM2))
@@ -507,7 +503,7 @@ def names(model: Model, index: int) -> set[str]:
     return {module.name for module in layer_modules(model, index)}
 
 
-def test_gemma_4_layers_without_a_window_have_wider_heads() -> None:
+def test_gemma_4_layers_without_a_window_have_wider_heads():
     # 31B: heads of 256 and 16 for keys in layer 0, of 512 and 4 in layer 5, whose values are its keys
     first, sixth = layer_modules(GEMMA_31B, 0), layer_modules(GEMMA_31B, 5)
     widths = [
@@ -521,7 +517,7 @@ def test_gemma_4_layers_without_a_window_have_wider_heads() -> None:
     assert "self_attn.v_proj" not in widths[1]
 
 
-def test_the_last_layers_reuse_earlier_keys_and_values() -> None:
+def test_the_last_layers_reuse_earlier_keys_and_values():
     # E2B: the last 20 of 35 layers reuse keys, every fifth has no window; 13 and 14 are the last of each kind before
     modes = sharing_of_keys(E2B)
     assert [index for index, mode in enumerate(modes) if mode == KEEPING] == [13, 14]
@@ -533,17 +529,17 @@ def test_the_last_layers_reuse_earlier_keys_and_values() -> None:
     assert [module.out_features for module in up if isinstance(module, Linear)] == [2 * 6144]
 
 
-def test_every_layer_has_its_part_of_the_second_embedding_table() -> None:
+def test_every_layer_has_its_part_of_the_second_embedding_table():
     table = next(module for module in outer_modules(E2B) if module.name == "embed_tokens_per_layer")
     assert weight_shapes(table) == ((262_144, 35 * 256),)
 
 
-def test_gemma_4_26b_has_about_4_billion_active_parameters() -> None:
+def test_gemma_4_26b_has_about_4_billion_active_parameters():
     # "A4B", by its name: 3.8 billion
     assert active_parameters(GEMMA_26B) / 10**9 == pytest.approx(3.82, abs=0.01)
 
 
-def test_all_linear_includes_the_linears_of_per_layer_embeddings() -> None:
+def test_all_linear_includes_the_linears_of_per_layer_embeddings():
     assert {"per_layer_model_projection", "per_layer_input_gate"} <= adapted_by_all_linear(E2B)
     # PEFT 0.21 lists no former names for Gemma 4's experts
     beside_experts = adapted_by_all_linear(GEMMA_26B)
@@ -558,7 +554,7 @@ def adapted_by_all_linear(model: Model) -> set[str]:
     return {module.name for module in adaptable if is_adapted(module, LORA.adapters)}
 
 
-def test_wider_heads_add_more_attention_operations() -> None:
+def test_wider_heads_add_more_attention_operations():
     # 31B at 2,048 tokens: 50 layers with windows of 1,024; 10 without, whose heads are twice as wide
     windowed = 1024 * 2048 - 1024 * 1023 // 2
     causal = 2048 * 2049 // 2
@@ -578,7 +574,7 @@ TEXT_OF_GEMMA_4 = {
 }
 
 
-def test_gemma_4_is_read_with_its_class_defaults() -> None:
+def test_gemma_4_is_read_with_its_class_defaults():
     # Gemma4TextConfig: a head tied to the embedding, windows of 512 in five of six layers, embeddings of 256 a layer
     model = model_from_config({"model_type": "gemma4", "text_config": TEXT_OF_GEMMA_4})
     assert model.tie_word_embeddings
@@ -587,7 +583,7 @@ def test_gemma_4_is_read_with_its_class_defaults() -> None:
     assert (model.hidden_size_per_layer_input, model.vocab_size_per_layer_input) == (256, 262_144)
 
 
-def test_head_sizes_may_be_given_per_layer() -> None:
+def test_head_sizes_may_be_given_per_layer():
     # the form in which transformers 5.23 saves a config
     saved = TEXT_OF_GEMMA_4 | {"per_layer_config": {"5": {"head_dim": 8, "num_key_value_heads": 1}}}
     model = model_from_config(saved)
@@ -596,14 +592,14 @@ def test_head_sizes_may_be_given_per_layer() -> None:
     assert model_from_config(TEXT_OF_GEMMA_4 | before).num_global_key_value_heads == 1
 
 
-def test_gemma_4_without_shared_keys_is_sharded() -> None:
+def test_gemma_4_without_shared_keys_is_sharded():
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, model_class=ModelClass.TEXT)
     one = estimate(GEMMA_31B, None, setup)
     two = estimate(GEMMA_31B, None, replace(setup, strategy=Strategy.FSDP, num_gpus=2))
     assert two.peak.bytes < 0.6 * one.peak.bytes
 
 
-def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
+def test_a_custom_layer_count_too_small_for_shared_keys_is_refused():
     assert resized(E2B, {"num_hidden_layers": 26}).layer_types[-1] == "full_attention"
     with pytest.raises(ValueError, match="num_hidden_layers 22 is too few for gemma4_text"):
         resized(E2B, {"num_hidden_layers": 22})
@@ -611,7 +607,7 @@ def test_a_custom_layer_count_too_small_for_shared_keys_is_refused() -> None:
         resized(catalog.model("google/gemma-3n-E2B-it"), {"num_hidden_layers": 10})
 
 
-def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts() -> None:
+def test_liger_patches_neither_unknown_norms_nor_the_mlp_beside_experts():
     # liger-kernel 0.8.5, monkey_patch.py, apply_liger_kernel_to_gemma4_text
     setup = TrainingSetup(use_liger_kernel=True)
     assert kernels(GEMMA_31B, setup.computation, setup.adapters).mlp
@@ -638,14 +634,14 @@ PHI_MOE = {  # microsoft/Phi-3.5-MoE-instruct, from its class's defaults and its
 }
 
 
-def test_phi_3_5_moe_has_its_published_parameter_count() -> None:
+def test_phi_3_5_moe_has_its_published_parameter_count():
     # the Hub's safetensors.total, by llmfit 1.1.17, hf_models.json
     model = model_from_config(PHI_MOE)
     assert total_parameters(model) == 41_873_153_344
     assert active_parameters(model) / 10**9 == pytest.approx(6.6, abs=0.05)  # "6.6B", by its card
 
 
-def test_noise_on_the_expert_input_is_kept_twice_per_layer() -> None:
+def test_noise_on_the_expert_input_is_kept_twice_per_layer():
     quiet = model_from_config(PHI_MOE | {"num_hidden_layers": 4})
     noisy = model_from_config(PHI_MOE | {"num_hidden_layers": 4, "input_jitter_noise": 0.01})
     setup = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=512)
@@ -656,7 +652,7 @@ def test_noise_on_the_expert_input_is_kept_twice_per_layer() -> None:
     assert kept[1] - kept[0] == 4 * 2 * 512 * 4096 * 2
 
 
-def test_all_linear_includes_the_router_of_phimoe_which_peft_cannot_train() -> None:
+def test_all_linear_includes_the_router_of_phimoe_which_peft_cannot_train():
     # peft 0.21.2 run on the real class: AttributeError: 'tuple' object has no attribute 'dtype'
     with pytest.raises(
         ValueError,
@@ -670,7 +666,7 @@ def test_all_linear_includes_the_router_of_phimoe_which_peft_cannot_train() -> N
 GEMMA_3N = catalog.model("google/gemma-3n-E2B-it")
 
 
-def test_gemma_3n_is_read_with_its_class_defaults() -> None:
+def test_gemma_3n_is_read_with_its_class_defaults():
     # Gemma3nTextConfig: four streams, rank 64, ten layers with sparse gates, every fifth layer without a window
     text = {"model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 8}
     text |= {"num_hidden_layers": 35, "num_attention_heads": 8}
@@ -681,7 +677,7 @@ def test_gemma_3n_is_read_with_its_class_defaults() -> None:
     assert model.final_logit_softcapping
 
 
-def test_a_packed_gemma_3n_is_refused() -> None:
+def test_a_packed_gemma_3n_is_refused():
     # transformers 5.23 run on a packed base: a and b must have same reduction dim, but got [512, 4] X [1, 8]
     for packed in ({"method": Method.QLORA}, {"method": Method.LORA, "load_in_8bit": True}):
         with pytest.raises(ValueError, match=r"fails in gemma3n_text, .* altup.correction_coefs"):

@@ -49,7 +49,7 @@ def read(**keys: object) -> tuple[Model, Gpu | None, TrainingSetup]:
     return parse({"model": LLAMA, **FP8, **keys})
 
 
-def test_the_first_and_the_last_linear_stay_out_of_fp8() -> None:
+def test_the_first_and_the_last_linear_stay_out_of_fp8():
     model, _, _ = read()
     # accelerate 1.15, utils/ao.py: 4 layers of 7 linears and the head, less the first query and the head
     assert [located.module.name for located in kept(model)] == ["self_attn.q_proj", "lm_head"]
@@ -60,7 +60,7 @@ def test_the_first_and_the_last_linear_stay_out_of_fp8() -> None:
     assert converted(odd) == (19, 29)
 
 
-def test_a_convolution_of_gpt_2_is_no_linear() -> None:
+def test_a_convolution_of_gpt_2_is_no_linear():
     model = catalog.model("openai-community/gpt2")
     assert converted(model) == (0, 1)
     found = estimate(model, None, TrainingSetup(mixed_precision=MixedPrecision.FP8))
@@ -70,14 +70,14 @@ def test_a_convolution_of_gpt_2_is_no_linear() -> None:
 
 
 @pytest.mark.parametrize("card", ["L40S", "H100-SXM5-80GB", "GeForce RTX 5090", "Instinct MI300X"])
-def test_a_card_with_fp8_is_taken(card: str) -> None:
+def test_a_card_with_fp8_is_taken(card):
     assert estimate(*read(gpu=card)).verdict is Verdict.FITS
 
 
 # --- time -----------------------------------------------------------------------------------------
 
 
-def test_a_measured_rate_in_fp8_comes_before_the_datasheets() -> None:
+def test_a_measured_rate_in_fp8_comes_before_the_datasheets():
     precision = TrainingSetup(mixed_precision=MixedPrecision.FP8).precision
     h100, l4 = (catalog.gpus()[name] for name in ("H100-SXM5-80GB", "L4"))
     # data/gpus.csv: 1,354 TFLOPS in FP8 and 755 in bfloat16 were measured; of an L4 only bfloat16, at 242 to 121
@@ -87,7 +87,7 @@ def test_a_measured_rate_in_fp8_comes_before_the_datasheets() -> None:
     assert rates(h100, TrainingSetup().precision).fp8 == of_h100.products
 
 
-def test_casts_take_their_bytes_over_the_bandwidth() -> None:
+def test_casts_take_their_bytes_over_the_bandwidth():
     model, _, setup = read(max_length=4096)
     h100 = catalog.gpus()["H100-SXM5-80GB"]
     rate, tokens = rates(h100, setup.precision), 2 * 4096
@@ -110,7 +110,7 @@ def test_casts_take_their_bytes_over_the_bandwidth() -> None:
     )
 
 
-def test_published_runs_in_fp8_are_judged_apart() -> None:
+def test_published_runs_in_fp8_are_judged_apart():
     found = calibration_in_fp8()
     assert (found.runs, found.inside) == (21, 10)
     assert not any(run.setup.precision.uses_fp8 for run in accuracy.published_runs())
@@ -137,25 +137,25 @@ def imported(*, gathers: bool = False, bf16: bool = False) -> Imported:
     return read_files(files | {"train.py": SCRIPT.format(bf16=bf16)})
 
 
-def test_accelerates_file_sets_fp8_its_backend_and_padding() -> None:
+def test_accelerates_file_sets_fp8_its_backend_and_padding():
     run = imported()
     assert run.setup["mixed_precision"] == "fp8"
     assert (run.setup["fp8_backend"], run.setup["fp8_pad_inner_dim"]) == ("ao", False)
     assert not run.contradictions
 
 
-def test_an_fp8_all_gather_outside_fsdp_2_is_told() -> None:
+def test_an_fp8_all_gather_outside_fsdp_2_is_told():
     (row,) = [key for key in imported(gathers=True).keys if "all_gather" in key.key]
     assert "not modelled yet" in row.fate.value
 
 
-def test_bf16_in_the_arguments_beside_fp8_contradicts_it() -> None:
+def test_bf16_in_the_arguments_beside_fp8_contradicts_it():
     """tests/verify/test_float8_real.py runs it: accelerate 1.15 stops at accelerator.py:2090."""
     (said,) = imported(bf16=True).contradictions
     assert "'NoneType' object has no attribute 'config'" in said
 
 
-def test_the_launchers_word_for_a_backend_is_one_that_accelerate_refuses() -> None:
+def test_the_launchers_word_for_a_backend_is_one_that_accelerate_refuses():
     """accelerate 1.15, commands/launch.py (choices ao, te) and utils/dataclasses.py, ``FP8BackendType`` (AO, TE)."""
     launch = "accelerate launch --mixed_precision fp8 --fp8_backend ao train.py"
     run = read_files({"run.sh": launch, "train.py": SCRIPT.format(bf16=False)})
@@ -163,13 +163,13 @@ def test_the_launchers_word_for_a_backend_is_one_that_accelerate_refuses() -> No
     assert "'ao' is not a valid FP8BackendType" in said
 
 
-def test_axolotls_fp8_keeps_the_dtype_and_does_not_pad() -> None:
+def test_axolotls_fp8_keeps_the_dtype_and_does_not_pad():
     run = read_files({"axolotl.yaml": "base_model: openai-community/gpt2\nfp8: true\nbf16: true\n"})
     kept = {key: run.setup[key] for key in ("dtype", "mixed_precision", "fp8_pad_inner_dim")}
     assert kept == {"dtype": "bfloat16", "mixed_precision": "fp8", "fp8_pad_inner_dim": False}
 
 
-def test_without_padding_tokens_are_a_multiple_of_16() -> None:
+def test_without_padding_tokens_are_a_multiple_of_16():
     unpadded = {"fp8_pad_inner_dim": False, "per_device_train_batch_size": 1}
     with pytest.raises(ValueError, match="multiple of 16 tokens"):
         estimate(*read(**unpadded, max_length=1001))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,54 +23,54 @@ def counted(setup: TrainingSetup, length: int = 4) -> Work:
     return work(TINY_LLAMA, setup, length, pairs=attended_pairs(TINY_LLAMA, length, skips=True))
 
 
-def test_full_fine_tuning_takes_six_operations_per_element_and_token() -> None:
+def test_full_fine_tuning_takes_six_operations_per_element_and_token():
     assert counted(TrainingSetup()).products == 6 * 4 * (2 * LAYER + HEAD)
 
 
-def test_frozen_matrix_has_no_weight_gradient() -> None:
+def test_frozen_matrix_has_no_weight_gradient():
     assert counted(TrainingSetup(method=Method.LORA)).products == 4 * 4 * (2 * LAYER + HEAD)
 
 
-def test_adapter_takes_six_operations_per_element_and_token() -> None:
+def test_adapter_takes_six_operations_per_element_and_token():
     setup = TrainingSetup(method=Method.LORA, lora_r=2, lora_target_modules=("q_proj",))
     # by hand: two layers, A is 2 by 8 and B is 8 by 2
     assert counted(setup).adapters == 6 * 4 * 2 * (2 * 8 + 8 * 2)
 
 
-def test_flash_attention_takes_seven_products_per_pair() -> None:
+def test_flash_attention_takes_seven_products_per_pair():
     # by hand: 4 tokens attend to 1 + 2 + 3 + 4 keys in each of 2 layers; queries are 8 wide; a product is 2 operations;
     # 2 products forward, 5 backward
     assert counted(TrainingSetup()).attention == 2 * 10 * 8 * 2 * (2 + 5)
 
 
-def test_eager_attention_keeps_its_scores_and_takes_six_products() -> None:
+def test_eager_attention_keeps_its_scores_and_takes_six_products():
     eager = TrainingSetup(attn_implementation=AttnImplementation.EAGER)
     pairs = attended_pairs(TINY_LLAMA, 4, skips=False)
     assert pairs == 2 * 16
     assert work(TINY_LLAMA, eager, 4, pairs=pairs).attention == 32 * 8 * 2 * (2 + 4)
 
 
-def test_checkpointing_recomputes_the_layers_but_not_the_head() -> None:
+def test_checkpointing_recomputes_the_layers_but_not_the_head():
     again = counted(TrainingSetup(gradient_checkpointing=True))
     assert again.products_again == 2 * 4 * 2 * LAYER
     assert again.attention_again == 2 * 10 * 8 * 2 * 2
     assert again.model == counted(TrainingSetup()).hardware
 
 
-def test_window_limits_the_keys_a_token_attends_to() -> None:
+def test_window_limits_the_keys_a_token_attends_to():
     windowed = replace(TINY_LLAMA, sliding_window=2)
     # by hand: 4 tokens attend to 1 + 2 + 2 + 2 keys
     assert attended_pairs(windowed, 4, skips=True) == 2 * 7
 
 
-def test_tied_head_counts_like_any_other() -> None:
+def test_tied_head_counts_like_any_other():
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     assert matrices(tied, TrainingSetup().adapters) == matrices(
         TINY_LLAMA, TrainingSetup().adapters
     )
 
 
-def test_eight_billion_parameters_match_six_n_of_the_literature() -> None:
+def test_eight_billion_parameters_match_six_n_of_the_literature():
     """Hoffmann et al. 2022, arXiv:2203.15556, appendix F: 6 N D, N without the embedding's rows."""
     setup = TrainingSetup(max_length=8192)
     count = work(LLAMA, setup, 8192, pairs=0).products
@@ -79,7 +78,7 @@ def test_eight_billion_parameters_match_six_n_of_the_literature() -> None:
     assert count == pytest.approx(6 * 8192 * (total_parameters(LLAMA) - embedding), rel=0.001)
 
 
-def test_attention_is_half_the_count_without_a_causal_mask() -> None:
+def test_attention_is_half_the_count_without_a_causal_mask():
     """Chowdhery et al. 2022, arXiv:2204.02311, appendix B: 12 · L · heads · head_dim · s a token, forward and backward.
 
     Ours: causal, half of that; with flash attention's backward, 7 products instead of 6.
@@ -92,7 +91,7 @@ def test_attention_is_half_the_count_without_a_causal_mask() -> None:
 
 
 @pytest.mark.parametrize("model", [model.model for model in catalog.models().values()][::9])
-def test_full_fine_tuning_takes_more_operations_than_adapters(model: object) -> None:
+def test_full_fine_tuning_takes_more_operations_than_adapters(model):
     assert isinstance(model, type(LLAMA))
     full = work(model, TrainingSetup(), 512, pairs=0)
     lora = work(model, TrainingSetup(method=Method.LORA), 512, pairs=0)
@@ -139,9 +138,7 @@ LORA_ON_ALL = {
     ],
     ids=["full", "checkpointed", "lora"],
 )
-def test_a_tower_takes_as_many_operations_as_torch_counts(
-    config: dict[str, Any], keys: dict[str, Any], operations: int, error: float
-) -> None:
+def test_a_tower_takes_as_many_operations_as_torch_counts(config, keys, operations, error):
     images = {"images_per_example": 1, "image_height": 448, "image_width": 448}
     cuts = {"crop_to_patches": False} if config is INTERNVL else {}
     given = {"model": config, "attn_implementation": "eager", "max_length": 512} | images | cuts

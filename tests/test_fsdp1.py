@@ -5,8 +5,6 @@ tests/test_reference.py compares steps with traced ones ("FSDP 1").
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from estimator import Component, Phase
@@ -32,7 +30,7 @@ LONG = {**LORA, **CHECKPOINTED, "max_length": 1024}
 OLD = {"use_reentrant": True, "checkpoint_around_fsdp": True}
 
 
-def test_reentrant_checkpoints_around_fsdp1_keep_inputs_and_gradients_of_frozen_layers() -> None:
+def test_reentrant_checkpoints_around_fsdp1_keep_inputs_and_gradients_of_frozen_layers():
     # the same trace, with the checkpoint outside FSDP's modules: 195,185,152 bytes, in the lowest layer; inside
     # they take 177,099,264, in the highest. By hand: gradients of the inputs of 9 layers, 1024 x 1024 x 2 bytes
     # each, less the one that exists in either case; and what the adapters of 9 layers keep
@@ -47,16 +45,14 @@ def test_reentrant_checkpoints_around_fsdp1_keep_inputs_and_gradients_of_frozen_
 
 
 @pytest.mark.parametrize("changed", [{"method": "full"}, {"use_reentrant": False}])
-def test_trained_layers_and_non_reentrant_checkpoints_keep_nothing_extra(
-    changed: dict[str, Any],
-) -> None:
+def test_trained_layers_and_non_reentrant_checkpoints_keep_nothing_extra(changed):
     keys = {**ON_8, **LONG, **OLD, **changed}
     outside = told(keys)
     inside = told({**keys, "checkpoint_around_fsdp": False})
     assert heights(outside) == heights(inside)
 
 
-def test_kept_tensors_are_freed_at_the_end_of_backward_for_any_layer_count() -> None:
+def test_kept_tensors_are_freed_at_the_end_of_backward_for_any_layer_count():
     # the ledger of the last moment before the step: weights, adapters, their gradients and states, and nothing else
     for layers in (2, 5, 9):
         moments = told({**ON_8, **LONG, **OLD}, num_hidden_layers=layers).moments
@@ -64,7 +60,7 @@ def test_kept_tensors_are_freed_at_the_end_of_backward_for_any_layer_count() -> 
         assert last.resident.get(Component.ACTIVATIONS, 0) < 1024 * 1024 * 2 * 2 * layers
 
 
-def test_a_rank_updates_its_shard_of_every_unit() -> None:
+def test_a_rank_updates_its_shard_of_every_unit():
     # by hand: every size here is divisible by 8, so the first rank's shards are an eighth of the trained elements
     model, _, setup = parse({"model": LLAMA, **ON_8})
     assert isinstance(setup, TrainingSetup)
@@ -76,7 +72,7 @@ def test_a_rank_updates_its_shard_of_every_unit() -> None:
     )  # 10, 6 of padding to 16 bytes, 10, and 2 to divide by 4
 
 
-def test_another_strategy_or_one_gpu_resets_the_fsdp_version() -> None:
+def test_another_strategy_or_one_gpu_resets_the_fsdp_version():
     setup = TrainingSetup(
         num_gpus=4,
         strategy=Strategy.FSDP,
@@ -90,7 +86,7 @@ def test_another_strategy_or_one_gpu_resets_the_fsdp_version() -> None:
         assert (changed.mesh.fsdp_version, changed.mesh.checkpoint_around_fsdp) == (2, False)
 
 
-def test_all_fsdp1_ranks_are_equal_except_the_one_that_saves() -> None:
+def test_all_fsdp1_ranks_are_equal_except_the_one_that_saves():
     # three ranks, over which FSDP 2 could not divide rows evenly
     keys = {**ON_8, "num_gpus": 3, "save_strategy": "no"}
     assert ranks(told(keys)) == ()
@@ -112,6 +108,6 @@ ROOT = 2 * 1000 * 1024 + 1024
         ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, 4 * (ROOT + LAYER)),
     ],
 )
-def test_saving_gathers_flat_parameters(keys: dict[str, Any], gathered: int) -> None:
+def test_saving_gathers_flat_parameters(keys, gathered):
     save = told({**ON_8, **keys}).phases[Phase.SAVE]
     assert save.resident[Component.COMMUNICATION] == pytest.approx(gathered, rel=1e-4)

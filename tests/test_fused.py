@@ -92,9 +92,7 @@ def test_flash_attention_keeps_the_unpadded_output_too_and_the_indices():
 
 
 @pytest.mark.parametrize("kernel", [AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2])
-def test_flash_attention_keeps_padded_heads_and_the_sliced_output(
-    kernel: AttnImplementation,
-) -> None:
+def test_flash_attention_keeps_padded_heads_and_the_sliced_output(kernel):
     # heads of 36 are kept as heads of 40, 2 (q + k + v + out); the slice of the output is a copy, 2q, which
     # the next product saves
     setup = replace(BF16, attn_implementation=kernel, use_liger_kernel=False)
@@ -263,7 +261,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_loss_and_backward_match_the_real_step_to_one_part_in_three_thousand(name: str):
+def test_loss_and_backward_match_the_real_step_to_one_part_in_three_thousand(name):
     model, setup, loss, backward = TRACED[name]
     phases = estimate(model, None, setup).phases
     for phase, height in ((Phase.LOSS, loss), (Phase.BACKWARD, backward)):
@@ -288,7 +286,7 @@ def test_a_family_unknown_to_liger_is_unchanged_and_reported():
 
 
 @pytest.mark.parametrize("loss", [loss for loss in Loss if loss.sentence])
-def test_a_non_standard_loss_is_reported(loss: Loss):
+def test_a_non_standard_loss_is_reported(loss):
     of_preferences = loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL)
     objective = Objective.DPO if of_preferences else Objective.SFT
     setup = replace(BF16, use_liger_kernel=False, loss=loss, objective=objective)
@@ -315,7 +313,7 @@ def test_adapters_on_liger_s_experts_are_refused_because_the_kernel_fails():
     ("model", "keys"),
     [(LLAMA, {"use_liger_kernel": True}), (GPT2, {"loss": Loss.CHUNKED_TRL})],
 )
-def test_a_fused_loss_is_proposed_when_the_logits_do_not_fit(model: Model, keys: object):
+def test_a_fused_loss_is_proposed_when_the_logits_do_not_fit(model, keys):
     setup = replace(BF16, use_liger_kernel=False, per_device_train_batch_size=64)
     card = Gpu(
         name="one's own", memory_bytes=estimate(model, None, setup).need_high_bytes * 9 // 10

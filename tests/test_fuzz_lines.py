@@ -115,7 +115,7 @@ def agrees(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(LINES // AT_ONCE))
-def test_every_line_gets_a_consistent_answer_or_one_sentence(seed: int, monkeypatch) -> None:
+def test_every_line_gets_a_consistent_answer_or_one_sentence(seed, monkeypatch):
     chance = random.Random(seed)
     lines = [line(chance) for _ in range(AT_ONCE)]
     said = io.StringIO()
@@ -158,7 +158,7 @@ GROWING: dict[str, Callable[[int], int]] = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_a_larger_value_never_needs_less(name: str) -> None:
+def test_a_larger_value_never_needs_less(name):
     tried = 0
     for seed in range(40):
         chance = random.Random(seed)
@@ -182,7 +182,7 @@ def test_a_larger_value_never_needs_less(name: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_packed_rows_beyond_the_longest_row_are_one_long_row(strategy: str) -> None:
+def test_packed_rows_beyond_the_longest_row_are_one_long_row(strategy):
     # 1,024 rows of a million tokens are joined into as long a row as 64 of sixteen million
     given = {"model": "Qwen/Qwen3-8B", "packing": True, "num_gpus": 8, "strategy": strategy}
     many = parse({**given, "per_device_train_batch_size": 1024, "max_length": 1_000_000})
@@ -190,7 +190,7 @@ def test_packed_rows_beyond_the_longest_row_are_one_long_row(strategy: str) -> N
     assert need(*many) == need(*few)
 
 
-def test_a_hostile_name_gets_a_short_sentence_without_control_characters() -> None:
+def test_a_hostile_name_gets_a_short_sentence_without_control_characters():
     for name in HOSTILE:
         if not isinstance(name, str):
             continue

@@ -36,7 +36,7 @@ def own(page: AppTest, memory: float, like: str | None, price: float | None) -> 
     click(page, "take own card")
 
 
-def test_custom_card_is_compared_like_any_other() -> None:
+def test_custom_card_is_compared_like_any_other():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     own(page, 9.75, None, None)
     assert "own GPU has 9.8 GiB usable" in text(page)
@@ -44,7 +44,7 @@ def test_custom_card_is_compared_like_any_other() -> None:
     assert page.selectbox(key="gpu box").options[0] == "own GPU, 9.8 GiB"
 
 
-def test_card_like_another_has_hours_dollars_and_a_working_link() -> None:
+def test_card_like_another_has_hours_dollars_and_a_working_link():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     own(page, 47.5, "GeForce RTX 4090", 0.25)
     card = json.loads(page.session_state["gpu"])
@@ -69,21 +69,21 @@ def test_card_like_another_has_hours_dollars_and_a_working_link() -> None:
         ("p5.48xlarge", "p5.48xlarge"),  # whose price is its own
     ],
 )
-def test_unambiguous_words_select_their_card(typed: str, name: str) -> None:
+def test_unambiguous_words_select_their_card(typed, name):
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     type_card(page, typed)
     assert page.session_state["gpu"] == name
     assert name in text(page)
 
 
-def test_a_default_that_a_machines_name_would_change_is_in_the_address(monkeypatch) -> None:
+def test_a_default_that_a_machines_name_would_change_is_in_the_address(monkeypatch):
     # p5.48xlarge has 8 GPUs: without num_gpus the address of one GPU would open eight
     monkeypatch.setattr(session.st, "session_state", {"gpu": "p5.48xlarge"})
     assert session.spelled({"num_gpus": 1, "lora_r": 16}) == {"num_gpus": ["1"], "lora_r": []}
     assert session.spelled({"gpu": "L4", "num_gpus": 1})["num_gpus"] == []
 
 
-def test_ambiguous_words_offer_a_choice() -> None:
+def test_ambiguous_words_offer_a_choice():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
     type_card(page, "A100 40GB")
     assert page.session_state["gpu"] == "L4"
@@ -93,7 +93,7 @@ def test_ambiguous_words_offer_a_choice() -> None:
     assert "may be:" not in text(page)
 
 
-def test_unknown_words_keep_the_card_and_say_so() -> None:
+def test_unknown_words_keep_the_card_and_say_so():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
     type_card(page, "<b>no card</b>")
     assert page.session_state["gpu"] == "L4"
@@ -104,13 +104,13 @@ def test_unknown_words_keep_the_card_and_say_so() -> None:
     assert page.session_state["gpu"] == "Titan V"
 
 
-def test_slice_from_a_link_is_an_option() -> None:
+def test_slice_from_a_link_is_an_option():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB MIG 3g.40gb")
     options = page.selectbox(key="gpu box").options
     assert options == ["A100-SXM4-80GB MIG 3g.40gb", *catalog.gpus()]
 
 
-def test_verdict_says_that_marketplace_prices_start_there() -> None:
+def test_verdict_says_that_marketplace_prices_start_there():
     """The cheapest A10 is on a marketplace, the cheapest A100 80GB is not."""
     assert "(starting at $0.24 per GPU-hour at Vast.ai, 2026-10-02)" in text(
         open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A10")
@@ -120,7 +120,7 @@ def test_verdict_says_that_marketplace_prices_start_there() -> None:
     )
 
 
-def test_custom_cards_are_distinguished_wherever_they_are_named() -> None:
+def test_custom_cards_are_distinguished_wherever_they_are_named():
     page = open_page(model="Qwen/Qwen3-8B", method="qlora")
     read = []
     for memory in (10.0, 12.0):
@@ -139,7 +139,7 @@ def test_custom_cards_are_distinguished_wherever_they_are_named() -> None:
     assert differing(shown)["gpu"] == [f"own GPU, {size}.0 GiB like L4" for size in (20, 22)]
 
 
-def test_typed_count_sets_the_number_of_gpus() -> None:
+def test_typed_count_sets_the_number_of_gpus():
     page = open_page(model="openai-community/gpt2", method="lora")
     type_card(page, "2x RTX 4090")
     assert page.session_state["gpu"] == "GeForce RTX 4090"
@@ -147,7 +147,7 @@ def test_typed_count_sets_the_number_of_gpus() -> None:
     assert page.query_params["strategy"] == "ddp"
 
 
-def test_card_chosen_from_several_keeps_the_typed_count() -> None:
+def test_card_chosen_from_several_keeps_the_typed_count():
     page = open_page(model="openai-community/gpt2", method="lora")
     type_card(page, "4x A100-80GB")
     click(page, "take A100-SXM4-80GB")

@@ -57,7 +57,7 @@ def family(model_type: str, **keys: object) -> dict[str, Any]:
     return {**LLAMA, "model_type": model_type, **keys}
 
 
-def test_llama_2_7b() -> None:
+def test_llama_2_7b():
     model = model_from_config(LLAMA, "meta-llama/Llama-2-7b-hf")
     assert total_parameters(model) == 6_738_415_616
     assert model.hub_id == "meta-llama/Llama-2-7b-hf"
@@ -65,7 +65,7 @@ def test_llama_2_7b() -> None:
     assert not model.tie_word_embeddings
 
 
-def test_gpt2_is_read_by_its_key_names() -> None:
+def test_gpt2_is_read_by_its_key_names():
     model = model_from_config(GPT2)
     assert total_parameters(model) == 124_439_808
     assert (model.learned_positions, model.intermediate_size) == (1024, 3072)
@@ -75,9 +75,7 @@ def test_gpt2_is_read_by_its_key_names() -> None:
 
 
 @pytest.mark.parametrize(("multi_query", "heads"), [({}, 1), ({"multi_query": False}, 12)])
-def test_gpt_bigcode_has_one_key_value_head_by_default(
-    multi_query: dict[str, bool], heads: int
-) -> None:
+def test_gpt_bigcode_has_one_key_value_head_by_default(multi_query, heads):
     model = model_from_config({**GPT2, "model_type": "gpt_bigcode", **multi_query})
     assert model.num_key_value_heads == heads
 
@@ -100,17 +98,17 @@ def test_gpt_bigcode_has_one_key_value_head_by_default(
         ({"num_kv_heads": 71}, 1, True),
     ],
 )
-def test_falcon_heads(keys: dict[str, Any], heads: int, *, parallel: bool) -> None:
+def test_falcon_heads(keys, heads, *, parallel):
     model = model_from_config({**FALCON, **keys})
     assert model.num_key_value_heads == heads
     assert model.parallel_residual is parallel
 
 
-def test_falcon_with_alibi_has_no_rotary_layers() -> None:
+def test_falcon_with_alibi_has_no_rotary_layers():
     assert all(model_from_config({**FALCON, "alibi": True}).no_rope_layers)
 
 
-def test_mpt_is_read_by_its_key_names() -> None:
+def test_mpt_is_read_by_its_key_names():
     config = {
         "model_type": "mpt",
         "vocab_size": 50432,
@@ -125,20 +123,20 @@ def test_mpt_is_read_by_its_key_names() -> None:
     assert (model.attn_pdrop, model.max_position_embeddings) == (0.2, 2048)
 
 
-def test_bloom_is_read_by_its_key_names() -> None:
+def test_bloom_is_read_by_its_key_names():
     config = {"model_type": "bloom", "vocab_size": 250880, "n_embed": 1024, "n_layer": 24,
               "num_attention_heads": 16}  # fmt: skip
     assert total_parameters(model_from_config(config)) == 559_214_592  # bigscience/bloom-560m
 
 
-def test_opt_350m_projects_its_embedding() -> None:
+def test_opt_350m_projects_its_embedding():
     model = model_from_config({**OPT, "word_embed_proj_dim": 512, "do_layer_norm_before": False})
     assert (model.word_embed_proj_dim, model.learned_positions) == (512, 2050)
     assert not model.do_layer_norm_before
     assert model_from_config({**OPT, "word_embed_proj_dim": 4096}).word_embed_proj_dim == 0
 
 
-def test_explicit_head_dim_is_read() -> None:
+def test_explicit_head_dim_is_read():
     assert model_from_config(family("mistral", head_dim=64)).head_dim == 64
     assert model_from_config(family("gemma", num_key_value_heads=16)).head_dim == 256
     assert model_from_config(family("qwen3", head_dim=None)).head_dim == 128
@@ -149,7 +147,7 @@ def test_explicit_head_dim_is_read() -> None:
     ("model_type", "tied"),
     [("llama", False), ("gemma2", True), ("cohere", True), ("qwen2", False), ("smollm3", True)],
 )
-def test_tied_head_defaults_by_family(model_type: str, *, tied: bool) -> None:
+def test_tied_head_defaults_by_family(model_type, *, tied):
     keys = {"num_key_value_heads": 8}
     assert model_from_config(family(model_type, **keys)).tie_word_embeddings is tied
     other = family(model_type, **keys, tie_word_embeddings=not tied)
@@ -192,25 +190,25 @@ def test_tied_head_defaults_by_family(model_type: str, *, tied: bool) -> None:
         ),
     ],
 )
-def test_windows(model_type: str, keys: dict[str, Any], window: int, windowed: int) -> None:
+def test_windows(model_type, keys, window, windowed):
     model = model_from_config(family(model_type, **{"num_key_value_heads": 8, **keys}))
     assert model.sliding_window == window
     kinds = model.layer_types or (("sliding_attention",) * 32 if window else ())
     assert kinds.count("sliding_attention") == windowed
 
 
-def test_smollm3_lists_the_layers_with_rotary_embeddings() -> None:
+def test_smollm3_lists_the_layers_with_rotary_embeddings():
     listed = [1, 1, 1, 0] * 8
     model = model_from_config(family("smollm3", num_key_value_heads=4, no_rope_layers=listed))
     assert model.no_rope_layers == (False, False, False, True) * 8
     assert model == model_from_config(family("smollm3", num_key_value_heads=4))
 
 
-def test_cohere2_applies_rotary_only_in_windowed_layers() -> None:
+def test_cohere2_applies_rotary_only_in_windowed_layers():
     assert model_from_config(family("cohere2")).no_rope_layers == (False, False, False, True) * 8
 
 
-def test_gemma3_wrapper_is_read_as_its_text_part() -> None:
+def test_gemma3_wrapper_is_read_as_its_text_part():
     """google/gemma-3-4b-it takes heads, vocabulary and head_dim from the class."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
             "num_hidden_layers": 34, "sliding_window": 1024}  # fmt: skip
@@ -219,14 +217,14 @@ def test_gemma3_wrapper_is_read_as_its_text_part() -> None:
     assert total_parameters(model) == 4_300_079_472 - 419_816_304  # without the vision tower
 
 
-def test_softcaps_of_gemma2_can_be_turned_off() -> None:
+def test_softcaps_of_gemma2_can_be_turned_off():
     on = model_from_config(family("gemma2", num_key_value_heads=8))
     off = model_from_config(family("gemma2", num_key_value_heads=8, attn_logit_softcapping=None))
     assert (on.attn_logit_softcapping, on.final_logit_softcapping) == (True, True)
     assert (off.attn_logit_softcapping, off.final_logit_softcapping) == (False, True)
 
 
-def test_biases_follow_the_family() -> None:
+def test_biases_follow_the_family():
     qwen = model_from_config(family("qwen2", num_key_value_heads=8))
     assert (qwen.attention_bias, qwen.attention_output_bias, qwen.mlp_bias) == (True, False, False)
     seed = model_from_config(family("seed_oss", num_key_value_heads=8))
@@ -234,7 +232,7 @@ def test_biases_follow_the_family() -> None:
     assert model_from_config(family("phi")).lm_head_bias
 
 
-def test_partial_rotary_is_read_in_old_and_new_spelling() -> None:
+def test_partial_rotary_is_read_in_old_and_new_spelling():
     new = family("phi", rope_parameters={"partial_rotary_factor": 0.4})
     assert model_from_config(new).partial_rotary_factor == 0.4
     assert model_from_config(family("phi", partial_rotary_factor=0.4)).partial_rotary_factor == 0.4
@@ -254,7 +252,7 @@ def test_partial_rotary_is_read_in_old_and_new_spelling() -> None:
     assert model_from_config(glm).partial_rotary_factor == 0.5
 
 
-def test_experts_are_read_by_each_family_s_key_names() -> None:
+def test_experts_are_read_by_each_family_s_key_names():
     mixtral = model_from_config(family("mixtral", num_local_experts=8, num_experts_per_tok=2))
     assert (mixtral.num_experts, mixtral.num_experts_per_tok) == (8, 2)
     assert mixtral.moe_intermediate_size == LLAMA["intermediate_size"]
@@ -295,7 +293,7 @@ def test_experts_are_read_by_each_family_s_key_names() -> None:
         ("max_position_embeddings", "4k"),
     ],
 )
-def test_invalid_value_is_refused_naming_the_key(key: str, value: object) -> None:
+def test_invalid_value_is_refused_naming_the_key(key, value):
     with pytest.raises(
         ValueError, match=rf"^{key} must be .* not .*; correct it in the config\.$"
     ) as bad:
@@ -304,7 +302,7 @@ def test_invalid_value_is_refused_naming_the_key(key: str, value: object) -> Non
     assert not re.search(r"\b(True|False|None|nan|inf)\b", str(bad.value)), "Python's, not JSON's"
 
 
-def test_refused_values_are_quoted_as_json() -> None:
+def test_refused_values_are_quoted_as_json():
     lfm2 = family("lfm2", num_key_value_heads=8, layer_types=["conv"] * 32, conv_bias=True)
     with pytest.raises(
         ValueError, match=r"^conv_bias true is not modelled for lfm2; set it to false"
@@ -318,13 +316,13 @@ def test_refused_values_are_quoted_as_json() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "gemma3", "bert", "LLAMA", ""])
-def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
+def test_unknown_architecture_is_refused_by_name(model_type):
     with pytest.raises(ValueError, match=f"architecture '{model_type}' is not modelled"):
         model_from_config(family(model_type))
 
 
 @pytest.mark.parametrize("config", [None, [], "llama", 3])
-def test_non_object_is_refused(config: Any) -> None:
+def test_non_object_is_refused(config):
     with pytest.raises(ValueError, match="a config must be an object"):
         model_from_config(config)
 
@@ -344,13 +342,13 @@ KEYS = {
 """As configs on the Hub have them."""
 
 
-def test_known_keys_are_not_reported() -> None:
+def test_known_keys_are_not_reported():
     for config in (LLAMA, GPT2, OPT, family("gemma2", num_key_value_heads=8)):
         assert ignored_keys({**config, **KEYS}) == ()
     assert ignored_keys({**LLAMA, "shiny_new_attention": None}) == (), "null says nothing"
 
 
-def test_unknown_key_is_reported() -> None:
+def test_unknown_key_is_reported():
     said = ignored_keys({**LLAMA, **KEYS, "shiny_new_attention": 4, "two words": 1})
     assert said == (
         "The config's key shiny_new_attention is not known here and was ignored.",
@@ -371,12 +369,12 @@ def test_unknown_key_is_reported() -> None:
         ({**LLAMA, "clip_qkv": 8.0}, "key clip_qkv is not known here and was ignored"),
     ],
 )
-def test_relevant_unmodelled_key_is_reported(config: dict[str, object], sentence: str) -> None:
+def test_relevant_unmodelled_key_is_reported(config, sentence):
     (said,) = ignored_keys(config)
     assert said.startswith(f"The config's {sentence}")
 
 
-def test_ignored_keys_are_listed_in_the_assumptions() -> None:
+def test_ignored_keys_are_listed_in_the_assumptions():
     model, gpu, setup = parse({"model": {**LLAMA, "shiny": 1}})
     said = "The config's key shiny is not known here and was ignored."
     assert said in estimate(model, gpu, setup).assumptions
@@ -384,7 +382,7 @@ def test_ignored_keys_are_listed_in_the_assumptions() -> None:
     assert many.notes[-1] == "22 more of its keys are not known here."
 
 
-def test_both_names_of_a_key_are_read() -> None:
+def test_both_names_of_a_key_are_read():
     by_file = family("internlm3", num_key_value_heads=8)
     both = [{"bias": True, "qkv_bias": True}, {"mlp_bias": True, "attention_bias": True}]
     first, second = (model_from_config({**by_file, **keys}) for keys in both)
@@ -393,7 +391,7 @@ def test_both_names_of_a_key_are_read() -> None:
     assert first.attention_bias
 
 
-def test_bidirectional_gemma_3_has_half_the_window_on_each_side() -> None:
+def test_bidirectional_gemma_3_has_half_the_window_on_each_side():
     # Gemma3TextConfig.__post_init__: 4096 // 2 + 1
     keys = {"num_key_value_heads": 8, "sliding_window": 4096}
     assert model_from_config(family("gemma3_text", **keys)).sliding_window == 4096

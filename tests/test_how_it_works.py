@@ -32,7 +32,7 @@ def test_chapter_on_objectives_counts_the_reference_as_a_second_model():
     assert f"{units.gib(logits)} here" in text, "20 bytes x 1 example x 1,024 tokens x 32,000 words"
 
 
-def test_chapter_on_backward_covers_checkpoints_and_half_the_layers() -> None:
+def test_chapter_on_backward_covers_checkpoints_and_half_the_layers():
     """32 layers of 2 bytes x 4,096 a token; more if only half are checkpointed, none if offloaded to the host."""
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (
@@ -63,7 +63,7 @@ def test_first_chapter_states_the_peak():
     assert units.gib(told.peak.bytes) in idea
 
 
-def test_chapter_on_vllm_adds_the_share_to_the_step() -> None:
+def test_chapter_on_vllm_adds_the_share_to_the_step():
     told = content.example({**EXAMPLE, **ARTICLE})
     (text,) = (chapter.text for chapter in content.chapters(told) if "vLLM" in chapter.heading)
     assert "All 32 rows" in text

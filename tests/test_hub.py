@@ -65,15 +65,10 @@ def ask(server: FakeHub) -> Callable[..., HubModel]:
     return asking
 
 
-Ask = Callable[..., HubModel]
-
-
 # --- found models -------------------------------------------------------------------------------
 
 
-def test_two_requests_give_the_catalogues_model_with_its_licence_and_gate(
-    server: FakeHub, ask: Ask
-) -> None:
+def test_two_requests_give_the_catalogues_model_with_its_licence_and_gate(server, ask):
     tags = ["license:llama3.1", "text-generation"]
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=tags)
     found = ask("me/llama")
@@ -101,23 +96,22 @@ def test_two_requests_give_the_catalogues_model_with_its_licence_and_gate(
         "https://hf.co/me/llama/blob/main/config.json?download=true#L1",
     ],
 )
-def test_browser_url_is_read_as_an_id(server: FakeHub, ask: Ask, typed: str) -> None:
+def test_browser_url_is_read_as_an_id(server, ask, typed):
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     assert ask(typed).about.hub_id == "me/llama"
 
 
-def test_renamed_repository_is_found_under_its_new_name(server: FakeHub, ask: Ask) -> None:
+def test_renamed_repository_is_found_under_its_new_name(server, ask):
     server.has("us/New", LLAMA, parameters=LLAMA_PARAMETERS)
     server.has("us/old").moved_to = server.has("us/new").moved_to = "us/New"
     found = ask("us/old")
-    assert found.model is not None
     assert found.model.hub_id == "us/New"
     assert found.sentences == ("us/old is called us/New on the Hub now.",)
     assert found.model.notes == found.notes
     assert ask("us/new").sentences == (), "only its case differs"
 
 
-def test_adapter_resolves_to_its_base(server: FakeHub, ask: Ask) -> None:
+def test_adapter_resolves_to_its_base(server, ask):
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "me/llama"}
     server.has("me/adapter", files={"adapter_config.json": adapter})
@@ -127,7 +121,7 @@ def test_adapter_resolves_to_its_base(server: FakeHub, ask: Ask) -> None:
     assert len(server.asked) == 4
 
 
-def test_catalogued_base_is_not_fetched(server: FakeHub, ask: Ask) -> None:
+def test_catalogued_base_is_not_fetched(server, ask):
     base = "meta-llama/Llama-3.1-8B"
     server.has("me/adapter", files={"adapter_config.json": {"base_model_name_or_path": base}})
     found = ask("me/adapter")
@@ -138,22 +132,21 @@ def test_catalogued_base_is_not_fetched(server: FakeHub, ask: Ask) -> None:
     assert write_fields(found.model, None, TrainingSetup()) == {"model": base}
 
 
-def test_found_model_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
+def test_found_model_is_written_by_its_id(server, ask):
     server.has("me/llama", LLAMA, parameters=8_100_000_000)
     model = ask("me/llama").model
-    assert model is not None
     written = write_fields(model, None, TrainingSetup(max_length=2048))
     assert written == {"model": "me/llama", "max_length": 2048}
     assert parse(written, {"me/llama": model})[0] is model
 
 
-def test_invalid_revision_is_not_put_into_a_url(server: FakeHub, ask: Ask) -> None:
+def test_invalid_revision_is_not_put_into_a_url(server, ask):
     server.has("me/llama", LLAMA, sha="../../../evil")
     assert ask("me/llama").model is not None
     assert server.asked[1] == "/me/llama/resolve/main/config.json"
 
 
-def test_adapter_of_a_gated_base_reports_both(server: FakeHub, ask: Ask) -> None:
+def test_adapter_of_a_gated_base_reports_both(server, ask):
     server.has("them/gated", LLAMA, gated="auto")
     server.has(
         "me/adapter", files={"adapter_config.json": {"base_model_name_or_path": "them/gated"}}
@@ -187,14 +180,12 @@ def test_adapter_of_a_gated_base_reports_both(server: FakeHub, ask: Ask) -> None
         ),
     ],
 )
-def test_counts_that_differ_by_more_than_a_thousandth_are_both_reported(
-    server: FakeHub, ask: Ask, counted: int | None, said: tuple[str, ...]
-) -> None:
+def test_counts_that_differ_by_more_than_a_thousandth_are_both_reported(server, ask, counted, said):
     server.has("me/llama", LLAMA, parameters=counted)
     assert ask("me/llama").sentences == said
 
 
-def test_tied_head_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
+def test_tied_head_stored_twice_is_explained(server, ask):
     """The Hub's count of Qwen3-0.6B exceeds the trained parameters by 151936·1024."""
     config = {
         "model_type": "qwen3",
@@ -217,7 +208,7 @@ def test_tied_head_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
 # --- multimodal or quantised checkpoints --------------------------------------------------------
 
 
-def test_vision_language_model_gives_its_text_part(server: FakeHub, ask: Ask) -> None:
+def test_vision_language_model_gives_its_text_part(server, ask):
     """llava-1.5-7b-hf saves only differences from LlamaConfig; its text part is Llama-2-7B with 64 more words."""
     config = {
         "architectures": ["LlavaForConditionalGeneration"],
@@ -239,15 +230,12 @@ def test_vision_language_model_gives_its_text_part(server: FakeHub, ask: Ask) ->
     )
 
 
-def test_quantised_checkpoint_is_recognised_and_names_its_original(
-    server: FakeHub, ask: Ask
-) -> None:
+def test_quantised_checkpoint_is_recognised_and_names_its_original(server, ask):
     quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     tags = ["base_model:me/llama", "base_model:quantized:me/llama"]
     # hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4: the same count plus a zero bias for every linear
     server.has("me/llama-gptq", quantized, parameters=8_031_637_504, tags=tags)
     found = ask("me/llama-gptq")
-    assert found.model is not None
     assert found.model.quantization is not None
     assert found.parameters == LLAMA_PARAMETERS
     assert found.sentences == ("The weights are stored as GPTQ 4-bit, made from me/llama.",)
@@ -264,7 +252,7 @@ def said(found: HubModel, trouble: Trouble) -> str:
     return found.problem
 
 
-def test_unknown_or_private_repository_is_reported(server: FakeHub, ask: Ask) -> None:
+def test_unknown_or_private_repository_is_reported(server, ask):
     server.has("me/private", LLAMA).private = True
     for hub_id in ("me/nothing", "me/private"):
         assert said(ask(hub_id), Trouble.NOT_FOUND) == (
@@ -277,7 +265,7 @@ def test_unknown_or_private_repository_is_reported(server: FakeHub, ask: Ask) ->
     assert ask("me/private", token=MEMBER).model is not None
 
 
-def test_gated_repository_needs_a_token_with_access(server: FakeHub, ask: Ask) -> None:
+def test_gated_repository_needs_a_token_with_access(server, ask):
     server.has("them/gated", LLAMA, gated="manual", parameters=LLAMA_PARAMETERS)
     closed = ask("them/gated")
     assert said(closed, Trouble.GATED) == (
@@ -294,14 +282,14 @@ def test_gated_repository_needs_a_token_with_access(server: FakeHub, ask: Ask) -
 
 
 @pytest.mark.parametrize("token", ["hf_expired", "hf_ü", "two words", "line\nbreak", "x" * 501])
-def test_invalid_token_is_reported(server: FakeHub, ask: Ask, token: str) -> None:
+def test_invalid_token_is_reported(server, ask, token):
     server.has("me/llama", LLAMA)
     problem = said(ask("me/llama", token=token), Trouble.BAD_TOKEN)
     begins = "The Hub does not know this token; " if token == "hf_expired" else "This is no token; "
     assert problem == f"{begins}copy it anew from {server.url}/settings/tokens, or leave it out."
 
 
-def test_missing_token_is_not_reported_as_unknown(server: FakeHub, ask: Ask) -> None:
+def test_missing_token_is_not_reported_as_unknown(server, ask):
     hub_id = server.answers("me/closed", fake_hub.wants_a_token)
     assert said(ask(hub_id), Trouble.GATED) == (
         "me/closed is private or gated: the Hub wants a token; give one that may see it, or paste its config.json."
@@ -314,7 +302,7 @@ def test_missing_token_is_not_reported_as_unknown(server: FakeHub, ask: Ask) -> 
 @pytest.mark.parametrize(
     "typed", ["", "a/b/c", "a b", "../../etc/passwd", "a--b/c", "x" * 200, "ä/ö", "a/b.git"]
 )
-def test_invalid_id_causes_no_request(server: FakeHub, ask: Ask, typed: str) -> None:
+def test_invalid_id_causes_no_request(server, ask, typed):
     problem = said(ask(typed), Trouble.BAD_ID)
     assert problem.endswith(
         " is no id on the Hub; give owner/name, such as mistralai/Mistral-7B-v0.1."
@@ -368,18 +356,14 @@ LOOP = {"base_model_name_or_path": "me/it"}
     ],
     ids=["gguf", "loop", "empty", "not given out", "diffusion", "embedding"],
 )
-def test_repository_without_a_usable_config_is_reported(
-    server: FakeHub, ask: Ask, has: dict[str, Any], trouble: Trouble, said: str
-) -> None:
+def test_repository_without_a_usable_config_is_reported(server, ask, has, trouble, said):
     server.has("me/it", **has)
     found = ask("me/it")
     assert (found.model, found.trouble, found.problem) == (None, trouble, said)
 
 
 @pytest.mark.parametrize("base", ["/home/me/checkpoints/7b", "", None, 7, "a/b/c"])
-def test_adapter_without_a_base_on_the_hub_is_reported(
-    server: FakeHub, ask: Ask, base: object
-) -> None:
+def test_adapter_without_a_base_on_the_hub_is_reported(server, ask, base):
     adapter = {"base_model_name_or_path": base}
     server.has("me/adapter", files={"adapter_config.json": adapter})
     problem = said(ask("me/adapter"), Trouble.NO_CONFIG)
@@ -389,7 +373,7 @@ def test_adapter_without_a_base_on_the_hub_is_reported(
     )
 
 
-def test_download_of_a_ten_megabyte_config_stops_early(server: FakeHub, ask: Ask) -> None:
+def test_download_of_a_ten_megabyte_config_stops_early(server, ask):
     server.has("me/big", b'{"model_type": "llama", "x": "' + b"x" * 10_000_000 + b'"}')
     assert said(ask("me/big"), Trouble.UNREADABLE) == (
         "The config.json of me/big is longer than 1000000 bytes and is not read; choose another model, or paste the "
@@ -411,9 +395,7 @@ def test_download_of_a_ten_megabyte_config_stops_early(server: FakeHub, ask: Ask
         (b'{"a":' * 65 + b"1" + b"}" * 65, "is nested too deeply; "),
     ],
 )
-def test_config_that_is_not_json_is_reported(
-    server: FakeHub, ask: Ask, config: bytes, what: str
-) -> None:
+def test_config_that_is_not_json_is_reported(server, ask, config, what):
     server.has("me/bad", config)
     problem = said(ask("me/bad"), Trouble.UNREADABLE)
     assert problem.startswith(f"The config.json of me/bad {what}")
@@ -453,9 +435,7 @@ def test_config_that_is_not_json_is_reported(
         ),
     ],
 )
-def test_config_with_an_impossible_value_is_reported(
-    server: FakeHub, ask: Ask, key: str, value: object, problem: str
-) -> None:
+def test_config_with_an_impossible_value_is_reported(server, ask, key, value, problem):
     server.has("me/bad", {**LLAMA, key: value})
     assert said(ask("me/bad"), Trouble.UNREADABLE) == (
         f"The config.json of me/bad cannot be used: {problem}"
@@ -494,9 +474,7 @@ CHOOSE = "only decoders, which write text token by token, are estimated. Choose 
         ),
     ],
 )
-def test_non_decoder_is_reported_by_its_kind(
-    server: FakeHub, ask: Ask, config: object, problem: str
-) -> None:
+def test_non_decoder_is_reported_by_its_kind(server, ask, config, problem):
     server.has("me/it", config, tags=["base_model:finetune:me/base"])
     assert said(ask("me/it"), Trouble.NOT_A_DECODER) == problem
 
@@ -515,9 +493,7 @@ def test_non_decoder_is_reported_by_its_kind(
         ),
     ],
 )
-def test_unmodelled_architecture_is_reported(
-    server: FakeHub, ask: Ask, config: object, problem: str
-) -> None:
+def test_unmodelled_architecture_is_reported(server, ask, config, problem):
     server.has("me/it", config)
     assert said(ask("me/it"), Trouble.NOT_MODELLED) == (
         f"me/it is of the architecture {problem}; choose a model of another one, or change the dimensions of the "
@@ -531,14 +507,14 @@ NO_ANSWER = f"The Hub has not answered within 0.4 s; try again, {OTHERWISE}."
 
 
 @pytest.mark.parametrize("answer", [fake_hub.silence, fake_hub.drip])
-def test_hanging_hub_times_out(server: FakeHub, ask: Ask, answer: Callable[[Any], None]) -> None:
+def test_hanging_hub_times_out(server, ask, answer):
     hub_id = server.answers("me/slow", answer)
     began = time.monotonic()
     assert said(ask(hub_id, seconds=0.4), Trouble.SLOW) == NO_ANSWER
     assert time.monotonic() - began < 0.6
 
 
-def test_hanging_config_download_times_out(server: FakeHub, ask: Ask) -> None:
+def test_hanging_config_download_times_out(server, ask):
     def config_alone(handler: Any) -> None:
         if "/api/" in handler.path:
             repository = fake_hub.Repository(files={"config.json": b""})
@@ -553,7 +529,7 @@ def test_hanging_config_download_times_out(server: FakeHub, ask: Ask) -> None:
     assert len(server.asked) == 2
 
 
-def test_endless_response_is_not_held_in_memory(server: FakeHub, ask: Ask) -> None:
+def test_endless_response_is_not_held_in_memory(server, ask):
     found = ask(server.answers("me/endless", fake_hub.endless))
     assert said(found, Trouble.UNREADABLE) == (
         f"{server.url} says more than {hub.LONGEST_ANSWER} bytes of me/endless, which are not read; paste its "
@@ -561,7 +537,7 @@ def test_endless_response_is_not_held_in_memory(server: FakeHub, ask: Ask) -> No
     )
 
 
-def test_repository_with_many_files_is_read_like_any_other(server: FakeHub, ask: Ask) -> None:
+def test_repository_with_many_files_is_read_like_any_other(server, ask):
     """Thirty thousand checkpoints of a training run: about 2 MB of names."""
     files = {f"checkpoint-{step}/optimizer-{'x' * 40}.pt": b"" for step in range(30_000)}
     server.has("me/long", LLAMA, files=files, parameters=LLAMA_PARAMETERS)
@@ -570,7 +546,7 @@ def test_repository_with_many_files_is_read_like_any_other(server: FakeHub, ask:
     assert found.parameters == LLAMA_PARAMETERS
 
 
-def test_unreachable_hub_is_reported() -> None:
+def test_unreachable_hub_is_reported():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -601,24 +577,20 @@ def disabled(handler: Any) -> None:
         (disabled, Trouble.DISABLED, "has disabled me/it; choose another model."),
     ],
 )
-def test_an_error_of_the_hub_is_reported(
-    server: FakeHub, ask: Ask, answer: Callable[[Any], None], trouble: Trouble, problem: str
-) -> None:
+def test_an_error_of_the_hub_is_reported(server, ask, answer, trouble, problem):
     ends = f"{OTHERWISE}." if problem.endswith(", ") else ""
     expected = f"The Hub {problem.replace('HUB', server.url)}{ends}"
     assert said(ask(server.answers("me/it", answer)), trouble) == expected
 
 
-def test_web_page_instead_of_the_hub_is_reported(server: FakeHub, ask: Ask) -> None:
+def test_web_page_instead_of_the_hub_is_reported(server, ask):
     assert said(ask(server.answers("me/page", fake_hub.web_page)), Trouble.DOWN) == (
         f"{server.url} answers with something else than the Hub would; look whether it is the right address, "
         f"{OTHERWISE}."
     )
 
 
-def test_offline_mode_is_reported(
-    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_mode_is_reported(server, ask, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert said(ask("me/llama"), Trouble.OFFLINE) == (
         f"HF_HUB_OFFLINE is set, so the Hub is not asked for me/llama; unset it, {OTHERWISE}."
@@ -626,9 +598,7 @@ def test_offline_mode_is_reported(
     assert server.asked == []
 
 
-def test_requests_beyond_the_concurrency_limit_wait_for_their_turn(
-    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_beyond_the_concurrency_limit_wait_for_their_turn(server, ask, monkeypatch):
     monkeypatch.setattr(hub, "_free", hub.threading.BoundedSemaphore(1))
     slow = server.answers("me/slow", fake_hub.silence)
     assert (
@@ -641,9 +611,7 @@ def test_requests_beyond_the_concurrency_limit_wait_for_their_turn(
 # --- tokens -------------------------------------------------------------------------------------
 
 
-def test_server_token_is_never_used_for_visitors(
-    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_server_token_is_never_used_for_visitors(server, ask, monkeypatch, tmp_path):
     (tmp_path / "token").write_text(MEMBER)
     (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {MEMBER}\n")
     monkeypatch.setenv("HF_TOKEN", MEMBER)
@@ -656,7 +624,7 @@ def test_server_token_is_never_used_for_visitors(
         assert set(server.tokens) == {None}
 
 
-def test_token_is_used_only_for_its_own_call(server: FakeHub, ask: Ask) -> None:
+def test_token_is_used_only_for_its_own_call(server, ask):
     server.has("them/gated", LLAMA, gated="auto")
     found = ask("them/gated", token=MEMBER)
     assert set(server.tokens) == {MEMBER}
@@ -665,7 +633,7 @@ def test_token_is_used_only_for_its_own_call(server: FakeHub, ask: Ask) -> None:
     assert set(server.tokens) == {None}
 
 
-def test_cookies_are_not_shared_between_visitors(server: FakeHub, ask: Ask) -> None:
+def test_cookies_are_not_shared_between_visitors(server, ask):
     server.has("me/llama", LLAMA)
     server.cookies.clear()
     ask(server.answers("me/cookie", fake_hub.gives_a_cookie), token=MEMBER)
@@ -673,7 +641,7 @@ def test_cookies_are_not_shared_between_visitors(server: FakeHub, ask: Ask) -> N
     assert server.cookies == [None, None, None]
 
 
-def test_token_is_not_sent_on_redirect_to_another_host(server: FakeHub, ask: Ask) -> None:
+def test_token_is_not_sent_on_redirect_to_another_host(server, ask):
     with FakeHub() as elsewhere:
         elsewhere.has("me/llama", LLAMA)
         away = elsewhere.url.replace("127.0.0.1", "localhost")
@@ -688,9 +656,7 @@ def test_token_is_not_sent_on_redirect_to_another_host(server: FakeHub, ask: Ask
 # --- cached answers -----------------------------------------------------------------------------
 
 
-def test_answers_are_cached_for_a_while(
-    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_cached_for_a_while(server, ask, monkeypatch):
     server.has("me/llama", LLAMA)
     first = ask("me/llama")
     assert ask("ME/Llama") is first
@@ -701,14 +667,14 @@ def test_answers_are_cached_for_a_while(
     assert len(server.asked) == 2
 
 
-def test_temporary_errors_are_not_cached(server: FakeHub, ask: Ask) -> None:
+def test_temporary_errors_are_not_cached(server, ask):
     server.answers("me/llama", fake_hub.fault)
     assert ask("me/llama").trouble is Trouble.DOWN
     server.has("me/llama", LLAMA)
     assert ask("me/llama").model is not None
 
 
-def test_cache_size_is_bounded(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_size_is_bounded(server, ask, monkeypatch):
     monkeypatch.setattr(hub, "KEPT_ANSWERS", 2)
     asked = []
     for name in ("a", "b", "c", "c", "a"):
@@ -738,10 +704,7 @@ def command(
     return commanding
 
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-def test_command_line_contacts_the_hub_only_on_request(server: FakeHub, command: Command) -> None:
+def test_command_line_contacts_the_hub_only_on_request(server, command):
     server.has("me/llama", LLAMA, parameters=8_100_000_000)
     status, _, errors = command("me/llama", "--method", "qlora")
     assert status == 2
@@ -754,15 +717,13 @@ def test_command_line_contacts_the_hub_only_on_request(server: FakeHub, command:
     assert "- The Hub counts 8,100,000,000 parameters in me/llama, " in output
 
 
-def test_command_line_does_not_fetch_catalogued_models(server: FakeHub, command: Command) -> None:
+def test_command_line_does_not_fetch_catalogued_models(server, command):
     assert command("openai-community/gpt2", "--hub")[0] == 0
     assert command(json.dumps(LLAMA), "--hub")[0] == 0
     assert server.asked == []
 
 
-def test_command_line_uses_the_user_s_token_only_on_request(
-    server: FakeHub, command: Command
-) -> None:
+def test_command_line_uses_the_user_s_token_only_on_request(server, command):
     server.has("them/gated", LLAMA, gated="auto", parameters=LLAMA_PARAMETERS)
     status, _, errors = command("them/gated", "--hub")
     assert (status, set(server.tokens)) == (2, {None})
@@ -772,7 +733,7 @@ def test_command_line_uses_the_user_s_token_only_on_request(
     assert MEMBER not in output
 
 
-def test_json_lines_contact_the_hub_too(server: FakeHub) -> None:
+def test_json_lines_contact_the_hub_too(server):
     """Runs as a process whose environment names the Hub."""
     server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
     server.has("them/gated", LLAMA, gated="auto")

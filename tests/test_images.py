@@ -42,7 +42,7 @@ def processor(name: str, settings: str) -> ImageProcessor:
     "row",
     ANSWERS,
 )
-def test_image_sizes_match_the_real_processor(row: dict[str, str]) -> None:
+def test_image_sizes_match_the_real_processor(row):
     asked = processor(row["processor"], row["settings"])
     size = int(row["height"]), int(row["width"])
     if not row["tokens"]:
@@ -53,7 +53,7 @@ def test_image_sizes_match_the_real_processor(row: dict[str, str]) -> None:
     assert answer[:4] == tuple(int(row[key]) for key in ("tokens", "markers", "patches", "tiles"))
 
 
-def test_glm_counts_the_area_of_two_frames() -> None:
+def test_glm_counts_the_area_of_two_frames():
     # by hand: 3,840 × 2,160 × 2 frames are 16.6 M pixels, more than the 11.76 M of the class: shrink by the root of
     # 16,588,800 / 11,760,000, then down to multiples of 28: 1,792 × 3,220, hence 64 × 115 tokens of four patches
     answer = qwen_vl.Glm4vImageProcessor().image_tokens(2160, 3840)
@@ -61,12 +61,12 @@ def test_glm_counts_the_area_of_two_frames() -> None:
     assert answer.tokens == 64 * 115 == answer.patches / 4
 
 
-def test_glm_enlarges_images_smaller_than_one_token() -> None:
+def test_glm_enlarges_images_smaller_than_one_token():
     # 14 × 280 is doubled to 28 × 560; with two frames that is still above the minimum area of 112 × 112
     assert qwen_vl.Glm4vImageProcessor().image_tokens(14, 280).tokens == 20
 
 
-def test_gemma_4_gives_a_very_thin_image_one_row_within_its_budget() -> None:
+def test_gemma_4_gives_a_very_thin_image_one_row_within_its_budget():
     # transformers 5.23, image_processing_gemma4.py, get_aspect_ratio_preserving_size: min(400, 2,520 / 9) squares
     answer = gemma.Gemma4ImageProcessor().image_tokens(1, 400)
     assert (answer.tokens, answer.height, answer.width) == (280, 48, 280 * 48)
@@ -78,9 +78,7 @@ def test_gemma_4_gives_a_very_thin_image_one_row_within_its_budget() -> None:
     ("size", "tokens"),
     [((1, 1024), 64), ((1, 1025), None), ((3, 4096), None), ((4, 4096), 64), ((1920, 1), None)],
 )
-def test_an_image_is_refused_where_nothing_is_left_of_its_shorter_side(
-    size: tuple[int, int], tokens: int | None
-) -> None:
+def test_an_image_is_refused_where_nothing_is_left_of_its_shorter_side(size, tokens):
     if tokens is None:
         with pytest.raises(ValueError, match="too thin"):
             pixtral.PixtralImageProcessor().image_tokens(*size)

@@ -34,7 +34,7 @@ def seconds(**keys: object) -> tuple[float, float]:
     return attention.seconds.low, attention.seconds.high
 
 
-def test_with_flash_attention_a_joined_row_adds_only_positions_and_tables() -> None:
+def test_with_flash_attention_a_joined_row_adds_only_positions_and_tables():
     """Positions in int64 and example numbers in int32, 12 bytes a token; cosine and sine of 4 rows instead of 1."""
     tables = 2 * 2 * 64 * (TOKENS - 1024)
     own_positions = 8 * 1024
@@ -42,13 +42,13 @@ def test_with_flash_attention_a_joined_row_adds_only_positions_and_tables() -> N
     assert loss_height(padding_free=True) - loss_height() == pytest.approx(more, abs=2**14)
 
 
-def test_packing_joins_a_single_row_and_padding_free_does_not() -> None:
+def test_packing_joins_a_single_row_and_padding_free_does_not():
     one = {"per_device_train_batch_size": 1, "attn_implementation": AttnImplementation.SDPA}
     assert loss_height(**one, padding_free=True) == loss_height(**one)
     assert loss_height(**one, packing=True) > loss_height(**one)
 
 
-def test_sdpa_masks_the_whole_micro_batch_as_one_square() -> None:
+def test_sdpa_masks_the_whole_micro_batch_as_one_square():
     """A mask of T² bytes, and without checkpointing an additive copy of 2 · T² bytes in every layer."""
     sdpa = {"attn_implementation": AttnImplementation.SDPA}
     kept = 16 * 2 * TOKENS**2
@@ -57,7 +57,7 @@ def test_sdpa_masks_the_whole_micro_batch_as_one_square() -> None:
     assert found == pytest.approx(kept + repeated, rel=0.02)
 
 
-def test_examples_do_not_attend_to_each_other_if_the_kernel_knows_their_bounds() -> None:
+def test_examples_do_not_attend_to_each_other_if_the_kernel_knows_their_bounds():
     """Four examples of 256 tokens per row: a quarter of the pairs of whole rows, except for the diagonal."""
     whole = seconds(packing=True)[1]
     packed = seconds(packing=True, mean_tokens_per_example=256)[1]
@@ -65,14 +65,14 @@ def test_examples_do_not_attend_to_each_other_if_the_kernel_knows_their_bounds()
     assert packed == pytest.approx(whole * 257 / 1025, rel=0.02)
 
 
-def test_sdpa_multiplies_the_whole_square() -> None:
+def test_sdpa_multiplies_the_whole_square():
     """(4 L)² pairs for the micro-batch; causal flash attention has 4 · L · (L + 1) / 2."""
     flash = seconds(packing=True)[0]
     sdpa = seconds(packing=True, attn_implementation=AttnImplementation.SDPA)[0]
     assert sdpa == pytest.approx(flash * TOKENS**2 / (4 * 1024 * 1025 / 2), rel=0.03)
 
 
-def test_padding_free_examples_cost_only_their_own_tokens() -> None:
+def test_padding_free_examples_cost_only_their_own_tokens():
     setup = replace(SETUP, padding_free=True, mean_tokens_per_example=300, num_train_examples=100)
     found = lengths(setup)
     assert (found.rows_per_epoch, found.tokens) == (100, 300)

@@ -18,7 +18,6 @@ from estimator.run.loading import (
 )
 from estimator.run.saving import taken_apart_bytes
 from estimator.values.facets.precision import Precision
-from estimator.values.specs import Model
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")
@@ -99,9 +98,7 @@ def test_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
         (MIXTRAL, TrainingSetup(method=Method.LORA, lora_r=1), "merging a layer's experts"),
     ],
 )
-def test_adapters_are_added_after_packing_merging_and_upcasting(
-    model: Model, setup: TrainingSetup, name: str
-) -> None:
+def test_adapters_are_added_after_packing_merging_and_upcasting(model, setup, name):
     # PEFT is called with the loaded model: no adapter exists before
     moment = load_moment(model, setup, 0)
     assert moment.name == name

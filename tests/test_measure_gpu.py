@@ -48,9 +48,7 @@ def case(**keys: object) -> Case:
 
 
 @for_each("entry", catalog.models().values())
-def test_config_of_a_catalogued_model_round_trips(
-    entry: catalog.CatalogModel,
-) -> None:
+def test_config_of_a_catalogued_model_round_trips(entry):
     # a measurement builds the text class, with random weights in one dtype: neither towers nor packed weights
     built = replace(entry.model, vision=None, towers=None, quantization=None, stored_width=0)
     assert model_from_config(config_of(entry.model), entry.model.hub_id) == built
@@ -61,7 +59,7 @@ def test_config_of_a_catalogued_model_round_trips(
 CASES = [read_case(given) for given in BUILT_IN]
 
 
-def test_built_in_cases_are_many_and_varied() -> None:
+def test_built_in_cases_are_many_and_varied():
     assert len(CASES) >= 40
     setups = [each.setup for each in CASES]
     varied = {
@@ -93,7 +91,7 @@ def test_built_in_cases_are_many_and_varied() -> None:
     assert max(counts) > 14e9
 
 
-def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats() -> None:
+def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats():
     free = FOUND.free_bytes
     assert free is not None
     assert all(fits(each.predicted(H100).peak.bytes, free, 0.05) for each in CASES)
@@ -102,7 +100,7 @@ def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats() -> None:
     assert twice == {names[0]}
 
 
-def test_the_first_ten_cases_show_every_method_precision_and_checkpointing() -> None:
+def test_the_first_ten_cases_show_every_method_precision_and_checkpointing():
     setups = [each.setup for each in CASES[:10]]
     assert {setup.adapters.method for setup in setups} == set(Method)
     assert {setup.computation.gradient_checkpointing for setup in setups} == {True, False}
@@ -113,18 +111,18 @@ def test_the_first_ten_cases_show_every_method_precision_and_checkpointing() -> 
 @pytest.mark.parametrize(
     "optim", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw", "paged_lion_8bit"]
 )
-def test_a_paged_optimizer_is_refused_in_one_sentence(optim: str) -> None:
+def test_a_paged_optimizer_is_refused_in_one_sentence(optim):
     with pytest.raises(ValueError, match=f"^optim {optim} .* managed memory, .* not paged\\.$"):
         case(optim=optim)
     assert not any(each.setup.optimisation.optim.startswith("paged") for each in CASES)
 
 
-def test_a_what_if_that_no_run_can_have_is_refused() -> None:
+def test_a_what_if_that_no_run_can_have_is_refused():
     with pytest.raises(ValueError, match="optim_state_dtype is a what-if"):
         case(optim="adamw_torch", optim_state_dtype="bfloat16")
 
 
-def test_lines_are_read_in_order_and_a_bad_one_does_not_affect_the_others() -> None:
+def test_lines_are_read_in_order_and_a_bad_one_does_not_affect_the_others():
     lines = [json.dumps(GPT2), "", "[1]", "{", json.dumps(GPT2 | {"max_length": 4096})]
     first, *bad = read_lines(lines)
     assert isinstance(first, Case)
@@ -132,20 +130,20 @@ def test_lines_are_read_in_order_and_a_bad_one_does_not_affect_the_others() -> N
     assert "1024 positions" in str(bad[-1])
 
 
-def test_the_present_gpu_replaces_the_one_a_setup_names() -> None:
+def test_the_present_gpu_replaces_the_one_a_setup_names():
     named = case(gpu="A100-SXM4-80GB")
     assert json.loads(named.fields(None)) == GPT2
     assert json.loads(named.fields(H100))["gpu"] == "H100-SXM5-80GB"
 
 
-def test_a_case_lists_the_packages_it_needs() -> None:
+def test_a_case_lists_the_packages_it_needs():
     assert case().needs == []
     assert case(method="qlora").needs == ["peft", "bitsandbytes"]
     assert case(optim="lion_8bit").needs == ["bitsandbytes"]
     assert case(use_liger_kernel=True).needs == ["liger_kernel"]
 
 
-def test_liger_is_measured_even_if_not_modelled() -> None:
+def test_liger_is_measured_even_if_not_modelled():
     assert json.loads(case(use_liger_kernel=True).fields(None))["use_liger_kernel"] is True
     assert case(use_liger_kernel=True).id != case().id
 
@@ -153,12 +151,12 @@ def test_liger_is_measured_even_if_not_modelled() -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def test_the_shipped_table_has_the_written_columns() -> None:
+def test_the_shipped_table_has_the_written_columns():
     with rows.TABLE.open(encoding="utf-8", newline="") as lines:
         assert tuple(next(csv.reader(lines))) == rows.COLUMNS
 
 
-def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date() -> None:
+def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date():
     for row in catalog.measurements():
         assert row.outcome in {rows.MEASURED, rows.OUT_OF_MEMORY}
         assert row.measured
@@ -167,9 +165,7 @@ def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date() -
         assert "model" in json.loads(row.setup)
 
 
-def test_rows_round_trip_and_missing_readings_stay_missing(
-    tmp_path: Path,
-) -> None:
+def test_rows_round_trip_and_missing_readings_stay_missing(tmp_path):
     table = tmp_path / "rows.csv"
     setup = case(lora_target_modules=["c_attn"], method="lora").fields(H100)
     row: dict[str, str | int | float | None] = {
@@ -189,7 +185,7 @@ def test_rows_round_trip_and_missing_readings_stay_missing(
     assert first.total_parameters is None
 
 
-def test_a_table_with_other_columns_is_not_changed(tmp_path: Path) -> None:
+def test_a_table_with_other_columns_is_not_changed(tmp_path):
     table = tmp_path / "other.csv"
     table.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="has other columns"):
@@ -256,7 +252,7 @@ def lengths(*values: int) -> list[Case]:
     return [case(max_length=value) for value in values]
 
 
-def test_rows_are_written_after_each_case_and_one_process_runs_all(tmp_path: Path) -> None:
+def test_rows_are_written_after_each_case_and_one_process_runs_all(tmp_path):
     run, said = session(tmp_path)
     run.run(lengths(128, 256))
     first, _ = catalog.measurements(tmp_path / "rows.csv")
@@ -270,14 +266,14 @@ def test_rows_are_written_after_each_case_and_one_process_runs_all(tmp_path: Pat
     assert said[-1].startswith("2 measured, 0 out of memory, 0 skipped, 0 failed, 0 left")
 
 
-def test_it_stops_when_time_is_up_and_reports_the_remaining_cases(tmp_path: Path) -> None:
+def test_it_stops_when_time_is_up_and_reports_the_remaining_cases(tmp_path):
     run, said = session(tmp_path, minutes=2.5)
     run.run(lengths(64, 128, 256, 512, 1024))
     assert len(catalog.measurements(tmp_path / "rows.csv")) == 3  # started at 0, 1 and 2 minutes
     assert said[-1].endswith("2 left for lack of time")
 
 
-def test_cases_already_in_the_table_for_this_card_and_versions_are_skipped(tmp_path: Path) -> None:
+def test_cases_already_in_the_table_for_this_card_and_versions_are_skipped(tmp_path):
     session(tmp_path)[0].run(lengths(128))
     run, said = session(tmp_path)
     run.run(lengths(128, 256))
@@ -290,7 +286,7 @@ def test_cases_already_in_the_table_for_this_card_and_versions_are_skipped(tmp_p
     assert len(catalog.measurements(tmp_path / "rows.csv")) == 4
 
 
-def test_cases_that_do_not_fit_are_skipped_with_both_figures(tmp_path: Path) -> None:
+def test_cases_that_do_not_fit_are_skipped_with_both_figures(tmp_path):
     big = read_case({"model": "meta-llama/Llama-2-7b-hf"})
     assert big.predicted(H100).peak.bytes > H100.memory_bytes * 0.6
     run, said = session(tmp_path, FOUND._replace(free_bytes=20 * GIB))
@@ -301,25 +297,25 @@ def test_cases_that_do_not_fit_are_skipped_with_both_figures(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("free", "expected"), [(105, True), (104, False)])
-def test_five_percent_of_the_peak_must_stay_free(free: int, expected: bool) -> None:
+def test_five_percent_of_the_peak_must_stay_free(free, expected):
     assert fits(100, free, 0.05) is expected
 
 
-def test_a_negative_margin_tries_cases_that_do_not_fit(tmp_path: Path) -> None:
+def test_a_negative_margin_tries_cases_that_do_not_fit(tmp_path):
     run, _ = session(tmp_path, FOUND._replace(free_bytes=GIB))
     run.margin = -1.0
     run.run(lengths(1024))
     assert len(catalog.measurements(tmp_path / "rows.csv")) == 1
 
 
-def test_a_case_whose_package_is_missing_is_skipped(tmp_path: Path) -> None:
+def test_a_case_whose_package_is_missing_is_skipped(tmp_path):
     run, said = session(tmp_path)
     run.run([case(method="qlora"), case()])
     assert said[0].endswith("bitsandbytes is not installed")
     assert run.outcomes["measured"] == 1
 
 
-def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path):
     def answer(case: Case) -> Answer:
         if case.setup.batch.max_length == 128:
             return Answer("out_of_memory", {"allocated_forward_bytes": 5}, "CUDA: no", retire=True)
@@ -334,7 +330,7 @@ def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path: P
     assert Scripted.started == 2
 
 
-def test_fresh_runs_every_case_in_its_own_process(tmp_path: Path) -> None:
+def test_fresh_runs_every_case_in_its_own_process(tmp_path):
     run, _ = session(tmp_path)
     run.fresh = True
     run.run(lengths(64, 128, 256))
@@ -380,17 +376,17 @@ def real(tmp_path: Path, target: Callable[[Connection, str], None], seconds: flo
     )
 
 
-def test_a_child_that_dies_fails_only_its_own_case(tmp_path: Path) -> None:
+def test_a_child_that_dies_fails_only_its_own_case(tmp_path):
     run = real(tmp_path, dies_at_128, 60)
     run.run(lengths(64, 128, 256))
     assert (run.outcomes["measured"], run.outcomes["failed"]) == (2, 1)
-    assert [json.loads(row.setup)["max_length"] for row in catalog.measurements(run.table)] == [  # type: ignore[arg-type]
+    assert [json.loads(row.setup)["max_length"] for row in catalog.measurements(run.table)] == [
         64,
         256,
     ]
 
 
-def test_a_child_that_hangs_is_killed_at_the_end_of_the_budget(tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_killed_at_the_end_of_the_budget(tmp_path):
     run = real(tmp_path, hangs, 4)
     run.run(lengths(64, 128))
     assert run.outcomes["left"] == 2
@@ -400,9 +396,7 @@ def test_a_child_that_hangs_is_killed_at_the_end_of_the_budget(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("target", "said"), [(finds_none, "no GPU here"), (dies_at_once, "exit status 3")]
 )
-def test_a_missing_device_is_reported_once(
-    tmp_path: Path, target: Callable[[Connection, str], None], said: str
-) -> None:
+def test_a_missing_device_is_reported_once(tmp_path, target, said):
     with pytest.raises(CannotStart, match=said):
         real(tmp_path, target, 60).run(lengths(64, 128))
 
@@ -436,7 +430,7 @@ def reading(case: Case, **factors: float) -> catalog.Measurement:
     )
 
 
-def test_comparison_is_predicted_over_measured_by_phase() -> None:
+def test_comparison_is_predicted_over_measured_by_phase():
     errors = compare(reading(case(), backward=1.02, peak=1.02, loss=0.9)).errors
     assert errors["forward"] == 0
     assert errors["backward"] == pytest.approx(0.02)
@@ -444,7 +438,7 @@ def test_comparison_is_predicted_over_measured_by_phase() -> None:
     assert errors["after_load"] == 0
 
 
-def test_report_lists_the_worst_first_and_unpredicted_rows_last() -> None:
+def test_report_lists_the_worst_first_and_unpredicted_rows_last():
     right, wrong = case(max_length=128), case(max_length=256)
     out = replace(reading(case()), outcome=rows.OUT_OF_MEMORY, readings={"allocated": {}})
     unknown = replace(reading(case(max_length=512)), setup=json.dumps(GPT2 | {"cp_size": 2}))
@@ -460,9 +454,7 @@ def test_report_lists_the_worst_first_and_unpredicted_rows_last() -> None:
     assert lines[-1].endswith("our verdict: fits")
 
 
-def test_comparison_without_readings_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_without_readings_says_so(tmp_path, capsys):
     table = tmp_path / "empty.csv"
     table.write_text(",".join(rows.COLUMNS) + "\n")
     assert measure_gpu.main(["--compare", "--output", str(table)]) == 0
@@ -472,15 +464,13 @@ def test_comparison_without_readings_says_so(
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_without_torch_the_command_says_what_to_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_torch_the_command_says_what_to_run(monkeypatch, capsys):
     monkeypatch.setattr(measure_gpu, "find_spec", lambda _name: None)
     assert measure_gpu.main([]) == 2
     assert "has no torch; run `make measure`" in capsys.readouterr().err
 
 
-def test_dry_run_has_all_three_methods_of_a_tiny_model() -> None:
+def test_dry_run_has_all_three_methods_of_a_tiny_model():
     dry = [read_case(given) for given in DRY_RUN]
     assert {each.setup.adapters.method for each in dry} == set(Method)
     assert max(each.predicted(None).total_parameters for each in dry) < 200_000

@@ -37,7 +37,7 @@ def drawn() -> tuple[tuple[Curve, ...], Estimate]:
     return both()
 
 
-def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], Estimate]) -> None:
+def test_the_setup_s_own_count_is_on_the_curve(drawn):
     found, answer = drawn
     assert [point.num_gpus for point in found[0].points] == [1, 2, 4, 8, 12, 16, 32, 64]
     fsdp = next(curve for curve in found if curve.strategy is Strategy.FSDP)
@@ -46,7 +46,7 @@ def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], E
 
 
 @pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
-def test_plotly_accepts_the_figure(gpu: Gpu | None, panels: int) -> None:
+def test_plotly_accepts_the_figure(gpu, panels):
     found = both(gpu)
     for dark in (False, True):
         figure = more_gpus.curves_figure(*found, dark=dark)
@@ -59,18 +59,16 @@ def test_plotly_accepts_the_figure(gpu: Gpu | None, panels: int) -> None:
     [({"num_train_examples": 1, "gpus_per_node": 1}, 3), ({"usd_per_gpu_hour": 0.0}, 2)],
     ids=["one example on machines of one GPU", "free"],
 )
-def test_extreme_runs_are_drawn(keys: dict[str, float], panels: int) -> None:
+def test_extreme_runs_are_drawn(keys, panels):
     """A run of a second still gets ticks; a cost of zero has no logarithm."""
-    figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys)))  # type: ignore[arg-type]
+    figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys)))
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
     shown = [figure["layout"].get(f"yaxis{panel}", {}) for panel in range(2, panels + 1)]
     assert all(len(axis["tickvals"]) > 1 for axis in shown)
 
 
-def test_every_point_is_its_setup_s_need_and_a_click_passes_it(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_every_point_is_its_setup_s_need_and_a_click_passes_it(drawn):
     figure = more_gpus.curves_figure(*drawn)
     lines = [t for t in figure["data"] if t.get("showlegend") and "customdata" in t]
     assert [line["name"] for line in lines] == [curve.strategy.value for curve in drawn[0]]
@@ -88,18 +86,14 @@ def test_every_point_is_its_setup_s_need_and_a_click_passes_it(
             assert y == pytest.approx(need / GIB, abs=0.001)
 
 
-def test_a_ring_marks_the_first_count_that_fits_and_no_other(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_a_ring_marks_the_first_count_that_fits_and_no_other(drawn):
     figure = more_gpus.curves_figure(*drawn)
     rings = [t for t in figure["data"] if t.get("marker", {}).get("symbol") == "circle-open"]
     firsts = [curve.first_that_fits for curve in drawn[0]]
     assert [ring["x"] for ring in rings] == [[math.log2(p.num_gpus)] for p in firsts if p]
 
 
-def test_hours_are_drawn_only_for_counts_that_fit(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_hours_are_drawn_only_for_counts_that_fit(drawn):
     figure = more_gpus.curves_figure(*drawn)
     hours = [t for t in figure["data"] if t.get("yaxis") == "y2"]
     ddp = next(line for line in hours if line["name"] == "ddp")
@@ -107,9 +101,7 @@ def test_hours_are_drawn_only_for_counts_that_fit(
     assert any(y for line in hours for y in line["y"])
 
 
-def test_text_states_the_smallest_fitting_count_and_what_stays_fixed(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_text_states_the_smallest_fitting_count_and_what_stays_fixed(drawn):
     said = unescape(more_gpus.head_html(*drawn))
     assert "it fits on 2 GPUs or more under device_map" in said, "two halves of its layers"
     assert "on 4 GPUs or more under zero3, fsdp and fsdp_grad_op" in said
@@ -118,13 +110,13 @@ def test_text_states_the_smallest_fitting_count_and_what_stays_fixed(
     assert "an epoch has 157 steps instead of 10,000" in said
 
 
-def test_text_says_when_one_gpu_is_enough() -> None:
+def test_text_says_when_one_gpu_is_enough():
     said = more_gpus.head_html(*both(A100, TrainingSetup(method=Method.LORA)))
     assert "It fits on 1 A100-SXM4-40GB" in said
     assert "Choose a GPU" in more_gpus.head_html(*both(None))
 
 
-def test_counts_rented_only_as_whole_machines_are_marked() -> None:
+def test_counts_rented_only_as_whole_machines_are_marked():
     by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     found, answer = both(replace(A100, prices=(by_eight,)))
     assert "below 8 GPUs no dollars are given" in more_gpus.head_html(found, answer)
@@ -134,9 +126,7 @@ def test_counts_rented_only_as_whole_machines_are_marked() -> None:
     assert "together" not in more_gpus.table_html(*both(replace(A100, prices=(by_eight,)), own))
 
 
-def test_table_has_row_and_column_headers_and_marks_the_first_count_that_fits(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_table_has_row_and_column_headers_and_marks_the_first_count_that_fits(drawn):
     table = more_gpus.table_html(*drawn)
     assert table.count('<th scope="row">') == len(drawn[0]) == 8
     assert table.count('<th scope="col">') == 9
@@ -145,22 +135,20 @@ def test_table_has_row_and_column_headers_and_marks_the_first_count_that_fits(
     assert table.count("your setup") == 1
 
 
-def test_refusal_reasons_appear_once_below_the_table() -> None:
+def test_refusal_reasons_appear_once_below_the_table():
     found = curves(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     said = unescape(more_gpus.refusals_html(found))
     assert said.count("set bnb_4bit_quant_storage to bfloat16") == 1
     assert said.startswith('<p class="hr-text">zero3:')
 
 
-def test_text_alternative_names_every_strategy(
-    drawn: tuple[tuple[Curve, ...], Estimate],
-) -> None:
+def test_text_alternative_names_every_strategy(drawn):
     said = more_gpus.alt(drawn[0])
     assert all(f"{curve.strategy.value}: " in said for curve in drawn[0])
     assert "first fits on 4 GPUs" in said
 
 
-def test_ranks_are_described_only_for_several_gpus() -> None:
+def test_ranks_are_described_only_for_several_gpus():
     gpt2 = catalog.model("openai-community/gpt2")
     several = TrainingSetup(num_gpus=8, strategy=Strategy.FSDP)
     shown = more_gpus.ranks_html(ranks(estimate(gpt2, A100, several)))
@@ -171,7 +159,7 @@ def test_ranks_are_described_only_for_several_gpus() -> None:
     assert more_gpus.ranks_html(ranks(estimate(gpt2, A100, TrainingSetup()))) == ""
 
 
-def test_page_shows_the_section_with_its_table_and_ranks() -> None:
+def test_page_shows_the_section_with_its_table_and_ranks():
     page = open_page(
         model="openai-community/gpt2",
         gpu="L4",

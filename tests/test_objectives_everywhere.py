@@ -118,7 +118,6 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
             for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP):
                 assert answer.phases[phase].bytes > 0
             if not answer.setup.task.objective.generates:  # generation may have no time estimate
-                assert answer.time is not None
                 assert 0 < answer.time.step_seconds.low <= answer.time.step_seconds.high
             again = parse(write_fields(answer.model, answer.gpu, answer.setup))
             assert estimate(*again).peak == answer.peak
@@ -126,7 +125,7 @@ def test_each_feature_works_with_each_objective_or_says_why_not():
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_every_analysis_works_with_every_objective(way: Mapping[str, Any]):
+def test_every_analysis_works_with_every_objective(way):
     """Limits, remedies, cards, several GPUs, explanations, text, scenarios, links."""
     setup = replace(BASE, **way)
     answer = estimate(MODEL, CARD, setup)

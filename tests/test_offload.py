@@ -97,9 +97,7 @@ EVERY_WAY = for_each(("strategy", "optimizer", "param"), WAYS)
     "keys",
     [{}, {"gradient_accumulation_steps": 4}, {"method": Method.LORA}],
 )
-def test_offload_never_needs_more_gpu_memory(
-    strategy: str, optimizer: Offload, param: Offload, gpus: int, keys: dict[str, Any]
-) -> None:
+def test_offload_never_needs_more_gpu_memory(strategy, optimizer, param, gpus, keys):
     setup = on(strategy, optimizer, param, num_gpus=gpus, gradient_checkpointing=True, **keys)
     of = estimate(MISTRAL, A100, setup)
     without = replace(setup, offload_optimizer=NONE, offload_param=NONE)
@@ -109,16 +107,14 @@ def test_offload_never_needs_more_gpu_memory(
 
 
 @EVERY_WAY
-def test_offloaded_states_and_gradients_are_absent_from_the_step(
-    strategy: str, optimizer: Offload, param: Offload
-) -> None:
+def test_offloaded_states_and_gradients_are_absent_from_the_step(strategy, optimizer, param):
     step = estimate(MISTRAL, A100, on(strategy, optimizer, param)).phases[Phase.OPTIMIZER_STEP]
     if optimizer is not NONE:
         assert Component.OPTIMIZER_STATES not in step.resident
         assert Component.GRADIENTS not in step.resident
 
 
-def test_zero_offload_keeps_weights_and_a_buffer_for_the_largest_gradient() -> None:
+def test_zero_offload_keeps_weights_and_a_buffer_for_the_largest_gradient():
     # ZeRO-Offload, arXiv:2101.06840, section 3: 2 N on the GPU. DeepSpeed 0.19.6 also keeps
     # temp_grad_buffer_for_gpu_offload, as large as the largest tensor: V h of Mistral's embedding
     step = estimate(MISTRAL, None, on("zero2", CPU)).phases[Phase.OPTIMIZER_STEP]
@@ -126,7 +122,7 @@ def test_zero_offload_keeps_weights_and_a_buffer_for_the_largest_gradient() -> N
     assert step.resident[Component.COMMUNICATION] == 2 * V * H
 
 
-def test_an_offloaded_gradients_norm_is_taken_in_float64() -> None:
+def test_an_offloaded_gradients_norm_is_taken_in_float64():
     # stage_1_and_2.py, set_norm_for_param_grad_in_gpu: grad.to(torch.double). One rank, so a part is
     # everything; 64 tokens of a small model, so only weights, h² of the bucket and the gradient are large
     of = estimate(small(), None, on("zero2", CPU, num_gpus=1, max_length=16))
@@ -135,7 +131,7 @@ def test_an_offloaded_gradients_norm_is_taken_in_float64() -> None:
     assert top.resident[Component.TEMPORARIES] == pytest.approx(8 * 2816 * 1024, rel=0.01)
 
 
-def test_zero3_with_the_optimizer_offloaded_keeps_only_weights() -> None:
+def test_zero3_with_the_optimizer_offloaded_keeps_only_weights():
     # by hand: 2 N / 8 sharded, norms whole besides their shards, and h² elements of the bucket
     step = estimate(MISTRAL, None, on("zero3", CPU)).phases[Phase.OPTIMIZER_STEP].resident
     norms = (2 * 32 + 1) * H
@@ -143,7 +139,7 @@ def test_zero3_with_the_optimizer_offloaded_keeps_only_weights() -> None:
     assert step[Component.COMMUNICATION] == 2 * H**2
 
 
-def test_with_weights_on_the_host_the_gpu_holds_norms_and_gathers_layers() -> None:
+def test_with_weights_on_the_host_the_gpu_holds_norms_and_gathers_layers():
     of = estimate(MISTRAL, None, on("zero3", CPU, CPU, gradient_checkpointing=True))
     step = of.phases[Phase.OPTIMIZER_STEP].resident
     assert step[Component.WEIGHTS] < 2**20
@@ -151,13 +147,13 @@ def test_with_weights_on_the_host_the_gpu_holds_norms_and_gathers_layers() -> No
     assert of.peak.bytes > 4 * V * H
 
 
-def test_fsdp_leaves_no_shard_on_the_gpu() -> None:
+def test_fsdp_leaves_no_shard_on_the_gpu():
     step = estimate(MISTRAL, None, on("fsdp", CPU, CPU)).phases[Phase.OPTIMIZER_STEP]
     assert Component.GRADIENTS not in step.resident
     assert step.resident.get(Component.WEIGHTS, 0) < 2**20
 
 
-def test_unsharded_4_bit_weights_stay_on_the_gpu() -> None:
+def test_unsharded_4_bit_weights_stay_on_the_gpu():
     # fully_shard ignores Params4bit of uint8: half a byte per weight of every linear in Mistral's layers, and scales
     packed = on("fsdp", CPU, CPU, method=Method.QLORA)
     whole = estimate(MISTRAL, None, packed).phases[Phase.OPTIMIZER_STEP].resident
@@ -168,7 +164,7 @@ def test_unsharded_4_bit_weights_stay_on_the_gpu() -> None:
     assert whole[Component.WEIGHTS] - part[Component.WEIGHTS] == linears // 2
 
 
-def test_offload_saves_as_much_under_zero3_as_in_real_deepspeed() -> None:
+def test_offload_saves_as_much_under_zero3_as_in_real_deepspeed():
     # peaks of DeepSpeed 0.19.6's four phases, traced as in tests/reference/steps.jsonl ("ZeRO 3"), at 64 tokens
     layers = {"num_hidden_layers": 2}
     cpu, both = {"offload_optimizer": "cpu"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}
@@ -193,12 +189,12 @@ def test_offload_saves_as_much_under_zero3_as_in_real_deepspeed() -> None:
 # --- on the host and on the disk ------------------------------------------------------------------
 
 
-def test_page_locked_blocks_are_powers_of_two() -> None:
+def test_page_locked_blocks_are_powers_of_two():
     # torch 2.13, ATen/core/CachingHostAllocator.h: PowerOf2Ceil
     assert (pinned(0), pinned(1), pinned(1024), pinned(1025)) == (0, 1, 1024, 2048)
 
 
-def test_zero2_takes_deepspeeds_16_bytes_per_weight_and_2_for_transfers() -> None:
+def test_zero2_takes_deepspeeds_16_bytes_per_weight_and_2_for_transfers():
     # estimate_zero2_model_states_mem_needs: 16 N on the host, times 1.5 for buffers. Ours has its 16 (weights,
     # gradients, two states in float32), 2 for the buffer of 16-bit weights, and rounding instead of the factor 1.5
     rest = offloaded(MISTRAL, on("zero2", CPU))
@@ -211,7 +207,7 @@ def test_zero2_takes_deepspeeds_16_bytes_per_weight_and_2_for_transfers() -> Non
     assert unrounded <= node <= 16 * N * 1.5
 
 
-def test_zero3_takes_deepspeeds_16_bytes_per_weight_and_2_for_16_bit_gradients() -> None:
+def test_zero3_takes_deepspeeds_16_bytes_per_weight_and_2_for_16_bit_gradients():
     # estimate_zero3_model_states_mem_needs, optimizer alone: 16 N; it leaves out grad_partitions_flat_buffer, 2 N.
     # With the weights it says 18 N. Ours adds 2 n of a sub-group before its upload, unless weights are offloaded too
     part = N // 8
@@ -224,7 +220,7 @@ def test_zero3_takes_deepspeeds_16_bytes_per_weight_and_2_for_16_bit_gradients()
         assert theirs * N < node_bytes(MISTRAL, setup)[0] < theirs * N * 1.5
 
 
-def test_float32_weights_upload_without_a_second_host_copy() -> None:
+def test_float32_weights_upload_without_a_second_host_copy():
     # stage3.py: _create_param_groups_fp16_flat_cpu_memory handles only 16-bit weights. 4 n of weights, 8 n of states
     part = N // 8
     setup = on("zero3", CPU, dtype="float32", mixed_precision="no")
@@ -232,7 +228,7 @@ def test_float32_weights_upload_without_a_second_host_copy() -> None:
     assert offloaded(MISTRAL, setup) == Offloaded(pinned(4 * part) + gradients, 12 * part, 0)
 
 
-def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host() -> None:
+def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host():
     part = N // 8
     rest = offloaded(MISTRAL, on("zero3", NVME, CPU))
     assert rest.nvme == 16 * part
@@ -254,7 +250,7 @@ def test_nvme_offload_takes_12_bytes_of_states_and_4_of_gradients_off_the_host()
     assert few[16].pinned == 2 * pinned(2 * sixteenth) + buffers + 5 * 2 * 10**8
 
 
-def test_a_sub_group_ends_at_a_billion_elements() -> None:
+def test_a_sub_group_ends_at_a_billion_elements():
     groups = sub_groups(MISTRAL, Adapters(), on("zero3", CPU, num_gpus=1).mesh)
     assert sum(groups) == N
     *whole, _, norms = groups  # without weight decay, so a group of their own
@@ -265,7 +261,7 @@ def test_a_sub_group_ends_at_a_billion_elements() -> None:
     assert sub_groups(MISTRAL, Adapters(), on("zero3", CPU).mesh) == [(N - NORMS) // 8, NORMS // 8]
 
 
-def test_fsdp_pins_every_shard_and_its_gradient() -> None:
+def test_fsdp_pins_every_shard_and_its_gradient():
     # by hand, two ranks of the small model: float32 halves of each tensor, rounded one by one
     model = small()
     rest = offloaded(model, on("fsdp", CPU, CPU, num_gpus=2))
@@ -274,16 +270,14 @@ def test_fsdp_pins_every_shard_and_its_gradient() -> None:
     assert rest.pageable == 2 * sum(halves)
 
 
-def test_frozen_weights_have_no_gradients_and_no_states() -> None:
+def test_frozen_weights_have_no_gradients_and_no_states():
     lora = offloaded(MISTRAL, on("fsdp", CPU, CPU, method=Method.LORA))
     assert 2 * N / 8 <= lora.pinned < 2 * 2 * N / 8
     assert lora.pageable < N / 8 / 10
 
 
 @EVERY_WAY
-def test_a_machines_host_memory_is_the_sum_of_its_ranks(
-    strategy: str, optimizer: Offload, param: Offload
-) -> None:
+def test_a_machines_host_memory_is_the_sum_of_its_ranks(strategy, optimizer, param):
     setup = on(strategy, optimizer, param, num_gpus=16, gpus_per_node=8)
     rest = offloaded(MISTRAL, setup)
     assert node_bytes(MISTRAL, setup) == (8 * rest.host, 8 * rest.nvme)
@@ -292,12 +286,12 @@ def test_a_machines_host_memory_is_the_sum_of_its_ranks(
     assert told.nvme_bytes == 8 * rest.nvme
 
 
-def test_without_offload_nothing_is_added() -> None:
+def test_without_offload_nothing_is_added():
     assert offloaded(MISTRAL, on("zero3")) == Offloaded(0, 0, 0)
     assert estimate(MISTRAL, None, on("zero3")).nvme_bytes == 0
 
 
-def test_more_ranks_never_take_more_host_memory_per_rank() -> None:
+def test_more_ranks_never_take_more_host_memory_per_rank():
     taken = [offloaded(MISTRAL, on("zero3", CPU, CPU, num_gpus=n)).host for n in (1, 2, 4, 8, 64)]
     assert taken == sorted(taken, reverse=True)
 
@@ -306,11 +300,10 @@ def test_more_ranks_never_take_more_host_memory_per_rank() -> None:
 
 
 def parts(of: Estimate) -> dict[str, tuple[float, float]]:
-    assert of.time is not None
     return {part.name: (part.seconds.low, part.seconds.high) for part in of.time.parts}
 
 
-def test_zero2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
+def test_zero2_sends_float32_gradients_down_and_16_bit_weights_up():
     # stage_1_and_2.py, async_inplace_copy_grad_to_fp32_buffer_from_gpu: src_tensor.to(float32) on the GPU
     part = N // 8
     link, after, *nvme, stepped = moved(MISTRAL, on("zero2", CPU))
@@ -319,20 +312,20 @@ def test_zero2_sends_float32_gradients_down_and_16_bit_weights_up() -> None:
     assert more.in_micro_steps == 4 * part + (3 + 2) * 2 * part  # down three times, back up twice
 
 
-def test_weights_on_the_host_transfer_twice_per_micro_step() -> None:
+def test_weights_on_the_host_transfer_twice_per_micro_step():
     part = N // 8
     alone, both = moved(MISTRAL, on("zero3", CPU)), moved(MISTRAL, on("zero3", CPU, CPU))
     assert both.in_micro_steps - alone.in_micro_steps == 2 * 2 * part
     assert (alone.after, both.after) == (2 * part, 0)
 
 
-def test_fsdp_uploads_float32_shards_for_each_gather() -> None:
+def test_fsdp_uploads_float32_shards_for_each_gather():
     twice, once = moved(MISTRAL, on("fsdp", CPU, CPU)), moved(MISTRAL, on("fsdp_grad_op", CPU, CPU))
     assert twice.in_micro_steps == (2 + 1) * 4 * N // 8
     assert once.in_micro_steps == (1 + 1) * 4 * N // 8
 
 
-def test_the_cpu_step_is_bounded_by_host_memory_bandwidth() -> None:
+def test_the_cpu_step_is_bounded_by_host_memory_bandwidth():
     # by hand: 28 bytes of Adam, 8 of the scaled gradient, 6 of the copy into 16 bits; DGX A100: 409.6 GB/s, of which
     # four fifths are reached at best, and 9.45 by each of eight threads at worst
     low, high = parts(estimate(MISTRAL, A100, on("zero2", CPU)))["optimizer step on the CPU"]
@@ -357,14 +350,12 @@ def test_the_cpu_step_is_bounded_by_host_memory_bandwidth() -> None:
         (8, {"num_cpu_threads_per_process": 16, "host_memory_bandwidth_gb_per_s": 100}, 45, 80),
     ],
 )
-def test_threads_cores_and_memory_bound_the_optimizer_on_the_cpu(
-    ranks: int, keys: dict[str, Any], slow: float, fast: float
-) -> None:
+def test_threads_cores_and_memory_bound_the_optimizer_on_the_cpu(ranks, keys, slow, fast):
     found = host_of(A100, Mesh(num_gpus=ranks, **keys), ranks)
     assert tuple(found.memory) == pytest.approx((slow, fast))
 
 
-def test_a_superchips_processor_has_a_link_and_a_memory_of_its_own() -> None:
+def test_a_superchips_processor_has_a_link_and_a_memory_of_its_own():
     # data/gpus.csv: 450 GB/s, of which nvbandwidth reads 0.82 one way and 0.38 both ways; 512 GB/s of memory for each
     found = host_of(
         catalog.gpu("GH200-96GB (GPU part)"), Mesh(num_gpus=4, num_cpu_threads_per_process=72), 4
@@ -373,7 +364,7 @@ def test_a_superchips_processor_has_a_link_and_a_memory_of_its_own() -> None:
     assert tuple(found.memory) == pytest.approx((0.45 * 4 * 512, 0.8 * 4 * 512))
 
 
-def test_an_older_host_or_a_narrow_slot_bounds_the_card() -> None:
+def test_an_older_host_or_a_narrow_slot_bounds_the_card():
     # PCIe 3: 8 GT/s a lane in 128/130
     lane = 8 * 128 / 130 / 8
     card = catalog.gpu("GeForce RTX 4090")
@@ -391,7 +382,7 @@ def test_an_older_host_or_a_narrow_slot_bounds_the_card() -> None:
     assert [2 * size for size in new] == pytest.approx(old)
 
 
-def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
+def test_a_published_qwen_72b_step_is_inside_the_bracket():
     # github.com/deepspeedai/DeepSpeed/issues/6834: four machines of A100 80GB, ZeRO-3, both offloaded: about 10 s to
     # step, 0.2 s without offload. Only a thread's slow end is fitted to this row
     model = catalog.model("Qwen/Qwen2.5-72B")
@@ -404,7 +395,7 @@ def test_a_published_qwen_72b_step_is_inside_the_bracket() -> None:
     assert alone[0] < 0.2
 
 
-def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
+def test_a_published_qwen_3b_step_is_inside_the_bracket():
     # github.com/deepspeedai/DeepSpeed/pull/7474: two A100 40GB, 128 cores: 2.38 s per step with cores bound to ranks,
     # 3.08 without, of which the slow end has 9 tenths. The batch is not given; 1 x 2,048 tokens is assumed
     model = catalog.model("Qwen/Qwen2.5-3B")
@@ -417,32 +408,27 @@ def test_a_published_qwen_3b_step_is_inside_the_bracket() -> None:
         num_cpu_threads_per_process=64,
     )
     time = estimate(model, catalog.gpu("A100-SXM4-40GB"), setup).time
-    assert time is not None
     assert time.step_seconds.low < 2.38 < time.step_seconds.high
     assert time.step_seconds.high == pytest.approx(3.08, rel=0.1)
 
 
 @EVERY_WAY
-def test_offload_takes_longer_and_low_never_exceeds_high(
-    strategy: str, optimizer: Offload, param: Offload
-) -> None:
+def test_offload_takes_longer_and_low_never_exceeds_high(strategy, optimizer, param):
     setup = on(strategy, optimizer, param)
     own = estimate(MISTRAL, A100, setup).time
     alone = estimate(MISTRAL, A100, replace(setup, offload_optimizer=NONE, offload_param=NONE)).time
-    assert own is not None
-    assert alone is not None
     assert all(part.seconds.low <= part.seconds.high for part in own.parts)
     assert own.step_seconds.high > alone.step_seconds.high
     assert own.step_seconds.low >= alone.step_seconds.low
 
 
-def test_all_ranks_of_a_machine_share_its_nvme() -> None:
+def test_all_ranks_of_a_machine_share_its_nvme():
     low, high = parts(estimate(MISTRAL, A100, on("zero3", NVME)))["NVMe"]
     assert low == pytest.approx(16 * N / 48e9 + 16 * N / 26e9, rel=1e-3)
     assert high == pytest.approx(16 * N / 3.15e9 + 16 * N / 1.13e9, rel=1e-3)
 
 
-def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host() -> None:
+def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host():
     assert slot(A100, Mesh()).low == slot(A100, Mesh()).high
     assert slot(Gpu(name="card", memory_bytes=2**34), Mesh()) == Range(pcie(3), pcie(5))
     # and a desktop's two channels at worst
@@ -450,7 +436,7 @@ def test_a_card_of_unknown_age_spans_the_slowest_to_the_fastest_host() -> None:
     assert desktop.memory.low == pytest.approx(0.45 * 51.2)
 
 
-def test_one_gpu_can_offload_too() -> None:
+def test_one_gpu_can_offload_too():
     # DeepSpeed's tutorial "ZeRO-Offload": 10 billion parameters on one V100 of 32 GB, GPT-2 with 50 layers of 4,096.
     # Ours: 2 N = 20 GB on the GPU, all else on the host
     setup = on("zero2", CPU, num_gpus=1, gradient_checkpointing=True)
@@ -465,7 +451,7 @@ def test_one_gpu_can_offload_too() -> None:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_the_page_offers_exactly_the_supported_offload_targets(strategy: Strategy) -> None:
+def test_the_page_offers_exactly_the_supported_offload_targets(strategy):
     optimizers, weights = offload_targets(strategy)
     base = TrainingSetup(
         strategy=strategy,
@@ -482,7 +468,7 @@ def test_the_page_offers_exactly_the_supported_offload_targets(strategy: Strateg
     assert {p for _, p in taken} == set(weights)
 
 
-def test_assumptions_explain_host_memory() -> None:
+def test_assumptions_explain_host_memory():
     told = " ".join(estimate(MISTRAL, None, on("zero3", NVME, NVME)).assumptions)
     for word in ("at most 8 GPUs", "DeepSpeedCPUAdam", "one SSD", "sub_group_size", "buffer_size"):
         assert word in told
@@ -492,13 +478,13 @@ def test_assumptions_explain_host_memory() -> None:
     assert "pin" not in " ".join(estimate(MISTRAL, None, on("fsdp")).assumptions)
 
 
-def test_an_offloaded_optimizer_says_how_many_threads_it_assumes() -> None:
+def test_an_offloaded_optimizer_says_how_many_threads_it_assumes():
     said = " ".join(estimate(MISTRAL, None, on("zero2", CPU)).assumptions)
     assert "one thread per process" in said
     told = estimate(MISTRAL, None, on("zero2", CPU, num_cpu_threads_per_process=8)).assumptions
     assert "one thread per process" not in " ".join(told)
 
 
-def test_every_phase_of_an_offloaded_step_is_estimated() -> None:
+def test_every_phase_of_an_offloaded_step_is_estimated():
     of = estimate(MISTRAL, None, on("fsdp", CPU, CPU))
     assert all(of.phases[phase].bytes > 0 for phase in STEP_PHASES)

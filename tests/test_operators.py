@@ -36,12 +36,12 @@ from tests.rows import for_each
 TABLE = read_table()
 
 
-def test_the_reference_table_covers_every_operator() -> None:
+def test_the_reference_table_covers_every_operator():
     assert set(TABLE) == {(name, dtype) for name, case in CASES.items() for dtype in case.dtypes}
 
 
 @for_each(("name", "dtype"), TABLE)
-def test_an_operator_takes_as_much_as_in_torch(name: str, dtype: str) -> None:
+def test_an_operator_takes_as_much_as_in_torch(name, dtype):
     case = CASES[name]
     assert measure(case.play, dtype, autocast=case.autocast) == TABLE[name, dtype]
 
@@ -53,7 +53,7 @@ X, Y, W = T * H * 2, T * OUT * 2, H * OUT * 2
 """Bytes in 16 bits of an input, an output and a weight."""
 
 
-def test_a_convolution_copies_its_input_in_forward_and_backward() -> None:
+def test_a_convolution_copies_its_input_in_forward_and_backward():
     def play(tape: Tape, played: Played) -> Tensor:
         x = played.input(T * H)
         return op.convolution(tape, x, played.weight(H * 4), T * H, "conv", bias=played.weight(H))
@@ -69,7 +69,7 @@ def test_a_convolution_copies_its_input_in_forward_and_backward() -> None:
     ("length", "row"),
     [(192, 192), (200, 200), (193, 200)],  # rows are padded to a multiple of 8 numbers
 )
-def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length: int, row: int) -> None:
+def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length, row):
     tokens = BATCH * length
 
     def play(tape: Tape, played: Played) -> Tensor:
@@ -88,7 +88,7 @@ def test_a_boolean_mask_becomes_a_bias_with_rows_padded_to_eight(length: int, ro
     assert found.backward == kept + LOSS + 4 * query  # the gradients of the output, q, k and v
 
 
-def test_a_4_bit_weight_is_dense_only_during_its_matmul() -> None:
+def test_a_4_bit_weight_is_dense_only_during_its_matmul():
     def play(tape: Tape, played: Played) -> Tensor:
         return op.linear_4bit(tape, played.input(T * H), H, OUT, 2, "linear")
 
@@ -99,7 +99,7 @@ def test_a_4_bit_weight_is_dense_only_during_its_matmul() -> None:
     )
 
 
-def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
+def test_a_4_bit_matmul_casts_a_float32_input_there_and_back():
     def play(tape: Tape, played: Played) -> Tensor:
         x = played.input(T * H)
         return op.linear_4bit(tape, x, H, OUT, 2, "linear")
@@ -113,7 +113,7 @@ def test_a_4_bit_matmul_casts_a_float32_input_there_and_back() -> None:
     )
 
 
-def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward() -> None:
+def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward():
     def play(tape: Tape, played: Played) -> Tensor:
         return op.linear_8bit(tape, played.input(T * H), H, OUT, "linear")
 
@@ -127,7 +127,7 @@ def test_an_8_bit_matmul_saves_its_input_and_makes_a_dense_weight_in_backward() 
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float16", 0), ("float32", 1)])
-def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype: str, copies: int) -> None:
+def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype, copies):
     def play(tape: Tape, played: Played) -> Tensor:
         return op.linear_8bit(tape, played.input(T * H), H, OUT, "linear")
 
@@ -144,9 +144,7 @@ def test_an_8_bit_matmul_casts_all_inputs_but_float16(dtype: str, copies: int) -
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("bfloat16", 1), ("float16", 0), ("float32", 1)])
-def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(
-    dtype: str, copies: int
-) -> None:
+def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(dtype, copies):
     def play(tape: Tape, played: Played) -> Tensor:
         return op.linear_8bit(tape, played.input(T * H), H, 8, "linear")
 
@@ -156,7 +154,7 @@ def test_an_8_bit_matmul_with_few_outputs_peaks_while_quantising_its_input(
     assert measure(play, dtype, autocast=False).forward == expected
 
 
-def test_autocast_casts_a_convolutions_input_filters_and_bias_first() -> None:
+def test_autocast_casts_a_convolutions_input_filters_and_bias_first():
     def play(tape: Tape, played: Played) -> Tensor:
         x = played.input(T * H)
         return op.convolution(tape, x, played.weight(H * 4), T * H, "conv", bias=played.weight(H))
@@ -174,9 +172,7 @@ def test_autocast_casts_a_convolutions_input_filters_and_bias_first() -> None:
     ("keys", "values"),
     [({}, HEAD_DIM // 2), ({"head_dim": 320, "value_head_dim": 320}, 320)],
 )
-def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(
-    keys: dict[str, int], values: int
-) -> None:
+def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(keys, values):
     # values narrower than keys, or heads wider than 256: the memory-efficient kernel, whose log-sum-exp of 200 tokens
     # has 224 numbers per head
     tokens, width = BATCH * 200, keys.get("head_dim", HEAD_DIM)
@@ -197,9 +193,7 @@ def test_heads_without_flash_support_pad_log_sum_exp_to_32_tokens(
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("copies", [True, False])
-def test_ligers_norm_sums_its_weight_gradient_on_every_multiprocessor(
-    trained: bool, in_place: bool, copies: bool
-) -> None:
+def test_ligers_norm_sums_its_weight_gradient_on_every_multiprocessor(trained, in_place, copies):
     def play(tape: Tape, played: Played) -> Tensor:
         x, weight = played.input(T * H), played.weight(H, trained=trained)
         return fused.rms_norm(tape, x, weight, T, in_place=in_place, copies=copies)
@@ -215,7 +209,7 @@ def test_ligers_norm_sums_its_weight_gradient_on_every_multiprocessor(
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_trls_loss_saves_hidden_states_and_four_numbers_per_token(trained: bool) -> None:
+def test_trls_loss_saves_hidden_states_and_four_numbers_per_token(trained):
     vocabulary, texts = 3 * 32768, BATCH
     tokens = T - texts
 
@@ -243,7 +237,7 @@ def test_trls_loss_saves_hidden_states_and_four_numbers_per_token(trained: bool)
     assert 0 <= found.backward - backward + bytes_of(tokens * 4) <= 4096
 
 
-def test_unpacking_a_weight_needs_its_absmax_or_a_float32_product() -> None:
+def test_unpacking_a_weight_needs_its_absmax_or_a_float32_product():
     for scales, beside in ((True, H * OUT // 64 * 4), (False, H * OUT * 4)):
         tape = Tape(autocast_width=None)
         weight = op.unpacked(tape, H * OUT, 2, "linear", scales=scales)
@@ -253,7 +247,7 @@ def test_unpacking_a_weight_needs_its_absmax_or_a_float32_product() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
+def test_the_math_path_keeps_float32_heads_and_scores(dtype):
     """Run on the meta device: torch 2.13's ``_scaled_dot_product_attention_math`` with ``enable_gqa``, then contiguous.
 
     Its forward lacks only the mask of rows without a score, which a GPU makes and ours counts.
@@ -271,7 +265,7 @@ def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
     assert found.kept == 4 * (3 * Q + BATCH * HEADS * LENGTH**2)
 
 
-def test_upcast_attention_multiplies_in_float32() -> None:
+def test_upcast_attention_multiplies_in_float32():
     # modeling_gpt2.py, _upcast_and_reordered_attn, in bfloat16: queries and keys are cast for the product and saved
     # that way; of the scores the float32 softmax and its cast are saved, of the values a contiguous copy
     def play(tape: Tape, played: Played) -> Tensor:

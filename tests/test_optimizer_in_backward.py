@@ -16,7 +16,7 @@ PARAMETERS = 6_738_415_616
 HEAD = 32_000 * 4096
 
 
-def test_no_gradients_remain_after_backward() -> None:
+def test_no_gradients_remain_after_backward():
     before = estimate(LLAMA, GPU, SETUP)
     after = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True))
     steps = [answer.phases[Phase.OPTIMIZER_STEP] for answer in (before, after)]
@@ -26,14 +26,14 @@ def test_no_gradients_remain_after_backward() -> None:
     assert states[0] == states[1]
 
 
-def test_backward_holds_one_gradient_at_a_time() -> None:
+def test_backward_holds_one_gradient_at_a_time():
     """Weights and two states of 2 bytes each, and at most a head and its copies."""
     found = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True)).phases[Phase.BACKWARD]
     assert 6 * PARAMETERS < found.bytes < 6 * PARAMETERS + 20 * HEAD
     assert found.resident.get(Component.GRADIENTS, 0) <= 2 * HEAD
 
 
-def test_foreach_adamw_takes_temporaries_for_one_weight_only() -> None:
+def test_foreach_adamw_takes_temporaries_for_one_weight_only():
     """The square root of the second moments: of all weights in a normal step, of one weight in backward."""
     fused, foreach = (
         estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, optim=optim)).peak.bytes

@@ -38,17 +38,17 @@ def states(optim: Optimizer, *tensors: Trainable) -> tuple[int, int]:
         (Optimizer.SCHEDULE_FREE_SGD, 2),
     ],
 )
-def test_states_of_a_bfloat16_matrix(optim: Optimizer, bytes_an_element: float) -> None:
+def test_states_of_a_bfloat16_matrix(optim, bytes_an_element):
     assert states(optim) == (N * bytes_an_element, 0)
 
 
-def test_only_adagrads_states_exist_before_the_first_step() -> None:
+def test_only_adagrads_states_exist_before_the_first_step():
     # torch 2.13, optim/adagrad.py, __init__; the others make theirs in step
     early = {optim for optim in Optimizer if optimizer_states([BIG], optim, None).from_start}
     assert early == {Optimizer.ADAGRAD}
 
 
-def test_small_tensors_and_embeddings_have_float32_states() -> None:
+def test_small_tensors_and_embeddings_have_float32_states():
     # bitsandbytes 0.50, optimizer.py, min_8bit_size 4096; transformers 5.23, trainer.py, register_module_override
     table = BIG._replace(is_embedding=True)
     for optim, number in [(Optimizer.LION_8BIT, 1), (Optimizer.ADEMAMIX_8BIT, 3)]:
@@ -63,9 +63,7 @@ def test_small_tensors_and_embeddings_have_float32_states() -> None:
         (Optimizer.ADAMW_TORCH_4BIT, N // 2, 16, 2 * (4 + 8) * N),
     ],
 )
-def test_torchao_packs_matrices_and_unpacks_one_at_a_time(
-    optim: Optimizer, codes: int, values: int, between: int
-) -> None:
+def test_torchao_packs_matrices_and_unpacks_one_at_a_time(optim, codes, values, between):
     # AdamW8bit and AdamW4bit of torchao 0.18 stepped on PyTorch's CUDA build: 2.0314 and 1.0313 bytes an element of a
     # 4096 x 4096 matrix; between: the buffers in the code that torch 2.13's inductor writes for single_param_adam
     scales, table = 4 * N // 256, max(4 * values, 512)
@@ -73,7 +71,7 @@ def test_torchao_packs_matrices_and_unpacks_one_at_a_time(
     assert step_transient([BIG, BIG], optim, None) == 2 * scales + between
 
 
-def test_torchao_leaves_small_and_odd_tensors_as_they_are() -> None:
+def test_torchao_leaves_small_and_odd_tensors_as_they_are():
     odd = Trainable((700, 513), 2, 1)  # no whole number of blocks of 256
     for tensor in (SMALL, odd):
         each = -(-tensor.shape[0] * (513 if tensor is odd else 1) * 2 // 512) * 512
@@ -82,7 +80,7 @@ def test_torchao_leaves_small_and_odd_tensors_as_they_are() -> None:
     assert step_transient([SMALL, odd, vector], Optimizer.ADAMW_TORCH_8BIT, None) == 0
 
 
-def test_paged_optimizers_page_large_states_but_never_scales() -> None:
+def test_paged_optimizers_page_large_states_but_never_scales():
     # bitsandbytes 0.50, optimizer.py: get_state_buffer for state1, torch.zeros for absmax1
     assert states(Optimizer.PAGED_LION_32BIT) == (0, 4 * N)
     assert states(Optimizer.PAGED_LION_8BIT) == (4 * N // 256, N)
@@ -92,7 +90,7 @@ def test_paged_optimizers_page_large_states_but_never_scales() -> None:
     assert len(PAGED) == 6
 
 
-def test_stable_adamw_keeps_a_kahan_compensation_for_16_bit_weights() -> None:
+def test_stable_adamw_keeps_a_kahan_compensation_for_16_bit_weights():
     # torch-optimi 0.3.3, stableadamw.py, _init_state: kahan_comp for 16-bit parameters only; also ε² and a mean
     assert states(Optimizer.STABLE_ADAMW) == (3 * 2 * N + 2 * 512, 0)
     assert states(Optimizer.STABLE_ADAMW, BIG._replace(width=4)) == (2 * 4 * N + 2 * 512, 0)
@@ -109,9 +107,7 @@ def test_stable_adamw_keeps_a_kahan_compensation_for_16_bit_weights() -> None:
         (Optimizer.SCHEDULE_FREE_SGD, 1, 0),
     ],
 )
-def test_states_and_step_temporaries_match_the_trace(
-    optim: Optimizer, kept: int, transient: int, width: int
-) -> None:
+def test_states_and_step_temporaries_match_the_trace(optim, kept, transient, width):
     tensors = [Trainable(shape, width, 1) for shape in TRACED_SHAPES]
     everything = TRACED_ELEMENTS * width
     assert states(optim, *tensors)[0] == pytest.approx(kept * everything, abs=512 * 8)
@@ -123,7 +119,7 @@ def test_states_and_step_temporaries_match_the_trace(
 LINEAR = Trainable((1024, 512), 2, 1, is_linear=True)
 
 
-def test_galore_and_apollo_keep_projected_states_and_their_projector() -> None:
+def test_galore_and_apollo_keep_projected_states_and_their_projector():
     """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore's projector keeps all 512 × 512 of Vh."""
     wide = LINEAR._replace(shape=(512, 1024))
     for tensor in (LINEAR, wide):
@@ -148,20 +144,18 @@ def test_galore_and_apollo_keep_projected_states_and_their_projector() -> None:
         (Optimizer.APOLLO_ADAMW, [LINEAR._replace(alike=3, width=4)], 5_771_776),
     ],
 )
-def test_a_step_that_updates_the_projections_matches_the_trace(
-    optim: Optimizer, tensors: list[Trainable], traced: int
-) -> None:
+def test_a_step_that_updates_the_projections_matches_the_trace(optim, tensors, traced):
     scalars = 9 * 512 if optim is Optimizer.APOLLO_ADAMW else 0  # the norms that APOLLO compares
     assert step_transient(tensors, optim, None) == pytest.approx(traced, rel=0, abs=scalars)
 
 
-def test_unmodelled_optimizers_are_refused_by_name() -> None:
+def test_unmodelled_optimizers_are_refused_by_name():
     with pytest.raises(ValueError, match="'lomo' is not modelled yet"):
         BY_NAME["optim"].read("lomo")
 
 
 @pytest.mark.parametrize("optim", [Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW])
-def test_a_full_size_update_lives_until_the_next_tensor_replaces_it(optim: Optimizer) -> None:
+def test_a_full_size_update_lives_until_the_next_tensor_replaces_it(optim):
     # by hand, from the loop of galore-torch 1.0, adamw.py: a denominator and an update; from the second tensor on also
     # the previous tensor's update, which the loop variable still references
     size = 4000 * 512 * 2

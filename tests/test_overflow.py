@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from hypothesis import assume, given, settings
@@ -54,18 +53,17 @@ LLAMA, RTX4090 = "meta-llama/Llama-3.1-8B", "GeForce RTX 4090"
 def said(**given: object) -> dict[str, object]:
     """``first_overflow`` of the JSON answer."""
     answer = write_estimate(estimate(*parse(given)))
-    return cast(dict[str, object], answer["first_overflow"])
+    return answer["first_overflow"]
 
 
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
+def test_the_example_runs_out_at_its_first_optimizer_step():
     # 7,241,732,096 parameters: 13.5 GiB of weights + 13.5 of gradients + 54.0 of float32 states = 81.0, of 79.1
     # available; its first backward needs only weights, gradients and activations
     answer = estimate(MISTRAL, A100, EXAMPLE)
     over = first_overflow(answer)
-    assert over is not None
     assert (over.at.step, over.at.moment.phase) == (1, Phase.OPTIMIZER_STEP)
     parts = over.at.moment.resident
     expected = [2 * 7_241_732_096, 2 * 7_241_732_096, 8 * 7_241_732_096]
@@ -153,9 +151,7 @@ def test_the_example_runs_out_at_its_first_optimizer_step() -> None:
         ),
     ],
 )
-def test_a_run_stops_at_the_first_moment_that_does_not_fit(
-    given: dict[str, object], phase: str, step: int, words: str
-) -> None:
+def test_a_run_stops_at_the_first_moment_that_does_not_fit(given, phase, step, words):
     over = said(**given)
     assert (over["phase"], over["step"]) == (phase, step)
     answer = estimate(*parse(given))
@@ -187,22 +183,19 @@ PLAYED = {row.id: row for row in catalog.played()}
         ),
     ],
 )
-def test_a_replayed_run_stops_where_pytorchs_allocator_refuses(
-    row: str, share: float, expected: tuple[str, int, int]
-) -> None:
+def test_a_replayed_run_stops_where_pytorchs_allocator_refuses(row, share, expected):
     # each was played on so much less than its least: the traceback's phase, and "Tried to allocate 1002.00 MiB"
     model, gpu, setup = parse(json.loads(PLAYED[row].setup))
     found = refused(model, gpu, setup, int(share * PLAYED[row].least_bytes))
-    assert found is not None
     assert (found.phase, found.step, found.bytes / MIB) == expected
 
 
-def test_the_step_after_an_evaluation_is_named_by_its_number() -> None:
+def test_the_step_after_an_evaluation_is_named_by_its_number():
     at = Instant(501, 0, Moment(Phase.BACKWARD, "layer 1 of 2: linear", {}))
     assert where(at, Optimisation()) == "in step 501's backward (layer 1 of 2: linear)"
 
 
-def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
+def test_runs_that_fit_are_tight_or_have_no_card_never_overflow():
     bare = estimate(MISTRAL, A100, EXAMPLE)
     for size in (bare.need_high_bytes, bare.need_low_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=size), EXAMPLE)
@@ -213,7 +206,7 @@ def test_runs_that_fit_are_tight_or_have_no_card_never_overflow() -> None:
     assert first_overflow(estimate(MISTRAL, None, EXAMPLE)) is None
 
 
-def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step() -> None:
+def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step():
     setup = replace(
         TrainingSetup(method=Method.LORA),
         num_train_examples=1,
@@ -227,7 +220,7 @@ def test_with_one_step_per_epoch_evaluation_and_save_precede_the_second_step() -
     assert order.index((1, Phase.SAVE)) < order.index((2, Phase.FORWARD))
 
 
-def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
+def test_a_device_map_names_the_gpu_that_overflows_first():
     # four equal parts; GPU 0 also holds the embedding and receives the logits
     model = catalog.model(LLAMA)
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=4096)
@@ -236,7 +229,6 @@ def test_a_device_map_names_the_gpu_that_overflows_first() -> None:
         catalog.gpu(RTX4090), memory_bytes=min(device.need.low for device in roomy.devices) - 1
     )
     stops = first_overflow(estimate(model, small, setup))
-    assert stops is not None
     assert stops.at.device is not None
     assert f"on GPU {stops.at.device}." in runs_out(estimate(model, small, setup), amount)
 
@@ -342,7 +334,6 @@ def test_a_replayed_run_is_marked_among_the_moments_of_the_layer_where_it_stops(
     """The mark of the figure stands where the sentence says; the layer's own highest moment has its column."""
     llama, card = catalog.model("meta-llama/Llama-3.1-8B"), catalog.gpu("RTX 4090")
     over = first_overflow(estimate(llama, card, TrainingSetup(method="lora", max_length=4096)))
-    assert over is not None
     layer, _ = over.at.moment.name.split(": ")
     assert layer == "layer 8 of 32"
     assert over.among.moment.name.startswith(f"{layer}: ")

@@ -44,20 +44,19 @@ SETUP = TrainingSetup(method=Method.LORA, max_length=2048, per_device_train_batc
         ("train_steps_per_second = 0.25", 4.0),
     ],
 )
-def test_step_seconds_are_read_from_a_number_or_a_log_line(said: str, seconds: float) -> None:
+def test_step_seconds_are_read_from_a_number_or_a_log_line(said, seconds):
     assert seconds_of(said, 16) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("said", ["", "fast", "0", "-1", "0it/s", "1e999", "nan", "1.2 hours"])
-def test_text_without_a_speed_is_refused_in_a_sentence(said: str) -> None:
+def test_text_without_a_speed_is_refused_in_a_sentence(said):
     with pytest.raises(ValueError, match=r"a number above 0 such as 1\.25"):
         seconds_of(said, 16)
 
 
 @pytest.mark.parametrize("pace", [-0.5, 0.0, 0.3, 1.0, 2.5])
-def test_a_pace_reproduces_the_seconds_it_came_from(pace: float) -> None:
+def test_a_pace_reproduces_the_seconds_it_came_from(pace):
     time = estimate(MISTRAL, A100, SETUP).time
-    assert time is not None
     narrow = paced(time.parts, pace, shares_text(time.parts, pace))
     low, high = summed(part.seconds for part in narrow)
     assert high / low == pytest.approx(PACE_SPREAD**2)
@@ -65,7 +64,7 @@ def test_a_pace_reproduces_the_seconds_it_came_from(pace: float) -> None:
     assert paced((TimePart("all", Range(1.0, 3.0)),), -0.5)[0].seconds.high == 0.5 * UNKNOWN_SPREAD
 
 
-def test_a_measured_step_narrows_every_setups_bracket() -> None:
+def test_a_measured_step_narrows_every_setups_bracket():
     answer = estimate(MISTRAL, A100, SETUP)
     keys = own_step(answer, "3.0 s")
     assert keys["pace_from"] == (
@@ -74,17 +73,15 @@ def test_a_measured_step_narrows_every_setups_bracket() -> None:
     widths = []
     for setup in (SETUP, replace(SETUP, method=Method.FULL), replace(SETUP, max_length=65_536)):
         time = estimate(MISTRAL, A100, replace(setup, **keys)).time
-        assert time is not None
         widths.append(time.step_seconds.high / time.step_seconds.low)
     # the same setup within 1.3; the less of its seconds a setup spends on the same things, the wider
     assert widths[0] == pytest.approx(PACE_SPREAD**2)
     assert widths[0] < widths[1] < widths[2] < (1.14 + 0.75) ** 2
     time = estimate(MISTRAL, A100, replace(SETUP, **keys)).time
-    assert time is not None
     assert time.step_seconds.low * PACE_SPREAD == pytest.approx(3.0, rel=1e-4)
 
 
-def test_a_step_of_other_things_is_wider_by_their_share() -> None:
+def test_a_step_of_other_things_is_wider_by_their_share():
     """By hand: all seconds on attention, half on attention and half on the loss, which is memory traffic."""
     attention, loss = (TimePart(word, Range.of(1.0)) for word in ("attention", "logits and loss"))
     assert shares_text((attention,), 0.5) == "0/100/0/0/0"
@@ -95,30 +92,30 @@ def test_a_step_of_other_things_is_wider_by_their_share() -> None:
 
 
 @pytest.mark.parametrize("shares", ["60/40", "a/b/c/d/e", "60/10/10/0/0", 5])
-def test_shares_of_a_measured_step_are_five_percentages(shares: object) -> None:
+def test_shares_of_a_measured_step_are_five_percentages(shares):
     given = {"model": MISTRAL.hub_id, "gpu": A100.name, "pace": 0.25, "pace_shares": shares}
     with pytest.raises(ValueError, match="pace_shares must"):
         parse(given)
 
 
-def test_a_second_measured_step_is_compared_with_the_estimate_not_the_first() -> None:
+def test_a_second_measured_step_is_compared_with_the_estimate_not_the_first():
     answer = estimate(MISTRAL, A100, SETUP)
     first = estimate(MISTRAL, A100, replace(SETUP, **own_step(answer, "5")))
     assert own_step(first, "3.0") == own_step(answer, "3.0")
 
 
-def test_a_measured_step_needs_an_estimated_one() -> None:
+def test_a_measured_step_needs_an_estimated_one():
     with pytest.raises(ValueError, match="choose a GPU whose speed is known"):
         own_step(estimate(MISTRAL, None, SETUP), "3.0")
 
 
-def test_a_step_that_generates_has_no_pace() -> None:
+def test_a_step_that_generates_has_no_pace():
     setup = TrainingSetup(objective="grpo", per_device_train_batch_size=8)
     with pytest.raises(ValueError, match="mostly generation"):
         own_step(estimate(MISTRAL, A100, setup), "30")
 
 
-def test_assumptions_say_what_the_brackets_width_rests_on() -> None:
+def test_assumptions_say_what_the_brackets_width_rests_on():
     known = estimate(MISTRAL, A100, SETUP)
     assert any(
         "published runs on Ampere cards lie inside" in assumption
@@ -134,7 +131,7 @@ def test_assumptions_say_what_the_brackets_width_rests_on() -> None:
     assert "3 s, mistralai/Mistral-7B-v0.1" in said
 
 
-def test_a_pace_is_a_key_of_the_contract() -> None:
+def test_a_pace_is_a_key_of_the_contract():
     given = {
         "model": MISTRAL.hub_id,
         "gpu": A100.name,
@@ -149,7 +146,7 @@ def test_a_pace_is_a_key_of_the_contract() -> None:
         parse({**given, "pace": -1})
 
 
-def test_the_command_line_takes_a_measured_step(capsys) -> None:
+def test_the_command_line_takes_a_measured_step(capsys):
     flags = [str(MISTRAL.hub_id), "--gpu", A100.name, "--method", "lora"]
     assert main([*flags, "--measured", "0.5"]) == 0
     said = capsys.readouterr().out

@@ -45,7 +45,7 @@ def told(folder: Path, tables: dict[str, str], *command: str) -> subprocess.Comp
     )
 
 
-def test_user_rows_join_the_shipped_ones_and_user_prices_replace_them(tmp_path: Path) -> None:
+def test_user_rows_join_the_shipped_ones_and_user_prices_replace_them(tmp_path):
     # 2 · 32,000 · 2,048 + 24 · (2,048 · 2,048 · 3 + 3 · 2,048 · 8,192 + 2 · 2,048) + 2,048
     parameters = 2 * 32000 * 2048 + 24 * (3 * 2048**2 + 3 * 2048 * 8192 + 2 * 2048) + 2048
     lines = ["", "0.8", "['Our cluster']", "True", str(parameters)]
@@ -73,9 +73,7 @@ def test_user_rows_join_the_shipped_ones_and_user_prices_replace_them(tmp_path: 
         ),
     ],
 )
-def test_each_wrong_row_gives_one_sentence(
-    table, said, instead, sentence, tmp_path: Path, monkeypatch
-) -> None:
+def test_each_wrong_row_gives_one_sentence(table, said, instead, sentence, tmp_path, monkeypatch):
     for name, text in (SOUND | {table: SOUND[table].replace(said, instead, 1)}).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setenv("HEADROOM_DATA", str(tmp_path))
@@ -86,7 +84,7 @@ def test_each_wrong_row_gives_one_sentence(
     assert line.startswith(table)
 
 
-def test_starting_with_a_wrong_table_fails_with_its_sentences(tmp_path: Path) -> None:
+def test_starting_with_a_wrong_table_fails_with_its_sentences(tmp_path):
     wrong = {"prices.csv": SOUND["prices.csv"].replace("0.3", "free")}
     command = told(tmp_path, wrong, "-m", "estimator", "openai-community/gpt2")
     page = told(tmp_path, wrong, "-c", "import serve")

@@ -83,7 +83,7 @@ def _call(*command: str, cwd: Path | None = None, status: int = 0, given: str = 
     return done.stdout
 
 
-def test_wheel_has_every_module_every_page_and_every_table(built: Path) -> None:
+def test_wheel_has_every_module_every_page_and_every_table(built):
     names = set(zipfile.ZipFile(next(built.glob("*.whl"))).namelist())
     ours = {
         str(path.relative_to(ROOT))
@@ -96,7 +96,7 @@ def test_wheel_has_every_module_every_page_and_every_table(built: Path) -> None:
     assert {"headroom/app.py", "headroom/.streamlit/config.toml"} <= names
 
 
-def test_wheel_installs_only_our_three_packages(built: Path) -> None:
+def test_wheel_installs_only_our_three_packages(built):
     names = zipfile.ZipFile(next(built.glob("*.whl"))).namelist()
     first = {name.split("/")[0] for name in names}
     assert {one for one in first if not one.startswith("headroom-")} == {
@@ -106,7 +106,7 @@ def test_wheel_installs_only_our_three_packages(built: Path) -> None:
     }
 
 
-def test_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+def test_sdist_builds_the_same_wheel(built, tmp_path):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
@@ -121,7 +121,7 @@ def _contents(wheel: Path) -> dict[str, int]:
     return {member.filename: member.CRC for member in zipfile.ZipFile(wheel).infolist()}
 
 
-def test_installed_command_answers_like_the_repository(installed: Path, tmp_path: Path) -> None:
+def test_installed_command_answers_like_the_repository(installed, tmp_path):
     asked = ("openai-community/gpt2", "--gpu", "RTX 4090", "--method", "lora")
     here = _call(sys.executable, "-m", "estimator", *asked, cwd=ROOT)
     assert _call(str(installed / "headroom"), "estimate", *asked, cwd=tmp_path) == here
@@ -131,7 +131,7 @@ def test_installed_command_answers_like_the_repository(installed: Path, tmp_path
     assert str(installed.parent) in where  # otherwise this would test the repository
 
 
-def test_installed_command_estimates_and_places(installed: Path, tmp_path: Path) -> None:
+def test_installed_command_estimates_and_places(installed, tmp_path):
     line = '{"model": "openai-community/gpt2", "gpu": "L4"}\n'
     answer = _call(str(installed / "headroom"), "estimate", "--json", cwd=tmp_path, given=line)
     assert json.loads(answer)["fits"] is True
@@ -177,7 +177,7 @@ def _wait(health: str) -> None:
     pytest.fail("the installed page does not answer")
 
 
-def test_installed_page_is_served_with_headers_that_keep_it_to_itself(served: str) -> None:
+def test_installed_page_is_served_with_headers_that_keep_it_to_itself(served):
     with urllib.request.urlopen(f"http://{served}", timeout=5) as answer:
         assert b"<html" in answer.read()
         policy = answer.headers["Content-Security-Policy"]
@@ -187,8 +187,8 @@ def test_installed_page_is_served_with_headers_that_keep_it_to_itself(served: st
 
 
 def test_server_finds_its_pages_and_asks_no_host_while_it_starts_and_serves_and_refuses(
-    served: str, asked: Path
-) -> None:
+    served, asked
+):
     """Streamlit 1.67 would ask checkip.amazonaws.com at its start and at a websocket of another origin."""
     stream = f"ws://{served}/_stcore/stream"
     with pytest.raises(InvalidStatus, match="403"):

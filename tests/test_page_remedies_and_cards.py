@@ -169,7 +169,7 @@ def test_how_it_works_is_a_separate_page():
     assert "A peak is a moment, not a sum" in [widget.value for widget in page.header]
 
 
-def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits() -> None:
+def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits():
     asked = {"model": "Qwen/Qwen3.5-9B", "gpu": "T4", "method": "qlora", "max_length": 262_144}
     of = estimate(*contract.parse(asked))
     assert not remedies(of, catalog.gpus_like(of.gpu))

@@ -118,7 +118,7 @@ with (Path(__file__).parent / "reference" / "passes.csv").open(encoding="utf-8")
 
 
 @for_each("row", TRACED)
-def test_peaks_of_two_passes_match_real_fsdp(row: dict[str, str]) -> None:
+def test_peaks_of_two_passes_match_real_fsdp(row):
     keys = {"strategy": row["strategy"], "fsdp_version": int(row["fsdp_version"])}
     keys |= CHECKPOINTS[row["checkpoints"]] | (LORA if row["method"] == "lora" else {})
     traced = tuple(int(row[name]) for name in ("first_pass", "second_pass", "backward"))
@@ -128,7 +128,7 @@ def test_peaks_of_two_passes_match_real_fsdp(row: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
-def test_a_reference_is_unsharded_under_ddp_and_zero_below_3(strategy: str) -> None:
+def test_a_reference_is_unsharded_under_ddp_and_zero_below_3(strategy):
     # trl 1.16, models/utils.py, prepare_deepspeed: stage 0 below stage 3
     given = {"model": LLAMA, "num_gpus": 2, "strategy": strategy}
     model, _, setup = parse(given)
@@ -136,7 +136,7 @@ def test_a_reference_is_unsharded_under_ddp_and_zero_below_3(strategy: str) -> N
     assert frozen_bytes(model, as_frozen(setup)) == pytest.approx(weights, rel=1e-4)
 
 
-def test_a_second_pass_adds_no_second_set_of_gradients() -> None:
+def test_a_second_pass_adds_no_second_set_of_gradients():
     # at the end of backward there is one gradient per weight, whatever the number of passes
     for keys in (FSDP2, FSDP1, FSDP2 | REENTRANT, {"strategy": "ddp"}):
         model, _, setup = parse({"model": LLAMA, "num_gpus": 2, **keys})
@@ -151,7 +151,7 @@ def test_a_second_pass_adds_no_second_set_of_gradients() -> None:
 @pytest.mark.parametrize(
     ("keys", "cause"), [(FSDP1, "first alone"), ({"strategy": "zero2"}, "takes a weight's once")]
 )
-def test_replaying_two_passes_fails_where_real_fsdp_does(keys: dict[str, Any], cause: str) -> None:
+def test_replaying_two_passes_fails_where_real_fsdp_does(keys, cause):
     # torch 2.13's FullyShardedDataParallel: "Attempting to broadcast a dimension of length 1024"
     with pytest.raises(ValueError, match=cause):
         heights("two", {**keys, **REENTRANT, "mixed_precision": "bf16"})
@@ -214,16 +214,16 @@ def fetched(second: str, keys: dict[str, Any], calls: int, number: int = 0) -> t
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_zero3_gathers_in_several_passes_as_real_deepspeed_does(name: str) -> None:
+def test_zero3_gathers_in_several_passes_as_real_deepspeed_does(name):
     keys, second, traced = FETCHED[name]
     assert fetched(second, keys, traced[0]) == traced
 
 
-def test_a_references_engine_gathers_by_a_forward_only_trace() -> None:
+def test_a_references_engine_gathers_by_a_forward_only_trace():
     assert fetched("reference", {}, REFERENCE[0], number=1) == REFERENCE
 
 
-def test_the_next_step_follows_the_trace_of_the_last() -> None:
+def test_the_next_step_follows_the_trace_of_the_last():
     # by hand: the second pass calls a module that the first one's trace lacks and drops the trace, so the third pass
     # records itself and backward; the next step's first pass follows that trace and prefetches b while a runs
     def stretch(names: str, number: int, *, back: bool = False) -> list[Stretch]:

@@ -56,7 +56,7 @@ def lora(**keys: Any) -> TrainingSetup:
     return TrainingSetup(method=Method.LORA, **keys)
 
 
-def test_a_copied_module_adds_its_parameters_and_the_original_stays() -> None:
+def test_a_copied_module_adds_its_parameters_and_the_original_stays():
     plain, copied = lora(), lora(modules_to_save=("embed_tokens",))
     added = 10 * 8  # TINY_LLAMA's vocabulary × its width
     assert (
@@ -72,7 +72,7 @@ def test_a_copied_module_adds_its_parameters_and_the_original_stays() -> None:
     )
 
 
-def test_copied_modules_keep_the_base_dtype_while_adapters_become_float32() -> None:
+def test_copied_modules_keep_the_base_dtype_while_adapters_become_float32():
     # peft 0.21, tuners_utils.py, cast_adapter_dtype: BaseTunerLayer alone
     model = told(LLAMA, {}).model
     tensors = trainable_tensors(model, lora(modules_to_save=("embed_tokens", "lm_head")))
@@ -83,14 +83,14 @@ def test_copied_modules_keep_the_base_dtype_while_adapters_become_float32() -> N
     assert {tensor.width for tensor in tensors[2:]} == {4}
 
 
-def test_a_copied_projection_has_no_adapter() -> None:
+def test_a_copied_projection_has_no_adapter():
     setup = lora(lora_r=1, modules_to_save=("k_proj",))
     # linears of a TINY_LLAMA layer: q 8→8, v 8→4, o 8→8, gate and up 8→16, down 16→8; k 8→4 is copied
     adapters = 2 * ((8 + 8) * 2 + (8 + 4) + 3 * (8 + 16))
     assert adapter_parameters(TINY_LLAMA, setup.adapters) == adapters + 2 * 8 * 4
 
 
-def test_a_tied_pair_is_copied_twice() -> None:
+def test_a_tied_pair_is_copied_twice():
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     both = lora(modules_to_save=("embed_tokens", "lm_head"))
     assert (
@@ -100,7 +100,7 @@ def test_a_tied_pair_is_copied_twice() -> None:
     assert total_parameters(tied) == total_parameters(TINY_LLAMA) - 10 * 8
 
 
-def test_full_fine_tuning_copies_no_modules() -> None:
+def test_full_fine_tuning_copies_no_modules():
     whole = TrainingSetup(modules_to_save=("lm_head",), mixed_precision=MixedPrecision.NO)
     model: Model = TINY_LLAMA
     assert trainable_parameters(model, whole.adapters) == total_parameters(model)
@@ -109,7 +109,7 @@ def test_full_fine_tuning_copies_no_modules() -> None:
 # --- DoRA -----------------------------------------------------------------------------------------
 
 
-def test_dora_adds_one_number_per_output() -> None:
+def test_dora_adds_one_number_per_output():
     plain, dora = lora(lora_r=2), lora(lora_r=2, use_dora=True)
     outputs = 2 * (8 + 4 + 4 + 8 + 16 + 16 + 8)  # two layers of TINY_LLAMA
     added = adapter_parameters(TINY_LLAMA, dora.adapters) - adapter_parameters(
@@ -118,7 +118,7 @@ def test_dora_adds_one_number_per_output() -> None:
     assert added == outputs
 
 
-def test_dora_saves_a_copy_of_each_adapted_weight_only_with_dropout() -> None:
+def test_dora_saves_a_copy_of_each_adapted_weight_only_with_dropout():
     # F.linear(x, weight) saves a weight cast to float32; reusing the base's result saves nothing
     keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | PURE
     layer = 2 * H * H + 2 * H * H // 2 + 3 * H * 1536
@@ -132,14 +132,14 @@ def test_dora_saves_a_copy_of_each_adapted_weight_only_with_dropout() -> None:
     assert kept[0.1] - kept[0.0] == pytest.approx(4 * layer, rel=0.01)
 
 
-def test_dora_magnitudes_on_a_packed_base_stay_float32() -> None:
+def test_dora_magnitudes_on_a_packed_base_stay_float32():
     # trl 1.16, trainer/sft_trainer.py: `if param.requires_grad and "lora_magnitude_vector" not in name`
     setup = TrainingSetup(method=Method.QLORA, use_dora=True, autocast_adapter_dtype=False)
     widths = {len(tensor.shape): tensor.width for tensor in trainable_tensors(TINY_LLAMA, setup)}
     assert widths == {2: 2, 1: 4}
 
 
-def test_a_checkpoint_does_not_save_what_backward_never_reads() -> None:
+def test_a_checkpoint_does_not_save_what_backward_never_reads():
     """The product B·A is saved by a graph that is freed in forward; the replay only recomputes it."""
     keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | CHECKPOINTED
     of = told(LLAMA, keys | {"lora_dropout": 0.0})
@@ -153,7 +153,7 @@ def test_a_checkpoint_does_not_save_what_backward_never_reads() -> None:
 FP16 = {"mixed_precision": "fp16"}
 
 
-def test_training_16_bit_weights_under_fp16_autocast_is_refused() -> None:
+def test_training_16_bit_weights_under_fp16_autocast_is_refused():
     # torch 2.13: "Attempting to unscale FP16 gradients."; no kernel for bfloat16 (pytorch issue 127176)
     for dtype in ("float16", "bfloat16"):
         for keys in ({}, {"method": "lora", "autocast_adapter_dtype": False}):
@@ -168,7 +168,7 @@ def test_training_16_bit_weights_under_fp16_autocast_is_refused() -> None:
 INT8 = {"method": "lora", "load_in_8bit": True}
 
 
-def test_an_8_bit_linear_takes_a_byte_per_element_and_a_scale_per_output() -> None:
+def test_an_8_bit_linear_takes_a_byte_per_element_and_a_scale_per_output():
     shapes = [(512, 512), (256, 512), (256, 512), (512, 512)] + [(1536, 512)] * 2 + [(512, 1536)]
     dense = told(LLAMA, {"method": "lora"}).peak.resident[Component.WEIGHTS]
     packed = told(LLAMA, INT8).peak.resident[Component.WEIGHTS]
@@ -176,7 +176,7 @@ def test_an_8_bit_linear_takes_a_byte_per_element_and_a_scale_per_output() -> No
     assert dense - packed == 4 * sum(rows * columns - 4 * rows for rows, columns in shapes)
 
 
-def test_only_reentrant_checkpoints_free_the_inputs_of_8_bit_layers() -> None:
+def test_only_reentrant_checkpoints_free_the_inputs_of_8_bit_layers():
     """``ctx.tensors`` are not saved tensors. q, k and v share an input, so do gate and up; o and down do not."""
     keys = INT8 | CHECKPOINTED | PURE | {"max_length": 1024}
     kept = {
@@ -191,7 +191,7 @@ def test_only_reentrant_checkpoints_free_the_inputs_of_8_bit_layers() -> None:
     assert kept[True] == 2 * 1024 * H  # only the layer's own input
 
 
-def test_methods_other_than_lora_say_they_ignore_load_in_8bit() -> None:
+def test_methods_other_than_lora_say_they_ignore_load_in_8bit():
     for method in ("full", "qlora"):
         of = told(LLAMA, {"method": method, "load_in_8bit": True})
         assert any("load_in_8bit applies to method lora" in said for said in of.assumptions)

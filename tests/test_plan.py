@@ -80,7 +80,7 @@ def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
     ]
 
 
-def test_each_candidate_matches_its_estimate() -> None:
+def test_each_candidate_matches_its_estimate():
     for place in range(0, len(FOUND), 7):
         run = FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place)
         one = estimate(*run)
@@ -95,7 +95,7 @@ def test_each_candidate_matches_its_estimate() -> None:
             assert np.isnan(FOUND.hours.low[place])
 
 
-def test_the_front_matches_brute_force() -> None:
+def test_the_front_matches_brute_force():
     estimates = {
         place: estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
         for place in np.flatnonzero(FOUND.fits).tolist()
@@ -114,9 +114,7 @@ def test_the_front_matches_brute_force() -> None:
         max_size=60,
     )
 )
-def test_the_front_of_random_points_matches_the_definition(
-    points: list[tuple[int, int, int]],
-) -> None:
+def test_the_front_of_random_points_matches_the_definition(points):
     dollars, hours, room = (np.array(one, np.float64) for one in zip(*points, strict=True))
     expected = {
         place
@@ -131,7 +129,7 @@ def test_the_front_of_random_points_matches_the_definition(
     assert all(hours[b] < hours[a] for a, b in pairwise(stairs))
 
 
-def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_match_one_by_one_evaluation(monkeypatch):
     few = replace(QUESTION, tried={**FEW, "strategy": ("zero2",)}, methods=(Method.LORA,))
     one_by_one = candidates(few)
     monkeypatch.setattr("estimator.grid.needs.SINGLE", 0)
@@ -140,7 +138,7 @@ def test_arrays_match_one_by_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> 
     assert in_arrays.high_bytes.tolist() == one_by_one.high_bytes.tolist()
 
 
-def test_the_setups_so_far_are_those_of_the_whole_answer() -> None:
+def test_the_setups_so_far_are_those_of_the_whole_answer():
     few = replace(QUESTION, tried={**FEW, "strategy": ("ddp",)}, methods=(Method.LORA,))
     grown: list[tuple[float, Candidates]] = []
     whole = candidates(few, progress=lambda share, so_far: grown.append((share, so_far())))
@@ -151,7 +149,7 @@ def test_the_setups_so_far_are_those_of_the_whole_answer() -> None:
     assert len(whole) == len(grown[-1][1]) > len(grown[0][1])
 
 
-def test_every_candidate_has_the_exact_effective_batch() -> None:
+def test_every_candidate_has_the_exact_effective_batch():
     rows = FOUND.num_gpus * FOUND.micro_batch * FOUND.accumulation
     assert (rows == QUESTION.effective_batch).all()
     three = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=3),))
@@ -160,7 +158,7 @@ def test_every_candidate_has_the_exact_effective_batch() -> None:
     assert "16 rows a step cannot be split evenly over 3 × L4." in advise(found).notes
 
 
-def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> None:
+def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends():
     usual = advise(FOUND)
     assert usual.recommended is not None
     assert usual.is_sure
@@ -182,7 +180,7 @@ def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends() -> Non
 
 @pytest.mark.parametrize("method", QUESTION.methods, ids=lambda one: one.value)
 @pytest.mark.parametrize("deadline", [None, 2.0, 0.0], ids=str)
-def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: float | None) -> None:
+def test_a_pick_is_what_the_whole_answer_recommends(method, deadline):
     asked = replace(QUESTION, deadline_hours=deadline)
     own = replace(
         FOUND,
@@ -199,7 +197,7 @@ def test_a_pick_is_what_the_whole_answer_recommends(method: Method, deadline: fl
     assert (one.recommended is None) == (deadline == 0)
 
 
-def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken() -> None:
+def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken():
     bounded = candidates(QUESTION, are_bounded=True)
     assert (bounded.low_bytes <= bounded.high_bytes).all()
     assert len(bounded) == len(FOUND)
@@ -209,7 +207,7 @@ def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken() -> 
     assert 0 < len(bounded.recipes) - len(bounded.bounded) < len(bounded.recipes) / 3
 
 
-def test_the_fastest_of_the_cheapest_is_recommended() -> None:
+def test_the_fastest_of_the_cheapest_is_recommended():
     card = catalog.gpu("L4")
     asked = replace(QUESTION, offers=(Offer(gpu=card, most=4),), methods=(Method.LORA,))
     answer = advise(candidates(asked))
@@ -221,7 +219,7 @@ def test_the_fastest_of_the_cheapest_is_recommended() -> None:
     assert found.middle_hours[best] == found.middle_hours[equal].min()
 
 
-def test_a_deadline_inside_the_bracket_is_mentioned() -> None:
+def test_a_deadline_inside_the_bracket_is_mentioned():
     fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours.high, np.nan))
     between = float(FOUND.hours.low[fastest] + FOUND.hours.high[fastest]) / 2
     answer = advise(FOUND, replace(QUESTION, deadline_hours=between))
@@ -230,7 +228,7 @@ def test_a_deadline_inside_the_bracket_is_mentioned() -> None:
     assert "at the worse ends it misses the deadline by" in answer.sentence
 
 
-def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason() -> None:
+def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason():
     answer = advise(FOUND, replace(QUESTION, deadline_hours=0.0))
     assert answer.recommended is None
     assert answer.sentence.startswith("No setup that fits meets the deadline of")
@@ -239,7 +237,7 @@ def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason() -> None
     assert "hours late" in late.text
 
 
-def test_the_answer_says_by_how_much_a_card_is_too_small() -> None:
+def test_the_answer_says_by_how_much_a_card_is_too_small():
     big = Question(
         models=("Qwen/Qwen3-8B",),
         offers=(Offer(gpu=catalog.gpu("L4"), most=1),),
@@ -258,7 +256,7 @@ def test_the_answer_says_by_how_much_a_card_is_too_small() -> None:
     )
 
 
-def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> None:
+def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first():
     # trl 1.16, trainer/model_config.py:89: ModelConfig.dtype is float32, 30.5 GiB of 8.2 billion weights: no 24 GB card
     # holds them; an RTX 4090 holds LoRA on bfloat16, and a T4, without bfloat16, LoRA on a smaller one in float16
     ada, turing = (Offer(gpu=catalog.gpu(name), most=1) for name in ("RTX 4090", "T4"))
@@ -294,7 +292,7 @@ def test_sixteen_bit_weights_are_tried_beside_the_tools_own_and_said_first() -> 
     }
 
 
-def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide() -> None:
+def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide():
     card = catalog.gpu("RTX 4090")
     tried = {
         "offload_optimizer": ("cpu",),
@@ -321,7 +319,7 @@ def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide()
     )
 
 
-def test_filters_narrow_the_answer_without_recomputing() -> None:
+def test_filters_narrow_the_answer_without_recomputing():
     rented = np.array([not FOUND.offer(place).is_owned for place in range(len(FOUND))])
     answer = advise(FOUND, where=rented)
     assert answer.recommended is not None
@@ -329,34 +327,32 @@ def test_filters_narrow_the_answer_without_recomputing() -> None:
     assert not set(answer.front.tolist()) & set(np.flatnonzero(~rented).tolist())
 
 
-def test_stairs_that_overlap_in_both_brackets_are_merged() -> None:
+def test_stairs_that_overlap_in_both_brackets_are_merged():
     for before, after in pairwise(advise(FOUND).stairs):
         assert not equal_to(FOUND.hours, FOUND.dollars, before.place)[after.place]
         assert after.hours_less > 0
         assert after.dollars_more > 0
 
 
-def test_an_owned_card_costs_nothing_or_its_given_price() -> None:
+def test_an_owned_card_costs_nothing_or_its_given_price():
     card = catalog.gpu("L4")
     assert Offer(gpu=card, is_owned=True).price(1) == Price(
         provider="owned", usd_per_gpu_hour=0.0, date=""
     )
     own = Offer(gpu=card, is_owned=True, usd_per_gpu_hour=0.2).price(1)
-    assert own is not None
     assert own.usd_per_gpu_hour == 0.2
 
 
-def test_an_offer_takes_the_price_of_its_provider() -> None:
+def test_an_offer_takes_the_price_of_its_provider():
     card = catalog.gpu("H100-SXM5-80GB")
     providers = {price.provider: price.max_gpus or 8 for price in card.prices}
     for provider, most in providers.items():
         price = Offer(gpu=card, provider=provider.lower()).price(most)
-        assert price is not None
         assert price.provider == provider
     assert Offer(gpu=card, provider="nobody").price(8) is None
 
 
-def test_a_question_survives_writing_and_reading() -> None:
+def test_a_question_survives_writing_and_reading():
     text = """
     model: [Qwen/Qwen3-0.6B]
     examples: 5000
@@ -397,19 +393,17 @@ def test_a_question_survives_writing_and_reading() -> None:
         ({"model": SMALL, "cards": ["L4"], "rows": "joined"}, "rows must be one of"),
     ],
 )
-def test_an_invalid_question_is_refused_in_one_sentence(
-    given: dict[str, object], says: str
-) -> None:
+def test_an_invalid_question_is_refused_in_one_sentence(given, says):
     with pytest.raises(ValueError, match=says):
         question_of(given)
 
 
-def test_an_unknown_model_is_refused() -> None:
+def test_an_unknown_model_is_refused():
     with pytest.raises(ValueError, match="not in the catalogue"):
         candidates(question_of({"model": "nobody/nothing", "cards": ["L4"]}))
 
 
-def test_the_longest_example_sets_memory_and_the_mean_sets_time() -> None:
+def test_the_longest_example_sets_memory_and_the_mean_sets_time():
     setup = FOUND.setup(0)
     assert setup.batch.max_length == 4096
     # linear between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
@@ -417,7 +411,7 @@ def test_the_longest_example_sets_memory_and_the_mean_sets_time() -> None:
     assert setup.batch.padded
 
 
-def test_truncated_examples_are_counted_and_mentioned() -> None:
+def test_truncated_examples_are_counted_and_mentioned():
     lengths = TokenLengths.counted([*range(1, 1001)])
     assert lengths.cut_by(900) == pytest.approx(0.1, abs=0.002)
     assert lengths.mean_within(900) == pytest.approx((sum(range(1, 901)) + 90_000) / 1000, rel=2e-3)
@@ -425,23 +419,19 @@ def test_truncated_examples_are_counted_and_mentioned() -> None:
     assert any("are longer than 900 tokens" in note for note in advise(candidates(asked)).notes)
 
 
-def test_reserved_and_spot_prices_are_used_only_on_request() -> None:
+def test_reserved_and_spot_prices_are_used_only_on_request():
     card = catalog.gpu("A100-PCIe-80GB")
     assert {price.commitment for price in card.prices} <= {"on demand", "marketplace"}
     usual, spot = Offer(gpu=card).price(1), Offer(gpu=card, commitment="spot").price(1)
     reserved = Offer(gpu=card, commitment="Reserved", provider="Hyperstack").price(1)
-    assert usual is not None
-    assert spot is not None
-    assert reserved is not None
     assert spot.commitment == "spot"
     # data/prices.csv, Hyperstack's contract
     assert reserved.usd_per_gpu_hour == 0.95
     half = Offer(gpu=card, spot_share=0.5).price(1)
-    assert half is not None
     assert half.usd_per_gpu_hour == usual.usd_per_gpu_hour / 2
 
 
-def test_interruptions_lengthen_runs_by_the_formula() -> None:
+def test_interruptions_lengthen_runs_by_the_formula():
     sure = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=1),), methods=(Method.LORA,))
     taken = replace(
         sure, offers=(replace(sure.offers[0], interruptions_per_hour=0.2, checkpoint_hours=2.0),)
@@ -453,7 +443,7 @@ def test_interruptions_lengthen_runs_by_the_formula() -> None:
     assert any("0.2 interruptions per machine and hour" in note for note in advise(after).notes)
 
 
-def test_lost_work_matches_a_simulation() -> None:
+def test_lost_work_matches_a_simulation():
     """A thousand runs of 50 hours, checkpoints each hour, interrupted at random."""
     chance = random.Random(1)
     rate, restart, work, total = 0.3, 0.25, 50, 0.0
@@ -470,7 +460,7 @@ def test_lost_work_matches_a_simulation() -> None:
     assert total / 50_000 == pytest.approx(stretched(rate, 1, restart), rel=0.01)
 
 
-def test_the_expected_longest_of_some_rows_follows_from_the_percentiles() -> None:
+def test_the_expected_longest_of_some_rows_follows_from_the_percentiles():
     # against the mean of 20,000 draws from the same lines, and by hand: even lengths to 300, the longest of b has
     # 300 · b / (b + 1)
     lengths = TokenLengths.of_quantiles({0.5: 100, 0.9: 400, 0.99: 900, 1.0: 2000})
@@ -485,7 +475,7 @@ def test_the_expected_longest_of_some_rows_follows_from_the_percentiles() -> Non
     assert TokenLengths(mean=100, longest=300).expected_longest(4, 300) is None
 
 
-def test_padded_rows_say_the_expected_longest_of_a_micro_batch() -> None:
+def test_padded_rows_say_the_expected_longest_of_a_micro_batch():
     asked = {"model": "Qwen/Qwen3-0.6B", "cards": ["L4"], "rows": "padded", "effective_batch": 4}
     asked |= {"try": {"gradient_checkpointing": [True]}, "lengths": {"p50": 100, "max": 1024}}
     said = " ".join(advise(candidates(question_of(asked))).notes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -70,9 +69,7 @@ JOBS = st.lists(
 
 @settings(max_examples=60)
 @given(JOBS, st.integers(1, 3), st.integers(0, 2))
-def test_the_schedule_matches_the_brute_force_optimum(
-    drawn: list[tuple[list[JobOption], float, float | None]], first: int, second: int
-) -> None:
+def test_the_schedule_matches_the_brute_force_optimum(drawn, first, second):
     jobs = [
         Job(name=str(number), options=tuple(options), ready_hours=ready, deadline_hours=deadline)
         for number, (options, ready, deadline) in enumerate(drawn)
@@ -90,7 +87,7 @@ def test_the_schedule_matches_the_brute_force_optimum(
     assert sum(assignment.end_hours for assignment in found.assignments) <= ends * 1.01 + 1e-6
 
 
-def test_jobs_that_cannot_run_say_why() -> None:
+def test_jobs_that_cannot_run_say_why():
     one = JobOption(pool="L4", num_gpus=1, hours=30.0)
     jobs = [
         Job(name="nothing fits", options=()),
@@ -109,7 +106,7 @@ def test_jobs_that_cannot_run_say_why() -> None:
     )
 
 
-def test_a_late_job_says_by_how_much() -> None:
+def test_a_late_job_says_by_how_much():
     job = Job(
         name="late",
         options=(JobOption(pool="L4", num_gpus=1, hours=5.5),),
@@ -120,7 +117,7 @@ def test_a_late_job_says_by_how_much() -> None:
     assert found.assignments[0].late_hours == pytest.approx(1.5)
 
 
-def test_a_team_in_a_file_is_scheduled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_team_in_a_file_is_scheduled(tmp_path, capsys):
     team = {
         "cards": [{"gpu": "L4", "most": 2, "owned": True}],
         "horizon_hours": 48,
@@ -148,9 +145,7 @@ def test_a_team_in_a_file_is_scheduled(tmp_path: Path, capsys: pytest.CaptureFix
     assert "small" in capsys.readouterr().out
 
 
-def test_what_the_solver_prints_is_not_part_of_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_solver_prints_is_not_part_of_the_answer(monkeypatch, capfd):
     """HiGHS 1.16 writes its name to standard output when a solver is made."""
     import highspy
 

@@ -20,16 +20,16 @@ NOT_YET = (
 """What a row's id tells of a run whose requests are not ours one by one."""
 
 
-def test_a_run_needs_more_than_its_blocks_and_no_more_than_torch_reserves() -> None:
+def test_a_run_needs_more_than_its_blocks_and_no_more_than_torch_reserves():
     assert all(row.allocated_bytes < row.least_bytes <= row.reserved_bytes for row in ROWS)
 
 
-def test_every_played_setup_is_one_of_the_contract() -> None:
+def test_every_played_setup_is_one_of_the_contract():
     for row in ROWS:
         parse(json.loads(row.setup))
 
 
-def test_no_run_is_played_twice() -> None:
+def test_no_run_is_played_twice():
     assert len({row.id for row in ROWS}) == len(ROWS)
 
 
@@ -38,7 +38,7 @@ def cheapest() -> list[PlayedRun]:
     return sorted(rows, key=lambda row: row.allocated_bytes)[:CHEAPEST]
 
 
-def test_our_allocator_needs_what_pytorchs_does() -> None:
+def test_our_allocator_needs_what_pytorchs_does():
     found = [replays.replay(row) for row in cheapest()]
     assert len(found) == CHEAPEST
     errors = replays.spreads(found)
@@ -49,7 +49,7 @@ def test_our_allocator_needs_what_pytorchs_does() -> None:
 
 
 @pytest.mark.parametrize("key", ["max_split_size_mb", "torch_empty_cache_steps"])
-def test_settings_of_the_allocator_are_replayed_as_it_follows_them(key: str) -> None:
+def test_settings_of_the_allocator_are_replayed_as_it_follows_them(key):
     found = [replays.replay(row) for row in ROWS if key in row.id]
     assert len(found) >= 2
     for run in found:
@@ -64,12 +64,12 @@ def test_settings_of_the_allocator_are_replayed_as_it_follows_them(key: str) -> 
         "optim=apollo_adamw",  # 4.9 % too high if every step renewed projectors and limited updates
     ],
 )
-def test_what_a_library_does_once_or_not_on_a_small_card_is_not_replayed_always(text: str) -> None:
+def test_what_a_library_does_once_or_not_on_a_small_card_is_not_replayed_always(text):
     (row,) = (row for row in ROWS if text in row.id)
     assert replays.replay(row).worst < 0.0015
 
 
-def test_each_strategy_asks_for_blocks_as_its_library_does() -> None:
+def test_each_strategy_asks_for_blocks_as_its_library_does():
     rows = [row for row in ROWS if "num_gpus" in row.id]
     found = [replays.replay(row) for row in rows if not any(text in row.id for text in NOT_YET)]
     assert {run.written[2].mesh.strategy for run in found} >= {*Strategy} - {

@@ -80,16 +80,12 @@ def why_not(quantization: dict[str, Any], setup: TrainingSetup) -> Refusal | Non
         ({**BNB_4BIT, "llm_int8_skip_modules": ["model.layers.1.mlp"]}, LORA, PACKED_OTHERWISE),
     ],
 )
-def test_untrainable_formats_are_refused_with_their_cause(
-    quantization: dict[str, Any], setup: TrainingSetup, refusal: Refusal
-) -> None:
+def test_untrainable_formats_are_refused_with_their_cause(quantization, setup, refusal):
     assert why_not(quantization, setup) is refusal
 
 
 @pytest.mark.parametrize("setup", [LORA, QLORA, EIGHT_BIT])
-def test_bitsandbytes_weights_stay_quantised_whatever_is_requested(
-    setup: TrainingSetup,
-) -> None:
+def test_bitsandbytes_weights_stay_quantised_whatever_is_requested(setup):
     four, eight = stored(BNB_4BIT), stored(BNB_8BIT)
     for model, asked in ((four, QLORA), (eight, EIGHT_BIT)):
         found = estimate(model, None, setup)
@@ -100,14 +96,14 @@ def test_bitsandbytes_weights_stay_quantised_whatever_is_requested(
         assert any("stay quantised: the run is" in said for said in found.assumptions)
 
 
-def test_double_quantisation_comes_from_the_checkpoint() -> None:
+def test_double_quantisation_comes_from_the_checkpoint():
     twice = stored({**BNB_4BIT, "bnb_4bit_use_double_quant": True})
     assert as_loaded(twice, QLORA).adapters.bnb_4bit_use_double_quant
     assert not as_loaded(stored(BNB_4BIT), QLORA).adapters.bnb_4bit_use_double_quant
     assert need(twice, None, QLORA).high < need(stored(BNB_4BIT), None, QLORA).high
 
 
-def test_a_quantised_checkpoint_loads_without_quantising_again() -> None:
+def test_a_quantised_checkpoint_loads_without_quantising_again():
     model, run = stored(BNB_4BIT), QLORA
     again = load_moment(replace(model, quantization=None), run, 0)
     assert again.name == "packing the largest linear"
@@ -117,9 +113,7 @@ def test_a_quantised_checkpoint_loads_without_quantising_again() -> None:
 
 @pytest.mark.parametrize("quantization", FLOATS)
 @pytest.mark.parametrize("setup", [FULL, LORA])
-def test_dequantised_weights_cost_as_much_as_the_original(
-    quantization: dict[str, Any], setup: TrainingSetup
-) -> None:
+def test_dequantised_weights_cost_as_much_as_the_original(quantization, setup):
     found = estimate(stored(quantization), None, setup)
     plain = estimate(stored(None), None, setup)
     assert found.peak == plain.peak
@@ -135,12 +129,9 @@ def test_dequantised_weights_cost_as_much_as_the_original(
     quantization=st.sampled_from([GPTQ, AWQ, BNB_4BIT, BNB_8BIT, *FLOATS]),
     setup=st.sampled_from([FULL, LORA, QLORA, EIGHT_BIT]),
 )
-def test_no_quantised_checkpoint_is_silently_estimated_at_16_bits(
-    quantization: dict[str, Any], setup: TrainingSetup
-) -> None:
+def test_no_quantised_checkpoint_is_silently_estimated_at_16_bits(quantization, setup):
     """It is refused, or the assumptions name its format; every entry point agrees."""
     model = stored(quantization)
-    assert model.quantization is not None
     why = why_not(quantization, setup)
     if why is None:
         found = estimate(model, None, setup)
@@ -159,7 +150,7 @@ def test_no_quantised_checkpoint_is_silently_estimated_at_16_bits(
         ("openai/gpt-oss-20b", 13_761_264_768),
     ],
 )
-def test_catalogued_checkpoints_have_their_file_sizes(hub_id: str, total_size: int) -> None:
+def test_catalogued_checkpoints_have_their_file_sizes(hub_id, total_size):
     model = catalog.model(hub_id)
     assert checkpoint_bytes(model) == total_size
     setup = replace(LORA, lora_dropout=0.0, lora_target_modules=("q_proj",))
@@ -168,6 +159,6 @@ def test_catalogued_checkpoints_have_their_file_sizes(hub_id: str, total_size: i
         estimate(model, None, replace(setup, method=Method.QLORA))
 
 
-def test_stored_bytes_are_null_if_the_dtype_is_unknown() -> None:
+def test_stored_bytes_are_null_if_the_dtype_is_unknown():
     found = estimate(catalog.model("openai-community/gpt2"), None, FULL)
     assert write_estimate(found)["stored_bytes"] is None

@@ -211,9 +211,7 @@ def kin_of(**given: object) -> tuple[accuracy.SimilarRuns, str]:
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_one_gpu_peaks_are_within_two_percent_in_the_median_and_six_at_most(
-    method,
-):
+def test_one_gpu_peaks_are_within_two_percent_in_the_median_and_six_at_most(method):
     # readings: fms-acceleration's a100_80gb.csv; limits: our own
     found, said = kin_of(model=MISTRAL, gpu="A100-SXM4-80GB", method=method)
     assert found.differs_in == frozenset()
@@ -261,7 +259,7 @@ def test_runs_are_similar_by_method_strategy_family_and_card(given, unlike, word
     assert all(run.setup.adapters.method is Method.QLORA for run in found.runs)
 
 
-def test_similar_runs_share_every_facet_not_listed_as_different() -> None:
+def test_similar_runs_share_every_facet_not_listed_as_different():
     for name, gpu in catalog.gpus().items():
         answer = estimate(catalog.model(LLAMA), gpu, TrainingSetup(method=Method.LORA))
         found = similar_runs(answer)

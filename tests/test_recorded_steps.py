@@ -79,7 +79,7 @@ KEPT = (
 
 
 @pytest.mark.parametrize("keys", KEPT, ids=" ".join)
-def test_host_copies_and_left_overs_of_a_recording_equal_a_fresh_step(keys) -> None:
+def test_host_copies_and_left_overs_of_a_recording_equal_a_fresh_step(keys):
     """Small tensors are not offloaded and a single row is not concatenated; if a guard fails, the step is replayed."""
     model = catalog.model("meta-llama/Llama-3.2-1B")
     setup = TrainingSetup(loss=Loss.CHUNKED_TRL, **keys)
@@ -106,7 +106,7 @@ SHARED = (
 
 
 @pytest.mark.parametrize(("mesh", "keys"), SHARED, ids=lambda one: "-".join(map(str, one.values())))
-def test_setups_that_share_a_plan_play_the_same_step(mesh, keys) -> None:
+def test_setups_that_share_a_plan_play_the_same_step(mesh, keys):
     """Of their own they are played without a plan of others: event by event, and what stage 3 gathers."""
     model = catalog.model("meta-llama/Llama-3.2-1B")
     setup = moments_module.structure(TrainingSetup(**mesh, **keys))
@@ -123,7 +123,7 @@ def test_setups_that_share_a_plan_play_the_same_step(mesh, keys) -> None:
     assert shared.wholes == own.wholes
 
 
-def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cast() -> None:
+def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cast():
     # trl 1.16, kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE is 4,096; a loop that casts nothing allocates nothing
     model = catalog.model("meta-llama/Llama-3.2-1B")
     for keys, records in (
@@ -137,7 +137,7 @@ def test_a_batch_of_more_tiles_is_read_from_the_same_record_unless_a_tile_is_cas
         assert len(list(plan.schedules)) == records
 
 
-def test_numbers_of_gpus_whose_partitions_cut_alike_are_read_from_one_record() -> None:
+def test_numbers_of_gpus_whose_partitions_cut_alike_are_read_from_one_record():
     # the equal adapters of 16 layers are cut between layers; of whole weights, half begins with the embedding
     model = catalog.model("meta-llama/Llama-3.2-1B")
     for method, records in (("lora", 1), ("full", 3)):
@@ -148,7 +148,7 @@ def test_numbers_of_gpus_whose_partitions_cut_alike_are_read_from_one_record() -
         assert len(list(plan.schedules)) == records
 
 
-def test_a_tape_is_gone_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tape_is_gone_once_it_is_recorded(monkeypatch):
     tapes = []
     program = moments_module.Program
 

@@ -12,18 +12,18 @@ from estimator.values.records import Record
 from estimator.values.strategies import Strategy
 
 
-def test_a_fact_that_nobody_asks_for_is_refused() -> None:
+def test_a_fact_that_nobody_asks_for_is_refused():
     with pytest.raises(AssertionError, match="lemon has facts"):
         Record("Fruit", [("LEMON", ("lemon", {"is_sour": True}))])
 
 
-def test_a_word_stays_one_object() -> None:
+def test_a_word_stays_one_object():
     # members are compared by identity, also after a process has sent them to another
     assert pickle.loads(pickle.dumps(Strategy.HSDP)) is Strategy("hsdp") is Strategy.HSDP
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_what_a_strategy_shards_holds_together(strategy: Strategy) -> None:
+def test_what_a_strategy_shards_holds_together(strategy):
     """Rajbhandari et al. 2020, arXiv:1910.02054, figure 1: states, then gradients too, then weights too."""
     sharded = [strategy.shards_states, strategy.shards_gradients, strategy.shards_weights]
     assert sharded == sorted(sharded, reverse=True)
@@ -37,7 +37,7 @@ def test_what_a_strategy_shards_holds_together(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("objective", Objective)
-def test_what_is_known_of_an_objective_holds_together(objective: Objective) -> None:
+def test_what_is_known_of_an_objective_holds_together(objective):
     assert (objective.usual_loss_type in objective.loss_types) == bool(objective.loss_types)
     # a weight is a reference's, or ORPO's, of which that is the point (Hong et al. 2024, arXiv:2403.07691)
     assert (objective.beta is not None) == (objective.has_reference or objective.prepares_base)
@@ -49,7 +49,7 @@ def test_what_is_known_of_an_objective_holds_together(objective: Objective) -> N
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_a_loss_computes_the_logits_in_one_way(loss: Loss) -> None:
+def test_a_loss_computes_the_logits_in_one_way(loss):
     ways = loss.takes_whole_logits, loss.fuses_gradient, loss.tiles_logits, loss.chunks_sequence
     assert [*ways, loss.selects].count(True) == 1
     # a fused loss reads the head's weight by itself: trl 1.16, trainer/utils.py, add_fused_lm_head

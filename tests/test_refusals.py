@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -56,7 +55,7 @@ REFUSED = [
 
 
 @for_each("row", REFUSED)
-def test_a_setup_that_cannot_run_gets_its_one_sentence(row: dict[str, Any]) -> None:
+def test_a_setup_that_cannot_run_gets_its_one_sentence(row):
     """``says`` is part of the sentence; an ellipsis stands for anything."""
     reading = read_setup(row["setup"])
     said = list(reading.problems)
@@ -73,8 +72,6 @@ def test_a_setup_that_cannot_run_gets_its_one_sentence(row: dict[str, Any]) -> N
 
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("refusals", ROOT / "docs/generate_refusals.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -94,7 +91,7 @@ def raises(path: Path) -> Iterator[tuple[str, ast.Raise]]:
 
 
 @for_each("path", MODULES)
-def test_every_refusal_has_a_record(path: Path) -> None:
+def test_every_refusal_has_a_record(path):
     known = INPUT | OF_OURS | ANSWERED_WITH | BUILT
     for name, node in raises(path):
         is_record = name.isupper() or name == "record"
@@ -105,7 +102,7 @@ def test_every_refusal_has_a_record(path: Path) -> None:
 
 
 @for_each("path", MODULES)
-def test_input_errors_blame_neither_a_limit_nor_a_library(path: Path) -> None:
+def test_input_errors_blame_neither_a_limit_nor_a_library(path):
     for name, node in raises(path):
         # a tool's name in a list of tools is not a reason
         if "documents.py" in path.name or name not in INPUT or not isinstance(node.exc, ast.Call):
@@ -119,7 +116,7 @@ def test_input_errors_blame_neither_a_limit_nor_a_library(path: Path) -> None:
         assert found is None, f"{path.name}:{node.lineno} says {found[0]!r}: declare a Refusal"
 
 
-def test_every_declared_refusal_is_raised() -> None:
+def test_every_declared_refusal_is_raised():
     used = {name for path in MODULES for name, _ in raises(path)}
     texts = "".join(path.read_text(encoding="utf-8") for path in MODULES)
     declared = set(re.findall(r"^([A-Z_0-9]+) = Refusal\(", texts, re.M))
@@ -128,12 +125,12 @@ def test_every_declared_refusal_is_raised() -> None:
     assert declared <= used | through_a_name
 
 
-def test_docs_list_exactly_the_declared_refusals() -> None:
+def test_docs_list_exactly_the_declared_refusals():
     written = (ROOT / "docs" / "refusals.md").read_text(encoding="utf-8")
     assert written == GENERATOR.render(), "docs/refusals.md is behind the code; run `make docs`"
 
 
-def test_only_unmodelled_setups_are_called_not_modelled() -> None:
+def test_only_unmodelled_setups_are_called_not_modelled():
     listed = [record for _, record in GENERATOR.refusals()]
     assert len(listed) > 70
     for refusal in listed:
@@ -144,7 +141,7 @@ def test_only_unmodelled_setups_are_called_not_modelled() -> None:
             assert refusal.cause.library in LIBRARIES
 
 
-def test_calling_a_record_makes_an_error_that_carries_it() -> None:
+def test_calling_a_record_makes_an_error_that_carries_it():
     record = Refusal("strategy {strategy} is not modelled yet.", NOT_MODELLED)
     error = record(strategy=Strategy.HSDP)
     assert isinstance(error, RefusedError)
@@ -152,14 +149,13 @@ def test_calling_a_record_makes_an_error_that_carries_it() -> None:
     assert (str(error), error.refusal) == ("strategy hsdp is not modelled yet.", record)
 
 
-def test_rules_pass_on_their_cause() -> None:
+def test_rules_pass_on_their_cause():
     crossed = refused(TrainingSetup(num_gpus=2))
-    assert crossed is not None
     assert crossed.refusal.cause is CONTRADICTION
     assert crossed.refusal in [rule.refusal for rule in RULES]
 
 
-def test_refusing_16_bit_weights_under_deepspeed_does_not_blame_it() -> None:
+def test_refusing_16_bit_weights_under_deepspeed_does_not_blame_it():
     """DeepSpeed 0.19.6, runtime/engine.py, ``__check_params`` returns before it checks a dtype."""
     setup = {"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no", "dtype": "bfloat16"}
     (problem,) = [
@@ -168,7 +164,7 @@ def test_refusing_16_bit_weights_under_deepspeed_does_not_blame_it() -> None:
     assert "is not modelled yet" in problem
 
 
-def test_an_input_error_is_not_a_refusal() -> None:
+def test_an_input_error_is_not_a_refusal():
     with pytest.raises(InputError):
         TrainingSetup(method=Method.LORA, lora_dropout=1.0)
     assert not issubclass(InputError, RefusedError)
@@ -182,9 +178,7 @@ def test_an_input_error_is_not_a_refusal() -> None:
         ("attn_implementation", "flex_attention", NOT_MODELLED),
     ],
 )
-def test_a_key_passes_on_the_record_of_its_values_refusal(
-    key: str, value: str, cause: object
-) -> None:
+def test_a_key_passes_on_the_record_of_its_values_refusal(key, value, cause):
     with pytest.raises(RefusedError, match=f"^{key} ") as refused:
         BY_NAME[key].read(value)
     assert refused.value.refusal.cause is cause

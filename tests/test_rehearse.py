@@ -104,7 +104,7 @@ def said(run: Rehearsed, beside: Beside | None = None) -> str:
     return describe(answer(run, beside))
 
 
-def test_a_run_that_took_its_steps_fits_and_shows_each_phases_peak() -> None:
+def test_a_run_that_took_its_steps_fits_and_shows_each_phases_peak():
     run = read(REPORT)
     assert status_of(run) == 0
     text = said(run)
@@ -114,7 +114,7 @@ def test_a_run_that_took_its_steps_fits_and_shows_each_phases_peak() -> None:
     assert rows["loading"] == ["2.00", "-"]
 
 
-def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
+def test_a_run_without_memory_names_the_line_the_phase_and_the_size():
     report = {
         **REPORT,
         "steps": 0,
@@ -148,22 +148,20 @@ def test_a_run_without_memory_names_the_line_the_phase_and_the_size() -> None:
         ),
     ],
 )
-def test_of_a_run_that_failed_or_never_stepped_nothing_is_said(
-    changed: dict[str, Any], sentence: str
-) -> None:
+def test_of_a_run_that_failed_or_never_stepped_nothing_is_said(changed, sentence):
     run = read({**REPORT, **changed})
     assert status_of(run) == 2
     assert sentence in said(run)
     assert as_json(answer(run))["fits"] is None
 
 
-def test_memory_that_the_script_gets_by_without_is_no_death() -> None:
+def test_memory_that_the_script_gets_by_without_is_no_death():
     run = read({**REPORT, "out_of_memory": [RAN_OUT]})
     assert status_of(run) == 0
     assert "Memory ran out 1 times, which the script caught: step 1's backward" in said(run)
 
 
-def test_the_rank_that_ran_out_decides() -> None:
+def test_the_rank_that_ran_out_decides():
     fuller = read({**REPORT, "rank": 1, "phases": [peak("forward", 1, 20)]})
     dead = {"ended": "exception", "exception": "OutOfMemoryError: CUDA", "out_of_memory": [RAN_OUT]}
     assert decisive([read(REPORT), fuller]).rank == 1
@@ -173,14 +171,12 @@ def test_the_rank_that_ran_out_decides() -> None:
 KEYS = {"model": "openai-community/gpt2", "max_length": 512, "per_device_train_batch_size": 1}
 
 
-def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_named() -> None:
+def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_named():
     found = beside(read({**REPORT, "keys": KEYS}), CARD.name)
-    assert found.estimate is not None
     assert found.estimate.gpu == CARD
     text = said(read({**REPORT, "keys": KEYS}), found)
     assert " %:\n" in text
     allocated = found.allocated
-    assert allocated is not None
     alike = {"phase": "backward", "step": 1, "device": 0, "reserved": 0, "held": 2 * allocated}
     report = {**REPORT, "steps": 1, "phases": [{**alike, "allocated": allocated * 1.005}]}
     assert " allocated, -0.5 %: they agree." in said(read(report), found)
@@ -190,7 +186,7 @@ def test_the_live_trainers_estimate_stands_beside_and_the_phase_that_differs_is_
     assert "they agree" not in said(read(report), found)
 
 
-def test_where_vllm_sleeps_the_peaks_are_what_the_card_held() -> None:
+def test_where_vllm_sleeps_the_peaks_are_what_the_card_held():
     """PyTorch counts 10 GiB in the backward pass, of which vLLM has given four back to the card."""
     asleep = [peak("loading", 0, 2), {**peak("backward", 1, 10), "held": 6 * GIB}]
     run = read({**REPORT, "phases": asleep})
@@ -203,7 +199,7 @@ def test_where_vllm_sleeps_the_peaks_are_what_the_card_held() -> None:
     assert "vLLM" not in said(awake)
 
 
-def test_the_estimate_beside_a_vllm_that_sleeps_is_the_highest_of_all_moments() -> None:
+def test_the_estimate_beside_a_vllm_that_sleeps_is_the_highest_of_all_moments():
     """Awake it has half of the card as it generates; in the step it has nothing."""
     keys = {
         **KEYS,
@@ -216,21 +212,17 @@ def test_the_estimate_beside_a_vllm_that_sleeps_is_the_highest_of_all_moments() 
     }
     found = beside(read({**REPORT, "keys": {**keys, "vllm_enable_sleep_mode": True}}), CARD.name)
     assert found.problem == ""
-    assert found.allocated is not None
-    assert found.estimate is not None
     assert found.allocated > found.estimate.peak.bytes
     assert found.allocated > 0.5 * CARD.memory_bytes
 
 
-def test_an_evaluation_that_no_rehearsal_reaches_stands_apart() -> None:
+def test_an_evaluation_that_no_rehearsal_reaches_stands_apart():
     """64 rows are evaluated at once: the steps' estimate stays, and the other is said."""
     plain = beside(read({**REPORT, "keys": KEYS}), CARD.name)
     keys = {**KEYS, "eval_strategy": "steps", "per_device_eval_batch_size": 64}
     found = beside(read({**REPORT, "keys": keys}), CARD.name)
     assert (found.allocated, found.phases) == (plain.allocated, plain.phases)
     assert plain.evaluated is None
-    assert found.evaluated is not None
-    assert found.allocated is not None
     assert found.evaluated > found.allocated
     assert "Its evaluations are not rehearsed; with them the estimate is" in said(
         read(REPORT), found
@@ -275,7 +267,7 @@ RUN = recorded(
 )
 
 
-def test_the_peak_is_told_apart_by_when_its_tensors_were_made_and_how_long_they_stayed() -> None:
+def test_the_peak_is_told_apart_by_when_its_tensors_were_made_and_how_long_they_stayed():
     run = read(RUN)
     # of MiB alive: 100, 140, 170, 234, 170, 178, 228, 198, 238 (the peak), 198
     assert {name: kind.bytes // MIB for name, kind in run.ledger.items()} == {
@@ -289,9 +281,7 @@ def test_the_peak_is_told_apart_by_when_its_tensors_were_made_and_how_long_they_
     assert "0.04 GiB, made at train.py:12 `outputs = model(x)`." in said(run)
 
 
-def test_looking_for_tensors_in_a_variable_runs_none_of_its_own_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_looking_for_tensors_in_a_variable_runs_none_of_its_own_code(monkeypatch):
     """transformers' mappings of models import each as their values are asked for."""
 
     class Tensor:
@@ -310,11 +300,10 @@ def test_looking_for_tensors_in_a_variable_runs_none_of_its_own_code(
     assert [*asked._addresses(Lazy(outputs=[Tensor()]))] == [7]
 
 
-def test_the_least_memory_is_that_on_which_the_same_requests_go_through() -> None:
+def test_the_least_memory_is_that_on_which_the_same_requests_go_through():
     """Requests of 10 MiB or more have segments of their own, 100, 40, 30 and 64. The workspace and the states share the
     64. For the second 40 none is free: on a full card the gradients' 30 go back first."""
     least = read(RUN).least
-    assert least is not None
     assert 0 <= least - (100 + 40 + 64 + 40) * MIB < MIB
     assert "is 0.24 GiB; the smallest card with it: " in needed(answer(read(RUN)))
     idle = {
@@ -335,7 +324,7 @@ def test_the_least_memory_is_that_on_which_the_same_requests_go_through() -> Non
     assert read({**RUN, "asked": {**RUN["asked"], "devices": [cut]}}).least is None
 
 
-def test_a_run_that_dies_is_told_what_it_needs_by_the_same_with_memory_to_spare() -> None:
+def test_a_run_that_dies_is_told_what_it_needs_by_the_same_with_memory_to_spare():
     dead = read(
         {
             **RUN,
@@ -367,19 +356,19 @@ def test_a_run_that_dies_is_told_what_it_needs_by_the_same_with_memory_to_spare(
         (["--gpu", "L4", "--", "no-such-program"], "no-such-program is not found"),
     ],
 )
-def test_a_wrong_request_gets_a_sentence(arguments: list[str], sentence: str) -> None:
+def test_a_wrong_request_gets_a_sentence(arguments, sentence):
     with pytest.raises(InputError, match=sentence):
         command.run(arguments, io.StringIO())
 
 
-def test_the_card_is_told_as_the_driver_would_report_it() -> None:
+def test_the_card_is_told_as_the_driver_would_report_it():
     card_of_two = told(*card_named("2x A100-SXM4-80GB"))
     assert card_of_two["NULL_DEVICES"] == "2"
     assert card_of_two["NULL_CAPABILITY"] == "80"
     assert int(card_of_two["NULL_MEMORY"]) < int(card_of_two["NULL_TOTAL"])
 
 
-def test_the_users_environment_stays_but_for_the_cards_of_the_machine() -> None:
+def test_the_users_environment_stays_but_for_the_cards_of_the_machine():
     own = {"PYTHONPATH": "/theirs", "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": ""}
     found = running.environment(own, {}, "/reports", 4, read_weights=False)
     assert found["PYTHONPATH"] == os.pathsep.join([str(running.ON_PATH), "/theirs"])
@@ -387,9 +376,7 @@ def test_the_users_environment_stays_but_for_the_cards_of_the_machine() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in found
 
 
-def test_python_begins_as_ever_and_a_command_without_torch_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_begins_as_ever_and_a_command_without_torch_is_told_apart(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'began')!r}, 'w')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (tmp_path / "said").open("w") as said, monkeypatch.context() as context:
@@ -399,7 +386,7 @@ def test_python_begins_as_ever_and_a_command_without_torch_is_told_apart(
     assert (tmp_path / "began").exists()
 
 
-def test_values_that_the_script_reads_are_listed_with_how_to_say_others() -> None:
+def test_values_that_the_script_reads_are_listed_with_how_to_say_others():
     text = said(read({**REPORT, "reads": {"train.py:12 `if loss.item() < 1:`": 0.0}}))
     assert "reads these values of the card (--value FILE:LINE=VALUE says another)" in text
     assert "- train.py:12 `if loss.item() < 1:`: 0.0" in text
@@ -412,9 +399,7 @@ class _Ended(Exception):
     pass
 
 
-def test_a_line_that_reads_on_and_on_while_no_step_is_taken_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_line_that_reads_on_and_on_while_no_step_is_taken_ends_the_run(monkeypatch):
     here = record.RunRecord()
     monkeypatch.setattr(computed, "here", here)
     monkeypatch.setattr(computed, "MOST_READS", 3)
@@ -433,7 +418,7 @@ def test_a_line_that_reads_on_and_on_while_no_step_is_taken_ends_the_run(
     assert here.exception.startswith("a loop that waits for a value: train.py:12 `loss.backward()`")
 
 
-def test_longer_rows_come_first_where_rows_are_drawn_at_random() -> None:
+def test_longer_rows_come_first_where_rows_are_drawn_at_random():
     rows = [{"input_ids": [1] * length} for length in (3, 9, 5)]
 
     class RandomSampler:
@@ -467,8 +452,8 @@ def _refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_torch_that_cannot_be_rehearsed_is_refused_in_a_sentence(
-    version: str, cuda: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    version, cuda, sentence, tmp_path, monkeypatch
+):
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "version.py").write_text(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
@@ -497,7 +482,7 @@ def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
         yield ctypes.CDLL(str(library))
 
 
-def test_nvml_says_what_the_card_is(null: ctypes.CDLL) -> None:
+def test_nvml_says_what_the_card_is(null):
     """vLLM asks it, before it asks torch, whether there is a card."""
     assert null.nvmlInitWithFlags(0) == 0
     count, device = ctypes.c_uint(), ctypes.c_void_p()
@@ -515,7 +500,7 @@ def test_nvml_says_what_the_card_is(null: ctypes.CDLL) -> None:
     assert [*memory] == [1000 * MIB, 990 * MIB, 10 * MIB]
 
 
-def test_a_stream_is_capturing_from_the_begin_to_the_end_of_a_graph(null: ctypes.CDLL) -> None:
+def test_a_stream_is_capturing_from_the_begin_to_the_end_of_a_graph(null):
     stream, other, graph = ctypes.c_void_p(1), ctypes.c_void_p(2), ctypes.c_void_p()
     status, id_of = ctypes.c_int(), ctypes.c_ulonglong()
 
@@ -533,7 +518,7 @@ def test_a_stream_is_capturing_from_the_begin_to_the_end_of_a_graph(null: ctypes
     assert not is_capturing(stream)
 
 
-def test_the_most_that_a_card_held_is_told_phase_by_phase(null: ctypes.CDLL) -> None:
+def test_the_most_that_a_card_held_is_told_phase_by_phase(null):
     null.null_take_most.restype = ctypes.c_size_t
     large, small = ctypes.c_void_p(), ctypes.c_void_p()
     null.cudaMalloc(ctypes.byref(large), ctypes.c_size_t(6 * MIB))
@@ -544,25 +529,21 @@ def test_the_most_that_a_card_held_is_told_phase_by_phase(null: ctypes.CDLL) -> 
     null.cudaFree(small)
 
 
-def test_vllm_makes_its_weights_from_the_config_unless_they_are_to_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllm_makes_its_weights_from_the_config_unless_they_are_to_be_read(monkeypatch):
     monkeypatch.setattr(record, "here", record.RunRecord())
     ways = {"auto": "reads", "safetensors": "reads", "dummy": "makes", "sharded_state": "reads"}
     loaders = SimpleNamespace(_LOAD_FORMAT_TO_MODEL_LOADER={**ways, "hf": "reads"})
     monkeypatch.setenv("HEADROOM_READ_WEIGHTS", "1")
-    weights.load_nothing(loaders)  # type: ignore[arg-type]
+    weights.load_nothing(loaders)
     assert loaders._LOAD_FORMAT_TO_MODEL_LOADER["auto"] == "reads"
     monkeypatch.setenv("HEADROOM_READ_WEIGHTS", "0")
-    weights.load_nothing(loaders)  # type: ignore[arg-type]
+    weights.load_nothing(loaders)
     made = {name for name, way in loaders._LOAD_FORMAT_TO_MODEL_LOADER.items() if way == "makes"}
     assert {"auto", "hf", "safetensors"} <= made
     assert "sharded_state" not in made
 
 
-def test_a_vllm_server_that_is_not_there_answers_with_tokens_of_zeros(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_vllm_server_that_is_not_there_answers_with_tokens_of_zeros(monkeypatch):
     monkeypatch.setattr(record, "here", record.RunRecord())
     asked: list[str] = []
     client: Any = type("VLLMClient", (), dict.fromkeys(server.SENDERS, asked.append))
@@ -584,9 +565,7 @@ def test_a_vllm_server_that_is_not_there_answers_with_tokens_of_zeros(
     assert not hasattr(others.VLLMClient, "_post")
 
 
-def test_ranks_exchange_objects_by_the_store_at_which_they_met(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_exchange_objects_by_the_store_at_which_they_met(monkeypatch):
     """Twice: the second exchange does not find the first one's objects."""
     kept: dict[str, bytes] = {}
     store = SimpleNamespace(set=kept.__setitem__, get=kept.__getitem__)
@@ -611,7 +590,7 @@ def test_ranks_exchange_objects_by_the_store_at_which_they_met(
     assert ranks.exchanged(rank(0), "mine", group) == ["mine", "mine"]
 
 
-def test_flashinfers_kernels_are_not_compiled_and_its_plans_are_there() -> None:
+def test_flashinfers_kernels_are_not_compiled_and_its_plans_are_there():
     """vLLM on a B200 attends by them; before it calls a kernel it asserts that there is a plan."""
 
     class JitSpec:
@@ -641,7 +620,7 @@ class _Counters:
         return {kind: {"all": {"peak": self.peak}} for kind in record.Peaks.KINDS}
 
 
-def test_phases_and_the_scripts_own_readings_do_not_disturb_each_other() -> None:
+def test_phases_and_the_scripts_own_readings_do_not_disturb_each_other():
     counters = _Counters()
     c = SimpleNamespace(_cuda_resetPeakMemoryStats=counters.reset, _cuda_memoryStats=counters.read)
     peaks = record.Peaks(c)
@@ -662,7 +641,7 @@ def test_phases_and_the_scripts_own_readings_do_not_disturb_each_other() -> None
     assert peaks.take(0) == (40, 40)  # nor does the script's reset hide a phase's peak
 
 
-def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch):
     here = record.RunRecord()
     peaks = SimpleNamespace(take=lambda device: (1, 1))
     here.torch = SimpleNamespace(
@@ -684,9 +663,7 @@ def test_a_step_ends_where_the_next_forward_pass_begins(monkeypatch: pytest.Monk
     assert here.step == 2
 
 
-def test_weights_of_zeros_are_written_over_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_zeros_are_written_over_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "here", record.RunRecord())
     written: list[object] = []
     torch = SimpleNamespace(save=lambda what, where: written.append(where))
@@ -702,13 +679,13 @@ def test_weights_of_zeros_are_written_over_no_file(
     assert [*record.here.notes] == ["torch.save is not done in a rehearsal: the weights are zeros."]
 
 
-def test_what_runs_in_the_users_process_imports_no_library() -> None:
+def test_what_runs_in_the_users_process_imports_no_library():
     code = "from estimator.rehearse.on_path.headroom_inside import begin; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "estimator.preflight"} & {*done.stdout.split()}
 
 
-def test_the_link_opens_the_trainers_setup_with_the_rehearsals_peaks() -> None:
+def test_the_link_opens_the_trainers_setup_with_the_rehearsals_peaks():
     keys = {**KEYS, "eval_strategy": "steps"}
     run = read({**REPORT, "keys": keys})
     found = RehearsalAnswer(
@@ -729,14 +706,14 @@ def test_the_link_opens_the_trainers_setup_with_the_rehearsals_peaks() -> None:
     assert link(answer(read(REPORT))) == ""  # without an estimate
 
 
-def test_the_answer_as_json_is_one_object() -> None:
+def test_the_answer_as_json_is_one_object():
     assert json.loads(json.dumps(as_json(answer(read(REPORT)))))["fits"] is True
 
 
 TABLE = Path(__file__).parents[1] / "data" / "rehearsed.csv"
 
 
-def test_rehearsed_public_scripts_agree_with_their_estimates_or_say_of_what_they_differ() -> None:
+def test_rehearsed_public_scripts_agree_with_their_estimates_or_say_of_what_they_differ():
     """data/rehearsed.csv, played with PyTorch's CUDA build on a card that is not there."""
     rows = [*csv.DictReader(TABLE.read_text("utf-8").splitlines())]
     through = [row for row in rows if row["status"] == "0"]
@@ -751,9 +728,7 @@ def test_rehearsed_public_scripts_agree_with_their_estimates_or_say_of_what_they
     ("optim", "codes"),
     [(Optimizer.ADAMW_TORCH_8BIT, 4096 * 64), (Optimizer.ADAMW_TORCH_4BIT, 4096 * 32)],
 )
-def test_a_low_bit_step_takes_what_the_estimate_takes(
-    monkeypatch: pytest.MonkeyPatch, optim: Optimizer, codes: int
-) -> None:
+def test_a_low_bit_step_takes_what_the_estimate_takes(monkeypatch, optim, codes):
     taken: list[int] = []
     torch = SimpleNamespace(
         float32=4,

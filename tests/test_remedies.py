@@ -110,7 +110,7 @@ def tokens_of_a_step(setup: TrainingSetup) -> int:
 
 
 @pytest.mark.parametrize("name", DYING)
-def test_a_dying_config_is_mended_by_what_is_free_and_its_file_says_so(name: str) -> None:
+def test_a_dying_config_is_mended_by_what_is_free_and_its_file_says_so(name):
     files = {name: DYING[name]}
     model, card, setup = parse({**read_files(files).rows, "gpu": CARD.name})
     before = estimate(model, card, setup)
@@ -139,7 +139,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", ["RTX 3060 12GB", "L4"])
 @pytest.mark.parametrize("keys", CASES, ids=str)
-def test_no_method_step_or_card_changes_where_a_free_combination_fits(keys, name) -> None:
+def test_no_method_step_or_card_changes_where_a_free_combination_fits(keys, name):
     model, card, setup = (
         catalog.model("Qwen/Qwen2.5-1.5B"),
         catalog.gpu(name),
@@ -164,7 +164,7 @@ def test_no_method_step_or_card_changes_where_a_free_combination_fits(keys, name
     assert proposed
 
 
-def test_as_many_free_changes_come_together_as_it_takes() -> None:
+def test_as_many_free_changes_come_together_as_it_takes():
     # in eager attention, with whole logits and activations, three changes are not enough
     setup = replace(
         LORA,
@@ -173,14 +173,12 @@ def test_as_many_free_changes_come_together_as_it_takes() -> None:
         max_length=8192,
     )
     first = cheapest_change(estimate(LLAMA, CARD, setup))
-    assert first is not None
     assert first.keys.keys() <= FREE
 
 
-def test_packed_rows_are_shortened_before_the_method_changes() -> None:
+def test_packed_rows_are_shortened_before_the_method_changes():
     setup = replace(LORA, packing=True, max_length=65_536, attn_implementation="flash_attention_2")
     first = cheapest_change(estimate(LLAMA, CARD, setup))
-    assert first is not None
     after = replace(setup, **first.keys)
     assert after.batch.max_length < setup.batch.max_length
     assert tokens_of_a_step(after) == tokens_of_a_step(setup)
@@ -191,7 +189,7 @@ def test_packed_rows_are_shortened_before_the_method_changes() -> None:
     assert other is None or "max_length" not in other.keys
 
 
-def test_the_best_way_is_one_however_the_batch_is_split() -> None:
+def test_the_best_way_is_one_however_the_batch_is_split():
     # 8 x 4,096 tokens an optimizer step of an 8B on 24 GB
     ways = [
         best_way(
@@ -208,7 +206,7 @@ def test_the_best_way_is_one_however_the_batch_is_split() -> None:
     assert not holds(LLAMA, CARD, replace(setup, **more, gradient_accumulation_steps=1))
 
 
-def test_a_batch_of_negatives_is_not_split_and_what_is_generated_at_once_stays() -> None:
+def test_a_batch_of_negatives_is_not_split_and_what_is_generated_at_once_stays():
     embedding = TrainingSetup(objective="embedding", per_device_train_batch_size=8)
     assert [split["per_device_train_batch_size"] for split in splits(embedding)] == [8]
     grpo = TrainingSetup(
@@ -218,7 +216,7 @@ def test_a_batch_of_negatives_is_not_split_and_what_is_generated_at_once_stays()
         assert split["per_device_train_batch_size"] * split["steps_per_generation"] == 16
 
 
-def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -> None:
+def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib():
     setup = TrainingSetup(
         method=Method.FULL,
         max_length=2048,
@@ -246,7 +244,7 @@ def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib() -
     )
 
 
-def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:
+def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over():
     """A group of five has no half in rows of two, and completions of 64 tokens are not shortened."""
     group = TrainingSetup(
         objective=Objective.GRPO,
@@ -259,5 +257,4 @@ def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over() -> None:
     )
     small = replace(catalog.gpu("L4"), memory_bytes=3 * 2**29)
     found = cheapest_change(estimate(catalog.model("openai-community/gpt2"), small, group))
-    assert found is not None
     assert found.keys["method"] is Method.LORA

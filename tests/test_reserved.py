@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from html import unescape
 from statistics import median
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -80,7 +79,7 @@ class Card:
         return self.played.reserved
 
 
-def test_an_emptied_cache_keeps_the_segments_that_are_in_use() -> None:
+def test_an_emptied_cache_keeps_the_segments_that_are_in_use():
     for empties in (False, True):
         card = Card()
         whole, cut = card.take(100 * MIB), card.take(100 * MIB)
@@ -94,7 +93,7 @@ def test_an_emptied_cache_keeps_the_segments_that_are_in_use() -> None:
         assert card.reserved == (220 * MIB if empties else 320 * MIB)
 
 
-def test_small_tensors_share_segments_of_2_mib() -> None:
+def test_small_tensors_share_segments_of_2_mib():
     card = Card()
     for _ in range(4096):  # 512 bytes each, 2 MiB together
         card.take(512)
@@ -103,7 +102,7 @@ def test_small_tensors_share_segments_of_2_mib() -> None:
     assert card.reserved == 4 * MIB
 
 
-def test_a_tensor_of_1_mib_is_still_small() -> None:
+def test_a_tensor_of_1_mib_is_still_small():
     # torch 2.13, CUDACachingAllocator.cpp, get_allocation_size: size <= kSmallSize, 1,048,576
     # and of kMinLargeAlloc, 10 MiB, and more a segment of its own, in whole 2 MiB
     sizes = {512: 2, MIB: 2, MIB + 512: 20, 10 * MIB - 512: 20, 10 * MIB: 10, 11 * MIB + 512: 12}
@@ -113,7 +112,7 @@ def test_a_tensor_of_1_mib_is_still_small() -> None:
         assert card.reserved == segment * MIB
 
 
-def test_blocks_below_10_mib_are_cut_from_segments_of_20() -> None:
+def test_blocks_below_10_mib_are_cut_from_segments_of_20():
     card = Card()
     for _ in range(3):  # 2 MiB are left
         card.take(6 * MIB)
@@ -122,7 +121,7 @@ def test_blocks_below_10_mib_are_cut_from_segments_of_20() -> None:
     assert card.reserved == 40 * MIB
 
 
-def test_a_block_keeps_what_remains_of_it_up_to_1_mib() -> None:
+def test_a_block_keeps_what_remains_of_it_up_to_1_mib():
     # CUDACachingAllocator.cpp, should_split: remaining > kSmallSize; a segment of 22 MiB, of which 1 MiB is left
     card = Card()
     card.take(21 * MIB)
@@ -131,7 +130,7 @@ def test_a_block_keeps_what_remains_of_it_up_to_1_mib() -> None:
     assert card.played[:2] == (42 * MIB + 512, 44 * MIB)
 
 
-def test_a_freed_block_is_split_and_merged_again() -> None:
+def test_a_freed_block_is_split_and_merged_again():
     card = Card()
     card.give(card.take(100 * MIB))
     first, second = card.take(30 * MIB), card.take(70 * MIB)
@@ -142,7 +141,7 @@ def test_a_freed_block_is_split_and_merged_again() -> None:
     assert card.reserved == 100 * MIB
 
 
-def test_a_live_block_prevents_merging_its_neighbours() -> None:
+def test_a_live_block_prevents_merging_its_neighbours():
     card = Card()
     tensors = [card.take(size * MIB) for size in (40, 2, 40)]
     card.give(tensors[0])
@@ -152,14 +151,14 @@ def test_a_live_block_prevents_merging_its_neighbours() -> None:
     assert card.reserved == (40 + 20 + 40 + 60) * MIB
 
 
-def test_each_stream_has_its_own_blocks() -> None:
+def test_each_stream_has_its_own_blocks():
     card = Card()
     card.give(card.take(50 * MIB, 0))
     card.take(50 * MIB, 3)
     assert card.reserved == 100 * MIB
 
 
-def test_a_full_card_gives_wholly_free_segments_back_and_dies_where_that_is_not_enough() -> None:
+def test_a_full_card_gives_wholly_free_segments_back_and_dies_where_that_is_not_enough():
     card = Card(limit=100 * MIB)
     card.give(card.take(80 * MIB))
     card.take(90 * MIB)
@@ -168,7 +167,7 @@ def test_a_full_card_gives_wholly_free_segments_back_and_dies_where_that_is_not_
     assert card.played == Played(90 * MIB, 90 * MIB, 0, 0, 3)
 
 
-def test_an_expandable_segment_grows_by_pages_where_it_ends() -> None:
+def test_an_expandable_segment_grows_by_pages_where_it_ends():
     card = Card(expandable=True)
     first = card.take(30 * MIB)
     assert card.played[:2] == (30 * MIB, 40 * MIB)  # two pages of 20 MiB
@@ -179,7 +178,7 @@ def test_an_expandable_segment_grows_by_pages_where_it_ends() -> None:
     assert card.reserved == 62 * MIB
 
 
-def test_what_is_free_at_the_end_of_an_expandable_segment_is_grown() -> None:
+def test_what_is_free_at_the_end_of_an_expandable_segment_is_grown():
     for expandable, reserved in ((False, 160), (True, 120)):
         card = Card(expandable=expandable)
         card.give(card.take(100 * MIB))
@@ -188,14 +187,14 @@ def test_what_is_free_at_the_end_of_an_expandable_segment_is_grown() -> None:
         assert card.reserved == reserved * MIB
 
 
-def test_an_expandable_segment_splits_to_512_bytes() -> None:
+def test_an_expandable_segment_splits_to_512_bytes():
     card = Card(expandable=True)
     card.give(card.take(38 * MIB))
     card.take(39 * MIB + 512)  # of 40 MiB: a plain segment's block would keep the rest
     assert card.played[:2] == (39 * MIB + 512, 40 * MIB)
 
 
-def test_the_block_that_can_grow_is_taken_last() -> None:
+def test_the_block_that_can_grow_is_taken_last():
     card = Card(expandable=True)
     hole = card.take(40 * MIB)
     card.take(20 * MIB)
@@ -207,7 +206,7 @@ def test_the_block_that_can_grow_is_taken_last() -> None:
     assert card.reserved == (40 + 20 + 80) * MIB
 
 
-def test_a_full_card_takes_free_pages_from_within_an_expandable_segment() -> None:
+def test_a_full_card_takes_free_pages_from_within_an_expandable_segment():
     def run(limit: int) -> Played:
         card = Card(limit, expandable=True)
         tensors = [card.take(20 * MIB) for _ in range(5)]
@@ -220,7 +219,7 @@ def test_a_full_card_takes_free_pages_from_within_an_expandable_segment() -> Non
     assert run(99 * MIB).died == 0
 
 
-def test_the_block_that_warms_the_cache_up_leaves_1_2_gib_of_the_card() -> None:
+def test_the_block_that_warms_the_cache_up_leaves_1_2_gib_of_the_card():
     # transformers 5.23, caching_allocator_warmup: of 4,096 MiB 2,867.2, in whole 2 MiB
     log = log_of([[Request(TAKE, 0, 3 * 2**30), Request(GIVE, 0)]], [(0, 1)])._replace(
         warms_up=True
@@ -229,7 +228,7 @@ def test_the_block_that_warms_the_cache_up_leaves_1_2_gib_of_the_card() -> None:
     assert play(log, 4 * 2**30).reserved == 2868 * MIB
 
 
-def test_a_block_above_the_largest_that_is_split_serves_requests_as_large() -> None:
+def test_a_block_above_the_largest_that_is_split_serves_requests_as_large():
     # PyTorch's own allocator with max_split_size_mb:128 (torch 2.13 on a null GPU), MiB reserved after each request
     card = Card(max_split=128 * MIB)
     card.give(card.take(200 * MIB))
@@ -247,9 +246,7 @@ def test_a_block_above_the_largest_that_is_split_serves_requests_as_large() -> N
     [((150, 285, 385), 850), ((500, 185, 85), 800)],
     ids=["the smallest that is large enough", "the largest ones until they are enough"],
 )
-def test_a_full_card_gives_back_only_as_many_large_blocks_as_it_needs(
-    sizes: tuple[int, ...], allocated: int
-) -> None:
+def test_a_full_card_gives_back_only_as_many_large_blocks_as_it_needs(sizes, allocated):
     # PyTorch's own allocator with max_split_size_mb:50 on 1,000 MiB: the blocks that stay are reused whole
     card = Card(1000 * MIB, max_split=50 * MIB)
     for size in (100, 200, 300, 400):
@@ -259,7 +256,7 @@ def test_a_full_card_gives_back_only_as_many_large_blocks_as_it_needs(
     assert card.played.allocated == allocated * MIB
 
 
-def test_where_large_blocks_are_too_few_all_go_back() -> None:
+def test_where_large_blocks_are_too_few_all_go_back():
     # the same with max_split_size_mb:150, on which 950 MiB find room
     card = Card(1000 * MIB, max_split=150 * MIB)
     for size in (100, 200, 300, 400, 950):
@@ -267,7 +264,7 @@ def test_where_large_blocks_are_too_few_all_go_back() -> None:
     assert card.played.died is None
 
 
-def test_requests_are_rounded_to_steps_between_powers_of_two() -> None:
+def test_requests_are_rounded_to_steps_between_powers_of_two():
     # torch 2.13, docs/source/notes/cuda.md: 1,200 with 4 divisions is 1,280; here in KiB
     log = log_of(
         [[Request(TAKE, key, size << 10) for key, size in enumerate((1200, 1024, 1))]], [(0, 1)]
@@ -276,7 +273,7 @@ def test_requests_are_rounded_to_steps_between_powers_of_two() -> None:
     assert rounded(log, 1) is log
 
 
-def test_expandable_segments_need_less_and_allocate_no_more() -> None:
+def test_expandable_segments_need_less_and_allocate_no_more():
     plain = TrainingSetup(max_length=2048, gradient_checkpointing=True, optim="adamw_torch")
     before, after = (
         estimate(catalog.model("Qwen/Qwen2.5-1.5B"), A100, replace(plain, expandable_segments=on))
@@ -288,7 +285,7 @@ def test_expandable_segments_need_less_and_allocate_no_more() -> None:
     assert after.needs.replay.allocated <= before.needs.replay.allocated
 
 
-def test_gathers_are_freed_two_gathers_later() -> None:
+def test_gathers_are_freed_two_gathers_later():
     # FSDP1's CPU runs ahead by two: torch 2.13, distributed/fsdp/_limiter_utils.py
     gathers = [
         request
@@ -298,7 +295,7 @@ def test_gathers_are_freed_two_gathers_later() -> None:
     assert play(log_of([gathers], [(0, 1)])).reserved == 100 * MIB
 
 
-def test_what_frees_the_one_before_and_what_is_taken_once() -> None:
+def test_what_frees_the_one_before_and_what_is_taken_once():
     layer = [
         Request(TAKE, 0, 30 * MIB),
         Request(GIVE_BEFORE, 0),
@@ -310,9 +307,7 @@ def test_what_frees_the_one_before_and_what_is_taken_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30_000), st.integers(0, 5)), max_size=80), st.booleans())
-def test_blocks_cover_tensors_and_freed_segments_serve_again(
-    steps: list[tuple[int, int]], expandable: bool
-) -> None:
+def test_blocks_cover_tensors_and_freed_segments_serve_again(steps, expandable):
     card, held, alive = Card(expandable=expandable), [], 0
     most = 0
     for size, age in steps:
@@ -367,7 +362,7 @@ def test_what_plays_on_several_cards_share_changes_none_of_them(stretches, place
     assert several.on(NO_LIMIT) == spare
 
 
-def test_errors_are_small_without_a_fitted_share() -> None:
+def test_errors_are_small_without_a_fitted_share():
     # published readings of nvidia-smi and of torch.cuda.max_memory_reserved: data/measurements.csv
     errors = {
         metric: [
@@ -399,12 +394,11 @@ def test_errors_are_small_without_a_fitted_share() -> None:
         TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4),
     ],
 )
-def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup: TrainingSetup) -> None:
+def test_the_nvidia_smi_range_lies_between_the_peak_and_the_card(setup):
     bare = estimate(MISTRAL, A100, setup)
     for memory in (bare.need_low_bytes, bare.need_high_bytes, 2 * bare.need_high_bytes):
         answer = estimate(MISTRAL, replace(A100, memory_bytes=memory), setup)
         on_card = shown(answer)
-        assert on_card is not None
         assert answer.decisive.bytes <= on_card.low <= on_card.middle <= on_card.high <= memory
     cannot_run = estimate(MISTRAL, replace(A100, memory_bytes=bare.decisive.bytes), setup)
     assert shown(cannot_run) is None
@@ -431,7 +425,7 @@ def test_page_and_json_show_the_same_range_and_no_more_than_the_card(model, gpu,
         assert ledger.shown_meaning(on_card) in unescape(ledger.ledger_html(answer))
 
 
-def test_two_micro_steps_stand_for_any_larger_number() -> None:
+def test_two_micro_steps_stand_for_any_larger_number():
     # the second adds its gradients to the first's; every later micro-step is the same
     setup = TrainingSetup(max_length=512, num_gpus=2, strategy=Strategy.DDP)
     model = catalog.model("Qwen/Qwen2.5-0.5B")
@@ -442,7 +436,7 @@ def test_two_micro_steps_stand_for_any_larger_number() -> None:
     assert one < two == three
 
 
-def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
+def test_card_size_changes_reserved_memory_but_not_the_need():
     setup = TrainingSetup(
         gradient_checkpointing=True, per_device_train_batch_size=8, max_length=4096
     )
@@ -456,7 +450,7 @@ def test_card_size_changes_reserved_memory_but_not_the_need() -> None:
     assert low == pytest.approx(of_large, rel=2 / 512)
 
 
-def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_four_gpus() -> None:
+def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_four_gpus():
     # fms-acceleration's a100_80gb_liger.csv: nvidia-smi, Mistral-7B and Llama 3 8B with LoRA, 4, 8 and 16 texts
     rows = [
         run for run in accuracy.measured() if re.search(r"foak-liger-lora-bf16amp-n[24]", run.id)
@@ -476,7 +470,7 @@ def test_lora_under_fsdp1_reserves_on_separate_streams_as_measured_on_two_and_fo
         ("Gaudi 3", ""),
     ],
 )
-def test_only_a_program_that_the_cards_maker_ships_is_named(card: str, program: str) -> None:
+def test_only_a_program_that_the_cards_maker_ships_is_named(card, program):
     answer = estimate(catalog.model("openai-community/gpt2"), catalog.gpu(card), TrainingSetup())
     for said in (describe(answer), unescape(ledger.section_html(answer))):
         assert re.findall("[a-z]+-smi", said) == [program] * bool(program)
@@ -484,7 +478,7 @@ def test_only_a_program_that_the_cards_maker_ships_is_named(card: str, program: 
 
 
 @pytest.mark.parametrize(("card", "is_replayed"), [("A100-SXM4-80GB", True), ("Gaudi 2", False)])
-def test_only_a_card_with_pytorchs_allocator_is_replayed(card: str, is_replayed: bool) -> None:
+def test_only_a_card_with_pytorchs_allocator_is_replayed(card, is_replayed):
     answer = estimate(MISTRAL, catalog.gpu(card), TrainingSetup(method="lora"))
     assert (answer.needs.replay is not None) is is_replayed
 
@@ -501,7 +495,7 @@ def test_only_a_card_with_pytorchs_allocator_is_replayed(card: str, is_replayed:
         {"model": model_from_config(QWEN3_5)},  # one round of its loop stands for several
     ],
 )
-def test_requests_written_once_and_sized_again_are_those_written_anew(keys: dict[str, Any]) -> None:
+def test_requests_written_once_and_sized_again_are_those_written_anew(keys):
     """What kernels take for themselves, tiles of the loss and rounds of a loop change with the size, too.
 
     What the requests belong to is the same, each pass's runs and operators included.

@@ -57,7 +57,7 @@ def test_only_runs_that_may_fit_show_hours_and_dollars(model, gpu, setup):
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_refused_strategy_is_not_blamed_on_too_few_gpus() -> None:
+def test_a_refused_strategy_is_not_blamed_on_too_few_gpus():
     # ZeRO-3 shards 4-bit weights only with a float storage dtype (bnb_4bit_quant_storage), whatever the GPUs
     qlora = TrainingSetup(method=Method.QLORA, max_length=32_768, per_device_train_batch_size=64)
     card = catalog.gpu("T4")
@@ -70,7 +70,7 @@ def test_a_refused_strategy_is_not_blamed_on_too_few_gpus() -> None:
     assert "under ddp, " in said
 
 
-def test_single_machine_strategies_are_not_said_to_reach_64_gpus() -> None:
+def test_single_machine_strategies_are_not_said_to_reach_64_gpus():
     # a device map is one process: at most the 8 GPUs of a machine
     setup = TrainingSetup(dtype=Dtype.FLOAT32)
     llama, card = catalog.model("meta-llama/Llama-3.1-70B"), catalog.gpu("T4")
@@ -95,7 +95,7 @@ def test_sharing_is_refused_only_if_every_number_of_gpus_is_refused(model, setup
     assert why_not_shared(model, setup) == (refusals[0] if all(refusals) else "")
 
 
-def test_a_method_card_says_sharing_is_refused_not_that_64_gpus_are_too_few() -> None:
+def test_a_method_card_says_sharing_is_refused_not_that_64_gpus_are_too_few():
     # layers that share keys and values: only one GPU and DDP are modelled
     model, card = catalog.model("google/gemma-4-E4B-it"), catalog.gpu("T4")
     setup = TrainingSetup(max_length=131_072, per_device_train_batch_size=64)
@@ -109,7 +109,7 @@ def test_a_method_card_says_sharing_is_refused_not_that_64_gpus_are_too_few() ->
     assert "together" in method_cards.card_html(Method.FULL, answer, "")
 
 
-def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit() -> None:
+def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit():
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
     one, other = ComparedEntry("a", fits), ComparedEntry("b", too_large)
@@ -128,7 +128,5 @@ def test_a_refused_scenario_is_not_counted_as_one_that_does_not_fit() -> None:
         ([[None], [None]], "512 tokens cannot be trained."),
     ],
 )
-def test_the_maps_text_says_what_cannot_be_trained(
-    headroom: list[list[int | None]], said: str
-) -> None:
+def test_the_maps_text_says_what_cannot_be_trained(headroom, said):
     assert headroom_map.map_alt([1, 2], [512], headroom).endswith(said)

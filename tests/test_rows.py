@@ -7,7 +7,7 @@ import pytest
 from tests.rows import for_each
 
 
-def test_a_failing_row_is_named_and_the_others_still_run() -> None:
+def test_a_failing_row_is_named_and_the_others_still_run():
     seen = []
 
     @for_each("number, word", [(1, "one"), (2, "three"), (3, "three"), (4, "three")])
@@ -22,6 +22,6 @@ def test_a_failing_row_is_named_and_the_others_still_run() -> None:
     assert failed.value.exceptions[0].__notes__ == ["for (2, 'three')"]
 
 
-def test_no_row_is_no_test() -> None:
+def test_no_row_is_no_test():
     with pytest.raises(AssertionError, match="tests nothing"):
         for_each("it", [])(lambda one: None)()

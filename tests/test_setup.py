@@ -21,7 +21,7 @@ from tests.rows import for_each
 IN_SETUP = for_each("name", list(KEY_FACET))
 
 
-def test_no_two_facets_declare_the_same_name() -> None:
+def test_no_two_facets_declare_the_same_name():
     names = [row.name for of, _ in FACETS.values() for row in rows(of)]
     asked = [
         name
@@ -34,11 +34,11 @@ def test_no_two_facets_declare_the_same_name() -> None:
 
 
 @IN_SETUP
-def test_a_key_can_be_read_from_its_facet_and_from_the_setup(name: str) -> None:
+def test_a_key_can_be_read_from_its_facet_and_from_the_setup(name):
     assert DEFAULT.value(name) is getattr(getattr(DEFAULT, KEY_FACET[name]), name)
 
 
-def test_a_key_can_be_given_with_its_facet_and_replaced_alone() -> None:
+def test_a_key_can_be_given_with_its_facet_and_replaced_alone():
     setup = TrainingSetup(mesh=Mesh(num_gpus=4, strategy=Strategy.DDP), num_gpus=2, lora_r=8)
     assert setup.mesh == Mesh(num_gpus=2, strategy=Strategy.DDP)
     changed = replace(setup, max_length=2048)
@@ -47,7 +47,7 @@ def test_a_key_can_be_given_with_its_facet_and_replaced_alone() -> None:
     assert changed.mesh is setup.mesh
 
 
-def test_equal_setups_are_the_same_cache_key() -> None:
+def test_equal_setups_are_the_same_cache_key():
     setup = TrainingSetup(num_gpus=4, method=Method.LORA)
     again = TrainingSetup(mesh=Mesh(num_gpus=4), adapters=Adapters(method=Method.LORA))
     assert setup == again
@@ -56,25 +56,25 @@ def test_equal_setups_are_the_same_cache_key() -> None:
     assert pickle.loads(pickle.dumps(setup)) == setup
 
 
-def test_a_string_becomes_its_enum_member() -> None:
-    assert TrainingSetup(method="lora").adapters.method is Method.LORA  # type: ignore[arg-type]
+def test_a_string_becomes_its_enum_member():
+    assert TrainingSetup(method="lora").adapters.method is Method.LORA
 
 
-def test_an_unknown_key_is_refused() -> None:
+def test_an_unknown_key_is_refused():
     with pytest.raises(TypeError, match="lora_rank"):
-        TrainingSetup(lora_rank=8)  # type: ignore[call-arg]
+        TrainingSetup(lora_rank=8)
 
 
 @for_each("name", [key.name for key in KEYS if key.in_setup])
-def test_a_setup_refuses_invalid_values(name: str) -> None:
+def test_a_setup_refuses_invalid_values(name):
     for wrong in ({"": {}}, -1, float("nan"), 10**30):
         with pytest.raises(ValueError, match=f"^{name} "):
-            replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
+            replace(DEFAULT, **{name: wrong})
 
 
 @for_each("name", [key.name for key in KEYS if isinstance(key.kind, WholeNumber)])
-def test_a_count_is_limited_to_its_largest_value(name: str) -> None:
+def test_a_count_is_limited_to_its_largest_value(name):
     if not next(key for key in KEYS if key.name == name).modelled:
-        assert replace(DEFAULT, **{name: LARGEST[name]}).value(name) == LARGEST[name]  # type: ignore[arg-type]
+        assert replace(DEFAULT, **{name: LARGEST[name]}).value(name) == LARGEST[name]
     with pytest.raises(ValueError, match=name):
-        replace(DEFAULT, **{name: LARGEST[name] + 1})  # type: ignore[arg-type]
+        replace(DEFAULT, **{name: LARGEST[name] + 1})

@@ -39,7 +39,7 @@ def given(
     }
 
 
-def test_fsdp_2_gathers_tower_layers_one_by_one_and_the_rest_with_the_root() -> None:
+def test_fsdp_2_gathers_tower_layers_one_by_one_and_the_rest_with_the_root():
     # by ``fsdp2_prepare_model`` itself: 32 vision blocks of 19,702,200 parameters, and a root of 7 tensors
     model, _, setup = parse(given(QWEN2_5, 770, SMALL, **FSDP))
     groups = {group.name: group for group in fsdp_groups(model, setup.adapters)}

@@ -67,7 +67,7 @@ def told(keys: dict[str, Any], **config: Any) -> Estimate:
     return estimate(*parse({"model": {**LLAMA, **config}, **keys}))
 
 
-def test_fsdp_divides_weights_gradients_and_states_by_ranks() -> None:
+def test_fsdp_divides_weights_gradients_and_states_by_ranks():
     # by hand: float32 shards of every tensor under mixed precision; here 8 divides all row counts
     step = told({**ON_8, "strategy": "fsdp"}).phases[Phase.OPTIMIZER_STEP].resident
     layer = 2 * 1024**2 + 2 * 256 * 1024 + 3 * 1024 * 2816 + 2 * 1024
@@ -77,7 +77,7 @@ def test_fsdp_divides_weights_gradients_and_states_by_ranks() -> None:
     assert step[Component.OPTIMIZER_STATES] == pytest.approx(8 * parameters / 8, rel=2e-3)
 
 
-def test_more_ranks_never_need_more() -> None:
+def test_more_ranks_never_need_more():
     def at(gpus: int) -> int:
         setup = TrainingSetup(strategy=Strategy.FSDP, num_gpus=gpus, gradient_checkpointing=True)
         return need(MISTRAL, A100, setup).low
@@ -87,7 +87,7 @@ def test_more_ranks_never_need_more() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.FSDP_GRAD_OP])
 @pytest.mark.parametrize("gpus", [2, 3, 8, 1000])
-def test_need_matches_the_estimate(strategy: Strategy, gpus: int) -> None:
+def test_need_matches_the_estimate(strategy, gpus):
     setup = TrainingSetup(strategy=strategy, num_gpus=gpus, gradient_accumulation_steps=2)
     of = estimate(MISTRAL, A100, setup)
     low, high = need(MISTRAL, A100, setup)
@@ -100,7 +100,7 @@ def test_need_matches_the_estimate(strategy: Strategy, gpus: int) -> None:
     assert sum(of.peak.resident.values()) == of.peak.bytes
 
 
-def test_ddp_adds_a_second_copy_of_the_gradients_in_every_phase() -> None:
+def test_ddp_adds_a_second_copy_of_the_gradients_in_every_phase():
     alone = told({"max_length": 64})
     shared = told({"max_length": 64, "num_gpus": 2, "strategy": "ddp"})
     gradients = alone.phases[Phase.OPTIMIZER_STEP].resident[Component.GRADIENTS]
@@ -110,7 +110,7 @@ def test_ddp_adds_a_second_copy_of_the_gradients_in_every_phase() -> None:
         assert shared.phases[phase].resident[Component.COMMUNICATION] == added
 
 
-def test_4_bit_weights_are_unsharded_without_a_float_storage_dtype() -> None:
+def test_4_bit_weights_are_unsharded_without_a_float_storage_dtype():
     keys = {**ON_8, "strategy": "fsdp", "method": "qlora"}
     whole = told(keys).phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
     shard = told({**keys, "bnb_4bit_quant_storage": "bfloat16"})
@@ -143,12 +143,12 @@ def states_of(strategy: Strategy) -> float:
     ("strategy", "gigabytes"),
     [(Strategy.ZERO1, 31.4), (Strategy.ZERO2, 16.6), (Strategy.ZERO3, 1.9)],
 )
-def test_zero_divides_as_in_figure_1_of_its_paper(strategy: Strategy, gigabytes: float) -> None:
+def test_zero_divides_as_in_figure_1_of_its_paper(strategy, gigabytes):
     # Rajbhandari et al. 2020, arXiv:1910.02054, Figure 1: 7.5B parameters, 64 GPUs, 12 bytes of states each
     assert states_of(strategy) == pytest.approx(gigabytes, rel=0.03)
 
 
-def test_zero_2_at_its_step_matches_deepspeeds_own_estimate() -> None:
+def test_zero_2_at_its_step_matches_deepspeeds_own_estimate():
     # DeepSpeed 0.19.6, stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 N + 18 N/W, where 18 is 12 of
     # weights and states, plus gradients in 16 bits and in float32. We count 2 more while the flat copy of the 16-bit
     # gradients is cast to float32, and whole tensors where a part's bound splits them.
@@ -159,7 +159,7 @@ def test_zero_2_at_its_step_matches_deepspeeds_own_estimate() -> None:
     assert ours - 2 * count / ranks == pytest.approx(2 * count + 18 * count / ranks, rel=0.005)
 
 
-def test_zero_3_matches_deepspeeds_own_estimate() -> None:
+def test_zero_3_matches_deepspeeds_own_estimate():
     # stage3.py, estimate_zero3_model_states_mem_needs: 18 N/W + 4 bytes of the largest layer. Its 18 are stage 2's
     # (2 and 4 of gradients, 12 of states); it omits the shards of the 16-bit weights, 2 N/W. Ours adds them, another
     # 2 N/W for the flat copy of the gradients (one group of 10^9 elements holds all), and norms whole on each rank.
@@ -171,7 +171,7 @@ def test_zero_3_matches_deepspeeds_own_estimate() -> None:
     assert ours - 4 * count / ranks == pytest.approx(18 * count / ranks, rel=0.005)
 
 
-def test_a_large_embeddings_gradient_is_whole_on_each_rank_that_shares_it() -> None:
+def test_a_large_embeddings_gradient_is_whole_on_each_rank_that_shares_it():
     # Llama-3-8B on 64 GPUs: a part is 125 million elements, the embedding 525 million, and its gradient is kept whole
     # (copy_grads_in_partition copies param.numel() elements)
     model = catalog.model("meta-llama/Meta-Llama-3-8B")
@@ -184,7 +184,7 @@ def test_a_large_embeddings_gradient_is_whole_on_each_rank_that_shares_it() -> N
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 64])
-def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
+def test_each_group_is_padded_to_twice_the_ranks(ranks):
     # nccl_start_alignment_factor is 2: a group of n elements is padded to a multiple of 2 · ranks. One group has an
     # embedding and a head of 1,001 h each and a layer's 4 h² + 3 h f, the other 3 h of norms: h 48, f 101
     model = parse(
@@ -210,9 +210,7 @@ def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3])
 @pytest.mark.parametrize("keys", [{}, {"method": Method.LORA}], ids=["full", "lora"])
-def test_each_zero_stage_needs_no_more_than_the_one_before(
-    strategy: Strategy, keys: dict[str, Any]
-) -> None:
+def test_each_zero_stage_needs_no_more_than_the_one_before(strategy, keys):
     setup = TrainingSetup(strategy=strategy, num_gpus=8, gradient_checkpointing=True, **keys)
     of = estimate(MISTRAL, A100, setup)
     low, high = need(MISTRAL, A100, setup)
@@ -227,11 +225,10 @@ def test_each_zero_stage_needs_no_more_than_the_one_before(
         assert of.peak.bytes <= estimate(MISTRAL, A100, replace(setup, strategy=before)).peak.bytes
 
 
-def test_nccl_buffers_are_needed_beside_torchs_memory() -> None:
+def test_nccl_buffers_are_needed_beside_torchs_memory():
     two = TrainingSetup(strategy=Strategy.DDP, num_gpus=2)
     of = estimate(MISTRAL, A100, two)
     replay = of.needs.replay
-    assert replay is not None
     assert of.need_low_bytes - replay.least - of.context_bytes.low == 256 * 2**20
     assert of.need_high_bytes - replay.least - of.context_bytes.high == 544 * 2**20
 
@@ -245,7 +242,7 @@ FP16_WEIGHTS = [
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp", "fsdp_grad_op", "zero2", "zero3"])
-def test_fp16_is_refused_only_if_the_scaler_gets_16_bit_gradients(strategy: str) -> None:
+def test_fp16_is_refused_only_if_the_scaler_gets_16_bit_gradients(strategy):
     # torch 2.13, GradScaler: "Attempting to unscale FP16 gradients.", and no kernel for bfloat16. Its ShardedGradScaler
     # allows them; accelerate's FSDP 1 makes none. FSDP 2's trained weights become float32 except with a 4-bit base.
     sharing = {"strategy": strategy.removesuffix("1"), "num_gpus": 4, "max_length": 256}
@@ -273,18 +270,17 @@ def test_fp16_is_refused_only_if_the_scaler_gets_16_bit_gradients(strategy: str)
         assert heights(told_fp16) == heights(told_bf16)
 
 
-def test_a_t4_can_run_fsdp_under_fp16() -> None:
+def test_a_t4_can_run_fsdp_under_fp16():
     # no bfloat16; weights, gradients and AdamW's states take 16 bytes per parameter, sharded
     keys = {"dtype": "float16", "mixed_precision": "fp16", "strategy": "fsdp", "num_gpus": 16}
     answer = estimate(
         *parse({"model": "bigscience/bloom-7b1", "gpu": "T4", "max_length": 256, **keys})
     )
     assert answer.peak.bytes > 16 * total_parameters(answer.model) / 16
-    assert answer.time is not None
     assert answer.time.step_seconds.low > 0
 
 
-def test_zero_3_shards_4_bit_weights() -> None:
+def test_zero_3_shards_4_bit_weights():
     # the real DeepSpeed 0.19.8 on two ranks, bitsandbytes 0.50 with bfloat16 storage: after deepspeed.initialize a
     # Params4bit of 128 x 128 has ds_numel 4,096 (two weights per byte, two bytes per element), no data, and 2,048
     # elements in its ds_tensor; the model was also run
@@ -299,7 +295,7 @@ def test_zero_3_shards_4_bit_weights() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_qlora_under_zero_3_shards_the_base(ranks: int) -> None:
+def test_qlora_under_zero_3_shards_the_base(ranks):
     # by hand, Llama-2-70B: 34 GB of 4-bit weights, sharded; a rank gathers at most 10^9 elements of 2 bytes, plus
     # the fetch in progress
     model = catalog.model("meta-llama/Llama-2-70b-hf")
@@ -319,7 +315,7 @@ def test_qlora_under_zero_3_shards_the_base(ranks: int) -> None:
     assert peak.resident[Component.WEIGHTS] < weights + 2.6 * 10**9
 
 
-def test_a_larger_lora_rank_lowers_the_peak_only_through_zero_3_gathers() -> None:
+def test_a_larger_lora_rank_lowers_the_peak_only_through_zero_3_gathers():
     # stage3_max_live_parameters: 10^9 live elements; the embedding is half of them
     model = catalog.model("meta-llama/Meta-Llama-3-8B")
     keys = {
@@ -375,14 +371,7 @@ ALL_LINEAR = {"method": "lora", "lora_target_modules": "all-linear", "lora_dropo
         ),
     ],
 )
-def test_zero_2_gradients_by_rank_match_real_deepspeed(
-    config: dict[str, Any],
-    layers: int,
-    keys: dict[str, Any],
-    kept: list[int],
-    part: int,
-    grown: int,
-) -> None:
+def test_zero_2_gradients_by_rank_match_real_deepspeed(config, layers, keys, kept, part, grown):
     # Two micro-steps of the real DeepSpeed 0.19.8 (transformers 5.23, peft 0.21, torch 2.13) for each rank of 5 or 6, a
     # fake process group, on the CPU with every storage counted: elements of params_in_partition by rank, the sum of
     # partition_size, and in the second micro-step backward's peak over all ranks less forward's peak.
@@ -407,7 +396,7 @@ def test_zero_2_gradients_by_rank_match_real_deepspeed(
 
 @pytest.mark.parametrize("ranks", [3, 5, 8, 13])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_playing_only_distinct_layers_matches_playing_all(ranks: int, accumulated: int) -> None:
+def test_playing_only_distinct_layers_matches_playing_all(ranks, accumulated):
     # playing every layer separately gives the same step
     model, _, setup = parse(
         {
@@ -437,7 +426,7 @@ def _timeline(model: Model, setup: TrainingSetup, alone: Iterable[int] | None) -
         return StepTimeline(setup, plan, resident_memory(model, setup), 0)
 
 
-def test_a_tensor_split_across_ranks_is_copied_only_while_a_slice_waits() -> None:
+def test_a_tensor_split_across_ranks_is_copied_only_while_a_slice_waits():
     # by hand: a part of 10 elements; 8 to 12 span two parts. A tensor beyond the limit is copied only if a slice
     # waits for the next one: 5 and 5 do under a limit of 6, 10 and 10 do not
     assert place(8, 12, 10, 6).ranks == range(2)
@@ -446,7 +435,7 @@ def test_a_tensor_split_across_ranks_is_copied_only_while_a_slice_waits() -> Non
     assert not place(0, 20, 10, 6).copied
 
 
-def test_an_estimate_refuses_what_the_contract_refuses() -> None:
+def test_an_estimate_refuses_what_the_contract_refuses():
     setup = TrainingSetup(num_gpus=4)
     assert refusal(setup)
     with pytest.raises(ValueError, match="needs a strategy"):
@@ -462,14 +451,14 @@ def test_an_estimate_refuses_what_the_contract_refuses() -> None:
     "model",
     [pytest.param(model, id=kind) for kind, model in ONE_OF_EACH.items()],
 )
-def test_modules_in_order_lists_every_module_with_parameters(model: Model) -> None:
+def test_modules_in_order_lists_every_module_with_parameters(model):
     counted: Counter[Module] = Counter(tied_head(model))
     for module, count in modules_with_counts(model):
         counted[module] += count * bool(weight_shapes(module))
     assert Counter(placed.module for placed in modules_in_order(model)) == +counted
 
 
-def test_zero_2_keeps_every_gradient_of_mixed_layers() -> None:
+def test_zero_2_keeps_every_gradient_of_mixed_layers():
     # by hand: some rank keeps every gradient; both ranks keep one that their bound splits
     model = ONE_OF_EACH["granitemoehybrid"]
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=3, max_length=16)

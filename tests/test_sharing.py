@@ -33,7 +33,7 @@ LINK, DAY = "https://headroom.example.org", "2026-11-22"
 
 
 @pytest.mark.parametrize("of", [FITS, DOES_NOT_FIT], ids=["fits", "does not fit"])
-def test_the_picture_is_self_contained(of) -> None:
+def test_the_picture_is_self_contained(of):
     said = unescape(share_card.svg(of, DAY, LINK))
     for text in (
         "Mistral-7B-v0.1",
@@ -51,7 +51,7 @@ def test_the_picture_is_self_contained(of) -> None:
     assert ("$" in said) is of.can_run
 
 
-def test_parts_of_the_picture_have_an_outline_and_what_only_marks_has_none() -> None:
+def test_parts_of_the_picture_have_an_outline_and_what_only_marks_has_none():
     boxes = re.findall(r"<rect [^>]*>", share_card.svg(FITS, DAY, LINK))
     outlined = [box for box in boxes if "stroke=" in box]
     # each part once in the bar and once in the legend; none: the ground, the verdict's edge, the card's line
@@ -59,7 +59,7 @@ def test_parts_of_the_picture_have_an_outline_and_what_only_marks_has_none() -> 
     assert len(boxes) - len(outlined) == 3
 
 
-def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
+def test_the_labels_of_the_pictures_legend_stand_side_by_side():
     texts = re.findall(
         r'<text x="([-\d.]+)" y="(\d+)" font-size="20"[^>]*>([^<]*)',
         share_card.svg(FITS, DAY, LINK),
@@ -73,12 +73,11 @@ def test_the_labels_of_the_pictures_legend_stand_side_by_side() -> None:
 
 
 def short_by(of: Estimate) -> str:
-    assert of.gpu is not None
     capacity = of.gpu.memory_bytes
     return units.between(of.need_low_bytes - capacity, of.need_high_bytes - capacity)
 
 
-def test_the_picture_of_a_run_that_does_not_fit_shows_no_hours() -> None:
+def test_the_picture_of_a_run_that_does_not_fit_shows_no_hours():
     said = share_card.svg(DOES_NOT_FIT, DAY, LINK)
     assert f"Does not fit: {short_by(DOES_NOT_FIT)} short" in said
     assert "It runs out at the first optimizer step" in said
@@ -86,13 +85,13 @@ def test_the_picture_of_a_run_that_does_not_fit_shows_no_hours() -> None:
     assert "$" not in said
 
 
-def test_the_png_is_the_same_picture() -> None:
+def test_the_png_is_the_same_picture():
     with Image.open(io.BytesIO(share_card.png(FITS, DAY, LINK))) as image:
         assert image.size == (share_card.WIDTH, share_card.HEIGHT)
         assert len(image.getcolors(1 << 20) or []) > 8, "bars in their colours, and letters"
 
 
-def test_a_picture_is_drawn_without_a_session_and_follows_the_setup_on_screen() -> None:
+def test_a_picture_is_drawn_without_a_session_and_follows_the_setup_on_screen():
     """Streamlit makes a deferred file in a thread of its own; the address chooses no section, which opens the first."""
     asked = {"model": "Qwen/Qwen3-8B", "gpu": "L4", "method": "qlora"}
     with patch.object(streamlit, "download_button") as button:
@@ -110,14 +109,14 @@ def tags(path: str, query: str) -> str:
     return unfolding.head(path, query, LINK, unfolding.preview(path, query))
 
 
-def test_names_in_the_address_are_escaped_in_the_tags() -> None:
+def test_names_in_the_address_are_escaped_in_the_tags():
     nasty = 'model=mistralai/Mistral-7B-v0.1&gpu=L4&x="><script>alert(1)</script>'
     written = tags("/", nasty)
     assert "<script>" not in written
     assert escape('"><script>', quote=True) in written
 
 
-def test_the_tags_name_the_addressed_setup() -> None:
+def test_the_tags_name_the_addressed_setup():
     written = unescape(tags("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora"))
     assert "<title>QLoRA of Qwen3-8B on L4: fits, 4.7 GiB free</title>" in written
     assert f'og:image" content="{LINK}/share/card.png?model=Qwen/Qwen3-8B&gpu=L4' in written
@@ -131,13 +130,13 @@ def test_the_tags_name_the_addressed_setup() -> None:
         ("/", "x" * 9000),
     ],
 )
-def test_an_address_without_an_estimate_has_generic_tags_and_no_picture(path, query) -> None:
+def test_an_address_without_an_estimate_has_generic_tags_and_no_picture(path, query):
     written = tags(path, query)
     assert f"<title>{unfolding.NAME}</title>" in written
     assert "og:image" not in written
 
 
-def test_a_comparison_names_its_setups_and_those_not_estimated() -> None:
+def test_a_comparison_names_its_setups_and_those_not_estimated():
     scenarios = ["small~m.Qwen/Qwen3-0.6B~g.L4", "strange~m.nobody/knows-it"]
     written = tags("/compare", urlencode({"s": scenarios}, doseq=True))
     assert "<title>2 setups compared</title>" in written
@@ -177,7 +176,7 @@ def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, byte
     return dict(start["headers"]), b"".join(piece.get("body", b"") for piece in pieces)
 
 
-def test_previews_are_computed_beside_the_loop_and_busy_beyond_a_bound(monkeypatch) -> None:
+def test_previews_are_computed_beside_the_loop_and_busy_beyond_a_bound(monkeypatch):
     """While one is computed and no more may wait, a picture is told to come again, and a page has general tags."""
     threads, pool, go_on = [], BoundedPool("previews", threads=1, most=1), threading.Event()
 
@@ -202,7 +201,7 @@ def test_previews_are_computed_beside_the_loop_and_busy_beyond_a_bound(monkeypat
     )
 
 
-def test_the_tags_replace_streamlits_title() -> None:
+def test_the_tags_replace_streamlits_title():
     page = b"<html><head><meta charset='utf-8'><title>Streamlit</title></head><body></body></html>"
     headers, body = answer_of("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", page)
     assert b"<title>Streamlit</title>" not in body
@@ -212,17 +211,17 @@ def test_the_tags_replace_streamlits_title() -> None:
 
 
 @pytest.mark.parametrize(("path", "early"), [("/", True), ("/compare", True), ("/how", False)])
-def test_a_page_that_opens_on_a_figure_fetches_plotly_early(path: str, early: bool) -> None:
+def test_a_page_that_opens_on_a_figure_fetches_plotly_early(path, early):
     _, body = answer_of(path, body=unfolding.TITLE.encode())
     assert (static_files.PLOTLY.encode() in body) is early
 
 
-def test_files_pass_through_unchanged() -> None:
+def test_files_pass_through_unchanged():
     script = b"const a = '<title>Streamlit</title>' // a script"
     assert answer_of("/static/js/index.js", body=script)[1] == script
 
 
-def test_streamlits_page_has_the_title_to_replace() -> None:
+def test_streamlits_page_has_the_title_to_replace():
     from importlib.resources import files
 
     page = (files("streamlit") / "static" / "index.html").read_text()

@@ -170,7 +170,7 @@ def test_every_slider_has_a_row():
     }
 
 
-def test_a_verdict_is_marked_by_all_but_its_sliders_so_that_no_row_covers_another_models() -> None:
+def test_a_verdict_is_marked_by_all_but_its_sliders_so_that_no_row_covers_another_models():
     def mark(**keys: object) -> str:
         found = estimate(*contract.parse({"model": "Qwen/Qwen3-8B", "gpu": "L4", **keys}))
         (of,) = re.findall(r'data-of="(\w+)"', at_a_glance.verdict_html(found))

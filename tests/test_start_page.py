@@ -662,7 +662,7 @@ def test_a_model_with_a_layer_peft_rejects_still_has_its_three_cards():
     assert "LoRA of Nemotron-H-8B-Base-8K needs" in text(page)
 
 
-def test_one_models_default_lora_targets_are_not_carried_to_the_next() -> None:
+def test_one_models_default_lora_targets_are_not_carried_to_the_next():
     page = open_page(model="mistralai/Mixtral-8x7B-v0.1", method="lora")
     assert "lora_target_modules" not in page.query_params
     page.selectbox[0].select("openai-community/gpt2").run()  # GPT-2 has no q_proj

@@ -26,7 +26,6 @@ def size(count: int) -> str:
 
 
 def hours(of: Estimate) -> str:
-    assert of.time is not None
     return f"{of.time.total_hours.low:.2f} to {of.time.total_hours.high:.2f} hours"
 
 

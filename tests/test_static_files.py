@@ -39,7 +39,7 @@ def served() -> tuple[TestClient, list[str]]:
     return TestClient(app), asked
 
 
-def test_a_script_is_read_and_compressed_once() -> None:
+def test_a_script_is_read_and_compressed_once():
     client, asked = served()
     first, second = (client.get("/static/a.js") for _ in range(2))
     assert asked == ["/static/a.js"]
@@ -50,7 +50,7 @@ def test_a_script_is_read_and_compressed_once() -> None:
     assert "accept-encoding" in first.headers["vary"].lower()
 
 
-def test_a_cached_script_gets_304_and_clients_without_gzip_get_it_plain() -> None:
+def test_a_cached_script_gets_304_and_clients_without_gzip_get_it_plain():
     client, _ = served()
     etag = client.get("/static/a.js").headers["etag"]
     again = client.get("/static/a.js", headers={"If-None-Match": etag})
@@ -60,7 +60,7 @@ def test_a_cached_script_gets_304_and_clients_without_gzip_get_it_plain() -> Non
     assert plain.text == TEXT
 
 
-def test_missing_scripts_are_not_cached_and_pages_pass_through() -> None:
+def test_missing_scripts_are_not_cached_and_pages_pass_through():
     client, asked = served()
     assert [client.get("/static/b.js").status_code for _ in range(2)] == [404, 404]
     assert asked == ["/static/b.js"] * 2
@@ -71,7 +71,7 @@ def test_missing_scripts_are_not_cached_and_pages_pass_through() -> None:
     assert client.get("/x").text  # the page answers with the request's Accept-Encoding
 
 
-def test_plotly_is_served_before_the_first_run_declares_it() -> None:
+def test_plotly_is_served_before_the_first_run_declares_it():
     client, asked = served()
     assert f"/{drawing.SCRIPT}" == static_files.PLOTLY
     with client.stream("GET", static_files.PLOTLY) as answer:
@@ -89,7 +89,7 @@ def test_plotly_is_served_before_the_first_run_declares_it() -> None:
     assert asked == []
 
 
-def test_the_page_preloads_the_scripts_of_its_first_widgets_that_exist() -> None:
+def test_the_page_preloads_the_scripts_of_its_first_widgets_that_exist():
     # a browser asks for a script that it cannot find at each visit, and nobody sees it
     asked = re.findall(r'rel="modulepreload"[^>]* href="\./([^"]+)"', static_files.EARLY)
     assert {Path(one).name.partition(".")[0] for one in asked} > set(static_files.FIRST_DRAWN)

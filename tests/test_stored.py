@@ -79,11 +79,11 @@ def compressed(format: str, **weights: Any) -> Quantization:
         ),
     ],
 )
-def test_a_128_by_256_matrix_by_hand(quantization: Quantization, expected: dict[int, int]) -> None:
+def test_a_128_by_256_matrix_by_hand(quantization, expected):
     assert dict(matrix_elements(quantization, 128, 256)) == expected
 
 
-def test_nf4_takes_as_many_bytes_in_a_file_as_in_memory() -> None:
+def test_nf4_takes_as_many_bytes_in_a_file_as_in_memory():
     """`weights.quantized_bytes` of a matrix, less the allocator's rounding to 512 bytes and the offset."""
     held = sum(size * count for size, count in matrix_elements(NF4, 4096, 4096).items())
     loaded = quantized_bytes(4096 * 4096, double_quant=True)
@@ -101,22 +101,22 @@ def test_nf4_takes_as_many_bytes_in_a_file_as_in_memory() -> None:
         (LLAMA_2_7B, AWQ, 3.89),
     ],
 )
-def test_file_sizes_match_the_model_cards(model: Any, quantization: Any, gigabytes: float) -> None:
+def test_file_sizes_match_the_model_cards(model, quantization, gigabytes):
     assert stored_bytes(model, quantization) / 10**9 == pytest.approx(gigabytes, abs=0.01)
 
 
-def test_fp8_scales_of_qwen3_8b_match_the_hub() -> None:
+def test_fp8_scales_of_qwen3_8b_match_the_hub():
     """Hub total of Qwen/Qwen3-8B-FP8: 8191159296, the scales counted as parameters (llmfit 1.1.17)."""
     assert sum(stored_elements(QWEN_3_8B, FP8).values()) == 8_191_159_296
 
 
-def test_row_scales_of_llama_3_1_8b_match_the_hub() -> None:
+def test_row_scales_of_llama_3_1_8b_match_the_hub():
     """Hub total of RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: 8031637504."""
     fp8 = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
     assert sum(stored_elements(LLAMA_3_8B, fp8).values()) == 8_031_637_504
 
 
-def test_nf4_bytes_of_llama_3_1_8b_match_the_hub() -> None:
+def test_nf4_bytes_of_llama_3_1_8b_match_the_hub():
     """Hub total of unsloth/Llama-3.1-8B-Instruct-bnb-4bit: 8248929342, each byte counted twice.
 
     We do not count the JSON of its 224 quant states, 150 to 200 bytes each.
@@ -126,7 +126,7 @@ def test_nf4_bytes_of_llama_3_1_8b_match_the_hub() -> None:
     assert 150 <= states / 2 / (32 * 7) <= 200
 
 
-def test_plain_weights_take_two_or_four_bytes() -> None:
+def test_plain_weights_take_two_or_four_bytes():
     total = total_parameters(TINY_LLAMA)
     assert stored_bytes(TINY_LLAMA, None) == 2 * total
     assert stored_bytes(TINY_LLAMA, None, 4) == 4 * total
@@ -157,16 +157,16 @@ def saved(*skipped: str) -> int:
         ),  # not part of any name; must never run as a pattern
     ],
 )
-def test_modules_excluded_by_the_config_stay_unquantised(skipped: list[str], expected: int) -> None:
+def test_modules_excluded_by_the_config_stay_unquantised(skipped, expected):
     assert saved(*skipped) == expected
 
 
-def test_the_head_is_quantised_only_if_the_config_says_so() -> None:
+def test_the_head_is_quantised_only_if_the_config_says_so():
     plain, whole = read(quant_method="gptq"), read(quant_method="gptq", lm_head=True)
     assert stored_bytes(LLAMA_2_7B, plain) - stored_bytes(LLAMA_2_7B, whole) > 1.4 * 4096 * 32000
 
 
-def test_mxfp4_quantises_only_experts() -> None:
+def test_mxfp4_quantises_only_experts():
     assert stored_bytes(TINY_LLAMA, read(quant_method="mxfp4")) == stored_bytes(TINY_LLAMA, None)
 
 
@@ -184,21 +184,20 @@ def test_mxfp4_quantises_only_experts() -> None:
         (COMPRESSED, "compressed-tensors"),
     ],
 )
-def test_each_format_has_a_name(given: dict[str, Any], name: str) -> None:
+def test_each_format_has_a_name(given, name):
     assert read(**given).name == name
 
 
 @pytest.mark.parametrize(
     "given", [{}, {"quant_method": "bitsandbytes", "load_in_4bit": False}, None]
 )
-def test_a_config_without_quantisation_gives_none(given: object) -> None:
+def test_a_config_without_quantisation_gives_none(given):
     assert quantization_of({"quantization_config": given}) is None
 
 
-def test_quantization_is_read_from_a_nested_text_config() -> None:
+def test_quantization_is_read_from_a_nested_text_config():
     inner = {"quantization_config": {"quant_method": "awq"}}
     found = quantization_of({"text_config": inner})
-    assert found is not None
     assert found.storage is StorageRule.AWQ
 
 
@@ -218,11 +217,11 @@ def test_quantization_is_read_from_a_nested_text_config() -> None:
         ),
     ],
 )
-def test_impossible_values_are_named(given: object, problem: str) -> None:
+def test_impossible_values_are_named(given, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
         quantization_of({"quantization_config": given})
 
 
-def test_an_unknown_format_is_not_guessed() -> None:
+def test_an_unknown_format_is_not_guessed():
     with pytest.raises(ValueError, match="how 'exl2' stores a matrix is unknown here"):
         matrix_elements(read(quant_method="exl2"), 8, 8)

@@ -25,7 +25,7 @@ def codes(page: AppTest) -> list[str]:
     return [element.value for element in page.get("code")]
 
 
-def test_the_section_shows_the_setups_command_and_files() -> None:
+def test_the_section_shows_the_setups_command_and_files():
     page = open_page(**SETUP, gpu="A100-SXM4-80GB", lora_r="8", section="Take away")
     command, rehearsal, script, config, requirements = codes(page)
     assert command == "python train.py"
@@ -40,13 +40,13 @@ def test_the_section_shows_the_setups_command_and_files() -> None:
     assert sayable(run.setup) == sayable(contract.write_fields(*here))
 
 
-def test_one_click_switches_the_tool() -> None:
+def test_one_click_switches_the_tool():
     page = open_page(model="meta-llama/Llama-3.1-8B", method="lora", section="Take away")
     page.segmented_control(key="tool to take away").set_value("Trainer").run()
     assert "from transformers import (" in codes(page)[1]
 
 
-def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file() -> None:
+def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file():
     page = open_page(**SETUP | {"loss": "standard"}, section="Take away")
     page.segmented_control(key="tool to take away").set_value("TRL's SFTTrainer").run()
     assert codes(page) == []
@@ -54,7 +54,7 @@ def test_a_setup_a_tool_cannot_express_gives_one_sentence_and_no_file() -> None:
     assert "Traceback" not in text(page)
 
 
-def test_the_section_opens_on_the_first_tool_that_has_the_setups_loss() -> None:
+def test_the_section_opens_on_the_first_tool_that_has_the_setups_loss():
     verl = {"objective": "grpo", "tool": "verl", "num_generations": "8"}
     page = open_page(model="Qwen/Qwen2.5-1.5B", gpu="H100-SXM5-80GB", section="Take away", **verl)
     assert page.segmented_control(key="tool to take away").value == "verl"
@@ -68,7 +68,7 @@ def test_the_section_opens_on_the_first_tool_that_has_the_setups_loss() -> None:
 
 
 @pytest.mark.parametrize("tool", take_away.tools().values())
-def test_the_archive_contains_every_file_and_the_command(tool: str) -> None:
+def test_the_archive_contains_every_file_and_the_command(tool):
     keys = {**SETUP, "gpu": "A100-SXM4-80GB", "tool": tool}
     keys.pop("loss")
     if tool == "verl":
@@ -82,7 +82,7 @@ def test_the_archive_contains_every_file_and_the_command(tool: str) -> None:
     assert all(take_away.language(name) for name in away.files)
 
 
-def test_a_model_without_a_name_is_refused() -> None:
+def test_a_model_without_a_name_is_refused():
     model = parse({"model": {"like": "openai-community/gpt2", "num_hidden_layers": 3}})[0]
     answer = estimate(model, catalog.gpu("L4"), parse({"model": "openai-community/gpt2"})[2])
     with pytest.raises(ValueError, match="the model has no name that a file could load it by"):
@@ -94,7 +94,7 @@ def test_a_model_without_a_name_is_refused() -> None:
 COMMAND = "trl sft --model_name_or_path meta-llama/Llama-3.1-8B --dtype bfloat16 --use_peft true --max_length 4096"
 
 
-def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command() -> None:
+def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command():
     """16 rows of 4,096 tokens do not fit an RTX 4090; after one click on a remedy the page shows the new command."""
     page = open_page(model="openai-community/gpt2", gpu="GeForce RTX 4090", section="Take away")
     page = paste(page, f"{COMMAND} --per_device_train_batch_size 16 --load_in_4bit true")
@@ -110,7 +110,7 @@ def test_a_remedy_is_shown_as_a_diff_of_the_visitors_command() -> None:
     assert "This line makes it fit." in text(page)
 
 
-def test_the_visitors_files_are_offered_before_the_tools() -> None:
+def test_the_visitors_files_are_offered_before_the_tools():
     page = paste(open_page(model="openai-community/gpt2", section="Take away"), COMMAND)
     switch = page.segmented_control(key="own to take away")
     assert switch.options[:2] == ["Your files", "TRL's SFTTrainer"]

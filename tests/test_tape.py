@@ -173,7 +173,7 @@ def test_autocast_casts_a_float32_weight_once_and_each_input_every_time():
     assert total(tape) == ROWS * IN * 4 + weight_copy + input_copies + len(outputs) * ROWS * OUT * 2
 
 
-def test_a_leaf_is_not_taken_for_one_that_was_freed() -> None:
+def test_a_leaf_is_not_taken_for_one_that_was_freed():
     """Python gives a new object the address of a freed one; each leaf's 16-bit copy is its own nevertheless."""
     tape = Tape(autocast_width=2)
     for _ in range(20):

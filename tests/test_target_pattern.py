@@ -38,7 +38,7 @@ def refused(model: str, pattern: str) -> str:
     return problem
 
 
-def test_a_pattern_of_text_leaves_the_tower_without_adapters() -> None:
+def test_a_pattern_of_text_leaves_the_tower_without_adapters():
     reading = read_setup(
         {
             "model": "Qwen/Qwen2.5-VL-7B-Instruct",
@@ -58,24 +58,24 @@ def test_a_pattern_of_text_leaves_the_tower_without_adapters() -> None:
     assert setup.adapters.freeze_vision
 
 
-def test_a_pattern_may_name_layers() -> None:
+def test_a_pattern_may_name_layers():
     given = adapted(LLAMA, r".*\.layers\.(0|31)\.self_attn\.[qv]_proj")
     assert given.lora_target_modules == ("q_proj", "v_proj")
     assert given.layers_to_transform == (0, 31)
 
 
-def test_a_short_name_that_two_modules_share_is_written_with_its_block() -> None:
+def test_a_short_name_that_two_modules_share_is_written_with_its_block():
     given = adapted("openai-community/gpt2", r".*attn\.c_proj")  # GPT-2's MLP has a c_proj, too
     assert given.lora_target_modules == ("attn.c_proj",)
 
 
-def test_of_a_mixture_peft_takes_the_last_parts_in_every_layer() -> None:
+def test_of_a_mixture_peft_takes_the_last_parts_in_every_layer():
     # _resolve_string_target_modules keeps "leaf names", so layer 1 alone cannot be asked for
     given = adapted("mistralai/Mixtral-8x7B-v0.1", r".*layers\.1\.self_attn\.q_proj")
     assert (given.lora_target_modules, given.layers_to_transform) == (("q_proj",), None)
 
 
-def test_a_pattern_is_written_as_the_names_that_it_stands_for() -> None:
+def test_a_pattern_is_written_as_the_names_that_it_stands_for():
     reading = read_setup(
         {"model": LLAMA, "method": "lora", "lora_target_modules": r".*\.(q|v)_proj"}
     )
@@ -84,7 +84,7 @@ def test_a_pattern_is_written_as_the_names_that_it_stands_for() -> None:
     assert written["lora_target_modules"] == ["q_proj", "v_proj"]
 
 
-def test_a_list_of_one_name_is_a_pattern_for_trl() -> None:
+def test_a_list_of_one_name_is_a_pattern_for_trl():
     # trl 1.16, trainer/model_config.py:177; PEFT then finds no module whose whole name is q_proj
     run = read_files(
         {"pasted": f"trl sft --model_name_or_path {LLAMA} --use_peft --lora_target_modules q_proj"}
@@ -110,11 +110,11 @@ def test_a_list_of_one_name_is_a_pattern_for_trl() -> None:
         ("x" * 1001, "lora_target_modules must be "),
     ],
 )
-def test_what_cannot_be_said_by_names_is_refused_in_one_sentence(pattern: str, says: str) -> None:
+def test_what_cannot_be_said_by_names_is_refused_in_one_sentence(pattern, says):
     assert says in refused(LLAMA, pattern)
 
 
-def test_no_pattern_takes_long() -> None:
+def test_no_pattern_takes_long():
     # Python's own re backtracks on this for longer than the universe lasts
     begun = process_time()
     with pytest.raises(RefusedError):
@@ -125,11 +125,11 @@ def test_no_pattern_takes_long() -> None:
     assert process_time() - begun < 5
 
 
-def test_without_the_package_a_pattern_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_a_pattern_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "re2", None)
     assert "the package google-re2 is not installed" in refused(LLAMA, r".*\.gate_proj")
 
 
-def test_a_pattern_is_no_matter_where_nothing_is_adapted() -> None:
+def test_a_pattern_is_no_matter_where_nothing_is_adapted():
     reading = read_setup({"model": LLAMA, "lora_target_modules": "nothing"})
     assert (reading.problems, reading.setup.adapters.lora_target_modules) == ((), "all-linear")

@@ -48,20 +48,20 @@ def phases(keys: dict[str, Any]) -> Any:
     return estimate(*parse(keys)).phases
 
 
-def test_a_rank_holds_half_of_every_matrix_and_all_norms() -> None:
+def test_a_rank_holds_half_of_every_matrix_and_all_norms():
     found = estimate(*parse(HALF))
     assert found.timeline.resident[Component.WEIGHTS] == 4 * ((LINEARS + 2 * WORDS) // 2 + NORMS)
     assert found.total_parameters == LINEARS + 2 * WORDS + NORMS
     assert found.setup.effective_batch_size == 1, "both ranks work on the same rows"
 
 
-def test_a_rank_has_the_whole_embeddings_gradient_and_its_part_once_more_in_the_step() -> None:
+def test_a_rank_has_the_whole_embeddings_gradient_and_its_part_once_more_in_the_step():
     step = phases(HALF)[Phase.OPTIMIZER_STEP].resident
     assert step[Component.GRADIENTS] == 4 * ((LINEARS + WORDS) // 2 + WORDS + NORMS)
     assert step[Component.TEMPORARIES] == 4 * WORDS // 2
 
 
-def test_the_logits_are_whole_on_every_rank_beside_the_buffer_they_were_gathered_in() -> None:
+def test_the_logits_are_whole_on_every_rank_beside_the_buffer_they_were_gathered_in():
     forward = phases(HALF)[Phase.FORWARD]
     assert forward.name == "logits joined"
     # a rank's half, what is gathered, and what its parts are joined in
@@ -69,7 +69,7 @@ def test_the_logits_are_whole_on_every_rank_beside_the_buffer_they_were_gathered
     assert forward.resident[Component.TEMPORARIES] == 2 * logits + logits // 2
 
 
-def test_saving_gathers_one_matrix_at_a_time_and_joins_its_parts_in_a_second_copy() -> None:
+def test_saving_gathers_one_matrix_at_a_time_and_joins_its_parts_in_a_second_copy():
     # down_proj is divided by its inputs: the largest of two copies, above one of the embedding
     found = estimate(*parse({**HALF, "model": {**LLAMA, "intermediate_size": 1024}}))
     assert found.phases[Phase.SAVE].resident[Component.COMMUNICATION] == 2 * 4 * 1024 * 256
@@ -77,14 +77,14 @@ def test_saving_gathers_one_matrix_at_a_time_and_joins_its_parts_in_a_second_cop
 
 
 @pytest.mark.parametrize("mesh", [{}, {"num_gpus": 4, "strategy": "fsdp"}])
-def test_an_explanation_adds_up_to_a_ranks_bytes(mesh: dict[str, Any]) -> None:
+def test_an_explanation_adds_up_to_a_ranks_bytes(mesh):
     found = estimate(*parse({**HALF, **mesh}))
     for component, size in found.peak.resident.items():
         if size:
             assert sum(term.bytes for term in explain(found, component).terms) == size, component
 
 
-def test_more_ranks_take_less_computation_and_more_exchange() -> None:
+def test_more_ranks_take_less_computation_and_more_exchange():
     times = [
         estimate(*parse({**WHOLE, "num_gpus": ranks, "tp_size": ranks})).time for ranks in (1, 2)
     ]
@@ -99,9 +99,7 @@ def test_more_ranks_take_less_computation_and_more_exchange() -> None:
 @pytest.mark.parametrize(
     ("checkpoints", "measured"), [(False, (475_136, 507_392)), (True, (218_624, 388_608))]
 )
-def test_passes_take_what_two_real_processes_took(
-    *, checkpoints: bool, measured: tuple[int, int]
-) -> None:
+def test_passes_take_what_two_real_processes_took(*, checkpoints, measured):
     # above what is there when the step begins; tests/verify/test_tensor_parallel.py measures them again
     model = {
         **LLAMA,
@@ -125,7 +123,7 @@ def test_passes_take_what_two_real_processes_took(
     assert ours == pytest.approx(measured, abs=2048)
 
 
-def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor() -> None:
+def test_each_divided_input_has_its_gradient_summed_into_a_new_tensor():
     model, _, setup = parse(HALF)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     program = schedule.program
@@ -143,7 +141,7 @@ MESH = {**HALF, "num_gpus": 4, "strategy": "fsdp"}
 DIVIDED = (LINEARS + 2 * WORDS) // 2
 
 
-def test_a_rank_of_a_mesh_holds_a_shard_of_its_half_and_a_shard_of_every_norm() -> None:
+def test_a_rank_of_a_mesh_holds_a_shard_of_its_half_and_a_shard_of_every_norm():
     found = estimate(*parse(MESH))
     assert found.timeline.resident[Component.WEIGHTS] == 4 * (DIVIDED + NORMS) // 2
     states = 2 * 4 * (DIVIDED + NORMS) // 2 + 512 * (2 * 9 + 3)  # and each tensor's number of steps
@@ -153,7 +151,7 @@ def test_a_rank_of_a_mesh_holds_a_shard_of_its_half_and_a_shard_of_every_norm() 
     assert found.disk_bytes == 4 * found.total_parameters
 
 
-def test_the_whole_embeddings_gradient_lies_beside_a_ranks_part_before_it_is_scattered() -> None:
+def test_the_whole_embeddings_gradient_lies_beside_a_ranks_part_before_it_is_scattered():
     model, _, setup = parse(MESH)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     program, cuts = schedule.program, [0, 0]
@@ -163,7 +161,7 @@ def test_the_whole_embeddings_gradient_lies_beside_a_ranks_part_before_it_is_sca
     assert cuts == [1, 4 * WORDS // 2]
 
 
-def test_gradients_that_wait_lie_whole_the_embeddings_with_all_rows() -> None:
+def test_gradients_that_wait_lie_whole_the_embeddings_with_all_rows():
     once, twice = (
         phases({**MESH, "gradient_accumulation_steps": steps})[Phase.FORWARD].resident
         for steps in (1, 2)
@@ -172,7 +170,7 @@ def test_gradients_that_wait_lie_whole_the_embeddings_with_all_rows() -> None:
     assert twice[Component.GRADIENTS] == 4 * ((LINEARS + WORDS) // 2 + WORDS + NORMS)
 
 
-def test_replicas_of_one_shard_hold_what_ranks_of_a_layer_hold_and_gather_nothing() -> None:
+def test_replicas_of_one_shard_hold_what_ranks_of_a_layer_hold_and_gather_nothing():
     replicas = {**MESH, "strategy": "hsdp", "dp_replicate_size": 2}
     halves = (estimate(*parse(keys)).timeline.resident for keys in (HALF, replicas))
     assert len({half[Component.WEIGHTS] for half in halves}) == 1
@@ -187,7 +185,7 @@ def test_replicas_of_one_shard_hold_what_ranks_of_a_layer_hold_and_gather_nothin
 
 
 @pytest.mark.parametrize("sharing", [{}, {"dtype": "bfloat16", "mixed_precision": "bf16"}])
-def test_weights_of_a_mesh_are_gathered_as_they_are_loaded(sharing: dict[str, Any]) -> None:
+def test_weights_of_a_mesh_are_gathered_as_they_are_loaded(sharing):
     # transformers' fully_shard has no policy, so accelerate's float32 copies are not there
     found = estimate(*parse({**MESH, **sharing}))
     width = 2 if sharing else 4
@@ -198,7 +196,7 @@ def test_weights_of_a_mesh_are_gathered_as_they_are_loaded(sharing: dict[str, An
     assert resident[Component.GRADIENTS] == pytest.approx(width * (DIVIDED + NORMS) // 2, abs=512)
 
 
-def test_a_mesh_exchanges_between_its_halves_and_between_shards() -> None:
+def test_a_mesh_exchanges_between_its_halves_and_between_shards():
     parts = (estimate(*parse(keys)).time for keys in (HALF, MESH))
     alone, both = (
         {part.name: part.seconds.high for part in of.parts}[EXCHANGE]
@@ -209,12 +207,12 @@ def test_a_mesh_exchanges_between_its_halves_and_between_shards() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["none", "fsdp"])
-def test_a_run_that_saves_nothing_needs_no_other_key(strategy: str) -> None:
+def test_a_run_that_saves_nothing_needs_no_other_key(strategy):
     keys = {**MESH, "strategy": strategy, "num_gpus": 2 if strategy == "none" else 4}
     estimate(*parse({**keys, "save_strategy": "no", "save_only_model": False}))
 
 
-def test_a_tool_puts_no_replicas_beside_ranks_that_divide_every_layer() -> None:
+def test_a_tool_puts_no_replicas_beside_ranks_that_divide_every_layer():
     asked = {**HALF, "tool": "trl", "loss": "standard"}
     meshes = [read_setup({**asked, "tp_size": ranks}).setup.mesh for ranks in (2, 1)]
     found = [(mesh.num_gpus, mesh.tp_size, mesh.strategy) for mesh in meshes]

@@ -85,11 +85,11 @@ def wrong(text: str) -> list[str]:
         "It runs out ,",
     ],
 )
-def test_each_mistake_is_found(text: str) -> None:
+def test_each_mistake_is_found(text):
     assert wrong(text)
 
 
-def test_correct_text_is_not_called_a_mistake() -> None:
+def test_correct_text_is_not_called_a_mistake():
     right = "None of the 67 GPUs holds it: 10 tokens, 1,024 tokens, 114 ×, 2026-11-22, $0.00, 1 GPU, 20 minutes."
     assert wrong(right) == []
 
@@ -157,7 +157,7 @@ def entries() -> list[ComparedEntry]:
     return list(some_setups(60))
 
 
-def test_no_text_of_a_setup_has_a_mistake(entries: list[ComparedEntry]) -> None:
+def test_no_text_of_a_setup_has_a_mistake(entries):
     assert sum(entry.estimate is not None for entry in entries) > 12
     found = {
         entry.name: said
@@ -167,9 +167,7 @@ def test_no_text_of_a_setup_has_a_mistake(entries: list[ComparedEntry]) -> None:
     assert found == {}
 
 
-def test_no_table_report_or_file_of_a_comparison_has_a_mistake(
-    entries: list[ComparedEntry],
-) -> None:
+def test_no_table_report_or_file_of_a_comparison_has_a_mistake(entries):
     found: list[str] = []
     for start in range(0, len(entries), 6):
         subject = report.Subject(entries[start : start + 6], "2026-11-22", "", 24.0)
@@ -197,7 +195,7 @@ def is_float(cell: str) -> bool:
 NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def test_a_refused_setup_is_never_called_too_large(entries: list[ComparedEntry]) -> None:
+def test_a_refused_setup_is_never_called_too_large(entries):
     refused = [entry for entry in entries if entry.estimate is None]
     assert refused
     for one in refused:
@@ -206,7 +204,7 @@ def test_a_refused_setup_is_never_called_too_large(entries: list[ComparedEntry])
         assert "not fit" not in one.problem
 
 
-def test_a_setup_that_does_not_fit_has_no_hours_or_dollars(entries: list[ComparedEntry]) -> None:
+def test_a_setup_that_does_not_fit_has_no_hours_or_dollars(entries):
     for entry in entries:
         of = entry.estimate
         if of is None or of.verdict is not Verdict.DOES_NOT_FIT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,7 @@ from estimator import (
     estimate,
 )
 from estimator.parallel.strategies import resident_memory
-from estimator.proof.accuracy import PublishedRun, published_runs
+from estimator.proof.accuracy import published_runs
 from estimator.step.timeline import structure
 from estimator.time.exchange_time import communication
 from estimator.time.lengths import expected_longest, lengths, works
@@ -94,9 +93,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("chosen", [ONE_GPU, SEVERAL])
-def test_nine_of_ten_published_runs_are_inside_the_bracket(
-    chosen: Callable[[PublishedRun], bool],
-) -> None:
+def test_nine_of_ten_published_runs_are_inside_the_bracket(chosen):
     runs = [run for run in published_runs() if chosen(run)]
     outside = [f"{run.id}: {run.step_seconds:.2f} s" for run in runs if not run.inside]
     assert len(runs) > 100
@@ -104,17 +101,15 @@ def test_nine_of_ten_published_runs_are_inside_the_bracket(
 
 
 @pytest.mark.parametrize("chosen", KINDS)
-def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_9(
-    chosen: Callable[[PublishedRun], bool],
-) -> None:
+def test_half_of_the_brackets_are_narrower_than_a_factor_of_1_9(chosen):
     assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.9
 
 
-def test_half_of_all_brackets_are_narrower_than_a_factor_of_1_66() -> None:
+def test_half_of_all_brackets_are_narrower_than_a_factor_of_1_66():
     assert statistics.median(run.width for run in published_runs()) <= 1.66
 
 
-def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1_85() -> None:
+def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1_85():
     """At 1 × 2,048 tokens: each seventh model on each third card; no bracket is wider than a factor of 5."""
     models = [entry.model for entry in list(catalog.models().values())[::7]]
     models = [entry for entry in models if entry.quantization is None]
@@ -130,7 +125,7 @@ def test_half_of_the_brackets_over_the_catalogue_are_narrower_than_a_factor_of_1
     assert max(widths) < 5
 
 
-def test_few_published_runs_are_faster_than_the_fast_end() -> None:
+def test_few_published_runs_are_faster_than_the_fast_end():
     """Brackets are fitted to hold 92 %; at most one in 20 runs may be faster than the fast end."""
     runs = published_runs()
     faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds.low]
@@ -140,7 +135,7 @@ def test_few_published_runs_are_faster_than_the_fast_end() -> None:
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
+def test_fast_end_of_matrix_products_is_operations_over_the_rate():
     setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
     elements = 7_241_732_096 - 32_000 * 4096  # without the embedding
     seconds = 6 * 64 * 4096 * elements / (1e14 * SHARE_ELSEWHERE.high)
@@ -148,7 +143,7 @@ def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
     assert seconds < low < 1.1 * seconds  # slightly more, for reads and writes
 
 
-def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_up() -> None:
+def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_up():
     names = (
         "matrix products",
         "attention",
@@ -168,7 +163,7 @@ def test_accumulation_repeats_all_but_the_optimizer_step_and_adds_the_gradients_
     assert once["gradients added up"] == 0
 
 
-def test_a_small_step_waits_for_the_host() -> None:
+def test_a_small_step_waits_for_the_host():
     """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers; LitGPT takes as long for 120 tokens."""
     small = timed(TrainingSetup(method=Method.LORA, max_length=128))
     assert part(small, "waiting for the host")[1] > 0
@@ -176,18 +171,18 @@ def test_a_small_step_waits_for_the_host() -> None:
     assert part(timed(LONG), "waiting for the host") == (0, 0)
 
 
-def test_float32_matmuls_run_at_the_vector_rate() -> None:
+def test_float32_matmuls_run_at_the_vector_rate():
     setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
     assert rates(A100, setup.precision).peak == 19.5e12
     assert timed(setup).step_seconds.low > 9 * timed(TrainingSetup()).step_seconds.low
 
 
-def test_a_cards_measured_rate_bounds_its_matmuls() -> None:
+def test_a_cards_measured_rate_bounds_its_matmuls():
     assert rates(A100, TrainingSetup().precision).best == 271e12
     assert rates(CARD, TrainingSetup().precision).best == 100e12
 
 
-def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
+def test_shards_gather_weights_twice_and_scatter_gradients_once():
     setup = TrainingSetup(num_gpus=4, gradient_accumulation_steps=2, strategy=Strategy.FSDP)
     resident = resident_memory(MISTRAL, structure(replace(setup, strategy=Strategy.NONE)))
     part = communication(A100, MISTRAL, setup, resident, link_gb_per_s=100)
@@ -195,7 +190,7 @@ def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
     assert (part.behind + part.alone).high == pytest.approx(slow, rel=0.001)
 
 
-def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
+def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step():
     # stage_1_and_2.py, reduce_ready_partitions_and_remove_grads: stage 2 always, stage 1 at the boundary; step gathers
     sent = {}
     for strategy in (Strategy.ZERO1, Strategy.ZERO2):
@@ -208,7 +203,7 @@ def test_zero_2_reduces_every_micro_batch_and_zero_1_every_step() -> None:
     assert sent[Strategy.ZERO2] == pytest.approx((3 * 2 * once, once))
 
 
-def test_zero_1_gathers_its_weights_after_the_step_when_nothing_hides_them() -> None:
+def test_zero_1_gathers_its_weights_after_the_step_when_nothing_hides_them():
     # nine tenths of the reduction, twice as long, hide behind backward; 3/4 of 2 bytes a weight over 300 GB/s remain
     time = _on_four(Strategy.ZERO1, max_length=8192)
     assert part(time, "exchange between GPUs")[0] == pytest.approx(
@@ -231,9 +226,7 @@ def test_zero_1_gathers_its_weights_after_the_step_when_nothing_hides_them() -> 
         (Strategy.ZERO3, 3, 0, 6 + 2 / 4 + 2 * (2 + 2 / 4)),
     ],
 )
-def test_deepspeed_copies_gradients_into_buckets_and_out_of_them(
-    strategy: Strategy, times: int, low: float, high: float
-) -> None:
+def test_deepspeed_copies_gradients_into_buckets_and_out_of_them(strategy, times, low, high):
     time = _on_four(strategy, gradient_accumulation_steps=3)
     size, bandwidth = times * 2 * 7_241_732_096, A100.memory_bandwidth_gb_per_s * 1e9
     found = part(time, "copies in and out of buckets")
@@ -243,7 +236,7 @@ def test_deepspeed_copies_gradients_into_buckets_and_out_of_them(
     assert part(_on_four(Strategy.DDP), "copies in and out of buckets") == (0.0, 0.0)
 
 
-def test_independent_deviations_add_in_squares() -> None:
+def test_independent_deviations_add_in_squares():
     """By hand: 1 to 4 seconds are typically 2, and deviate by 1.5; twice, by 1.5 · √2 or by 3."""
     other, same = (
         together([Cost(one, "products", Range(1, 4)) for one in (Cause.PRODUCTS, cause)])
@@ -256,7 +249,7 @@ def test_independent_deviations_add_in_squares() -> None:
     assert ends[1] == pytest.approx((2, 8))
 
 
-def test_no_step_is_faster_than_the_datasheet() -> None:
+def test_no_step_is_faster_than_the_datasheet():
     """A made-up card that always reaches its datasheet's rate: nothing else takes as long as its products."""
     card = replace(CARD, architecture="Blackwell", memory_bandwidth_gb_per_s=1e6)
     setup = TrainingSetup(max_length=4096, per_device_train_batch_size=64)
@@ -267,7 +260,7 @@ def test_no_step_is_faster_than_the_datasheet() -> None:
 
 
 @pytest.mark.parametrize("method", list(Method))
-def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
+def test_checkpointing_costs_a_fifth_to_a_half(method):
     """One more forward pass: a third of full fine-tuning's operations (2 of 6), half with a frozen base (2 of 4)."""
     setup = replace(LONG, method=method)
     plain, again = timed(setup), timed(replace(setup, gradient_checkpointing=True))
@@ -278,19 +271,19 @@ def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
     assert part(plain, "recomputation") == (0, 0)
 
 
-def test_a_quantised_base_is_slower_than_a_plain_one() -> None:
+def test_a_quantised_base_is_slower_than_a_plain_one():
     lora, qlora = (timed(replace(LONG, method=method)) for method in (Method.LORA, Method.QLORA))
     assert qlora.step_seconds.low > lora.step_seconds.low
     # not at the slow end: PEFT casts more beside a 16-bit base (4.9 and 4.6 s in fms-acceleration's table)
 
 
-def test_packed_steps_follow_from_examples_times_mean_length() -> None:
+def test_packed_steps_follow_from_examples_times_mean_length():
     packed = TrainingSetup(num_train_examples=8000, mean_tokens_per_example=256)
     assert timed(packed).total_steps == 2000
     assert timed(replace(packed, mean_tokens_per_example=None)).total_steps == 8000
 
 
-def test_rows_are_padded_to_the_longest_of_their_micro_batch() -> None:
+def test_rows_are_padded_to_the_longest_of_their_micro_batch():
     # a row alone is not padded; of a pair with even lengths up to a limit the longer has 2/3 of it on average
     padded = replace(LONG, padded=True, mean_tokens_per_example=2048)
     time, alone = timed(padded), timed(replace(LONG, max_length=2048, padded=True))
@@ -304,7 +297,7 @@ def test_rows_are_padded_to_the_longest_of_their_micro_batch() -> None:
     assert lengths(replace(padded, objective="dpo")).tokens == pytest.approx(4096 * 2 / 3, rel=2e-3)
 
 
-def test_the_longest_of_some_rows_is_that_of_random_draws() -> None:
+def test_the_longest_of_some_rows_is_that_of_random_draws():
     # Jaynes: of all spreads up to a limit with a given mean, the exponential cut there; 20,000 draws of eight each
     draw = np.random.default_rng(5).random((20_000, 8))
     for decay, limit in ((1.0, 3000), (6.0, 3000)):
@@ -319,7 +312,7 @@ def test_the_longest_of_some_rows_is_that_of_random_draws() -> None:
     assert [expected_longest(rows, 300, 300) for rows in (1, 9)] == [300, 300]
 
 
-def test_steps_of_an_epoch_round_up_as_trainer_does() -> None:
+def test_steps_of_an_epoch_round_up_as_trainer_does():
     setup = TrainingSetup(
         num_train_examples=100, gradient_accumulation_steps=8, num_train_epochs=2.5
     )
@@ -327,7 +320,7 @@ def test_steps_of_an_epoch_round_up_as_trainer_does() -> None:
     assert (time.steps_per_epoch, time.total_steps) == (13, 33)
 
 
-def test_hours_and_tokens_follow_from_the_step() -> None:
+def test_hours_and_tokens_follow_from_the_step():
     time = timed(replace(LONG, num_train_epochs=3))
     assert time.total_hours.high == pytest.approx(30_000 * time.step_seconds.high / 3600)
     assert time.epoch_hours.low == pytest.approx(time.total_hours.low / 3)
@@ -335,7 +328,7 @@ def test_hours_and_tokens_follow_from_the_step() -> None:
     assert time.tokens_per_second.high == pytest.approx(4096 / time.step_seconds.low)
 
 
-def test_a_given_mfu_closes_the_bracket() -> None:
+def test_a_given_mfu_closes_the_bracket():
     time = timed(replace(LONG, mfu=0.5))
     assert time.step_seconds.low == time.step_seconds.high
     assert time.mfu.low == time.mfu.high == pytest.approx(0.5)
@@ -361,7 +354,7 @@ TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSet
 @settings(max_examples=60)
 def test_mfu_never_exceeds_one(
     gpu, model, method, padded, mean, batch, length, kernel, utilisation
-) -> None:
+):
     """Each end uses its own operations and its own time: padded rows have more of both."""
     setup = TrainingSetup(
         method=method,
@@ -379,7 +372,7 @@ def test_mfu_never_exceeds_one(
         assert time.mfu.high == pytest.approx(utilisation)
 
 
-def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
+def test_mfu_counts_the_work_of_padding_and_not_the_limit():
     """Rows of 50 tokens, at most 1,024, on a card of 10¹⁴ operations per second: the work of 50, in its time."""
     short = replace(LONG, max_length=50)
     padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
@@ -395,7 +388,7 @@ def test_mfu_counts_the_work_of_padding_and_not_the_limit() -> None:
 # --- missing data -------------------------------------------------------------------------------
 
 
-def test_a_card_without_bfloat16_gets_a_sentence_instead_of_a_time() -> None:
+def test_a_card_without_bfloat16_gets_a_sentence_instead_of_a_time():
     answer = estimate(MISTRAL, catalog.gpu("T4"), TrainingSetup(method=Method.QLORA))
     assert answer.time is answer.cost is answer.energy_kwh is None
     assert (
@@ -410,13 +403,13 @@ def test_a_card_without_bfloat16_gets_a_sentence_instead_of_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["Apple M4 Max (128 GB)", "P100-PCIe-16GB"])
-def test_a_card_of_unknown_rate_gets_no_time(name: str) -> None:
+def test_a_card_of_unknown_rate_gets_no_time(name):
     answer = estimate(MISTRAL, catalog.gpu(name), TrainingSetup())
     assert answer.time is None
     assert any(sentence.startswith("No time is given") for sentence in answer.assumptions)
 
 
-def test_a_custom_card_needs_its_rate_and_bandwidth() -> None:
+def test_a_custom_card_needs_its_rate_and_bandwidth():
     bare = Gpu(name="card", memory_bytes=2**34)
     assert "bf16_dense_tflops" in str(missing_rate(bare, TrainingSetup()))
     half = replace(bare, bf16_dense_tflops=100.0)
@@ -424,7 +417,7 @@ def test_a_custom_card_needs_its_rate_and_bandwidth() -> None:
     assert missing_rate(CARD, TrainingSetup()) is None
 
 
-def test_without_a_gpu_there_is_no_time() -> None:
+def test_without_a_gpu_there_is_no_time():
     answer = estimate(MISTRAL, None, TrainingSetup())
     assert answer.time is None
     assert not any("time" in sentence for sentence in answer.assumptions)
@@ -464,9 +457,7 @@ def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:
 
 @settings(max_examples=200)
 @given(SETUPS, st.sampled_from(TIMED))
-def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
-    setup: TrainingSetup, gpu: Gpu
-) -> None:
+def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(setup, gpu):
     time = run(setup, gpu)
     assert 0 < time.step_seconds.low <= time.step_seconds.high * ROUNDING
     figures = (time.total_hours.high, time.tokens_per_second.low, time.mfu.low, time.mfu.high)
@@ -486,7 +477,7 @@ def test_the_fast_end_never_exceeds_the_slow_end_and_all_times_are_finite(
     ),
     st.integers(2, 5),
 )
-def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, times: int) -> None:
+def test_more_text_never_takes_fewer_hours(setup, name, times):
     start = setup.value(name) or 64
     more = {
         "num_train_examples": min(10**12, start * times),
@@ -504,7 +495,7 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     SETUPS,
     st.sampled_from(["per_device_train_batch_size", "gradient_accumulation_steps"]),
 )
-def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
+def test_a_larger_step_never_takes_fewer_seconds(setup, name):
     less = replace(setup, **{name: 7})
     more = replace(setup, **{name: 8})
     assert run(less).step_seconds.low <= run(more).step_seconds.low * ROUNDING
@@ -513,7 +504,7 @@ def test_a_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str
 
 @settings(max_examples=100)
 @given(SETUPS, st.sampled_from(TIMED))
-def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu) -> None:
+def test_checkpointing_never_takes_fewer_seconds(setup, gpu):
     plain = run(replace(setup, gradient_checkpointing=False), gpu)
     again = run(replace(setup, gradient_checkpointing=True), gpu)
     assert plain.step_seconds.low <= again.step_seconds.low * ROUNDING

@@ -107,9 +107,7 @@ IDLE = 2 * HALF_WAVE * INPUTS / 1e14
 
 
 @pytest.mark.parametrize(("method", "passes"), [(Method.FULL, 3), (Method.LORA, 2)])
-def test_matmuls_take_operations_memory_traffic_and_half_a_wave(
-    method: Method, passes: int
-) -> None:
+def test_matmuls_take_operations_memory_traffic_and_half_a_wave(method, passes):
     # backward multiplies for gradients of inputs and of trained weights, the latter 256 tokens deep and split
     found = part("matrix products", of=NOTHING._replace(products=4e14), method=method)
     gradients = 2 * HALF_WAVE / 2 * 15 * 256 / 1e14 if method is Method.FULL else 0
@@ -120,7 +118,7 @@ def test_matmuls_take_operations_memory_traffic_and_half_a_wave(
     )
 
 
-def test_attention_runs_at_its_kernels_rate() -> None:
+def test_attention_runs_at_its_kernels_rate():
     assert part("attention", of=NOTHING._replace(attention=4e14)) == near(8, 16)
 
 
@@ -135,8 +133,8 @@ def test_attention_runs_at_its_kernels_rate() -> None:
     ],
 )
 def test_fast_and_slow_matmuls_reach_their_generations_shares_of_peak(
-    architecture: str, fast: float, slow: float, flash: tuple[float, float]
-) -> None:
+    architecture, fast, slow, flash
+):
     card = Gpu(
         name="card",
         memory_bytes=2**36,
@@ -159,12 +157,12 @@ WRITTEN, WRITTEN_BACK = 1128, 1720
 """Bytes per token that operators between matmuls write in both layers: by hand in tests/test_traffic.py."""
 
 
-def test_elementwise_operators_move_their_output_once_at_best_and_six_times_at_worst() -> None:
+def test_elementwise_operators_move_their_output_once_at_best_and_six_times_at_worst():
     written = 256 * (WRITTEN + WRITTEN_BACK)
     assert part("norms, activations, residuals") == near(written / FAST, 6 * written / FAST)
 
 
-def test_compiled_kernels_move_half_to_nearly_all_that_is_written_eagerly() -> None:
+def test_compiled_kernels_move_half_to_nearly_all_that_is_written_eagerly():
     """The shares are those of inductor's own kernels, as traced in tests/verify/test_compiled_steps.py."""
     keys: dict[str, Any] = {"torch_compile": True}
     moves = traffic(TINY_LLAMA, TrainingSetup(max_length=LENGTH, **keys), 0.0)
@@ -173,7 +171,7 @@ def test_compiled_kernels_move_half_to_nearly_all_that_is_written_eagerly() -> N
     assert found == near(0.48 * written / FAST, 0.97 * written / SLOW)
 
 
-def test_no_kernel_moves_less_than_fused_kernels() -> None:
+def test_no_kernel_moves_less_than_fused_kernels():
     """Liger's kernels write so little, and in place, that the fused kernels' roofline sets the fast end."""
     keys: dict[str, Any] = {"use_liger_kernel": True, "mixed_precision": MixedPrecision.NO}
     assert part("norms, activations, residuals", **keys)[0] == pytest.approx(
@@ -182,7 +180,7 @@ def test_no_kernel_moves_less_than_fused_kernels() -> None:
     )
 
 
-def test_an_eager_attention_score_moves_8_bytes_at_best_and_24_at_worst() -> None:
+def test_an_eager_attention_score_moves_8_bytes_at_best_and_24_at_worst():
     name = "norms, activations, residuals"
     short, long = (
         part(name, attn_implementation=kernel)
@@ -193,7 +191,7 @@ def test_an_eager_attention_score_moves_8_bytes_at_best_and_24_at_worst() -> Non
     assert long[1] - short[1] > 0.95 * 24 * scores / SLOW
 
 
-def test_a_checkpoint_repeats_the_forward_passs_traffic() -> None:
+def test_a_checkpoint_repeats_the_forward_passs_traffic():
     found = part(
         "recomputation",
         of=NOTHING._replace(products_again=1e14, attention_again=1e14),
@@ -205,9 +203,7 @@ def test_a_checkpoint_repeats_the_forward_passs_traffic() -> None:
 
 
 @pytest.mark.parametrize(("loss", "bytes_a_word"), [(Loss.STANDARD, 12), (Loss.CHUNKED_TRL, 4)])
-def test_a_logit_moves_12_bytes_at_best_4_if_fused_and_62_at_worst(
-    loss: Loss, bytes_a_word: int
-) -> None:
+def test_a_logit_moves_12_bytes_at_best_4_if_fused_and_62_at_worst(loss, bytes_a_word):
     found = part("logits and loss", loss=loss)
     assert found == near(256 * 10 * bytes_a_word / FAST, 256 * 10 * 62 / SLOW)
 
@@ -223,9 +219,7 @@ def test_a_logit_moves_12_bytes_at_best_4_if_fused_and_62_at_worst(
         ({"mixed_precision": MixedPrecision.NO}, 4),
     ],
 )
-def test_an_adapters_matmuls_read_the_input_and_write_the_output(
-    keys: dict[str, Any], width: int
-) -> None:
+def test_an_adapters_matmuls_read_the_input_and_write_the_output(keys, width):
     # q_proj of both layers, 8 in and 8 out, three passes; casts and sums count as elementwise operators
     found = part(
         "adapters", of=NOTHING._replace(adapters=4e14), method=Method.LORA, **(FROZEN | keys)
@@ -234,7 +228,7 @@ def test_an_adapters_matmuls_read_the_input_and_write_the_output(
     assert found == near(5 + 0.3 * moves / FAST, 10 + 0.8 * moves / FAST)
 
 
-def test_dora_moves_34_bytes_per_element_of_an_adapted_weight() -> None:
+def test_dora_moves_34_bytes_per_element_of_an_adapted_weight():
     found = part("adapters", method=Method.LORA, use_dora=True, **FROZEN)
     skinny, weights = 3 * 256 * 4 * 2 * (8 + 8), 34 * 2 * 8 * 8
     assert found == near((0.3 * skinny + weights) / FAST, 0.8 * skinny / FAST + weights / SLOW)
@@ -248,15 +242,13 @@ def test_dora_moves_34_bytes_per_element_of_an_adapted_weight() -> None:
         ({"method": Method.LORA, "load_in_8bit": True}, 1 + 2, 2),
     ],
 )
-def test_dequantising_takes_two_to_nine_times_the_roofline(
-    keys: dict[str, Any], bytes_an_element: float, passes: int
-) -> None:
+def test_dequantising_takes_two_to_nine_times_the_roofline(keys, bytes_an_element, passes):
     found = part("dequantisation", **({"method": Method.QLORA} | FROZEN | keys))
     seconds = passes * bytes_an_element * LINEARS / FAST
     assert found == near(2 * seconds, 9 * seconds)
 
 
-def test_casting_a_float32_weight_or_its_gradient_moves_6_bytes() -> None:
+def test_casting_a_float32_weight_or_its_gradient_moves_6_bytes():
     # one forward pass, and the gradients of full fine-tuning
     size = 6 * (LINEARS + 8 * 10)
     assert part("casts of weights", dtype=Dtype.FLOAT32) == near(2 * size / FAST, 2 * size / SLOW)
@@ -269,9 +261,7 @@ def test_casting_a_float32_weight_or_its_gradient_moves_6_bytes() -> None:
 @pytest.mark.parametrize(
     ("strategy", "shards"), [(Strategy.DDP, 1), (Strategy.ZERO1, 1), (Strategy.FSDP, 2)]
 )
-def test_each_micro_batch_but_the_first_is_added_to_the_gradients(
-    strategy: Strategy, shards: int
-) -> None:
+def test_each_micro_batch_but_the_first_is_added_to_the_gradients(strategy, shards):
     # 10 bytes of gradients, read twice and written once
     found = part("gradients added up", gradient_accumulation_steps=5, strategy=strategy, num_gpus=2)
     assert found == near(4 * 3 * 10 / shards / FAST, 4 * 3 * 10 / shards / SLOW)
@@ -290,9 +280,7 @@ MAMBA = replace(TINY_LLAMA, model_type="falcon_h1", state_space=SPACE)
 
 
 @pytest.mark.parametrize(("checkpointing", "passes"), [(False, 3), (True, 4)])
-def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(
-    checkpointing: bool, passes: int
-) -> None:
+def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(checkpointing, passes):
     # 2 layers of 6 heads, 4 chunks of 64 tokens; keys 5 and values 7 wide
     chunk = 64 * (136 * 5 + 128 * 7 + 64 * 64) + 36 * 5 * 7
     # each iteration of the loop slices q, k, the solved values and keys, and decays, 3 · 5 + 7 + 64, and writes 7
@@ -303,9 +291,7 @@ def test_a_delta_net_moves_rows_pairs_and_states_and_slices_in_backward(
 
 
 @pytest.mark.parametrize(("checkpointing", "passes"), [(False, 3), (True, 4)])
-def test_a_state_space_moves_scores_values_states_and_channels(
-    checkpointing: bool, passes: int
-) -> None:
+def test_a_state_space_moves_scores_values_states_and_channels(checkpointing, passes):
     # 2 layers of 6 heads, 5 wide, state size 7, 4 chunks of 64 tokens; B and C for 2 groups
     width = 30
     channels = width + 2 * 14
@@ -324,16 +310,14 @@ def test_a_state_space_moves_scores_values_states_and_channels(
         ("delta-nets", DELTA, 2 * 6 * 256 * (64 * 17 + 32 * 12 + 105)),
     ],
 )
-def test_without_autocast_a_fallback_multiplies_in_float32(
-    name: str, model: Model, multiplied: int
-) -> None:
+def test_without_autocast_a_fallback_multiplies_in_float32(name, model, multiplied):
     # 2 operations per multiply-add, forward and twice backward, at 1e13 a second
     autocast, alone = part(name, model), part(name, model, mixed_precision=MixedPrecision.NO)
     seconds = 3 * 2 * multiplied / 1e13
     assert alone == near(autocast[0] + seconds, autocast[1] + seconds)
 
 
-def test_delta_net_and_state_space_operations_are_counted_in_whole_chunks() -> None:
+def test_delta_net_and_state_space_operations_are_counted_in_whole_chunks():
     # 65 tokens are two chunks of 64. Keys with keys, queries with keys, scores with values; two triangles; the state
     delta = 2 * 6 * 128 * (64 * (2 * 5 + 7) + 64 * (5 + 7) // 2 + 3 * 5 * 7)
     assert delta_products(DELTA, 65) == delta
@@ -346,7 +330,7 @@ def test_delta_net_and_state_space_operations_are_counted_in_whole_chunks() -> N
         assert found.attention_again == 2 * mixed
 
 
-def test_dora_multiplies_a_unit_matrix_and_with_dropout_repeats_the_base() -> None:
+def test_dora_multiplies_a_unit_matrix_and_with_dropout_repeats_the_base():
     keys = {"method": Method.LORA, "lora_r": 3, "lora_target_modules": ("q_proj",)}
     plain, dora, dropped = (
         work(TINY_LLAMA, TrainingSetup(**keys, **more), 4, pairs=0).adapters
@@ -361,7 +345,7 @@ def test_dora_multiplies_a_unit_matrix_and_with_dropout_repeats_the_base() -> No
     assert dropped == dora + 2 * (2 * 4 * 2 * 8 * 8)  # forward and backward
 
 
-def test_trls_loss_multiplies_by_the_head_once_more() -> None:
+def test_trls_loss_multiplies_by_the_head_once_more():
     found = work(TINY_LLAMA, TrainingSetup(loss=Loss.CHUNKED_TRL), 4, pairs=0)
     assert found.products_again == 2 * 4 * 10 * 8
 
@@ -379,8 +363,8 @@ def test_trls_loss_multiplies_by_the_head_once_more() -> None:
     ],
 )
 def test_the_optimizer_step_moves_gradients_once_and_weights_and_states_twice(
-    keys: dict[str, Any], passes: float, trained: int
-) -> None:
+    keys, passes, trained
+):
     # paged states, 500 bytes here, count like the others
     update = passes * (10 + 2 * trained + 2 * (2000 + 500))
     unclipped = part("optimizer step", max_grad_norm=0.0, **keys)
@@ -398,9 +382,7 @@ def operators(model: Model = TINY_LLAMA, **keys: Any) -> int:
 @pytest.mark.parametrize("method", list(Method))
 @pytest.mark.parametrize(("gpus", "times"), [(1, 1), (2, 1.5)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_host_launches_an_operator_in_11_to_25_microseconds(
-    method: Method, gpus: int, times: float, checkpointing: bool
-) -> None:
+def test_the_host_launches_an_operator_in_11_to_25_microseconds(method, gpus, times, checkpointing):
     keys: dict[str, Any] = {"method": method, "gradient_checkpointing": checkpointing}
     shared = {"strategy": Strategy.DDP, "num_gpus": gpus} if gpus > 1 else {}
     found = waiting(gradient_accumulation_steps=3, **keys, **shared)[0]
@@ -409,7 +391,7 @@ def test_the_host_launches_an_operator_in_11_to_25_microseconds(
     assert found[1] == pytest.approx(3 * 25e-6 * times * operators(**keys), rel=0.1)
 
 
-def test_zero_3_fetches_each_module_at_each_call() -> None:
+def test_zero_3_fetches_each_module_at_each_call():
     alone, sharded = (
         waiting(strategy=strategy, num_gpus=2)[0] for strategy in (Strategy.ZERO2, Strategy.ZERO3)
     )
@@ -417,12 +399,12 @@ def test_zero_3_fetches_each_module_at_each_call() -> None:
     assert sharded[1] - alone[1] == pytest.approx(15 * 3 * 500e-6)  # 15 modules, 3 passes
 
 
-def test_a_step_limited_by_the_gpu_never_waits_for_the_host() -> None:
+def test_a_step_limited_by_the_gpu_never_waits_for_the_host():
     assert waiting(of=NOTHING._replace(products=1e14))[0] == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("checkpointing", "kernels"), [(False, 9 + 37), (True, 2 * 9 + 37)])
-def test_a_delta_nets_loop_launches_46_kernels_per_chunk(checkpointing: bool, kernels: int) -> None:
+def test_a_delta_nets_loop_launches_46_kernels_per_chunk(checkpointing, kernels):
     # 4 chunks in each of 2 layers; the first chunk is counted among the operators
     keys = {"gradient_checkpointing": checkpointing}
     waits, busy = waiting(DELTA, **keys)
@@ -431,7 +413,7 @@ def test_a_delta_nets_loop_launches_46_kernels_per_chunk(checkpointing: bool, ke
     assert waits[1] == pytest.approx(25e-6 * launched - busy[1], rel=0.05)
 
 
-def test_a_state_space_has_no_loop_on_the_host() -> None:
+def test_a_state_space_has_no_loop_on_the_host():
     waits, busy = waiting(MAMBA)
     assert waits[1] == pytest.approx(25e-6 * operators(MAMBA) - busy[1])
 
@@ -449,14 +431,14 @@ A100 = Gpu(name="card", memory_bytes=2**36, architecture="Ampere")
         ("Hopper", 63.0, 2 * 8 * 38.4),
     ],
 )
-def test_the_host_is_of_its_gpus_generation(architecture: str, link: float, memory: float) -> None:
+def test_the_host_is_of_its_gpus_generation(architecture, link, memory):
     # STREAM reaches four fifths of two sockets; nvbandwidth reads 55.4 of 63 GB/s on an H200
     found = host_of(replace(A100, architecture=architecture), Mesh())
     fast = found.link.high, found.memory.high
     assert fast == pytest.approx((0.88 * link, 0.8 * memory), rel=0.002)
 
 
-def test_a_host_of_unknown_age_spans_the_oldest_to_the_newest() -> None:
+def test_a_host_of_unknown_age_spans_the_oldest_to_the_newest():
     link = host_of(replace(A100, architecture=""), Mesh()).link
     assert tuple(link) == pytest.approx((0.35 * 15.75, 0.88 * 63.0), rel=1e-3)
 
@@ -494,9 +476,7 @@ FSDP = {
         ),  # replaced by DeepSpeed's own optimizer
     ],
 )
-def test_the_cpu_step_moves_all_bytes_of_each_element(
-    keys: dict[str, Any], bytes_an_element: float
-) -> None:
+def test_the_cpu_step_moves_all_bytes_of_each_element(keys, bytes_an_element):
     setup = TrainingSetup(num_gpus=2, max_length=LENGTH, **keys)
     stepped = 2 * moved(TINY_LLAMA, setup).stepped  # both ranks share one machine
     found = offloaded("optimizer step on the CPU", **keys)
@@ -505,7 +485,7 @@ def test_the_cpu_step_moves_all_bytes_of_each_element(
     assert found == near(moves / (0.8 * 409.6e9), moves / (2 * 9.45e9))
 
 
-def test_transfers_overlap_compute_at_best_and_reach_a_third_of_the_link_at_worst() -> None:
+def test_transfers_overlap_compute_at_best_and_reach_a_third_of_the_link_at_worst():
     of = moved(TINY_LLAMA, TrainingSetup(num_gpus=2, max_length=LENGTH, **FSDP))
     assert of.in_micro_steps > 0
     both = of.in_micro_steps + of.after
@@ -516,7 +496,7 @@ def test_transfers_overlap_compute_at_best_and_reach_a_third_of_the_link_at_wors
     assert hidden == near(of.after / (0.88 * link), slow)
 
 
-def test_zero_1_and_2_transfer_on_the_compute_stream() -> None:
+def test_zero_1_and_2_transfer_on_the_compute_stream():
     of = moved(TINY_LLAMA, TrainingSetup(num_gpus=2, max_length=LENGTH, **ZERO))
     both = of.in_micro_steps + of.after
     found = offloaded("between GPU and host", behind=1.0, **ZERO)
@@ -524,7 +504,7 @@ def test_zero_1_and_2_transfer_on_the_compute_stream() -> None:
     assert found == near(both / (0.88 * link), both / (0.35 * link))
 
 
-def test_nvme_offload_uses_eight_fast_disks_at_best_and_one_at_worst() -> None:
+def test_nvme_offload_uses_eight_fast_disks_at_best_and_one_at_worst():
     keys = {
         "strategy": Strategy.ZERO3,
         "offload_optimizer": Offload.NVME,
@@ -541,7 +521,7 @@ def test_nvme_offload_uses_eight_fast_disks_at_best_and_one_at_worst() -> None:
 # --- the network ----------------------------------------------------------------------------------
 
 
-def test_a_gpu_without_a_known_link_has_pcie_3_to_5_and_ethernet() -> None:
+def test_a_gpu_without_a_known_link_has_pcie_3_to_5_and_ethernet():
     # PCIe 3.0 x16 to 5.0 x16, at worst 0.35 of it; 25 Gb/s are 3.125 GB/s; at best the network is as fast as the link
     assert ETHERNET.network_gbit_per_s == 25
     fast = 16 * 32e9 * 128 / 130 / 8

@@ -42,7 +42,7 @@ def ledger(model: Model, setup: TrainingSetup) -> dict[Component, int]:
 
 
 @pytest.mark.parametrize("hub_id", WITH)
-def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
+def test_text_and_towers_have_the_published_parameters(hub_id):
     """The Hub also counts stored buffers, and keys and values that transformers 5 does not create."""
     entry = catalog.models()[hub_id]
     towers = tower_parameters(entry.model, TrainingSetup().adapters)
@@ -53,7 +53,7 @@ def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
     assert f"{towers}" in entry.published_extra_is or entry.published_extra == towers
 
 
-def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
+def test_every_catalogued_gemma_with_towers_names_its_class():
     assert {catalog.model(hub_id).model_type for hub_id in WITH} == {
         name for name, family in FAMILIES.items() if family.with_towers
     }
@@ -72,7 +72,7 @@ def test_every_catalogued_gemma_with_towers_names_its_class() -> None:
             assert "model_class" not in said
 
 
-def test_all_linear_adapts_the_linears_of_siglip_too() -> None:
+def test_all_linear_adapts_the_linears_of_siglip_too():
     # in 27 layers q, k, v and out of 1152 x 1152, fc1 and fc2 of 1152 x 4304; the projector is not a linear
     by_hand = 27 * 16 * (4 * (1152 + 1152) + 2 * (1152 + 4304))
     alone = adapter_parameters(GEMMA_3, replace(LORA, **TEXT).adapters)
@@ -96,7 +96,7 @@ SETUPS = [
 
 @pytest.mark.parametrize("model", [GEMMA_3, GEMMA_31B, E2B], ids=["3", "4 31B", "4 E2B"])
 @pytest.mark.parametrize("setup", SETUPS)
-def test_towers_cost_only_their_weights_and_adapters(model: Model, setup: TrainingSetup) -> None:
+def test_towers_cost_only_their_weights_and_adapters(model, setup):
     text = replace(setup, **TEXT)
     alone, made = ledger(model, text), ledger(model, setup)
     weights = made.pop(Component.WEIGHTS) - alone.pop(Component.WEIGHTS)
@@ -129,7 +129,7 @@ def _rounded(model: Model, setup: TrainingSetup) -> int:
     )
 
 
-def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
+def test_a_4_bit_base_quantises_tower_linears_except_the_models_last():
     setup = TrainingSetup(method=Method.QLORA)
     whole = [
         module.name
@@ -145,7 +145,7 @@ def test_a_4_bit_base_quantises_tower_linears_except_the_models_last() -> None:
 
 
 @pytest.mark.parametrize("setup", [TrainingSetup(), LORA])
-def test_ddp_buckets_include_parameters_without_gradients(setup: TrainingSetup) -> None:
+def test_ddp_buckets_include_parameters_without_gradients(setup):
     setup = replace(setup, num_gpus=2, strategy=Strategy.DDP)
     text = ledger(GEMMA_3, replace(setup, **TEXT))[Component.COMMUNICATION]
     more = sum(
@@ -155,7 +155,7 @@ def test_ddp_buckets_include_parameters_without_gradients(setup: TrainingSetup) 
     assert abs(made - text - more) < 512  # buckets are rounded up to 512 bytes
 
 
-def test_gemma_3n_runs_its_embedders_on_text() -> None:
+def test_gemma_3n_runs_its_embedders_on_text():
     full = TrainingSetup()
     more = len(trainable_tensors(GEMMA_3N, full)) - len(
         trainable_tensors(GEMMA_3N, replace(full, **TEXT))
@@ -193,9 +193,7 @@ def test_gemma_3n_runs_its_embedders_on_text() -> None:
         ),
     ],
 )
-def test_setups_refused_for_their_towers_run_without_them(
-    model: Model, changes: dict[str, Any], sentence: str
-) -> None:
+def test_setups_refused_for_their_towers_run_without_them(model, changes, sentence):
     setup = TrainingSetup(**{"num_gpus": 2, **changes})
     with pytest.raises(ValueError, match=sentence):
         estimate(model, None, setup)
@@ -218,9 +216,8 @@ WRAPPER: dict[str, Any] = {
 }
 
 
-def test_a_config_with_towers_equals_the_catalogued_model() -> None:
+def test_a_config_with_towers_equals_the_catalogued_model():
     found = from_config(WRAPPER)
-    assert found.model is not None
     assert found.model.towers == GEMMA_3.towers
     assert found.parameters == 4_300_079_472  # the Hub's count of google/gemma-3-4b-it
     assert not found.left_out
@@ -236,11 +233,8 @@ def test_a_config_with_towers_equals_the_catalogued_model() -> None:
         {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     ],
 )
-def test_towers_of_unknown_modules_are_reported_as_left_out(
-    changes: dict[str, Any],
-) -> None:
+def test_towers_of_unknown_modules_are_reported_as_left_out(changes):
     found = from_config(WRAPPER | changes)
-    assert found.model is not None
     assert found.model.towers is None
     assert "whose towers are not counted here" in " ".join(found.notes)
 
@@ -254,15 +248,14 @@ def test_towers_of_unknown_modules_are_reported_as_left_out(
         (7, "vision_config must be an object or null"),
     ],
 )
-def test_a_tower_with_impossible_sizes_is_refused_by_key(vision: object, sentence: str) -> None:
+def test_a_tower_with_impossible_sizes_is_refused_by_key(vision, sentence):
     found = from_config(WRAPPER | {"vision_config": vision})
     assert found.model is None
     assert sentence in found.problem
 
 
-def test_a_text_config_alone_has_no_towers() -> None:
+def test_a_text_config_alone_has_no_towers():
     found = from_config(WRAPPER["text_config"])
-    assert found.model is not None
     assert found.model.towers is None
     alone = estimate(found.model, None, TrainingSetup())
     assert alone.peak.bytes == estimate(GEMMA_3, None, TrainingSetup(**TEXT)).peak.bytes

@@ -15,7 +15,7 @@ HIDDEN, QUERIES, KEYS, MLP = 8, 8, 4, 16
 """Widths of the tiny model, which has two layers, and heads of 4 that the kernel pads to 8."""
 
 
-def test_a_layer_writes_what_transformers_llama_computes_between_matmuls() -> None:
+def test_a_layer_writes_what_transformers_llama_computes_between_matmuls():
     """transformers 5.23, models/llama/modeling_llama.py, in bfloat16, bytes per token and layer."""
     # LlamaRMSNorm: float32 4, square 4, times the root 4, bfloat16 2, times the weight 2; per row: mean, sum, root
     norm = 16 * HIDDEN + 3 * 4
@@ -38,7 +38,7 @@ def test_a_layer_writes_what_transformers_llama_computes_between_matmuls() -> No
     assert found.image == found.fixed == 0
 
 
-def test_checkpointing_adds_operators_but_not_bytes_per_pass() -> None:
+def test_checkpointing_adds_operators_but_not_bytes_per_pass():
     plain = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
     again = traffic(TINY_LLAMA, TrainingSetup(gradient_checkpointing=True), 1.0)
     assert again.forward == plain.forward
@@ -46,13 +46,13 @@ def test_checkpointing_adds_operators_but_not_bytes_per_pass() -> None:
     assert again.operators > 1.3 * plain.operators
 
 
-def test_layer_norms_and_plain_mlps_write_less_than_rms_norms_and_gated_mlps() -> None:
+def test_layer_norms_and_plain_mlps_write_less_than_rms_norms_and_gated_mlps():
     mpt, llama = (catalog.model(name) for name in ("mosaicml/mpt-7b", "meta-llama/Llama-2-7b-hf"))
     setup = TrainingSetup(attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
     assert traffic(mpt, setup, 0.0).forward < 0.6 * traffic(llama, setup, 0.0).forward
 
 
-def test_adapters_more_than_double_the_operators() -> None:
+def test_adapters_more_than_double_the_operators():
     model = catalog.model("mistralai/Mistral-7B-v0.1")
     full, lora = (
         traffic(model, TrainingSetup(method=method), 0.0) for method in (Method.FULL, Method.LORA)
@@ -61,7 +61,7 @@ def test_adapters_more_than_double_the_operators() -> None:
     assert lora.forward > 2 * full.forward
 
 
-def test_adapted_experts_are_merged_once_per_micro_batch_whatever_its_length() -> None:
+def test_adapted_experts_are_merged_once_per_micro_batch_whatever_its_length():
     mixtral = catalog.model("mistralai/Mixtral-8x7B-v0.1")
     setup = TrainingSetup(method=Method.LORA)
     found = traffic(mixtral, setup, 0.0)
@@ -70,7 +70,7 @@ def test_adapted_experts_are_merged_once_per_micro_batch_whatever_its_length() -
     assert traffic(mixtral, replace(setup, max_length=4096), 0.0) == found
 
 
-def test_preference_pairs_write_twice_as_much_and_the_reference_adds_a_pass() -> None:
+def test_preference_pairs_write_twice_as_much_and_the_reference_adds_a_pass():
     dpo = traffic(TINY_LLAMA, TrainingSetup(objective="dpo"), 0.0)
     sft = traffic(TINY_LLAMA, TrainingSetup(), 0.0)
     assert dpo.forward == pytest.approx(2 * sft.forward, rel=0.1)

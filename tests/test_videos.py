@@ -22,7 +22,7 @@ ANSWERS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
 
 
 @for_each("row", ANSWERS)
-def test_video_sizes_match_the_real_processor(row: dict[str, str]) -> None:
+def test_video_sizes_match_the_real_processor(row):
     limits: dict[str, Any] = {key: int(row[key]) for key in ("min_pixels", "max_pixels")}
     if row["cap_pixels_per_frame"] == "True":
         limits["cap_pixels_per_frame"] = True
@@ -55,9 +55,7 @@ def video(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_eight_frames_become_the_tokens_counted_by_hand(
-    config: dict[str, Any], tokens: int, markers: int
-) -> None:
+def test_eight_frames_become_the_tokens_counted_by_hand(config, tokens, markers):
     model, _, read = parse(video(config, video_frames=8))
     parts = images_of(model, read.images)
     assert sum(part.tokens for part in parts) == tokens
@@ -65,20 +63,20 @@ def test_eight_frames_become_the_tokens_counted_by_hand(
     assert read.batch.max_length == 64 + tokens + markers
 
 
-def test_frames_as_images_take_the_memory_of_as_many_images() -> None:
+def test_frames_as_images_take_the_memory_of_as_many_images():
     frames = estimate(*parse(video(internvl(2), video_frames=8)))
     images = setup(internvl(2), images_per_example=8, crop_to_patches=False)
     assert frames.peak.bytes == estimate(*parse(images)).peak.bytes
 
 
-def test_the_tokens_part_of_gemma_4s_layer_inputs_gets_its_gradient_after_the_towers() -> None:
+def test_the_tokens_part_of_gemma_4s_layer_inputs_gets_its_gradient_after_the_towers():
     # traced on transformers 5.23: the tower's backward is no higher than the loss's, as the table's gradient comes last
     keys = {"text_tokens": 256, "video_frames": 8, "video_height": 1080, "video_width": 1920}
     answer = estimate(*parse({**video({}), "model": "google/gemma-4-E2B-it", **keys}))
     assert answer.phases[Phase.BACKWARD].name.startswith("log-softmax backward")
 
 
-def test_fewer_frames_are_offered() -> None:
+def test_fewer_frames_are_offered():
     model, _, read = parse(video(qwen2_5(2), video_frames=32))
     change = next(image_changes(model, read))
     assert "videos are now 4,784 tokens of an example" in change.price  # 16 parts of 299

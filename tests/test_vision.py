@@ -94,11 +94,10 @@ def smolvlm() -> dict[str, Any]:
     }
 
 
-def test_a_tower_without_sizes_takes_its_classs_defaults() -> None:
+def test_a_tower_without_sizes_takes_its_classs_defaults():
     # transformers 5.23, models/qwen2_vl/configuration_qwen2_vl.py, Qwen2VLVisionConfig: mlp_ratio 4
     config = {"model_type": "qwen2_vl", "text_config": QWEN2, "vision_config": {}}
     vision = parse({"model": config})[0].vision
-    assert vision is not None
     sizes = vision.tower
     assert (sizes.hidden_size, sizes.intermediate_size) == (1280, 5120)
     assert (sizes.num_hidden_layers, sizes.num_attention_heads) == (32, 16)
@@ -136,9 +135,7 @@ def parameters(config: dict[str, Any], part: Part) -> int:
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_tower_and_projector_have_the_published_counts(
-    config: dict[str, Any], tower: int, projector: int
-) -> None:
+def test_tower_and_projector_have_the_published_counts(config, tower, projector):
     assert parameters(config, Part.VISION) == tower
     assert parameters(config, Part.PROJECTOR) == projector
 
@@ -147,9 +144,7 @@ SEEING = [entry for entry in catalog.models().values() if entry.model.vision is 
 
 
 @for_each("entry", SEEING)
-def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(
-    entry: Any,
-) -> None:
+def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(entry):
     modules = vision_modules(entry.model)
     tower, projector = (
         sum(n * module_parameters(module) for module, n in modules if module.part is part)
@@ -165,7 +160,7 @@ def test_catalogued_towers_and_projectors_match_the_published_extra_parameters(
     )
 
 
-def test_the_catalogue_has_a_model_of_every_kind_of_tower() -> None:
+def test_the_catalogue_has_a_model_of_every_kind_of_tower():
     wrappers = {entry.model.vision.wrapper for entry in SEEING if entry.model.vision}
     assert wrappers == set(VISION)
 
@@ -196,23 +191,19 @@ def saved_per_patch(config: Any, **keys: Any) -> float:
         (internvl, (20 * 1024 + 4 * 4096 + 4 * 16 + 16) * 1025 / 1024),
     ],
 )
-def test_a_trained_tower_layer_saves_the_bytes_counted_by_hand(
-    config: Any, expected: float
-) -> None:
+def test_a_trained_tower_layer_saves_the_bytes_counted_by_hand(config, expected):
     # tensors are rounded up to 512 bytes
     assert saved_per_patch(config) == pytest.approx(expected, rel=0.002)
 
 
 @pytest.mark.parametrize(("config", "expected"), [(gemma3, 2 * 1152), (qwen3, 0)])
-def test_checkpointing_pulls_a_frozen_tower_into_backward_from_its_hook_on(
-    config: Any, expected: float
-) -> None:
+def test_checkpointing_pulls_a_frozen_tower_into_backward_from_its_hook_on(config, expected):
     keys = {"freeze_vision": True, "gradient_checkpointing": True}
     assert saved_per_patch(config, **keys) == pytest.approx(expected, rel=0.002)
 
 
 @pytest.mark.parametrize("config", [gemma3, qwen3, qwen2_5, internvl, pixtral])
-def test_a_frozen_tower_saves_nothing_without_checkpointing(config: Any) -> None:
+def test_a_frozen_tower_saves_nothing_without_checkpointing(config):
     assert saved_per_patch(config, freeze_vision=True) == 0
 
 
@@ -226,15 +217,13 @@ def test_a_frozen_tower_saves_nothing_without_checkpointing(config: Any) -> None
         (False, True, True, 2 * 1152),
     ],
 )
-def test_the_tower_is_checkpointed_apart_from_the_text(
-    text: bool, tower: bool, frozen: bool, expected: float
-) -> None:
+def test_the_tower_is_checkpointed_apart_from_the_text(text, tower, frozen, expected):
     keys = {"gradient_checkpointing": text, "vision_gradient_checkpointing": tower}
     saved = saved_per_patch(gemma3, **keys, freeze_vision=frozen)
     assert saved == pytest.approx(expected, rel=0.002)
 
 
-def test_flash_attention_joins_no_outputs_in_a_tower_that_attends_by_image() -> None:
+def test_flash_attention_joins_no_outputs_in_a_tower_that_attends_by_image():
     # the joined outputs (2h) of 30h + 8f + 4a + 8 with sdpa
     saved = saved_per_patch(qwen2_5, attn_implementation="flash_attention_2")
     assert saved == pytest.approx(28 * 1280 + 8 * 3420 + 4 * 16 + 8, rel=0.002)
@@ -253,12 +242,12 @@ def test_flash_attention_joins_no_outputs_in_a_tower_that_attends_by_image() -> 
         (gemma3, 16 * 1152 + 4 * 4304 + 4 * 16 + 16),
     ],
 )
-def test_liger_replaces_the_norms_of_a_towers_layers(config: Any, expected: int) -> None:
+def test_liger_replaces_the_norms_of_a_towers_layers(config, expected):
     saved = saved_per_patch(config, use_liger_kernel=True)
     assert saved == pytest.approx(expected, rel=0.002)
 
 
-def test_liger_leaves_a_checkpoint_alone_whose_class_it_does_not_know() -> None:
+def test_liger_leaves_a_checkpoint_alone_whose_class_it_does_not_know():
     with_it, without = (
         estimate(*parse(setup({**smolvlm(), "model_type": "idefics3"}, use_liger_kernel=is_on)))
         for is_on in (True, False)
@@ -267,7 +256,7 @@ def test_liger_leaves_a_checkpoint_alone_whose_class_it_does_not_know() -> None:
     assert any("no kernels for idefics3" in said for said in with_it.assumptions)
 
 
-def test_frozen_parts_are_not_trained() -> None:
+def test_frozen_parts_are_not_trained():
     whole = estimate(*parse(setup(gemma3())))
     tower = estimate(*parse(setup(gemma3(), freeze_vision=True)))
     both = estimate(*parse(setup(gemma3(), freeze_vision=True, freeze_projector=True)))
@@ -276,7 +265,7 @@ def test_frozen_parts_are_not_trained() -> None:
     assert tower.trainable_parameters - both.trainable_parameters == 1152 + 1152 * 64
 
 
-def test_all_linear_adapts_the_tower_unless_it_is_frozen() -> None:
+def test_all_linear_adapts_the_tower_unless_it_is_frozen():
     keys = {"method": "lora", "lora_r": 8, "lora_target_modules": "all-linear"}
     everywhere = estimate(*parse(setup(gemma3(2), **keys))).trainable_parameters
     text = estimate(*parse(setup(gemma3(2), **keys, freeze_vision=True))).trainable_parameters
@@ -284,7 +273,7 @@ def test_all_linear_adapts_the_tower_unless_it_is_frozen() -> None:
     assert everywhere - text == 2 * 8 * (4 * 2 * 1152 + 2 * (1152 + 4304))
 
 
-def test_images_add_to_the_text_and_max_length_cuts_the_row() -> None:
+def test_images_add_to_the_text_and_max_length_cuts_the_row():
     # 448² pixels in patches of 14, four per token: 256 tokens, and two markers
     reading = read_setup(setup(qwen2_5(), text_tokens=512))
     assert reading.setup.batch.max_length == 512 + 256 + 2
@@ -293,7 +282,7 @@ def test_images_add_to_the_text_and_max_length_cuts_the_row() -> None:
     )
 
 
-def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
+def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask():
     keys: dict[str, Any] = {
         "freeze_vision": True,
         "text_tokens": 740,
@@ -313,7 +302,7 @@ def test_an_image_in_the_batch_gives_every_gemma_3_layer_its_own_mask() -> None:
     assert saved - flash == pytest.approx(2 * 1000**2, rel=0.01)
 
 
-def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:
+def test_fewer_pixels_are_offered_with_the_resulting_length():
     given = setup(
         qwen2_5(), image_height=2160, image_width=3840, text_tokens=100, max_length=20_000
     )
@@ -327,7 +316,7 @@ def test_fewer_pixels_are_offered_with_the_resulting_length() -> None:
     assert freeze.options == ({"freeze_vision": True},)
 
 
-def test_fewer_pixels_shorten_a_row_of_unknown_text_length() -> None:
+def test_fewer_pixels_shorten_a_row_of_unknown_text_length():
     given = setup(qwen2_5(), image_height=2160, image_width=3840, text_tokens=None)
     given["max_length"] = 11_000
     model, _, read = parse(given)
@@ -336,7 +325,7 @@ def test_fewer_pixels_shorten_a_row_of_unknown_text_length() -> None:
     assert {"max_pixels": 1_003_520, "max_length": 449 + 1222 + 2} in change.options
 
 
-def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix() -> None:
+def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix():
     config = smolvlm()
     model, _, read = parse(setup(config))
     (said,) = image_costs(model, read)
@@ -347,7 +336,7 @@ def test_small_images_enlarged_by_the_processor_are_reported_with_a_fix() -> Non
     assert image_costs(*parse(setup(config, image_longest_edge=512))[::2]) == []
 
 
-def test_a_frozen_tower_in_backward_is_reported_with_its_bytes() -> None:
+def test_a_frozen_tower_in_backward_is_reported_with_its_bytes():
     keys = {"freeze_vision": True, "gradient_checkpointing": True}
     model, _, read = parse(setup(gemma3(2), **keys))
     dragged, mask = image_costs(model, read)
@@ -358,7 +347,7 @@ def test_a_frozen_tower_in_backward_is_reported_with_its_bytes() -> None:
     assert image_costs(*parse(setup(qwen3(), **keys))[::2]) == []
 
 
-def test_flash_attention_leaves_out_the_mask_of_gemma_3s_images_and_is_no_lossless_remedy() -> None:
+def test_flash_attention_leaves_out_the_mask_of_gemma_3s_images_and_is_no_lossless_remedy():
     keys = {"freeze_vision": True}
     for kernel, expected in (("sdpa", 0), ("flash_attention_2", 1)):
         model, _, read = parse(setup(gemma3(2), **keys, attn_implementation=kernel))
@@ -373,13 +362,13 @@ def test_flash_attention_leaves_out_the_mask_of_gemma_3s_images_and_is_no_lossle
     assert any("FlashAttention" in change.title for change in offered)
 
 
-def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:
+def test_a_window_that_a_wrapped_config_turns_off_stays_off():
     model, _, _ = parse({"model": pixtral(max_position_embeddings=131_072)})
     assert model.sliding_window == 0  # MistralConfig's default is 4,096
 
 
 @pytest.mark.parametrize("name", ["google/gemma-4-E2B-it", "google/gemma-3-4b-it"])
-def test_the_image_text_class_has_the_causal_classs_towers(name: str) -> None:
+def test_the_image_text_class_has_the_causal_classs_towers(name):
     # AutoModelForCausalLM and AutoModelForImageTextToText load these as the same class
     causal = estimate(*parse({"model": name}))
     sees = estimate(*parse({"model": name, "model_class": "image_text"}))

@@ -26,7 +26,7 @@ def answer(**keys: Any) -> Estimate:
     return estimate(MODEL, GPU, TrainingSetup(**given | keys))
 
 
-def test_the_bands_are_in_order_from_too_little_to_too_much() -> None:
+def test_the_bands_are_in_order_from_too_little_to_too_much():
     found = vllm_shares(MODEL, GPU, answer().setup)
     names = [band.name for band in vllm_share.bands(found)]
     order = [
@@ -42,7 +42,7 @@ def test_the_bands_are_in_order_from_too_little_to_too_much() -> None:
     assert ends == sorted(ends)
 
 
-def test_the_number_comes_first() -> None:
+def test_the_number_comes_first():
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     said = vllm_share.head_html(found, now)
@@ -51,7 +51,7 @@ def test_the_number_comes_first() -> None:
     assert f"{vllm_share.ALL.lower()} from {found.holding():.2f}" in vllm_share.alt(found)
 
 
-def test_every_band_is_named_above_the_figure_and_none_inside_it() -> None:
+def test_every_band_is_named_above_the_figure_and_none_inside_it():
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     names = {band.name for band in vllm_share.bands(found)}
@@ -63,14 +63,14 @@ def test_every_band_is_named_above_the_figure_and_none_inside_it() -> None:
     assert written == ["set: 0.3", f"<b>take {found.advised:.2f}</b>"]
 
 
-def test_more_gpus_do_not_shrink_vllms_part() -> None:
+def test_more_gpus_do_not_shrink_vllms_part():
     now = answer(num_gpus=2, strategy="zero3")
     assert "more GPUs make the trainer" in vllm_share.head_html(
         vllm_shares(MODEL, GPU, now.setup), now
     )
 
 
-def test_the_figure_has_a_point_for_each_share() -> None:
+def test_the_figure_has_a_point_for_each_share():
     now = answer()
     found = vllm_shares(MODEL, GPU, now.setup)
     drawn = vllm_share.figure(found, now)
@@ -78,7 +78,7 @@ def test_the_figure_has_a_point_for_each_share() -> None:
     assert all("Share" in row for row in vllm_share.rows(found, now))
 
 
-def test_no_section_without_a_colocated_engine() -> None:
+def test_no_section_without_a_colocated_engine():
     assert vllm_share.applies(answer())
     assert not vllm_share.applies(answer(vllm_mode="server"))
     assert not vllm_share.applies(answer(use_vllm=False))

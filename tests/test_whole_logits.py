@@ -8,7 +8,6 @@ slice in CUDA's log-softmax (``host_softmax``), which is added here.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -53,9 +52,7 @@ def copied(rows: int, length: int) -> int:
         ),
     ],
 )
-def test_llamafactorys_loss_holds_three_copies_of_all_logits(
-    keys: dict[str, Any], traced: tuple[int, ...]
-):
+def test_llamafactorys_loss_holds_three_copies_of_all_logits(keys, traced):
     setup = replace(PAIRS, **keys)
     loss, reference, backward = _phases(setup)
     for said, there in ((loss, traced[0]), (reference, traced[1])):
@@ -76,7 +73,7 @@ def test_llamafactorys_loss_holds_three_copies_of_all_logits(
         ),
     ],
 )
-def test_ms_swifts_loss_holds_the_completions_logits(keys: dict[str, Any], traced: tuple[int, ...]):
+def test_ms_swifts_loss_holds_the_completions_logits(keys, traced):
     said = _phases(replace(PAIRS, loss=Loss.SELECTIVE, **keys))
     for mine, there in zip(said, traced, strict=True):
         assert mine == pytest.approx(there, abs=2 * MIB)
@@ -111,9 +108,7 @@ def _phases(setup: TrainingSetup) -> list[int]:
         ),
     ],
 )
-def test_trls_older_loss_holds_all_logits_and_copies_them_for_its_metrics(
-    keys: dict[str, Any], traced: tuple[int, ...]
-):
+def test_trls_older_loss_holds_all_logits_and_copies_them_for_its_metrics(keys, traced):
     """Traced like the others, with ``_compute_loss`` of trl 1.9.0."""
     said = _phases(replace(PAIRS, loss=Loss.SELECTIVE_TRL, **keys))
     for mine, there in zip(said, traced, strict=True):
@@ -139,7 +134,7 @@ def test_llamafactorys_reference_stays_in_autocasts_dtype():
 
 @pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_a_grid_matches_the_estimates(objective: str, loss: Loss):
+def test_a_grid_matches_the_estimates(objective, loss):
     gpu = catalog.gpu("A100-SXM4-80GB")
     setup = replace(PAIRS, objective=objective, loss=loss)
     read = needs(SMALL, gpu, setup, per_device_train_batch_size=[2, 3, 8])
@@ -157,7 +152,7 @@ def test_a_grid_matches_the_estimates(objective: str, loss: Loss):
         ("rl: dpo\nadapter: lora\nlora_target_linear: true\nsequence_len: 512\n", "selective_trl"),
     ],
 )
-def test_configs_of_tools_that_compute_whole_logits_set_the_loss(text: str, loss: str):
+def test_configs_of_tools_that_compute_whole_logits_set_the_loss(text, loss):
     named = " --model {}"
     if "\n" in text:
         named = "base_model: {}\n" if "rl: " in text else "model_name_or_path: {}\n"
@@ -168,7 +163,7 @@ def test_configs_of_tools_that_compute_whole_logits_set_the_loss(text: str, loss
 
 @pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
-def test_whole_logits_work_on_several_gpus(strategy: str, loss: Loss):
+def test_whole_logits_work_on_several_gpus(strategy, loss):
     for method in (Method.FULL, Method.LORA):
         setup = replace(PAIRS, loss=loss, strategy=strategy, num_gpus=2, method=method)
         answer = estimate(SMALL, None, setup)

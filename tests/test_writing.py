@@ -126,7 +126,7 @@ def written_or_refused(tool: str, keys: dict[str, Any]) -> Mapping[str, str] | s
 
 
 @pytest.mark.parametrize("tool", ["trl", "trainer"])
-def test_written_files_read_back_as_the_same_setup(tool: str) -> None:
+def test_written_files_read_back_as_the_same_setup(tool):
     """300 random setups that the tool can express, of all its objectives; refusals name a key."""
     objectives: set[str] = set()
     random_, expressed, refused = random.Random(17), 0, 0
@@ -164,7 +164,7 @@ def test_written_files_read_back_as_the_same_setup(tool: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "named"), [("axolotl", "args.base_model"), ("llamafactory", "args.model_name_or_path")]
 )
-def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool: str, named: str) -> None:
+def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool, named):
     """150 random setups in a tool's own YAML, with DeepSpeed's JSON, accelerate's file and the command."""
     random_, expressed = random.Random(5), 0
     kinds: set[str] = set()
@@ -198,7 +198,7 @@ def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool: str, n
     assert kinds >= {"fsdp", "hsdp", "zero3", "ddp", "none", "sft", "dpo", "kto", "orpo", "reward"}
 
 
-def test_a_script_for_ms_swift_reads_back_as_the_same_setup() -> None:
+def test_a_script_for_ms_swift_reads_back_as_the_same_setup():
     """150 random setups as one command with flags, with DeepSpeed's JSON or accelerate's file."""
     random_, expressed = random.Random(5), 0
     kinds: set[str] = set()
@@ -239,7 +239,7 @@ def test_a_script_for_ms_swift_reads_back_as_the_same_setup() -> None:
         ),
     ],
 )
-def test_a_self_launching_tool_has_its_command_and_pins_itself(tool: str, command: str) -> None:
+def test_a_self_launching_tool_has_its_command_and_pins_itself(tool, command):
     keys = {**dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))}
     keys |= {
         "strategy": "zero3",
@@ -274,14 +274,12 @@ def test_a_self_launching_tool_has_its_command_and_pins_itself(tool: str, comman
         ("trainer", {"activation_offloading": True}, "no word for activation_offloading true"),
     ],
 )
-def test_a_setup_a_tool_cannot_express_is_refused_by_key(
-    tool: str, keys: dict[str, Any], says: str
-) -> None:
+def test_a_setup_a_tool_cannot_express_is_refused_by_key(tool, keys, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         files_of(tool, {"model": LLAMA.hub_id, **keys}, LLAMA)
 
 
-def test_a_new_config_states_defaults_that_other_versions_may_change() -> None:
+def test_a_new_config_states_defaults_that_other_versions_may_change():
     """TRL checkpoints by default; a file that relies on it still says so."""
     theirs = theirs_of(TOOLS["trl"], TRL, LLAMA)
     assert theirs["args.gradient_checkpointing"] is True
@@ -290,7 +288,7 @@ def test_a_new_config_states_defaults_that_other_versions_may_change() -> None:
     assert not any(key.startswith("call.") for key in theirs)
 
 
-def test_a_changed_config_changes_only_what_it_must() -> None:
+def test_a_changed_config_changes_only_what_it_must():
     given = {"args.model_name_or_path": LLAMA.hub_id, "args.per_device_train_batch_size": 8}
     keys = said(TOOLS["trl"], given, LLAMA) | {"per_device_train_batch_size": 2}
     theirs = theirs_of(TOOLS["trl"], keys, LLAMA, given=given)
@@ -300,9 +298,7 @@ def test_a_changed_config_changes_only_what_it_must() -> None:
 @for_each("tool", sorted(tool.name for tool in TOOLS.values() if tool.is_called))
 @for_each("method", ["full", "lora", "qlora"])
 @for_each("sharing", SHARING)
-def test_the_script_is_python_without_undefined_names(
-    tool: str, method: str, sharing: dict[str, Any]
-) -> None:
+def test_the_script_is_python_without_undefined_names(tool, method, sharing):
     keys = {"model": LLAMA.hub_id, "method": method, **sharing}
     if tool == "trl":
         packed = method == "qlora" or sharing.get("strategy") == "zero3"
@@ -331,7 +327,7 @@ def test_the_script_is_python_without_undefined_names(
         assert away.command == "python train.py"
 
 
-def test_zero_is_written_as_two_files_and_one_names_the_other() -> None:
+def test_zero_is_written_as_two_files_and_one_names_the_other():
     keys = TRL | {
         "strategy": "zero3",
         "num_gpus": 16,
@@ -362,7 +358,7 @@ def test_zero_is_written_as_two_files_and_one_names_the_other() -> None:
         ({"attn_implementation": "flash_attention_2"}, {"flash-attn"}),
     ],
 )
-def test_requirements_list_what_the_setup_needs(keys: dict[str, Any], packages: set[str]) -> None:
+def test_requirements_list_what_the_setup_needs(keys, packages):
     keys = {"model": LLAMA.hub_id, **keys}
     lines = files_of("trainer", keys, LLAMA).files["requirements.txt"].split()
     assert packages <= {line.split("==")[0] for line in lines}
@@ -370,7 +366,7 @@ def test_requirements_list_what_the_setup_needs(keys: dict[str, Any], packages: 
     assert ("bitsandbytes==0.50.2" in lines) == ("bitsandbytes" in packages)
 
 
-def test_files_are_written_quickly() -> None:
+def test_files_are_written_quickly():
     """Fast enough for a click: 0.1 seconds on an idle machine, at most 2 on a busy one."""
     began = time.perf_counter()
     files_of("trl", TRL | {"method": "lora"}, LLAMA)
@@ -392,7 +388,7 @@ def test_files_are_written_quickly() -> None:
         ),
     ],
 )
-def test_setups_a_tool_fails_on_are_refused(tool: str, keys: dict[str, Any], says: str) -> None:
+def test_setups_a_tool_fails_on_are_refused(tool, keys, says):
     """tests/verify/test_parsers_real.py checks axolotl itself."""
     base = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full", **keys}, LLAMA)
     with pytest.raises(ValueError, match=re.escape(says)):
@@ -408,7 +404,7 @@ def test_setups_a_tool_fails_on_are_refused(tool: str, keys: dict[str, Any], say
         ("llamafactory", "val_size: 0.05"),
     ],
 )
-def test_a_config_that_evaluates_names_an_evaluation_set(tool: str, line: str) -> None:
+def test_a_config_that_evaluates_names_an_evaluation_set(tool, line):
     """Trainer fails if it has an evaluation strategy but no rows: transformers 5.23, trainer.py."""
     keys = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full"}, LLAMA)
     for strategy in ("steps", "no"):
@@ -421,9 +417,7 @@ def test_a_config_that_evaluates_names_an_evaluation_set(tool: str, line: str) -
     "settings",
     [(True, 1, None, 4), (False, 1, 64, None), (True, 16, None, None), (False, 4, 128, 1)],
 )
-def test_a_command_sets_the_allocator_as_the_setup_has_it(
-    tool: str, settings: tuple[bool, int, int | None, int | None]
-) -> None:
+def test_a_command_sets_the_allocator_as_the_setup_has_it(tool, settings):
     keys = dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))
     names = (
         *("expandable_segments", "roundup_power2_divisions", "max_split_size_mb"),

@@ -80,7 +80,7 @@ def drawn(random_: random.Random) -> dict[str, Any]:
     return keys
 
 
-def test_a_script_for_verl_reads_back_as_the_same_setup() -> None:
+def test_a_script_for_verl_reads_back_as_the_same_setup():
     random_, expressed, refused = random.Random(7), 0, 0
     kinds: set[Any] = set()
     while expressed < 150:
@@ -101,7 +101,7 @@ def test_a_script_for_verl_reads_back_as_the_same_setup() -> None:
     assert kinds == {"none", "fsdp", "fsdp_grad_op", "hsdp", "grpo", "rloo", "full", "lora"}
 
 
-def test_the_script_states_what_verl_does_not_start_without() -> None:
+def test_the_script_states_what_verl_does_not_start_without():
     # rollout.name is ??? in its YAML; utils/config.py, validate_config, asks for the rows of each scoring
     keys = VERL | {"beta": 0.001, "per_device_train_batch_size": 4}
     keys |= {"gradient_accumulation_steps": 8, "steps_per_generation": 32}
@@ -138,14 +138,12 @@ def test_the_script_states_what_verl_does_not_start_without() -> None:
         ({"method": "lora", "lora_r": 1024}, "verl stops at lora_r above 512"),
     ],
 )
-def test_what_verl_cannot_say_or_stops_at_is_refused_by_key(
-    keys: dict[str, Any], says: str
-) -> None:
+def test_what_verl_cannot_say_or_stops_at_is_refused_by_key(keys, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         files_of("verl", VERL | keys, LLAMA)
 
 
-def test_scoring_in_other_rows_than_training_is_named() -> None:
+def test_scoring_in_other_rows_than_training_is_named():
     start = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=4 "
     start += "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 "
     named = {
@@ -158,7 +156,7 @@ def test_scoring_in_other_rows_than_training_is_named() -> None:
     assert named[4].setup["objective"] == "rloo"
 
 
-def test_overrides_of_a_users_own_script_are_changed_in_place() -> None:
+def test_overrides_of_a_users_own_script_are_changed_in_place():
     """Its dynamic batches become plain ones, for scoring too; a new key comes after the last of its own."""
     text = (FIXTURES / "verl" / "grpo_trainer_qwen3_8b_fsdp.sh").read_text(encoding="utf-8")
     changes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 40}
@@ -186,7 +184,7 @@ SWIFT_CHOICES = {
 } | {"use_vllm": (False, True), "vllm_max_num_seqs": (None, 64), "steps_per_generation": (16, 32)}
 
 
-def test_ms_swifts_keys_of_grpo_are_written_as_they_are_read() -> None:
+def test_ms_swifts_keys_of_grpo_are_written_as_they_are_read():
     """100 random runs; without a word for the share or the rows at once, ms-swift takes its own."""
     tool, random_ = TOOLS["ms_swift"], random.Random(3)
     plain = {"args.model": LLAMA.hub_id, "args.rlhf_type": "grpo", "args.use_vllm": True}

@@ -25,7 +25,7 @@ def paste(page: AppTest, typed: str) -> AppTest:
     return page
 
 
-def test_a_pasted_command_becomes_the_pages_setup() -> None:
+def test_a_pasted_command_becomes_the_pages_setup():
     page = paste(open_page(), COMMAND)
     assert setting(page, "model") == LLAMA
     assert setting(page, "method") == "lora"
@@ -40,7 +40,7 @@ def test_a_pasted_command_becomes_the_pages_setup() -> None:
     assert page.query_params["model"] == LLAMA
 
 
-def test_a_pasted_issue_becomes_the_setup_of_its_command_and_its_config() -> None:
+def test_a_pasted_issue_becomes_the_setup_of_its_command_and_its_config():
     issue = (
         "Hi, I get an OOM with this. My a.yaml is:\n\nmodel_name_or_path: /data/Qwen2.5-7B-Instruct\nmax_length: 2048\n"
         "output_dir: out\n\nand I don't know what to change in `trl sft --config a.yaml --use_peft`.\n"
@@ -51,7 +51,7 @@ def test_a_pasted_issue_becomes_the_setup_of_its_command_and_its_config() -> Non
     assert "/data/Qwen2.5-7B-Instruct is taken for Qwen/Qwen2.5-7B-Instruct" in text(page)
 
 
-def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
+def test_every_key_is_listed_and_tool_defaults_show_their_source_line():
     page = paste(open_page(), COMMAND)
     (lists,) = [
         widget for widget in page.expander if widget.label.startswith("Your config, read as")
@@ -67,7 +67,7 @@ def test_every_key_is_listed_and_tool_defaults_show_their_source_line() -> None:
 @pytest.mark.parametrize(
     "typed", ["", "max_length: [1", "services: {a: 1}", "ls -l", "a = = 1\nimport x"]
 )
-def test_unreadable_text_gives_one_sentence_and_leaves_the_page_unchanged(typed: str) -> None:
+def test_unreadable_text_gives_one_sentence_and_leaves_the_page_unchanged(typed):
     page = open_page(model=LLAMA, max_length="2048", method="lora")
     page = paste(page, typed)
     assert setting(page, "max_length") == 2048
@@ -75,14 +75,14 @@ def test_unreadable_text_gives_one_sentence_and_leaves_the_page_unchanged(typed:
     assert "The page keeps what it had." in text(page)
 
 
-def test_a_pasted_config_can_be_undone() -> None:
+def test_a_pasted_config_can_be_undone():
     page = paste(open_page(model=LLAMA, max_length="2048"), COMMAND)
     page.button(key="undo last").click().run()
     assert not page.exception
     assert setting(page, "max_length") == 2048
 
 
-def test_an_unknown_model_is_looked_up_on_the_hub() -> None:
+def test_an_unknown_model_is_looked_up_on_the_hub():
     with patch("dashboard.state.models.ask") as ask:
         page = paste(open_page(), "trl sft --model_name_or_path me/unknown --max_length 512")
     ask.assert_called_once_with("me/unknown")
@@ -91,7 +91,7 @@ def test_an_unknown_model_is_looked_up_on_the_hub() -> None:
 
 
 @pytest.mark.parametrize("tool", list(TOOLS))
-def test_one_click_applies_a_tools_defaults(tool: str) -> None:
+def test_one_click_applies_a_tools_defaults(tool):
     page = open_page(model=LLAMA, max_length="2048", method="lora", per_device_train_batch_size="2")
     page.button(key=f"as {tool}").click().run()
     assert not page.exception
@@ -101,7 +101,7 @@ def test_one_click_applies_a_tools_defaults(tool: str) -> None:
     assert setting(page, "gradient_checkpointing") is (tool in checkpointed)
 
 
-def test_text_of_a_file_is_escaped() -> None:
+def test_text_of_a_file_is_escaped():
     found = read_files({"a": "trl sft --colour '<script>x</script>' --max_length '<b>'"})
     html = config_lists.lists_html(found)
     assert "<script>" not in html

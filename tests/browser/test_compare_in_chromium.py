@@ -150,7 +150,7 @@ def test_a_presented_verdict_is_legible_at_four_metres_and_arrow_keys_advance(br
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_the_report_prints_on_two_pages_of_a4_and_of_letter(browser, tmp_path: Path, count):
+def test_the_report_prints_on_two_pages_of_a4_and_of_letter(browser, tmp_path, count):
     names = ["The smallest card that could hold it, rented for a week in May"[:60], *"abcdefg"]
     methods = [Method.FULL, Method.LORA, Method.QLORA]
     cards = [card for card in catalog.gpus().values() if card.prices and card.supports_bf16]

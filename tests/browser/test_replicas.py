@@ -63,7 +63,7 @@ def process_at(port: int) -> int:
 
 
 @pytest.mark.browser
-def test_a_visitor_whose_replica_is_killed_continues_on_the_other(browser, tmp_path: Path) -> None:
+def test_a_visitor_whose_replica_is_killed_continues_on_the_other(browser, tmp_path):
     ports = [free_port(), free_port()]
     with serving(ports[0]), serving(ports[1]), proxied(tmp_path, ports) as address:
         from playwright.sync_api import TimeoutError as PlaywrightTimeout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,7 @@ pytestmark = pytest.mark.browser
 SETUP = "model=meta-llama%2FLlama-3.1-8B&method=lora&loss=chunked_trl&gpu=A100-SXM4-80GB&section=Take+away"
 
 
-def test_the_script_and_the_archive_can_be_downloaded(
-    browser: Any, address: str, tmp_path: Any
-) -> None:
+def test_the_script_and_the_archive_can_be_downloaded(browser, address, tmp_path):
     with browser.visit() as page:
         page.goto(f"{address}/?{SETUP}")
         button = page.get_by_role("button", name="Download train.py")

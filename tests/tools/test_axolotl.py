@@ -29,9 +29,7 @@ def setup(**keys: Any) -> dict[str, Any]:
         ({"adapter": "lora"}, "lora", "bfloat16"),
     ],
 )
-def test_only_qlora_packs_and_lora_is_upcast_instead(
-    keys: dict[str, Any], method: str, dtype: str
-) -> None:
+def test_only_qlora_packs_and_lora_is_upcast_instead(keys, method, dtype):
     """loaders/model.py:801 packs for ``qlora`` alone; 1142 prepares (to float32) whatever asks for 4 bits, but in
     ZeRO-3."""
     found = setup(**keys)
@@ -43,14 +41,14 @@ def test_only_qlora_packs_and_lora_is_upcast_instead(
 
 
 @pytest.mark.parametrize("keys", [{"load_in_8bit": True}, {"adapter": "qlora"}])
-def test_what_axolotl_refuses_is_said(keys: dict[str, Any]) -> None:
+def test_what_axolotl_refuses_is_said(keys):
     """utils/schemas/peft.py:177-224."""
     lines = "\n".join(f"{key}: {value}" for key, value in {**MODEL, **keys}.items())
     (said,) = read_files({"axolotl.yaml": lines}).contradictions
     assert "axolotl stops" in said
 
 
-def test_a_switch_that_packs_nothing_is_said() -> None:
+def test_a_switch_that_packs_nothing_is_said():
     lines = "\n".join(f"{key}: {value}" for key, value in {**MODEL, **LORA4}.items())
     (said,) = read_files({"axolotl.yaml": lines}).guesses
     assert said.startswith("load_in_4bit packs nothing with adapter lora")
@@ -67,7 +65,7 @@ def test_a_switch_that_packs_nothing_is_said() -> None:
         ("load_in_8bit: true", False),
     ],
 )
-def test_fused_lora_kernels_that_nobody_named_are_said(more: str, says: bool) -> None:
+def test_fused_lora_kernels_that_nobody_named_are_said(more, says):
     # axolotl 0.19.0, utils/schemas/config.py:1976; played: 3.24 GiB with them, 3.34 without, a Llama of two layers
     run = read_files(
         {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from estimator import Imported, read_files
@@ -125,21 +123,19 @@ SGD = {"optim": "sgd"}
         ),
     ],
 )
-def test_only_what_branches_agree_on_is_known(
-    script: str, asked: set[str], known: dict[str, Any]
-) -> None:
+def test_only_what_branches_agree_on_is_known(script, asked, known):
     """By hand: Python runs one of the branches, and nothing in the script says which."""
     found = read(script)
     assert set(found.asked) == asked
     assert known.items() <= found.setup.items()
 
 
-def test_keys_that_only_the_run_knows_are_said() -> None:
+def test_keys_that_only_the_run_knows_are_said():
     (said,) = read("model = LOAD / SFTConfig(max_length=64, **cfg)").guesses
     assert said == "**cfg of SFTConfig, which only the run knows, is taken as empty."
 
 
-def test_what_is_taken_of_the_card_is_said() -> None:
+def test_what_is_taken_of_the_card_is_said():
     found = read(
         "model = LOAD / n = 64 if torch.cuda.get_device_capability()[0] >= 8 else 512 / SFTConfig(max_length=n)"
     )
@@ -162,13 +158,13 @@ TRAIN = "trl sft --model_name_or_path openai-community/gpt2 --max_length $N"
         (f"N=64\nX=(--bf16)\nif [ $A ]; then\n X+=(--load_in_4bit)\nfi\n{TRAIN} ${{X[@]}}", {"method"}, 64),
     ],
 )  # fmt: skip
-def test_of_a_shell_s_branches_too(script: str, asked: set[str], length: int) -> None:
+def test_of_a_shell_s_branches_too(script, asked, length):
     """By hand: bash runs one of the branches, or none; an argument of the script is not there without being given."""
     found = read_files({"run.sh": script})
     assert (set(found.asked), found.setup["max_length"]) == (asked, length)
 
 
-def test_words_of_a_command_that_only_the_run_knows_are_said() -> None:
+def test_words_of_a_command_that_only_the_run_knows_are_said():
     found = read_files(
         {"run.sh": "trl sft --model_name_or_path openai-community/gpt2 --max_length 64 $MORE"}
     )

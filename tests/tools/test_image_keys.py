@@ -6,8 +6,6 @@ hparams/model_args.py:305), and a token of Qwen3-VL's processor is a square of 3
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from estimator import Fate, read_files
@@ -89,27 +87,27 @@ Trainer(model=model, args=TrainingArguments(output_dir="x"))
         ),
     ],
 )
-def test_processor_limits_are_read(files: dict[str, str], expected: dict[str, Any]) -> None:
+def test_processor_limits_are_read(files, expected):
     run = read_files(files, KNOWN)
     assert {key: run.setup.get(key) for key in expected} == expected
     assert not run.of(Fate.UNKNOWN)
     assert not run.of(Fate.NOT_MODELLED)
 
 
-def test_limit_unknown_to_the_processor_is_reported() -> None:
+def test_limit_unknown_to_the_processor_is_reported():
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{GEMMA}\nimage_max_pixels: 262144\n"})
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.key == "image_max_pixels"
     assert said.says.startswith("Images are resized to this area before gemma3's processor")
 
 
-def test_limit_for_a_text_model_is_reported() -> None:
+def test_limit_for_a_text_model_is_reported():
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{TEXT}\nimage_max_pixels: 262144\n"})
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.says == "gpt2 is known here without a tower that sees: no image is estimated."
 
 
-def test_frames_resized_before_a_processor_with_other_limits_are_reported() -> None:
+def test_frames_resized_before_a_processor_with_other_limits_are_reported():
     run = read_files({"a.yaml": f"{LLAMAFACTORY}{QWEN}\nvideo_max_pixels: 16384\n"}, KNOWN)
     (said,) = run.of(Fate.NOT_MODELLED)
     assert said.says.startswith("Frames are resized to this area before qwen3_vl's processor")
@@ -125,7 +123,7 @@ def test_frames_resized_before_a_processor_with_other_limits_are_reported() -> N
         ("trl", {"max_pixels": 262_144}, "    processing_class=processor,"),
     ],
 )
-def test_processor_limits_round_trip(tool: str, more: dict[str, Any], line: str) -> None:
+def test_processor_limits_round_trip(tool, more, line):
     model = KNOWN[QWEN]
     keys = {**with_defaults_of(tool, {"model": QWEN, "method": "lora", "objective": "sft"}, model)}
     keys |= {"freeze_vision": False, "freeze_projector": False, "max_pixels": None, **more}

@@ -37,7 +37,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(("word", "ours"), WRITTEN.items())
-def test_a_word_of_a_tool_is_answered_with_the_key_that_is_meant(word: str, ours: str) -> None:
+def test_a_word_of_a_tool_is_answered_with_the_key_that_is_meant(word, ours):
     hint = f"did you mean {ours}?" if ours else "leave it out."
     said = f"{word} is not a key of a setup; {hint}"
     assert said in read_setup({word: 1}).problems
@@ -54,12 +54,12 @@ def test_a_word_of_a_tool_is_answered_with_the_key_that_is_meant(word: str, ours
         ("learning_rate", "it has model, cards,"),
     ],
 )
-def test_a_question_says_where_it_has_what_is_meant(word: str, hint: str) -> None:
+def test_a_question_says_where_it_has_what_is_meant(word, hint):
     with pytest.raises(InputError, match=f"is not a key of a question; {hint}".replace("?", r"\?")):
         question_of({"model": "Qwen/Qwen3-8B", "cards": ["L4"], word: 1})
 
 
-def test_no_synonym_says_what_a_table_says() -> None:
+def test_no_synonym_says_what_a_table_says():
     """One place knows each word: a synonym is of words that are in no table, or mean another key there."""
     known = (*BY_NAME, "model", "gpu")
     assert set(SYNONYMS.values()) <= set(known)

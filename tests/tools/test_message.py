@@ -60,7 +60,7 @@ def without_fences(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [ISSUE, without_fences(ISSUE)], ids=["Markdown", "rendered"])
-def test_an_issue_s_config_and_command_are_read_and_its_prose_is_not(text: str) -> None:
+def test_an_issue_s_config_and_command_are_read_and_its_prose_is_not(text):
     """By hand, from the keys of the issue."""
     files = files_in(text, PASTED)
     assert [*files] == ["config.yaml", "ds_z3_config.json", PASTED]
@@ -74,7 +74,7 @@ def test_an_issue_s_config_and_command_are_read_and_its_prose_is_not(text: str) 
 
 
 @pytest.mark.parametrize("fence", ["```python\n{}\n```", "{}"])
-def test_a_script_ends_where_people_write_on(fence: str) -> None:
+def test_a_script_ends_where_people_write_on(fence):
     files = files_in(
         f"Hi,\n\nit does not fit:\n\n{fence.format(SCRIPT)}\n\nWhat should I change?", PASTED
     )
@@ -83,12 +83,12 @@ def test_a_script_ends_where_people_write_on(fence: str) -> None:
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
-def test_a_file_of_its_own_is_not_taken_apart(path: Path) -> None:
+def test_a_file_of_its_own_is_not_taken_apart(path):
     text = path.read_text()
     assert files_in(text, PASTED) == {PASTED: text}
 
 
-def test_a_script_is_started_by_the_first_command_of_its_docstring() -> None:
+def test_a_script_is_started_by_the_first_command_of_its_docstring():
     """As TRL's scripts show theirs: full training first, then LoRA."""
     shown = "\n".join(
         f"# {what}\n```\npython examples/dpo.py \\\n    --max_length {length}\n```\n"
@@ -103,17 +103,17 @@ def test_a_script_is_started_by_the_first_command_of_its_docstring() -> None:
 @pytest.mark.parametrize(
     "text", ["Hello, does a 7B model fit on my card?", "Note: it dies\nwhy: no idea"]
 )
-def test_prose_alone_is_answered_in_one_sentence(text: str) -> None:
+def test_prose_alone_is_answered_in_one_sentence(text):
     with pytest.raises(ValueError, match=r"^the pasted text[^\n]*\.$"):
         read_files(files_in(text, PASTED))
 
 
-def test_a_config_that_names_deepspeed_s_file_is_no_command() -> None:
+def test_a_config_that_names_deepspeed_s_file_is_no_command():
     text = "stage: sft\nfinetuning_type: full\ndeepspeed: examples/deepspeed/ds_z2_config.json\n"
     assert read_files({PASTED: text}).setup["strategy"] == "zero2"
 
 
-def test_llamafactory_s_older_script_is_recognised() -> None:
+def test_llamafactory_s_older_script_is_recognised():
     command = "deepspeed --num_gpus 2 src/train_bash.py --stage sft --finetuning_type full --cutoff_len 512"
     found = read_files({PASTED: command})
     assert (found.tool, found.setup["max_length"]) == ("llamafactory", 512)
@@ -123,7 +123,7 @@ def test_llamafactory_s_older_script_is_recognised() -> None:
     "folder",
     ["/data/models/Qwen2.5-7B-Instruct/", "Qwen2.5-7B-instruct", r"D:\Qwen2.5-7B-Instruct"],
 )
-def test_a_folder_is_taken_for_the_model_that_it_is_named_after(folder: str) -> None:
+def test_a_folder_is_taken_for_the_model_that_it_is_named_after(folder):
     found = read_files(
         {"a.yaml": f"stage: sft\nfinetuning_type: full\nmodel_name_or_path: {folder}\n"}
     )
@@ -131,7 +131,7 @@ def test_a_folder_is_taken_for_the_model_that_it_is_named_after(folder: str) -> 
     assert f"{folder} is taken for Qwen/Qwen2.5-7B-Instruct, whose name it has." in found.guesses
 
 
-def test_a_folder_with_a_name_of_its_own_asks_for_the_model() -> None:
+def test_a_folder_with_a_name_of_its_own_asks_for_the_model():
     found = read_files(
         {"a.yaml": "stage: sft\nfinetuning_type: full\nmodel_name_or_path: ./merged\n"}
     )
@@ -139,7 +139,7 @@ def test_a_folder_with_a_name_of_its_own_asks_for_the_model() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "{}"), ("a.yaml", "{}"), (PASTED, " { } ")])
-def test_an_empty_config_is_refused(name: str, text: str) -> None:
+def test_an_empty_config_is_refused(name, text):
     with pytest.raises(
         ValueError, match=r"is an empty (object|mapping); give a config with keys\.$"
     ):

@@ -32,7 +32,7 @@ LOADED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
         ("merge.py", f"{LOADED}PeftModel.from_pretrained(model, 'a').merge_and_unload().save_pretrained('b')\n"),
     ],
 )  # fmt: skip
-def test_what_trains_nothing_gets_no_verdict(name: str, text: str, tmp_path: Path) -> None:
+def test_what_trains_nothing_gets_no_verdict(name, text, tmp_path):
     with pytest.raises(InputError, match="trains nothing"):
         read_files({name: text})
     (tmp_path / name).write_text(text)
@@ -49,7 +49,7 @@ def test_what_trains_nothing_gets_no_verdict(name: str, text: str, tmp_path: Pat
         "tune run eleuther_eval --config eleuther_evaluation",
     ],
 )
-def test_commands_that_do_not_train_are_left_out(command: str) -> None:
+def test_commands_that_do_not_train_are_left_out(command):
     """What trains beside them is read alone."""
     with pytest.raises(InputError, match="no command that trains"):
         read_files({"run.sh": command})
@@ -66,5 +66,5 @@ def test_commands_that_do_not_train_are_left_out(command: str) -> None:
         ("train.py", f"{LOADED}model.generate(x)\nTrainer(model).train()\n"),
     ],
 )
-def test_what_trains_and_generates_is_a_run(name: str, text: str) -> None:
+def test_what_trains_and_generates_is_a_run(name, text):
     assert read_files({name: text}).setup["model"] == "Qwen/Qwen3-8B"

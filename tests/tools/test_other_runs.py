@@ -25,13 +25,13 @@ MODEL = "HuggingFaceTB/SmolLM2-135M"
         ),
     ],
 )
-def test_unmodelled_run_is_not_estimated(text: str, says: str) -> None:
+def test_unmodelled_run_is_not_estimated(text, says):
     (asked,), _ = read([FoundFile(name="run.yaml", content=text.encode())])
     (problem,) = asked.problems
     assert problem.startswith(says)
 
 
-def test_older_trl_is_reported_with_its_differences() -> None:
+def test_older_trl_is_reported_with_its_differences():
     script = (
         "from trl import SFTTrainer, SFTConfig\n"
         'SFTTrainer(model="openai-community/gpt2", args=SFTConfig(max_seq_length=512))\n'
@@ -53,7 +53,7 @@ def test_older_trl_is_reported_with_its_differences() -> None:
         ("max_completion_length=1024, max_prompt_length=2048", 1024 + 2048),
     ],
 )
-def test_generated_row_length_is_prompt_plus_completion(arguments: str, length: int) -> None:
+def test_generated_row_length_is_prompt_plus_completion(arguments, length):
     script = (
         "from trl import GRPOTrainer, GRPOConfig\n"
         f'GRPOTrainer(model="openai-community/gpt2", args=GRPOConfig({arguments}))\n'
@@ -61,7 +61,7 @@ def test_generated_row_length_is_prompt_plus_completion(arguments: str, length: 
     assert read_files({"train.py": script}).setup["max_length"] == length
 
 
-def test_a_module_of_ms_swift_is_its_command_s_word() -> None:
+def test_a_module_of_ms_swift_is_its_command_s_word():
     # ms-swift 4.6.0, swift/cli/sft.py, swift/cli/main.py
     flags = "--model openai-community/gpt2 --tuner_type lora"
     for command in ("swift sft", "python -m swift.cli.sft", "python -m swift.cli.main sft"):
@@ -71,7 +71,7 @@ def test_a_module_of_ms_swift_is_its_command_s_word() -> None:
         read_files({"run.sh": "python -m swift.cli.infer --model openai-community/gpt2"})
 
 
-def test_llamafactory_s_kto_takes_one_row_a_micro_batch_and_trl_s_does_not() -> None:
+def test_llamafactory_s_kto_takes_one_row_a_micro_batch_and_trl_s_does_not():
     # llamafactory 0.9.5, train/kto/trainer.py: CustomKTOTrainer calls Trainer.__init__, past TRL's check
     keys = "per_device_train_batch_size: 1\nbf16: true\n"
     model = f"model_name_or_path: {MODEL}\n"
@@ -87,7 +87,7 @@ def test_llamafactory_s_kto_takes_one_row_a_micro_batch_and_trl_s_does_not() -> 
         estimate(stops.model, None, stops.setup)
 
 
-def test_fsdp_s_own_checkpoints_are_ms_swift_s_too() -> None:
+def test_fsdp_s_own_checkpoints_are_ms_swift_s_too():
     # Trainer, which it extends, has an accelerator that checkpoints: accelerate 1.15, accelerator.py
     fsdp = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
     command = "accelerate launch --config_file fsdp.yaml -m swift.cli.sft --model a/b --gradient_checkpointing false"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ trainer.train()
 """
 
 
-def test_a_trl_script_is_read_through_names_dicts_and_arithmetic() -> None:
+def test_a_trl_script_is_read_through_names_dicts_and_arithmetic():
     run = read(train_py=SCRIPT)
     assert run.tool == "trl"
     asked = {
@@ -61,14 +60,14 @@ def test_a_trl_script_is_read_through_names_dicts_and_arithmetic() -> None:
     parse(run.setup)
 
 
-def test_a_model_loaded_by_the_script_has_the_script_s_dtype() -> None:
+def test_a_model_loaded_by_the_script_has_the_script_s_dtype():
     loads = 'model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", dtype=torch.bfloat16)\n'
     assert read(a_py=loads + "args = SFTConfig()").setup["dtype"] == "bfloat16"
     by_name = 'trainer = SFTTrainer("openai-community/gpt2", args=SFTConfig(model_init_kwargs={"dtype": "bfloat16"}))'
     assert read(a_py=by_name).setup["dtype"] == "bfloat16"
 
 
-def test_what_a_method_is_called_on_is_read_too() -> None:
+def test_what_a_method_is_called_on_is_read_too():
     loads = 'AutoModelForCausalLM.from_pretrained("openai-community/gpt2", dtype=torch.bfloat16)'
     trains = 'SFTTrainer(model, SFTConfig("o", per_device_train_batch_size=3)).train()'
     run = read(a_py=f"model = {loads}.to('cuda').train()\n{trains}\n")
@@ -89,19 +88,19 @@ def test_what_a_method_is_called_on_is_read_too() -> None:
         "args.per_device_train_batch_size = 3",
     ],
 )
-def test_a_config_that_is_changed_later_is_read_as_it_is_then(changed: str) -> None:
+def test_a_config_that_is_changed_later_is_read_as_it_is_then(changed):
     script = f'args = SFTConfig("o", per_device_train_batch_size=30)\n{changed}\n'
     trains = '(trainer := SFTTrainer("openai-community/gpt2", args)).train()\n'
     assert read(a_py=script + trains).setup["per_device_train_batch_size"] == 3
     assert read(a_py=trains.replace("args", "SFTConfig(max_length=7)")).setup["max_length"] == 7
 
 
-def test_trainer_defaults_to_no_checkpointing_and_trl_to_checkpointing() -> None:
+def test_trainer_defaults_to_no_checkpointing_and_trl_to_checkpointing():
     assert read(a_py="args = SFTConfig(output_dir='o')").setup["gradient_checkpointing"] is True
     assert read(a_py="args = TrainingArguments('o')").setup["gradient_checkpointing"] is False
 
 
-def test_flags_of_a_command_override_its_config_file() -> None:
+def test_flags_of_a_command_override_its_config_file():
     run = read(
         sft_yaml="model_name_or_path: openai-community/gpt2\nmax_length: 512\nuse_peft: true\n",
         run_sh="accelerate launch --num_processes 4 \\\n trl sft --config sft.yaml --max_length 256",
@@ -112,14 +111,14 @@ def test_flags_of_a_command_override_its_config_file() -> None:
     assert not run.notes
 
 
-def test_a_missing_file_is_reported() -> None:
+def test_a_missing_file_is_reported():
     run = read(run_sh="trl sft --config sft.yaml --max_length 256")
     assert run.notes == (
         "sft.yaml is named and was not given: drop it here, too, where its keys matter.",
     )
 
 
-def test_a_script_takes_its_flags_from_the_command() -> None:
+def test_a_script_takes_its_flags_from_the_command():
     script = (
         "parser = argparse.ArgumentParser()\nparser.add_argument('--bs', type=int, default=1)\n"
         "a = parser.parse_args()\nargs = TrainingArguments('o', per_device_train_batch_size=a.bs)\n"
@@ -131,7 +130,7 @@ def test_a_script_takes_its_flags_from_the_command() -> None:
     assert fates(run)["bs"] is Fate.TAKEN
 
 
-def test_values_known_only_at_run_time_are_named() -> None:
+def test_values_known_only_at_run_time_are_named():
     run = read(a_py="args = SFTConfig(max_length=config['length'], per_device_train_batch_size=n)")
     unknown = {one.key: one.says for one in run.of(Fate.UNKNOWN)}
     assert unknown["per_device_train_batch_size"].startswith(
@@ -140,7 +139,7 @@ def test_values_known_only_at_run_time_are_named() -> None:
     assert run.setup["max_length"] == 1024, "TRL's default"
 
 
-def test_values_set_by_the_tool_are_reported_with_their_line() -> None:
+def test_values_set_by_the_tool_are_reported_with_their_line():
     run = read(a_py="args = SFTConfig('o', bf16=True)")
     told = {one.key: one for one in run.set_by_tool}
     assert told["gradient_checkpointing"].source.startswith(
@@ -260,7 +259,7 @@ SCRIPTS: dict[str, tuple[str, str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("script", "tool", "expected"), SCRIPTS.values(), ids=SCRIPTS)
-def test_typical_scripts_are_read(script: str, tool: str, expected: dict[str, object]) -> None:
+def test_typical_scripts_are_read(script, tool, expected):
     run = read(train_py=script)
     assert run.tool == tool
     assert {key: run.setup.get(key) for key in expected} == expected
@@ -268,7 +267,7 @@ def test_typical_scripts_are_read(script: str, tool: str, expected: dict[str, ob
 
 
 @pytest.mark.parametrize(("packs", "evaluated"), [("true", 4), ("false", 2)])
-def test_axolotl_packs_evaluation_into_the_rows_of_training(packs: str, evaluated: int) -> None:
+def test_axolotl_packs_evaluation_into_the_rows_of_training(packs, evaluated):
     # axolotl, core/trainers/base.py, _create_multipack_sampler: batch 1 of train_batch_size · max_seq_length tokens
     text = f"""
 base_model: meta-llama/Llama-3.1-8B
@@ -287,7 +286,7 @@ val_set_size: 0.1
 
 
 @pytest.mark.parametrize(("machines", "replicas"), [(1, 1), (2, 2), (4, 4)])
-def test_hybrid_sharding_has_a_replica_on_each_machine(machines: int, replicas: int) -> None:
+def test_hybrid_sharding_has_a_replica_on_each_machine(machines, replicas):
     # accelerate 1.15, docs/source/concept_guides/fsdp_and_deepspeed.md: hybrid shards within a node
     accelerate = f"""
 distributed_type: FSDP
@@ -315,19 +314,19 @@ fsdp_config:
         ("version: 2\n  fsdp_reshard_after_forward: false", "fsdp_grad_op"),
     ],
 )
-def test_sharding_is_read_by_name_number_and_what_is_resharded(said: str, strategy: str) -> None:
+def test_sharding_is_read_by_name_number_and_what_is_resharded(said, strategy):
     # accelerate 1.15, utils/constants.py, FSDP_SHARDING_STRATEGY, counted from 1
     accelerate = f"distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_{said}\n"
     run = read(train_py="SFTTrainer('openai-community/gpt2')", accelerate_yaml=accelerate)
     assert run.setup["strategy"] == strategy
 
 
-def test_rows_that_no_tool_truncates_are_reported() -> None:
+def test_rows_that_no_tool_truncates_are_reported():
     (note,) = read(train_py=BITSANDBYTES).guesses
     assert note.startswith("Trainer cuts no row here")
 
 
-def test_llama_from_real_scripts_has_the_expected_peaks() -> None:
+def test_llama_from_real_scripts_has_the_expected_peaks():
     """8B, LoRA on all linears, 2 × 4,096 tokens: Trainer with checkpointing, TRL with its loss, TRL in float32."""
     lora = 'p = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")\n'
     name = '"meta-llama/Llama-3.1-8B"'
@@ -400,7 +399,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
-def test_invalid_yaml_gets_one_sentence(text: bytes, sentence: str) -> None:
+def test_invalid_yaml_gets_one_sentence(text, sentence):
     started = time.perf_counter()
     with pytest.raises(ValueError, match=r"\.$") as caught:
         read_files({"x.yaml": text})
@@ -409,7 +408,7 @@ def test_invalid_yaml_gets_one_sentence(text: bytes, sentence: str) -> None:
     assert time.perf_counter() - started < 5
 
 
-def test_errors_in_json_and_python_name_the_line() -> None:
+def test_errors_in_json_and_python_name_the_line():
     with pytest.raises(ValueError, match=r"^ds\.json, line 2: no JSON \("):
         read(ds_json='{"zero_optimization":\n {"stage": 3,,}}')
     with pytest.raises(ValueError, match=r"^a\.py, line 2: no Python at 'b = = 3' \("):
@@ -418,13 +417,13 @@ def test_errors_in_json_and_python_name_the_line() -> None:
         read(run_sh="ls -l")
 
 
-def test_anchors_and_merge_keys_are_followed() -> None:
+def test_anchors_and_merge_keys_are_followed():
     run = read(x_yaml="common: &c\n  max_length: 4096\n  seed: 1\n<<: *c\nseed: 2\nuse_peft: yes\n")
     assert run.setup["max_length"] == 4096
     assert run.setup["method"] == "lora", "YAML 1.1, as the tools read it: yes is true"
 
 
-def test_scripts_are_never_executed(tmp_path: Path) -> None:
+def test_scripts_are_never_executed(tmp_path):
     trap = tmp_path / "sprung"
     spring = f"open({str(trap)!r}, 'w').write('x')"
     script = f"""
@@ -445,7 +444,7 @@ class A:
     assert not trap.exists()
 
 
-def test_large_arithmetic_is_not_evaluated() -> None:
+def test_large_arithmetic_is_not_evaluated():
     run = read(a_py="args = SFTConfig(max_length=9**9**9**9, seed='a' * 10**12)")
     assert {one.key for one in run.of(Fate.UNKNOWN)} >= {"max_length"}
 
@@ -453,7 +452,7 @@ def test_large_arithmetic_is_not_evaluated() -> None:
 # --- contradictions -----------------------------------------------------------------------------
 
 
-def test_deepspeed_and_the_arguments_must_agree() -> None:
+def test_deepspeed_and_the_arguments_must_agree():
     run = read(
         a_py="args = SFTConfig('o', gradient_accumulation_steps=8, deepspeed='ds.json')",
         ds_json='{"zero_optimization": {"stage": 2},\n"gradient_accumulation_steps": 4, "bf16": {"enabled": true}}',
@@ -465,12 +464,12 @@ def test_deepspeed_and_the_arguments_must_agree() -> None:
     assert run.setup["strategy"] == "zero2"
 
 
-def test_both_16_bit_modes_at_once_are_refused() -> None:
+def test_both_16_bit_modes_at_once_are_refused():
     (said,) = read(a_py="args = TrainingArguments('o', bf16=True, fp16=True)").contradictions
     assert said.endswith("are both on, and Trainer takes one of the two; turn one off.")
 
 
-def test_of_many_keys_a_hundred_are_looked_up_and_of_too_many_none(monkeypatch) -> None:
+def test_of_many_keys_a_hundred_are_looked_up_and_of_too_many_none(monkeypatch):
     """Work is counted, not timed: similar names are looked for a hundred times at most."""
     looked_up: list[str] = []
     monkeypatch.setattr(imported, "near", lambda name, _: looked_up.append(name) or [])

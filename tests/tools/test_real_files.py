@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -30,12 +29,12 @@ def read(*paths: str) -> Imported:
     return read_files({file.name.removesuffix(".txt"): file.read_bytes() for file in files})
 
 
-def test_there_are_many_fixtures() -> None:
+def test_there_are_many_fixtures():
     assert len(FILES) >= 150
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_ninety_five_percent_of_keys_are_known(tool: str) -> None:
+def test_ninety_five_percent_of_keys_are_known(tool):
     fates: Counter[Fate] = Counter()
     unknown = []
     for path in FILES:
@@ -48,7 +47,7 @@ def test_ninety_five_percent_of_keys_are_known(tool: str) -> None:
 
 
 @for_each("path", FILES)
-def test_each_key_is_reported_once_with_its_line(path: Path) -> None:
+def test_each_key_is_reported_once_with_its_line(path):
     run = read(f"{path.parent.name}/{path.name}")
     for key in run.keys:
         assert (key.says != "") is (key.fate in {Fate.NOT_MODELLED, Fate.UNKNOWN}), key
@@ -73,7 +72,7 @@ ms-swift: accumulation defaults to 16 examples in all. accelerate: FSDP is versi
 
 
 @for_each("row", EXPECTED)
-def test_a_config_is_read_as_the_run_of_its_tool(row: dict[str, Any]) -> None:
+def test_a_config_is_read_as_the_run_of_its_tool(row):
     run = read(row["file"])
     refused = {  # a key that is not modelled yet is reported and absent from the setup
         key for key in row["setup"] if key not in run.setup and run.of(Fate.NOT_MODELLED)
@@ -83,12 +82,12 @@ def test_a_config_is_read_as_the_run_of_its_tool(row: dict[str, Any]) -> None:
     assert len(refused) <= 2
 
 
-def test_tokenizer_file_is_not_requested() -> None:
+def test_tokenizer_file_is_not_requested():
     run = read("torchtune/qwen3_1_7b_full.yaml")
     assert not any("vocab.json" in note for note in run.notes)
 
 
-def test_a_script_its_accelerate_file_and_its_deepspeed_file_are_one_run() -> None:
+def test_a_script_its_accelerate_file_and_its_deepspeed_file_are_one_run():
     run = read("trl/notebooks_sft_tool_calling.py.txt", "accelerate/trl_deepspeed_zero3.yaml")
     assert run.setup["num_gpus"] == 8
     assert run.setup["strategy"] == "zero3"
@@ -127,7 +126,7 @@ def damaged(text: str, chance: Random) -> str:
 
 
 @for_each("seed", range(200))
-def test_a_damaged_file_is_read_or_gets_one_sentence(seed: int) -> None:
+def test_a_damaged_file_is_read_or_gets_one_sentence(seed):
     chance = Random(seed)
     path = chance.choice(FILES)
     text = damaged(path.read_text(encoding="utf-8"), chance)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def run(*texts: str, names: tuple[str, ...] = ("a.yaml", "b.yaml")) -> Imported:
         ("--use_deepspeed --zero_stage 3 --num_processes 2", {"strategy": "zero3", "num_gpus": 2}),
     ],
 )
-def test_trl_hands_what_is_not_its_own_to_accelerate(flags: str, expected: dict[str, Any]) -> None:
+def test_trl_hands_what_is_not_its_own_to_accelerate(flags, expected):
     """trl 1.16, cli/commands/training.py:64: what the script's classes do not know goes to ``accelerate launch``."""
     found = setup(f"trl sft --model_name_or_path Qwen/Qwen2.5-0.5B {flags}", names=("run.sh",))
     assert expected.items() <= found.items()
@@ -46,7 +45,7 @@ def test_trl_hands_what_is_not_its_own_to_accelerate(flags: str, expected: dict[
 
 
 @pytest.mark.parametrize("flag", ["--config-name=my_grpo", "--config-name my_grpo", "-m"])
-def test_a_flag_of_hydra_takes_no_overrides(flag: str) -> None:
+def test_a_flag_of_hydra_takes_no_overrides(flag):
     """Hydra 1.3: overrides are ``key=value``, wherever they stand."""
     found = setup(
         f"python3 -m verl.trainer.main_ppo {flag} actor_rollout_ref.model.path=Qwen/Qwen3-8B "
@@ -78,7 +77,7 @@ args = TrainingArguments(deepspeed={"zero_optimization": {"stage": 3, "offload_p
         ),
     ],
 )
-def test_deepspeed_s_config_may_stand_in_its_argument(text: str, name: str) -> None:
+def test_deepspeed_s_config_may_stand_in_its_argument(text, name):
     """transformers 5.23, training_args.py:761: a path, a mapping, or an object's JSON."""
     found = setup(text, names=(name,))
     assert (found["strategy"], found["offload_param"]) == ("zero3", "cpu")
@@ -102,9 +101,7 @@ TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: trl-lib/tldr\n"
         ("kl_coef: 0.05\nnum_ppo_epochs: 4", "config.yaml", "ppo", False),
     ],
 )
-def test_the_keys_of_a_trl_config_say_its_trainer(
-    keys: str, name: str, objective: str, is_guess: bool
-) -> None:
+def test_the_keys_of_a_trl_config_say_its_trainer(keys, name, objective, is_guess):
     """An argument belongs to the classes that have it in trl 1.16 (or had it in 0.24); what several have is a guess."""
     found = run(f"{TRL}{keys}\n", names=(name,))
     assert found.tool == "trl"
@@ -115,12 +112,12 @@ def test_the_keys_of_a_trl_config_say_its_trainer(
     )
 
 
-def test_a_command_says_the_trainer_whatever_the_keys_are() -> None:
+def test_a_command_says_the_trainer_whatever_the_keys_are():
     found = run("trl kto --config a.yaml", f"{TRL}beta: 0.1\n", names=("run.sh", "a.yaml"))
     assert (found.setup["objective"], found.guesses) == ("kto", ())
 
 
-def test_what_is_guessed_stands_in_the_first_line(tmp_path: Path) -> None:
+def test_what_is_guessed_stands_in_the_first_line(tmp_path):
     (tmp_path / "a.yaml").write_text(f"{TRL}max_length: 512\n")
     (tmp_path / "b.yaml").write_text(f"{TRL}packing: true\n")
     alone, both = StringIO(), StringIO()
@@ -138,9 +135,7 @@ def test_what_is_guessed_stands_in_the_first_line(tmp_path: Path) -> None:
         ({"gpu": "2x A100-SXM4-80GB", "max_length": 64}, []),
     ],
 )
-def test_a_guess_is_left_out_where_a_flag_says_the_key(
-    flags: dict[str, object], guessed: list[str], tmp_path: Path
-) -> None:
+def test_a_guess_is_left_out_where_a_flag_says_the_key(flags, guessed, tmp_path):
     (tmp_path / "train.py").write_text(
         'Trainer(AutoModelForCausalLM.from_pretrained("openai-community/gpt2"), TrainingArguments("o", bf16=True))\n'
     )
@@ -177,21 +172,19 @@ TRAINED = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
         ),
     ],
 )
-def test_what_decides_memory_and_only_the_run_knows_is_asked_for(
-    text: str, name: str, asked: set[str]
-) -> None:
+def test_what_decides_memory_and_only_the_run_knows_is_asked_for(text, name, asked):
     """By hand: each of these keys decides the memory of its run, and its value stands in no file."""
     assert set(run(text, names=(name,)).asked) == asked
 
 
-def test_of_several_keys_that_a_value_decides_the_first_is_asked_for() -> None:
+def test_of_several_keys_that_a_value_decides_the_first_is_asked_for():
     """The order of the rule that reads it: without checkpointing there is no use_reentrant to say."""
     keys = run(f"{TRAINED}SFTConfig(gradient_checkpointing=cfg.on)", names=("train.py",)).keys
     (key,) = (key for key in keys if key.key == "gradient_checkpointing")
     assert key.says.endswith("which only the run knows: set gradient_checkpointing.")
 
 
-def test_a_flag_answers_what_is_asked(tmp_path: Path) -> None:
+def test_a_flag_answers_what_is_asked(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text(f"{AXOLOTL}sequence_len: ${{oc.env:LEN}}\n")
     said = StringIO()
@@ -205,7 +198,7 @@ def test_a_flag_answers_what_is_asked(tmp_path: Path) -> None:
     assert check([str(script)], {"gpu": "2x L4"}, said) == 0
 
 
-def test_a_change_splits_the_rows_that_axolotl_joins() -> None:
+def test_a_change_splits_the_rows_that_axolotl_joins():
     """Of 4 · 8,192 packed tokens the micro-batch becomes 1 and the accumulation 4 times: the same tokens a step."""
     keys = "adapter: lora\nlora_target_linear: true\ngradient_checkpointing: true\nflash_attention: true\n"
     text = (
@@ -224,7 +217,7 @@ def test_a_change_splits_the_rows_that_axolotl_joins() -> None:
     assert "sequence_len: 8192\n" in changed
 
 
-def test_a_packed_model_without_adapters_is_a_contradiction() -> None:
+def test_a_packed_model_without_adapters_is_a_contradiction():
     """transformers 5.23, trainer_utils.py:133."""
     command = "trl sft --model_name_or_path gpt2 --load_in_4bit true"
     (said,) = run(command, names=("run.sh",)).contradictions
@@ -232,13 +225,13 @@ def test_a_packed_model_without_adapters_is_a_contradiction() -> None:
     assert run(f"{command} --use_peft true", names=("run.sh",)).contradictions == ()
 
 
-def test_empty_keys_of_sharding_leave_it_to_the_gpus(tmp_path: Path) -> None:
+def test_empty_keys_of_sharding_leave_it_to_the_gpus(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text(f"{AXOLOTL}sequence_len: 512\ndeepspeed:\nfsdp:\n")
     assert check([str(file)], {"gpu": "2x L4"}, StringIO()) == 0
 
 
-def test_a_flag_with_its_value_takes_no_more() -> None:
+def test_a_flag_with_its_value_takes_no_more():
     """argparse: ``--flag=value`` is whole."""
     command = "trl sft --model_name_or_path gpt2 --max_length=64 128"
     assert setup(command, names=("run.sh",))["max_length"] == 64
@@ -264,7 +257,7 @@ SFT = "trl sft --model_name_or_path a/b --max_length 64"
         ('os.environ.update(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")\n', "train.py"),
     ],
 )
-def test_what_a_run_sets_of_the_allocator_is_read(text: str, name: str) -> None:
+def test_what_a_run_sets_of_the_allocator_is_read(text, name):
     if name == "train.py":
         text += f"{TRAINED}SFTConfig(max_length=64)"
     found = run(text, names=(name,))
@@ -272,7 +265,7 @@ def test_what_a_run_sets_of_the_allocator_is_read(text: str, name: str) -> None:
     assert "roundup_power2_divisions" not in found.setup
 
 
-def test_an_allocators_setting_that_is_not_modelled_is_said() -> None:
+def test_an_allocators_setting_that_is_not_modelled_is_said():
     found = run(f"PYTORCH_CUDA_ALLOC_CONF={CONF} {SFT}", names=("run.sh",))
     assert found.setup["expandable_segments"] is True
     assert found.setup["max_split_size_mb"] == 128
@@ -295,13 +288,13 @@ def test_an_allocators_setting_that_is_not_modelled_is_said() -> None:
         ("gc_steps: -1\n", None),
     ],
 )
-def test_axolotl_empties_the_cache_as_its_old_key_says_too(keys: str, steps: int | None) -> None:
+def test_axolotl_empties_the_cache_as_its_old_key_says_too(keys, steps):
     """axolotl 0.19, utils/schemas/config.py, ``migrate_gc_steps``."""
     found = run(f"{AXOLOTL}sequence_len: 512\n{keys}", names=("a.yaml",))
     assert found.setup.get("torch_empty_cache_steps") == steps
 
 
-def test_axolotl_sets_the_allocator_unless_the_environment_does() -> None:
+def test_axolotl_sets_the_allocator_unless_the_environment_does():
     """axolotl 0.19, axolotl/utils/__init__.py, ``set_pytorch_cuda_alloc_conf``."""
     text = f"{AXOLOTL}sequence_len: 512\n"
     keys = ("expandable_segments", "roundup_power2_divisions")
@@ -312,7 +305,7 @@ def test_axolotl_sets_the_allocator_unless_the_environment_does() -> None:
     assert [found.get(key, False) for key in keys] == [False, 4]
 
 
-def test_a_part_that_no_tool_has_is_said_once() -> None:
+def test_a_part_that_no_tool_has_is_said_once():
     run = read_files(
         {
             "recipe.yaml": """
@@ -332,7 +325,7 @@ fsdp_config:
     ]
 
 
-def test_keys_of_well_known_recipes_have_no_effect() -> None:
+def test_keys_of_well_known_recipes_have_no_effect():
     # github.com/huggingface/alignment-handbook, recipes/zephyr-7b-beta/dpo/config_full.yaml
     run = read_files(
         {

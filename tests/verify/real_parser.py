@@ -24,12 +24,10 @@ def with_axolotl(config: Mapping[str, Any]) -> Mapping[str, Any]:
     # only the file: its package would import Liger and Triton
     file = Path(axolotl.__file__).parent / "integrations" / "liger" / "args.py"
     spec = importlib.util.spec_from_file_location("liger_args", file)
-    assert spec is not None
-    assert spec.loader is not None
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
 
-    class Config(AxolotlInputConfig, plugin.LigerArgs):  # type: ignore[misc]
+    class Config(AxolotlInputConfig, plugin.LigerArgs):
         """As axolotl merges the classes of the plugins that a config names."""
 
     read = Config(**config).model_dump(mode="json")

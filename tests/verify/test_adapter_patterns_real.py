@@ -73,7 +73,7 @@ def patterns(model: Model) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_trained_parameters_match_peft(model_type: str, keys: dict[str, Any]) -> None:
+def test_trained_parameters_match_peft(model_type, keys):
     _, model = build(model_type, keys)
     for given in patterns(model):
         ours, theirs = asked(model, given), real(build(model_type, keys)[0], given)
@@ -84,9 +84,7 @@ def test_trained_parameters_match_peft(model_type: str, keys: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_a_regular_expression_reaches_what_it_reaches_in_peft(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_a_regular_expression_reaches_what_it_reaches_in_peft(model_type, keys):
     _, model = build(model_type, keys)
     takes = patterns(model)[0]["lora_target_modules"]
     either = "|".join(takes)
@@ -107,9 +105,7 @@ def test_a_regular_expression_reaches_what_it_reaches_in_peft(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_one_layer_may_be_excluded_or_have_its_own_rank(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_one_layer_may_be_excluded_or_have_its_own_rank(model_type, keys):
     _, model = build(model_type, keys)
     takes = patterns(model)[0]["lora_target_modules"]
     for index in (0, model.num_hidden_layers - 1):
@@ -125,9 +121,7 @@ def test_one_layer_may_be_excluded_or_have_its_own_rank(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_stacked_experts_are_adapted_by_parameter_name(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_stacked_experts_are_adapted_by_parameter_name(model_type, keys):
     _, model = build(model_type, keys)
     names = {
         module.name if module.stack else f"{module.name}.weight"
@@ -142,9 +136,7 @@ def test_stacked_experts_are_adapted_by_parameter_name(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_every_third_layer_is_checkpointed_as_in_transformers(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_every_third_layer_is_checkpointed_as_in_transformers(model_type, keys):
     made, model = build(model_type, keys)
     made.activation_checkpointing_enable(every_n_layers=3)
     layer = modeling_layers.GradientCheckpointingLayer
@@ -157,6 +149,6 @@ def test_every_third_layer_is_checkpointed_as_in_transformers(
     ]
 
 
-def test_adapters_accept_peft_s_shorthand() -> None:
+def test_adapters_accept_peft_s_shorthand():
     read = Adapters(method="lora", layers_to_transform=3, rank_pattern={"q_proj": 2})
     assert (read.layers_to_transform, read.rank_pattern) == ((3,), (("q_proj", 2),))

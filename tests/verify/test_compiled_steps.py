@@ -67,7 +67,7 @@ def scheduled(config: dict[str, Any], setup: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_a_compiled_layer_saves_launches_and_moves_what_inductor_schedules(name: str) -> None:
+def test_a_compiled_layer_saves_launches_and_moves_what_inductor_schedules(name):
     config, setup = CASES[name]
     saved, estimated, kernels, operators, moved, written = [], [], [], [], [], []
     for layers in (2, 3):
@@ -96,7 +96,7 @@ def test_a_compiled_layer_saves_launches_and_moves_what_inductor_schedules(name:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_dora_breaks_its_graph_at_every_module() -> None:
+def test_dora_breaks_its_graph_at_every_module():
     import peft
 
     config = transformers.AutoConfig.for_model(**LLAMA, num_hidden_layers=1)

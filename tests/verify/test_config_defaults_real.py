@@ -31,7 +31,7 @@ def written_out(model_type: str) -> dict[str, Any]:
     return json.loads(json.dumps({**own, "model_type": model_type}, sort_keys=True))
 
 
-def test_the_file_matches_the_real_classes_defaults() -> None:
+def test_the_file_matches_the_real_classes_defaults():
     if "UPDATE_GOLDEN" in os.environ:
         lines = [json.dumps(written_out(name)) for name in sorted(MODELLED - WITHOUT_A_CLASS)]
         FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")

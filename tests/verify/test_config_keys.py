@@ -40,7 +40,7 @@ def saved(model_type: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_every_field_of_the_class_is_read_or_known(model_type: str) -> None:
+def test_every_field_of_the_class_is_read_or_known(model_type):
     config = saved(model_type)
     assert ignored_keys(config) == ()
     # a null field has no meaning, but must not be silently ignored once it has a value
@@ -59,7 +59,7 @@ def read_somewhere() -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_model_code_reads_no_field_listed_as_unread(model_type: str) -> None:
+def test_the_model_code_reads_no_field_listed_as_unread(model_type):
     name = class_of(model_type).__module__.replace("configuration_", "modeling_")
     try:
         source = inspect.getsource(__import__(name, fromlist=["_"]))
@@ -74,7 +74,7 @@ def test_the_model_code_reads_no_field_listed_as_unread(model_type: str) -> None
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_field_is_read_by_each_of_its_names(model_type: str) -> None:
+def test_a_field_is_read_by_each_of_its_names(model_type):
     config = saved(model_type)
     for alias, field in class_of(model_type).attribute_map.items():
         value = config.get(field)
@@ -92,7 +92,7 @@ def read(config: dict[str, Any]) -> object:
         return str(problem)
 
 
-def test_sensitive_keys_are_estimated_at_their_class_defaults() -> None:
+def test_sensitive_keys_are_estimated_at_their_class_defaults():
     for model_type in FAMILIES:
         config = saved(model_type)
         for key, one in SENSITIVE.items():

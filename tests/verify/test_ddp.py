@@ -79,7 +79,7 @@ def of_both(folder: Path, case: dict[str, bool]) -> tuple[int, int, int]:
     return found
 
 
-def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
+def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path):
     peak, after, _ = of_both(tmp_path, ALONE)
     peak_of_ddp, after_ddp, own = of_both(tmp_path, COPIES)
     given = {
@@ -102,7 +102,7 @@ def test_ddp_adds_its_buckets_and_a_copy_of_the_outputs(tmp_path: Path) -> None:
     assert peak_of_ddp - peak == pytest.approx(ours[0] - ours[1], abs=SCALARS)
 
 
-def test_gradients_as_bucket_views_would_exist_once(tmp_path: Path) -> None:
+def test_gradients_as_bucket_views_would_exist_once(tmp_path):
     # accelerate does not enable this; all gradients fit into the first bucket of 1 MiB
     _, after, _ = of_both(tmp_path, ALONE)
     _, after_ddp, own = of_both(tmp_path, VIEWS)

@@ -58,7 +58,7 @@ def trained(folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("fp8")
-def test_the_same_linears_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_linears_are_converted(tmp_path, monkeypatch):
     from torchao.float8.float8_linear import Float8Linear
 
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
@@ -79,7 +79,7 @@ def test_the_same_linears_are_converted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("fp8")
-def test_accelerates_default_leaves_converted_layers_untrained(tmp_path: Path) -> None:
+def test_accelerates_default_leaves_converted_layers_untrained(tmp_path):
     """``enable_fsdp_float8_all_gather`` wraps each weight in a new parameter, which the optimizer does not have."""
     model, before = trained(tmp_path)
     same = {
@@ -91,13 +91,13 @@ def test_accelerates_default_leaves_converted_layers_untrained(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("fp8")
-def test_bf16_beside_fp8_stops_accelerate(tmp_path: Path) -> None:
+def test_bf16_beside_fp8_stops_accelerate(tmp_path):
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
         trained(tmp_path, bf16=True)
 
 
 @pytest.mark.usefixtures("fp8")
-def test_the_launchers_word_for_a_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launchers_word_for_a_backend_is_refused(monkeypatch):
     from accelerate import Accelerator
 
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "ao")

@@ -90,7 +90,7 @@ def counted(folder: Path, case: str) -> set[int]:
     return set(in_two_processes(folder, hidden_states, **CASES[case]))
 
 
-def test_only_frozen_layers_inside_reentrant_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_only_frozen_layers_inside_reentrant_checkpoints_are_kept(tmp_path):
     (least,) = counted(tmp_path, "inside")
     assert counted(tmp_path, "not reentrant") == {least}
     # a trained norm has saved the tensor that it multiplies by its weight

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import types
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,9 +145,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_shards_and_gradients_of_four_micro_steps_match_the_real_fsdp2(
-    name: str, tmp_path: Path
-) -> None:
+def test_shards_and_gradients_of_four_micro_steps_match_the_real_fsdp2(name, tmp_path):
     setup = {**CASES[name], "gradient_accumulation_steps": 4}
     model, _, ours = contract.parse(
         {"model": CONFIG, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH, **setup}
@@ -181,7 +178,7 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_setups_we_refuse_fail_in_the_real_fsdp2(name: str, tmp_path: Path) -> None:
+def test_setups_we_refuse_fail_in_the_real_fsdp2(name, tmp_path):
     setup, config, theirs, ours = REFUSED[name]
     for answer in in_two_processes(tmp_path, kept, setup=setup, config=config, steps=1):
         assert theirs in answer
@@ -244,7 +241,7 @@ def cast_by_layers(*, shapes: dict[str, dict[str, Any]]) -> dict[str, list[str]]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_real_layers_have_float32_tables_and_alibi_cast_and_no_others(tmp_path: Path) -> None:
+def test_real_layers_have_float32_tables_and_alibi_cast_and_no_others(tmp_path):
     real = in_two_processes(tmp_path, cast_by_layers, shapes=SHAPES)[0]
     for model_type, shape in SHAPES.items():
         family = architecture(model_from_config({**CONFIG, "model_type": model_type, **shape}))

@@ -51,7 +51,7 @@ def functions(path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("patch", "least", "most"), [(14, 3136, 12_845_056), (16, 65_536, 1_310_720)]
 )
-def test_qwen_sizes_match(patch: int, least: int, most: int) -> None:
+def test_qwen_sizes_match(patch, least, most):
     real = functions("qwen2_vl/image_processing_qwen2_vl.py")["smart_resize"]
     ours = qwen_vl.Qwen2VLImageProcessor(patch_size=patch, min_pixels=least, max_pixels=most)
     for size in SIZES:
@@ -60,7 +60,7 @@ def test_qwen_sizes_match(patch: int, least: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["glm4v", "glm46v"])
-def test_glm_sizes_match(family: str) -> None:
+def test_glm_sizes_match(family):
     real = functions(f"{family}/image_processing_{family}.py")["smart_resize"]
     ours = qwen_vl.Glm4vImageProcessor()
     for size in [*SIZES, (10, 400), (3000, 16)]:
@@ -70,7 +70,7 @@ def test_glm_sizes_match(family: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [70, 280, 1120])
-def test_gemma_4_sizes_match(budget: int) -> None:
+def test_gemma_4_sizes_match(budget):
     real = functions("gemma4/image_processing_gemma4.py")["get_aspect_ratio_preserving_size"]
     ours = gemma.Gemma4ImageProcessor(max_soft_tokens=budget)
     for size in SIZES:
@@ -79,7 +79,7 @@ def test_gemma_4_sizes_match(budget: int) -> None:
 
 
 @pytest.mark.parametrize("most", [4, 12])
-def test_internvl_sizes_match(most: int) -> None:
+def test_internvl_sizes_match(most):
     real = functions("got_ocr2/image_processing_got_ocr2.py")["get_optimal_tiled_canvas"]
     ours = tiles.InternVLImageProcessor(max_patches=most)
     for size in SIZES:
@@ -87,7 +87,7 @@ def test_internvl_sizes_match(most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [4, 16])
-def test_llama_4_sizes_match(most: int) -> None:
+def test_llama_4_sizes_match(most):
     real = functions("llama4/image_processing_llama4.py")
     square = SimpleNamespace(height=336, width=336)
     canvases = torch.tensor(real["find_supported_resolutions"].__wrapped__(most, square))
@@ -98,7 +98,7 @@ def test_llama_4_sizes_match(most: int) -> None:
 
 
 @pytest.mark.parametrize(("tile", "longest"), [(364, 1456), (512, 2048)])
-def test_idefics_3_sizes_match(tile: int, longest: int) -> None:
+def test_idefics_3_sizes_match(tile, longest):
     real = functions("idefics3/image_processing_idefics3.py")
     ours = idefics3.Idefics3ImageProcessor(tile=tile, longest_edge=longest)
     for size in SIZES:
@@ -108,7 +108,7 @@ def test_idefics_3_sizes_match(tile: int, longest: int) -> None:
 
 
 @pytest.mark.parametrize(("patch", "merge", "longest"), [(16, 1, 1024), (14, 2, 1540)])
-def test_pixtral_sizes_match(patch: int, merge: int, longest: int) -> None:
+def test_pixtral_sizes_match(patch, merge, longest):
     real = functions("pixtral/image_processing_pixtral.py")["get_resize_output_image_size"]
     ours = pixtral.PixtralImageProcessor(
         patch_size=patch, spatial_merge_size=merge, longest_edge=longest

@@ -60,9 +60,7 @@ def _distinct() -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("model", list(_distinct()), ids=lambda model: model.hub_id)
-def test_a_class_built_from_our_model_has_its_parameters_and_windows(
-    model: Model,
-) -> None:
+def test_a_class_built_from_our_model_has_its_parameters_and_windows(model):
     config = transformers.AutoConfig.for_model(**config_of(model))
     with torch.device("meta"):
         real = transformers.AutoModelForCausalLM.from_config(config)
@@ -76,9 +74,7 @@ def test_a_class_built_from_our_model_has_its_parameters_and_windows(
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=[name for name, _ in VARIANTS])
-def test_the_loader_accepts_a_random_checkpoint_of_every_family(
-    model_type: str, keys: dict[str, Any]
-) -> None:
+def test_the_loader_accepts_a_random_checkpoint_of_every_family(model_type, keys):
     model = model_from_config({"model_type": model_type, **keys})
     real = real_run.load(model, TrainingSetup(), "cpu")
     parameters = list(real.parameters())
@@ -93,7 +89,7 @@ def test_the_loader_accepts_a_random_checkpoint_of_every_family(
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_bitsandbytes_packs_a_4_bit_base_while_loading(double: bool) -> None:
+def test_bitsandbytes_packs_a_4_bit_base_while_loading(double):
     case = tiny(method="qlora", bnb_4bit_use_double_quant=double)
     real = real_run.load(case.model, case.setup, "cpu")
     weight = real.model.layers[0].mlp.up_proj.weight
@@ -106,7 +102,7 @@ def test_bitsandbytes_packs_a_4_bit_base_while_loading(double: bool) -> None:
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 @pytest.mark.parametrize(("as_peft", "dtype"), [(True, "float32"), (False, "bfloat16")])
-def test_adapters_have_the_dtype_of_the_setup(method: str, as_peft: bool, dtype: str) -> None:
+def test_adapters_have_the_dtype_of_the_setup(method, as_peft, dtype):
     case = tiny(method=method, autocast_adapter_dtype=as_peft)
     model = real_run.adapted(real_run.load(case.model, case.setup, "cpu"), case)
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
@@ -155,7 +151,7 @@ SETUPS |= {
 
 
 @pytest.mark.parametrize("keys", SETUPS.values(), ids=SETUPS)
-def test_four_steps_run_and_mark_every_phase_in_order(keys: dict[str, Any]) -> None:
+def test_four_steps_run_and_mark_every_phase_in_order(keys):
     case = tiny(**keys)
     recorder = real_run.Recorder(real_run.NoCounter())
     facts: dict[str, Any] = {}
@@ -189,7 +185,7 @@ class Tally:
         return 7
 
 
-def test_a_row_has_the_first_step_and_the_maximum_of_the_later_ones() -> None:
+def test_a_row_has_the_first_step_and_the_maximum_of_the_later_ones():
     """By hand: reading 1 before the model, 2 after it, then 4 per step, one at the end of each phase."""
     answer = worker._answer(real_run, tiny(), "cpu", Tally(), done=3)
     assert answer.outcome == "measured"
@@ -221,7 +217,7 @@ def alive() -> set[int]:
     return {id(thing) for thing in gc.get_objects() if isinstance(thing, kinds)}
 
 
-def test_cases_leave_nothing_behind_and_precisions_do_not_mix() -> None:
+def test_cases_leave_nothing_behind_and_precisions_do_not_mix():
     before = alive()  # dynamo keeps those that tests have compiled
     for given in (*DRY_RUN, DRY_RUN[0] | {"optim": "adamw_bnb_8bit"}):
         answer = worker._answer(real_run, read_case(given), "cpu", real_run.NoCounter(), 0)
@@ -240,8 +236,8 @@ def test_cases_leave_nothing_behind_and_precisions_do_not_mix() -> None:
     ],
 )
 def test_out_of_memory_keeps_earlier_readings_and_any_error_retires_the_process(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
-) -> None:
+    monkeypatch, error, outcome
+):
     def fails(model: Any, case: Case, recorder: Any, device: str) -> None:
         recorder.begin_step()
         recorder.enter(FORWARD)
@@ -254,9 +250,7 @@ def test_out_of_memory_keeps_earlier_readings_and_any_error_retires_the_process(
     assert (answer.cells.get("allocated_after_load_bytes") == 2) == (outcome == "out_of_memory")
 
 
-def test_memory_left_on_the_device_retires_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_left_on_the_device_retires_the_process(monkeypatch):
     monkeypatch.setattr(worker, "LEFT_IN_PEACE", 3)
     assert worker._answer(real_run, tiny(), "cpu", Tally(), 0).retire
 
@@ -264,7 +258,7 @@ def test_memory_left_on_the_device_retires_the_process(
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_dry_run_completes_and_writes_rows_without_bytes(tmp_path: Path) -> None:
+def test_dry_run_completes_and_writes_rows_without_bytes(tmp_path):
     table = tmp_path / "rows.csv"
     ran = subprocess.run(
         [sys.executable, "benchmarks/measure_gpu.py", "--device", "cpu", "--output", str(table)],

@@ -5,8 +5,6 @@ Expected values come from transformers 5.23 and accelerate 1.15 themselves, run 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
@@ -18,7 +16,7 @@ accelerate = pytest.importorskip("accelerate")
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_modules_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
+def test_modules_have_the_order_of_the_real_class(model_type, keys):
     real, model = build(model_type, keys)
     ours = [(node.name, node.class_name) for node in module_tree(model).walk()][1:]
     theirs = [
@@ -33,9 +31,7 @@ def test_modules_have_the_order_of_the_real_class(model_type: str, keys: dict[st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_every_module_has_the_bytes_that_accelerate_counts(
-    model_type: str, keys: dict[str, Any], dtype: str
-) -> None:
+def test_every_module_has_the_bytes_that_accelerate_counts(model_type, keys, dtype):
     real, model = build(model_type, keys)
     theirs = accelerate.utils.compute_module_sizes(real, dtype=dtype)
     ours = sizes_in_bits(module_tree(model), ACCELERATE[dtype])

@@ -37,12 +37,12 @@ def defaults(objective: Objective) -> dict[str, object]:
     return {field.name: field.default for field in dataclasses.fields(CONFIGS[objective])}
 
 
-def test_families_without_a_sequence_classifier_match_transformers() -> None:
+def test_families_without_a_sequence_classifier_match_transformers():
     assert {family for family in MODELLED if family not in CLASSES} == WITHOUT_CLASSES
 
 
 @pytest.mark.parametrize("family", sorted(set(MODELLED) & set(CONFIG_MAPPING)))
-def test_trl_balances_experts_if_the_config_has_a_coefficient(family: str) -> None:
+def test_trl_balances_experts_if_the_config_has_a_coefficient(family):
     config = CONFIG_MAPPING[family]()
     asks = hasattr(config, "output_router_logits") and bool(
         getattr(config, "router_aux_loss_coef", 0.0)
@@ -53,13 +53,13 @@ def test_trl_balances_experts_if_the_config_has_a_coefficient(family: str) -> No
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
-def test_trainers_disable_dropout_as_their_config_says(objective: Objective) -> None:
+def test_trainers_disable_dropout_as_their_config_says(objective):
     assert RULES[objective].zeroes_dropout is bool(
         defaults(objective).get("disable_dropout", False)
     )
 
 
-def test_defaults_match_trl() -> None:
+def test_defaults_match_trl():
     grpo, rloo = defaults(Objective.GRPO), defaults(Objective.RLOO)
     assert (grpo["beta"], rloo["beta"], defaults(Objective.DPO)["beta"]) == (0.0, 0.05, 0.1)
     assert DEFAULT.task.num_generations == grpo["num_generations"]
@@ -74,7 +74,7 @@ def test_defaults_match_trl() -> None:
 @pytest.mark.parametrize(
     ("objective", "file"), [(Objective.DPO, "dpo_trainer.py"), (Objective.GRPO, "grpo_trainer.py")]
 )
-def test_every_loss_type_appears_in_its_trainer(objective: Objective, file: str) -> None:
+def test_every_loss_type_appears_in_its_trainer(objective, file):
     text = (SOURCE / file).read_text()
     for word in Objective(objective).loss_types:
         assert re.search(rf'"{word}"', text), word

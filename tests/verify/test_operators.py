@@ -144,7 +144,7 @@ class AsWithoutMode(Storages):
 
     def know(self, storage: Any) -> None:
         """Marks a storage as never counted."""
-        self._known[storage._cdata] = lambda: storage  # type: ignore[assignment]
+        self._known[storage._cdata] = lambda: storage
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -592,17 +592,17 @@ REAL: dict[str, Callable[[Real], Any]] = {
 ROWS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
 
 
-def test_every_operator_has_a_real_counterpart() -> None:
+def test_every_operator_has_a_real_counterpart():
     assert REAL.keys() == CASES.keys()
 
 
 @pytest.mark.parametrize(("name", "dtype"), ROWS)
-def test_the_file_matches_torch(name: str, dtype: str) -> None:
+def test_the_file_matches_torch(name, dtype):
     if "UPDATE_OPERATORS" in os.environ:
         pytest.skip("the file is written anew")
     assert real(name, dtype) == read_table()[name, dtype]
 
 
 @pytest.mark.skipif("UPDATE_OPERATORS" not in os.environ, reason="writes the file of operators")
-def test_the_file_is_rewritten() -> None:
+def test_the_file_is_rewritten():
     write_table({row: real(*row) for row in ROWS})

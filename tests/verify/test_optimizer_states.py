@@ -20,7 +20,7 @@ BUILT = {
 
 
 @pytest.mark.parametrize("optim", BUILT)
-def test_states_exist_before_the_first_step_only_as_declared(optim: Optimizer) -> None:
+def test_states_exist_before_the_first_step_only_as_declared(optim):
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = BUILT[optim]([weight])
 

@@ -30,7 +30,7 @@ def _theirs(real: Any) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_weights_have_the_order_of_the_real_class(model_type: str, keys: dict[str, Any]) -> None:
+def test_weights_have_the_order_of_the_real_class(model_type, keys):
     real, model = build(model_type, keys)
     ours = [
         (elements(parameter.shape), parameter.decays)
@@ -44,9 +44,7 @@ def test_weights_have_the_order_of_the_real_class(model_type: str, keys: dict[st
 )
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen2"])
-def test_adapters_and_copies_have_peft_s_order(
-    model_type: str, targets: str | tuple[str, ...], copies: list[str] | None
-) -> None:
+def test_adapters_and_copies_have_peft_s_order(model_type, targets, copies):
     keys = next(keys for name, keys in VARIANTS if name == model_type)
     real, model = build(model_type, keys)
     real = peft.get_peft_model(
@@ -112,7 +110,7 @@ TEXT_TYPES = {
 
 
 @pytest.mark.parametrize("model_type", VISION)
-def test_a_tower_has_the_order_of_the_real_class(model_type: str) -> None:
+def test_a_tower_has_the_order_of_the_real_class(model_type):
     text = TEXT | ({"model_type": TEXT_TYPES[model_type]} if model_type in TEXT_TYPES else {})
     config: dict[str, Any] = {"text_config": text, **VISION[model_type]}
     if model_type not in ("gemma3", "smolvlm"):

@@ -293,7 +293,7 @@ def relative(name: str) -> str:
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_names_and_counts_match_the_real_module_tree(model_type: str, keys: dict[str, Any]) -> None:
+def test_names_and_counts_match_the_real_module_tree(model_type, keys):
     real, model = build(model_type, keys)
     tree = {relative(name): count for name, count in real_tree(real).items()}
     if model.tie_word_embeddings:
@@ -305,12 +305,12 @@ def test_names_and_counts_match_the_real_module_tree(model_type: str, keys: dict
     assert trainable_parameters(model, Adapters()) == trained
 
 
-def test_every_family_is_compared() -> None:
+def test_every_family_is_compared():
     assert {model_type for model_type, _ in VARIANTS} == MODELLED - WITHOUT_A_CLASS
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
-def test_shapes_match_the_real_parameters(model_type: str, keys: dict[str, Any]) -> None:
+def test_shapes_match_the_real_parameters(model_type, keys):
     real, model = build(model_type, keys)
     if model_type == "cohere":
         pytest.skip("Cohere's per-head norms are [heads, head_dim]; ours are flat")
@@ -366,9 +366,7 @@ LORA = [
 # peft 0.21 warns that merging will untie a tied head and its embedding
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True.:UserWarning")
 @pytest.mark.parametrize(("model_type", "keys", "targets"), LORA)
-def test_adapters_match_peft(
-    model_type: str, keys: dict[str, Any], targets: str | tuple[str, ...]
-) -> None:
+def test_adapters_match_peft(model_type, keys, targets):
     peft = pytest.importorskip("peft")
     real, model = build(model_type, keys)
     listed = targets if isinstance(targets, str) else list(targets)
@@ -402,7 +400,7 @@ COPIES = [
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize(("model_type", "keys", "copied"), COPIES)
-def test_copies_match_peft(model_type: str, keys: dict[str, Any], copied: tuple[str, ...]) -> None:
+def test_copies_match_peft(model_type, keys, copied):
     peft = pytest.importorskip("peft")
     real, model = build(model_type, keys)
     config = peft.LoraConfig(
@@ -425,7 +423,7 @@ def test_copies_match_peft(model_type: str, keys: dict[str, Any], copied: tuple[
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2"])
-def test_magnitudes_match_peft(model_type: str) -> None:
+def test_magnitudes_match_peft(model_type):
     peft = pytest.importorskip("peft")
     keys = GPT2_KEYS if model_type == "gpt2" else SMALL
     real, model = build(model_type, keys)
@@ -442,7 +440,7 @@ def test_magnitudes_match_peft(model_type: str) -> None:
     assert trainable_parameters(model, setup.adapters) == adapted.get_nb_trainable_parameters()[0]
 
 
-def test_targets_follow_peft_s_table_when_it_refuses_all_linears() -> None:
+def test_targets_follow_peft_s_table_when_it_refuses_all_linears():
     peft = pytest.importorskip("peft")
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     own = {name: family.peft_targets for name, family in FAMILIES.items() if family.peft_targets}
@@ -450,7 +448,7 @@ def test_targets_follow_peft_s_table_when_it_refuses_all_linears() -> None:
         assert list(targets) == table[family.removesuffix("_text")], family
 
 
-def test_the_class_of_a_wrapper_is_that_of_the_auto_class() -> None:
+def test_the_class_of_a_wrapper_is_that_of_the_auto_class():
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     for wrapper, decoder in text_parts().items():
         if wrapper in names and decoder in names:

@@ -75,7 +75,7 @@ def setups(tool: str) -> list[TakeAway]:
 
 
 @pytest.mark.parametrize("tool", NAMED)
-def test_tool_classes_read_our_yaml_as_intended(tool: str, tmp_path: Path) -> None:
+def test_tool_classes_read_our_yaml_as_intended(tool, tmp_path):
     made = setups(tool)
     json_file = next(run.files["deepspeed.json"] for run in made if "deepspeed.json" in run.files)
     (tmp_path / "deepspeed.json").write_text(json_file, encoding="utf-8")
@@ -102,7 +102,7 @@ def _agrees(found: Any, written: Any, key: str) -> None:
         assert found == written, key
 
 
-def test_axolotl_fails_where_we_refuse(tmp_path: Path) -> None:
+def test_axolotl_fails_where_we_refuse(tmp_path):
     """Each of our refusals of a writable config is also axolotl's; the others need a GPU to check."""
     sharded = {
         "fsdp_config": {"offload_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
@@ -125,7 +125,7 @@ def test_axolotl_fails_where_we_refuse(tmp_path: Path) -> None:
     assert len(STOPS) == len(more) + 1
 
 
-def test_deepspeed_reads_our_json_as_intended(tmp_path: Path) -> None:
+def test_deepspeed_reads_our_json_as_intended(tmp_path):
     shared = [one for one in SHARING if "zero" in one.get("strategy", "")]
     configs = []
     for one in shared:

@@ -227,13 +227,13 @@ def real_map(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.skipif("UPDATE_GOLDEN" not in os.environ, reason="writes the file of golden maps")
-def test_golden_maps_are_written() -> None:
+def test_golden_maps_are_written():
     lines = [json.dumps({"request": request, "map": real_map(request)}) for request in CASES]
     GOLDEN.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: f"{i}-{CASES[i]['model']}")
-def test_golden_map_is_what_the_library_infers(index: int) -> None:
+def test_golden_map_is_what_the_library_infers(index):
     kept = json.loads(GOLDEN.read_text(encoding="utf-8").splitlines()[index])
     assert kept["request"] == CASES[index]
     assert kept["map"] == real_map(CASES[index])
@@ -254,7 +254,7 @@ def _limits(chance: Random, total: int) -> dict[Any, int]:
 @pytest.mark.parametrize(
     ("model_type", "keys"), [*VARIANTS, ("olmo", SMALL | TIED)], ids=[*IDS, "olmo-tied"]
 )
-def test_every_family_is_placed_as_by_the_libraries(model_type: str, keys: dict[str, Any]) -> None:
+def test_every_family_is_placed_as_by_the_libraries(model_type, keys):
     real, model = build(model_type, keys)
     chance = Random(model_type)
     total = accelerate.utils.compute_module_sizes(real)[""]

@@ -65,7 +65,7 @@ def agrees(keys: Any, model: Any) -> None:
     assert answer.total_parameters == model.num_parameters()
 
 
-def test_full_fine_tuning_is_read(tmp_path: Path) -> None:
+def test_full_fine_tuning_is_read(tmp_path):
     found = trainer(tmp_path, tiny(), gradient_accumulation_steps=2, optim="adafactor")
     keys = check(found, show=False).keys
     assert keys["model"]["model_type"] == "llama"
@@ -85,7 +85,7 @@ def test_full_fine_tuning_is_read(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_lora_with_bfloat16_weights_is_read(tmp_path: Path) -> None:
+def test_lora_with_bfloat16_weights_is_read(tmp_path):
     model = adapted(tiny(torch.bfloat16), modules_to_save=["lm_head"])
     found = trainer(tmp_path, model, activation_checkpointing=True)
     keys = check(found, show=False).keys
@@ -97,7 +97,7 @@ def test_lora_with_bfloat16_weights_is_read(tmp_path: Path) -> None:
     agrees(keys, model)
 
 
-def test_qlora_with_bitsandbytes_is_read(tmp_path: Path) -> None:
+def test_qlora_with_bitsandbytes_is_read(tmp_path):
     pytest.importorskip("bitsandbytes")
     tiny(torch.bfloat16).save_pretrained(tmp_path / "base")
     packs = transformers.BitsAndBytesConfig(
@@ -119,7 +119,7 @@ def test_qlora_with_bitsandbytes_is_read(tmp_path: Path) -> None:
     agrees(keys, model)
 
 
-def test_sft_trainer_has_trl_s_defaults(tmp_path: Path) -> None:
+def test_sft_trainer_has_trl_s_defaults(tmp_path):
     trl = pytest.importorskip("trl")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"<eos>": 0, "<pad>": 1}, unk_token="<eos>")
@@ -148,7 +148,7 @@ def test_sft_trainer_has_trl_s_defaults(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
+def test_classifier_is_not_read_as_a_language_model(tmp_path):
     config = transformers.LlamaConfig(**SIZES, num_labels=5, pad_token_id=0)
     found = trainer(tmp_path, transformers.LlamaForSequenceClassification(config))
     keys = check(found, show=False).keys
@@ -156,7 +156,7 @@ def test_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
-def test_peft_biases_and_ranks_are_read(tmp_path: Path) -> None:
+def test_peft_biases_and_ranks_are_read(tmp_path):
     model = adapted(tiny(), bias="all", rank_pattern={"q_proj": 8}, exclude_modules=["o_proj"])
     keys = check(trainer(tmp_path, model), show=False).keys
     assert keys["bias"] == "all"
@@ -175,7 +175,7 @@ class FakeCounter:
         return PeakReading(2**30, 2**30, 2**30)
 
 
-def test_callback_of_a_real_run_writes_a_row(tmp_path: Path) -> None:
+def test_callback_of_a_real_run_writes_a_row(tmp_path):
     model = adapted(tiny())
     found = trainer(tmp_path, model, max_steps=3)
     table = tmp_path / "measured.csv"

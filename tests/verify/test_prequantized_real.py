@@ -94,7 +94,7 @@ def trainer_refuses(quantization: dict[str, Any], *, adapters: bool) -> bool:
     "name", [one for one in FORMATS if one != "awq"]
 )  # asks for gptqmodel's version
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_trainer_refuses_the_formats_we_refuse(name: str, method: Method) -> None:
+def test_trainer_refuses_the_formats_we_refuse(name, method):
     quantization = dict(FORMATS[name])
     if name in {"fp8", "mxfp4"}:
         quantization["dequantize"] = True  # loaded as our answer states
@@ -105,12 +105,12 @@ def test_trainer_refuses_the_formats_we_refuse(name: str, method: Method) -> Non
 
 
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_mxfp4_without_dequantising_cannot_be_trained(method: Method) -> None:
+def test_mxfp4_without_dequantising_cannot_be_trained(method):
     assert trainer_refuses(FORMATS["mxfp4"], adapters=method is Method.LORA)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_bitsandbytes_does_not_combine_with_another_format(name: str) -> None:
+def test_bitsandbytes_does_not_combine_with_another_format(name):
     passed = transformers.BitsAndBytesConfig(load_in_4bit=True)
     try:
         merged = auto.AutoHfQuantizer.merge_quantization_configs(dict(FORMATS[name]), passed)
@@ -133,7 +133,7 @@ def test_bitsandbytes_does_not_combine_with_another_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("block", [[128, 128], [64, 32], None])
-def test_fp8_tensors_match_transformers(block: list[int] | None) -> None:
+def test_fp8_tensors_match_transformers(block):
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 
     config = transformers.FineGrainedFP8Config(weight_block_size=block)
@@ -146,7 +146,7 @@ def test_fp8_tensors_match_transformers(block: list[int] | None) -> None:
     assert stored_bytes(stored(ours), quantization) == held
 
 
-def test_mxfp4_experts_match_transformers() -> None:
+def test_mxfp4_experts_match_transformers():
     from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 
     sizes = {**SIZES, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}

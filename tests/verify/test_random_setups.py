@@ -265,9 +265,9 @@ class Launcher:
 def kernels_replaced() -> Iterator[Any]:
     """TRL's head and log-softmax write into buffers that Python allocates: kernels/*.py."""
     triton, language = types.ModuleType("triton"), types.ModuleType("triton.language")
-    triton.cdiv, triton.jit = (lambda a, b: -(-a // b)), lambda _: Launcher()  # type: ignore[attr-defined]
-    language.constexpr = int  # type: ignore[attr-defined]
-    triton.language = language  # type: ignore[attr-defined]
+    triton.cdiv, triton.jit = (lambda a, b: -(-a // b)), lambda _: Launcher()
+    language.constexpr = int
+    triton.language = language
     with patch.dict(sys.modules, {"triton": triton, "triton.language": language}):
         softmax = importlib.import_module("trl.kernels.logprob_entropy")
     head = importlib.import_module("trl.kernels.chunked_logprob")
@@ -332,7 +332,7 @@ def second_step(setup: dict[str, Any], folder: str) -> int:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", range(SETUPS))
-def test_a_random_setup_takes_what_the_real_trainer_takes(number: int, tmp_path: Any) -> None:
+def test_a_random_setup_takes_what_the_real_trainer_takes(number, tmp_path):
     torch.set_num_threads(1)
     setup = drawn(number)
     told = estimate(*parse(setup))

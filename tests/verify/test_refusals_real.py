@@ -28,18 +28,17 @@ def installed(library: str) -> Path:
         f"{library} {here} is installed; read its lines again and say so in LIBRARIES"
     )
     spec = importlib.util.find_spec(package)
-    assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
 
 
 @pytest.mark.parametrize("cited", LINES, ids=str)
-def test_the_cited_line_supports_the_refusal(cited: Line) -> None:
+def test_the_cited_line_supports_the_refusal(cited):
     lines = (installed(cited.library) / cited.path).read_text(encoding="utf-8").splitlines()
     assert cited.text in lines[cited.line - 1]
 
 
-def test_most_citations_are_checked() -> None:
+def test_most_citations_are_checked():
     opened = [
         line for line in LINES if line.library in {"transformers", "peft", "torch", "bitsandbytes"}
     ]

@@ -69,7 +69,7 @@ def traced(setup: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT still uses older names of transformers
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_on_the_meta_device_is_within_1_percent_of_the_estimate(name: str) -> None:
+def test_a_step_on_the_meta_device_is_within_1_percent_of_the_estimate(name):
     # eager attention and no autocast, which the meta device runs as a GPU would
     setup = {"per_device_train_batch_size": 2, "max_length": 512, **CASES[name]}
     said = estimate(

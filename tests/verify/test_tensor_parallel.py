@@ -6,7 +6,6 @@ Expected bytes come from the real torch 2.13 and transformers 5.23 (``Distribute
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -113,7 +112,7 @@ def ours(keys: dict[str, Any]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
-def test_a_rank_holds_and_makes_what_dtensor_does(tmp_path: Path, *, checkpoints: bool) -> None:
+def test_a_rank_holds_and_makes_what_dtensor_does(tmp_path, *, checkpoints):
     torch.manual_seed(0)
     folder = str(tmp_path / "model")
     config = transformers.AutoConfig.for_model(**CONFIG)
@@ -174,9 +173,7 @@ def kept(*, path: str, replicas: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_rank_of_a_mesh_keeps_what_four_real_processes_keep(
-    tmp_path: Path, replicas: int
-) -> None:
+def test_a_rank_of_a_mesh_keeps_what_four_real_processes_keep(tmp_path, replicas):
     torch.manual_seed(0)
     folder = str(tmp_path / "model")
     config = transformers.AutoConfig.for_model(**CONFIG)
@@ -198,7 +195,7 @@ def test_a_rank_of_a_mesh_keeps_what_four_real_processes_keep(
 @pytest.mark.parametrize(
     "name", [family.model_type for family in FAMILIES.values() if family.has_tp_plan]
 )
-def test_the_plan_is_that_of_the_config_class(name: str) -> None:
+def test_the_plan_is_that_of_the_config_class(name):
     theirs = transformers.AutoConfig.for_model(name).base_model_tp_plan
     divided = {key.removeprefix("layers.*."): how for key, how in theirs.items()}
     assert divided.items() >= PLAN.items()

@@ -19,7 +19,7 @@ TOOLS = sorted({row["tool"] for row in TABLE})
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_defaults_match_the_newest_versions(tool: str, tmp_path: Path) -> None:
+def test_defaults_match_the_newest_versions(tool, tmp_path):
     rows = [row for row in TABLE if row["tool"] == tool]
     try:
         wheel = tool_defaults.downloaded(tmp_path, tool)

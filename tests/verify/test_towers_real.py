@@ -157,9 +157,7 @@ def without_timm(model: Model, setup: TrainingSetup) -> int:
 
 
 @EACH
-def test_towers_match_the_parameters_and_linears_of_the_real_class(
-    wrapper: dict[str, Any],
-) -> None:
+def test_towers_match_the_parameters_and_linears_of_the_real_class(wrapper):
     model, made, setup = ours(wrapper), real(wrapper), TrainingSetup()
     assert type(made).__name__ == classes_of(model.model_type).made
     beside = {
@@ -184,9 +182,7 @@ def test_towers_match_the_parameters_and_linears_of_the_real_class(
 
 
 @EACH
-def test_a_real_step_gives_gradients_to_exactly_the_modules_we_list_as_run(
-    wrapper: dict[str, Any],
-) -> None:
+def test_a_real_step_gives_gradients_to_exactly_the_modules_we_list_as_run(wrapper):
     """AdamW makes no state for a parameter whose gradient is None."""
     model, made, setup = ours(wrapper), real(wrapper, "cpu").train(), TrainingSetup()
     optimizer = torch.optim.AdamW(made.parameters())
@@ -225,7 +221,7 @@ def adapted(wrapper: dict[str, Any]) -> Iterator[tuple[Any, TrainingSetup]]:
 
 
 @EACH
-def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
+def test_tower_adapters_match_peft(wrapper):
     model = ours(wrapper)
     for names, setup in adapted(wrapper):
         if not tower_modules(model, setup.adapters) and not isinstance(names, str):
@@ -248,7 +244,7 @@ def test_tower_adapters_match_peft(wrapper: dict[str, Any]) -> None:
             assert trainable_parameters(model, text.adapters) == counts[0]
 
 
-def test_peft_refuses_the_linears_that_gemma_4_wraps() -> None:
+def test_peft_refuses_the_linears_that_gemma_4_wraps():
     wrapper = WRAPPERS["gemma4, images"]
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="Gemma4ClippableLinear"):
@@ -259,7 +255,7 @@ def test_peft_refuses_the_linears_that_gemma_4_wraps() -> None:
 
 
 @EACH
-def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
+def test_a_quantiser_skips_the_linears_we_list(wrapper):
     model, made = ours(wrapper), real(wrapper)
     setup = TrainingSetup(method=Method.QLORA)
     whole = {
@@ -273,7 +269,7 @@ def test_a_quantiser_skips_the_linears_we_list(wrapper: dict[str, Any]) -> None:
 
 
 @EACH
-def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
+def test_accelerate_misses_the_class_we_name(wrapper):
     made = real(wrapper)
     has = {type(module).__name__ for module in made.modules()} | {"TimmWrapperModel"}
     missing = class_not_found(ours(wrapper))
@@ -281,7 +277,7 @@ def test_accelerate_misses_the_class_we_name(wrapper: dict[str, Any]) -> None:
     assert bool(missing) is bool(set(made._no_split_modules) - has)
 
 
-def test_a_kernel_replaces_no_linear() -> None:
+def test_a_kernel_replaces_no_linear():
     for wrapper in WRAPPERS.values():
         names = [
             name

@@ -145,9 +145,7 @@ def _ours(wrapper: str, tied: bool) -> Model:
 
 
 @EACH
-def test_modules_have_the_names_order_and_classes_of_the_real_class(
-    wrapper: str, tied: bool
-) -> None:
+def test_modules_have_the_names_order_and_classes_of_the_real_class(wrapper, tied):
     real, model = _real(wrapper, tied), _ours(wrapper, tied)
     ours = [(node.name, node.class_name) for node in image_text_tree(model).walk()][1:]
     theirs = [
@@ -160,9 +158,7 @@ def test_modules_have_the_names_order_and_classes_of_the_real_class(
 
 
 @EACH
-def test_every_module_has_the_parameters_and_buffers_that_accelerate_counts(
-    wrapper: str, tied: bool
-) -> None:
+def test_every_module_has_the_parameters_and_buffers_that_accelerate_counts(wrapper, tied):
     real, tree = _real(wrapper, tied), image_text_tree(_ours(wrapper, tied))
     for dtype in ("float32", "bfloat16", "int8"):
         theirs = accelerate.utils.compute_module_sizes(real, dtype=dtype)
@@ -171,7 +167,7 @@ def test_every_module_has_the_parameters_and_buffers_that_accelerate_counts(
 
 
 @EACH
-def test_every_tower_is_placed_as_by_the_libraries(wrapper: str, tied: bool) -> None:
+def test_every_tower_is_placed_as_by_the_libraries(wrapper, tied):
     model, real = _ours(wrapper, tied), _real(wrapper, tied)
     chance = Random(f"{wrapper} {tied}")
     total = accelerate.utils.compute_module_sizes(real)[""]
@@ -222,9 +218,7 @@ def test_every_tower_is_placed_as_by_the_libraries(wrapper: str, tied: bool) -> 
         r".*self_attn.*",
     ],
 )
-def test_a_regular_expression_reaches_what_it_reaches_in_peft(
-    wrapper: str, tied: bool, pattern: str
-) -> None:
+def test_a_regular_expression_reaches_what_it_reaches_in_peft(wrapper, tied, pattern):
     model = _ours(wrapper, tied)
     given = Adapters(
         method="lora", lora_r=4, lora_dropout=0.0, model_class=SEES, lora_target_modules=pattern

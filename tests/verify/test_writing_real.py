@@ -60,7 +60,7 @@ def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], An
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_trl_parser_reads_the_yaml_as_intended(number: int, tmp_path: Path) -> None:
+def test_trl_parser_reads_the_yaml_as_intended(number, tmp_path):
     trl = pytest.importorskip("trl")
     keys, theirs, away = some("trl", 24)[number]
     objective = keys.get("objective", "sft")
@@ -76,7 +76,7 @@ def test_trl_parser_reads_the_yaml_as_intended(number: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_transformers_parser_reads_the_arguments_as_intended(number: int, tmp_path: Path) -> None:
+def test_transformers_parser_reads_the_arguments_as_intended(number, tmp_path):
     _, theirs, _ = some("trainer", 12)[number]
     arguments = {**nested(theirs, "args"), "output_dir": str(tmp_path), "use_cpu": True}
     arguments.pop("fp16", None)  # always refused on a CPU
@@ -94,7 +94,7 @@ def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda one: one["strategy"])
-def test_accelerate_reads_its_file_as_intended(sharing: dict[str, Any], tmp_path: Path) -> None:
+def test_accelerate_reads_its_file_as_intended(sharing, tmp_path):
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     launch = pytest.importorskip("accelerate.commands.launch")
     away = files_of("trainer", {"model": LLAMA.hub_id, **sharing}, LLAMA)
@@ -212,9 +212,7 @@ LENGTHS = "lambda completions, **_: [float(len(it)) for it in completions]"
         ),
     ],
 )
-def test_written_script_trains_two_steps(
-    tool: str, keys: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
+def test_written_script_trains_two_steps(tool, keys, folder, tmp_path):
     """The script as written, except for the CPU's settings and a limit of two steps."""
     pytest.importorskip("peft")
     pytest.importorskip("datasets")

@@ -23,7 +23,7 @@ PORT = "29533"
 STORE = store(torch)
 
 
-class Pause(transformers.TrainerCallback):  # type: ignore[misc]
+class Pause(transformers.TrainerCallback):
     """Lets NCCL's watchdog look between two steps."""
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
