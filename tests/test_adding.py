@@ -29,8 +29,9 @@ from estimator.families.modules import LEAF, Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
+from estimator.parallel.whole import unsharded
 from estimator.resident import optimizer
-from estimator.resident.model import Resident, unsharded
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import OptimizerRule, States
 from estimator.tape import operators as op
 from estimator.tape.tape import WEIGHTS, Storage, Tape, Tensor

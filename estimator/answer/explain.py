@@ -9,21 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from estimator.answer.overflow import starts_with_states
-from estimator.families.adapters import adapted_tied_head, copied_modules, is_quantized
+from estimator.families.adapters import is_quantized
+from estimator.families.counts import tied_head
 from estimator.families.liger import kernels, loss_of
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.registry import architecture
 from estimator.families.towers import made_modules
 from estimator.families.weights import (
     Buffer,
-    adapter_tensors,
     buffers,
     int8_bytes,
     module_bytes,
     quantized_bytes,
-    tensors_bytes,
     tower_buffers,
-    unquantized_width,
 )
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
@@ -32,7 +30,7 @@ from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group
-from estimator.parallel.module_devices import copies_on, module_devices, modules_on
+from estimator.parallel.module_devices import heads_on, module_devices, modules_on
 from estimator.parallel.sharding import (
     sharded_adapter_bytes,
     sharded_weight_bytes,
@@ -40,13 +38,10 @@ from estimator.parallel.sharding import (
 )
 from estimator.parallel.strategies import reference_bytes
 from estimator.parallel.tensor_parallel import part_of
+from estimator.parallel.tensors import AS_LOADED, ModelTensor, gradient_bytes, module_tensors
+from estimator.parallel.whole import adapter_bytes, weight_bytes
 from estimator.passes import whole_logits
 from estimator.passes.batch import passed_rows
-from estimator.resident.model import (
-    adapter_bytes,
-    gradient_bytes,
-    weight_bytes,
-)
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
 from estimator.resident.overhead import (
     CONTEXT_UNKNOWN,
@@ -119,7 +114,8 @@ class _Own(NamedTuple):
     """What one GPU has of an unsharded model: all of it, or its part of a device map."""
 
     modules: Sequence[tuple[Module, int]]
-    copies: Sequence[tuple[Module, int]]
+    tied: Sequence[tuple[Module, int]]
+    """The head, if it is tied."""
     buffers: Sequence[Buffer]
     layers: int
 
@@ -129,13 +125,13 @@ def _own(of: Estimate) -> _Own:
     gpu = of.run.device
     if gpu is None:
         modules = made_modules(model, setup.adapters)
-        copies = copied_modules(model, setup.adapters)
+        tied = [(head, 1) for head in tied_head(model)]
         beside = (*buffers(model), *tower_buffers(model, setup.adapters))
-        return _Own(modules, copies, beside, model.num_hidden_layers)
+        return _Own(modules, tied, beside, model.num_hidden_layers)
     at = module_devices(model, of.gpu, setup)
     return _Own(
         modules_on(model, at, gpu),
-        copies_on(model, setup.adapters, at, gpu),
+        heads_on(model, at, gpu),
         buffers_on(model, at, gpu),
         len(at.layers_on(gpu)),
     )
@@ -283,20 +279,26 @@ def _adapters(of: Estimate) -> Explanation:
         lead += f" This is one GPU's shard of them, divided among {_ranks(of.setup.mesh)}."
         return Explanation(lead, [share, *alive], functions)
     own = _own(of)
-    terms = []
-    for module, count in (*own.modules, *adapted_tied_head(of.model, of.setup.adapters)):
-        if tensors := adapter_tensors(module, of.setup):
-            shapes = tuple(tensor.shape for tensor in tensors)
-            each = sum(tensor.bytes for tensor in tensors)
-            how = f"{_times(count)}({_shapes(shapes)}) × {tensors[0].width} bytes"
-            terms.append(Term(module.name, how, count * each))
-    width = unquantized_width(of.setup)
-    for module, count in own.copies:
-        shapes = weight_shapes(module)
-        size = count * tensors_bytes(shapes, width)
-        how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
-        terms.append(Term(f"{module.name}, a trained copy", how, size))
-    return Explanation(lead, [*terms, *alive], (adapter_bytes, adapter_tensors, copied_modules))
+    terms, copies = [], []
+    for module, count in (*own.modules, *own.tied):
+        added = [t for t in module_tensors(module, of.setup.adapters, count) if t.is_added]
+        adapters = [tensor for tensor in added if tensor.is_adapter]
+        if adapters:
+            terms.append(_added_term(module.name, adapters, of.setup, " bytes"))
+        if len(added) > len(adapters):
+            copy = [tensor for tensor in added if tensor.is_copy]
+            name = f"{module.name}, a trained copy"
+            copies.append(_added_term(name, copy, of.setup, " bytes, as loaded"))
+    functions = (adapter_bytes, module_tensors)
+    return Explanation(lead, [*terms, *copies, *alive], functions)
+
+
+def _added_term(name: str, tensors: Sequence[ModelTensor], setup: TrainingSetup, unit: str) -> Term:
+    """Of some tensors of one module."""
+    width = AS_LOADED.width(tensors[0], setup)
+    shapes = _shapes([tensor.shape for tensor in tensors])
+    how = f"{_times(tensors[0].alike)}({shapes}) × {width}{unit}"
+    return Term(name, how, AS_LOADED.bytes(tensors, setup))
 
 
 def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:

@@ -22,13 +22,13 @@ from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.parallel.sharding import check_groups
 from estimator.parallel.tensor_parallel import check_tensor_parallel
+from estimator.parallel.whole import trainable_tensors
 from estimator.passes.compiled import check_compiled
 from estimator.passes.float8 import (
     check_float8,
     check_float8_tokens,
 )
 from estimator.passes.refusals import check_objective, check_rows
-from estimator.resident.model import trainable_tensors
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup

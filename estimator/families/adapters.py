@@ -261,18 +261,6 @@ def is_trained_whole(module: Module, adapters: Adapters) -> bool:
     return module.part not in adapters.frozen_parts
 
 
-def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, int], ...]:
-    """A tied head with an adapter, which ``modules_with_counts`` leaves out, and its count, 1.
-
-    Source: derived, from ``tied_head`` and ``is_adapted``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> adapted_tied_head(TINY_LLAMA, Adapters())
-    ()
-    """
-    return tuple((head, 1) for head in tied_head(model) if is_adapted(head, adapters))
-
-
 def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     """The lowest layer with trained tensors, the last that backward reaches (an index, from 0; the number of layers if
     there is none); None if gradients continue to the embedding.

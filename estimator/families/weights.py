@@ -225,16 +225,22 @@ def adapter_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...],
 
 
 def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
-    """The tensors of ``adapter_shapes``. DoRA's magnitudes on a packed base are always float32.
+    """The tensors of ``adapter_shapes`` (derived, from ``adapter_tensor_width``)."""
+    return tuple(
+        AdapterTensor(shape, adapter_tensor_width(module, shape, setup))
+        for shape in adapter_shapes(module, setup.adapters)
+    )
+
+
+def adapter_tensor_width(module: Module, shape: tuple[int, ...], setup: TrainingSetup) -> int:
+    """Bytes per element of an adapter's tensor. DoRA's magnitudes on a packed base are always float32.
 
     Source: trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
     """
-    adapters, width = setup.adapters, adapter_width(setup)
-    magnitudes = adapters.use_dora and not adapters.lora_bias and is_quantized(module, adapters)
-    return tuple(
-        AdapterTensor(shape, FLOAT32_BYTES if magnitudes and len(shape) == 1 else width)
-        for shape in adapter_shapes(module, adapters)
-    )
+    has_magnitudes = setup.adapters.use_dora and not setup.adapters.lora_bias
+    if has_magnitudes and len(shape) == 1 and is_quantized(module, setup.adapters):
+        return FLOAT32_BYTES
+    return adapter_width(setup)
 
 
 def copied_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from estimator.families.block import Block
 from estimator.families.liger import loss_of
 from estimator.parallel.hooks import Hooks
-from estimator.resident.model import Resident, idle_tensors, trainable_tensors, unsharded
+from estimator.parallel.whole import idle_tensors, trainable_tensors, unsharded
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import allocated, elements

@@ -41,7 +41,9 @@ from estimator.parallel.sharding import (
     sharded_weight_bytes,
     unmoved_weight_bytes,
 )
-from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
+from estimator.parallel.tensors import gradient_bytes
+from estimator.parallel.whole import trainable_tensors
+from estimator.resident.model import Resident, counts, stepped
 from estimator.tape import operators as op
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div, elements

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied
 from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.modules import Module
@@ -284,14 +283,9 @@ def _modules_on(model: Model, at: ModuleDevices, gpu: int) -> Iterator[tuple[Mod
         yield from ((module, count) for module in layer_modules(model, lowest))
 
 
-@lru_cache(maxsize=1024)
-def copies_on(model: Model, adapters: Adapters, at: ModuleDevices, gpu: int) -> Modules:
-    """The modules on one GPU of which PEFT trains a copy, and their multiplicity.
+def heads_on(model: Model, at: ModuleDevices, gpu: int) -> Modules:
+    """A tied head on one GPU, whose adapter or copy is there too, and its count, 1.
 
-    Source: as ``copied_modules``; the copy is on the same GPU as the original.
+    Source: derived, from ``tied_head``.
     """
-    if not adapters.uses_adapters or adapters.modules_to_save is None:
-        return ()
-    heads = ((module, 1) for module in tied_head(model) if at.of(HEAD) == gpu)
-    everything = (*modules_on(model, at, gpu), *heads)
-    return tuple((module, count) for module, count in everything if is_copied(module, adapters))
+    return tuple((head, 1) for head in tied_head(model) if at.of(HEAD) == gpu)

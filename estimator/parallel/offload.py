@@ -217,7 +217,7 @@ def _frozen_parts(model: Model, adapters: Adapters, mesh: Mesh) -> list[tuple[in
     ]
 
 
-class Shard(NamedTuple):
+class OffloadedShard(NamedTuple):
     """One tensor's shard under FSDP2."""
 
     bytes: int
@@ -226,7 +226,7 @@ class Shard(NamedTuple):
     alike: int
 
 
-def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
+def shards(model: Model, setup: TrainingSetup) -> Iterator[OffloadedShard]:
     """Each tensor's offloaded shard on the first rank, in bytes and elements.
 
     Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
@@ -239,17 +239,17 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
                 if setup.adapters.shards_packed:
                     each = packed_width(setup.adapters)
                     count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
-                    yield Shard(count * each, False, count, group.alike)
+                    yield OffloadedShard(count * each, False, count, group.alike)
                 shapes = shapes[1:]
             own = member_width(setup, is_adapter=False, part=module.part)
             trained = not setup.adapters.uses_adapters and is_trained_whole(module, setup.adapters)
             for shape in shapes:
                 count = elements(shard_shape(shape, ranks))
-                yield Shard(count * own, trained, count, group.alike)
+                yield OffloadedShard(count * own, trained, count, group.alike)
             if setup.adapters.uses_adapters:
                 for part in trained_parts(module, setup):
                     count = elements(shard_shape(part.shape, ranks))
-                    yield Shard(count * part.width, True, count, group.alike)
+                    yield OffloadedShard(count * part.width, True, count, group.alike)
 
 
 def offloaded_by_fsdp2(model: Model, setup: TrainingSetup) -> Offloaded:

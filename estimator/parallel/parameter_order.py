@@ -8,7 +8,7 @@ calls: Phi-3 defines ``o_proj`` before ``qkv_proj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,12 +26,10 @@ from estimator.families.vision_family import (
     tower_outer,
     vision_family,
 )
-from estimator.families.weights import adapter_shapes, trained_shapes
+from estimator.parallel.tensors import ModelTensor, Shape, module_tensors
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
 from estimator.values.specs import Model, Part, Vision
-
-Shape = tuple[int, ...]
 
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
 
@@ -48,22 +46,28 @@ class At(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One trained tensor."""
+    """One trained tensor, where it is."""
 
     at: At | None
     """None outside the layers."""
-    module: str
-    """Name within its layer, or outside the layers."""
-    part: str
-    """Which tensor of the module, as in the suffix of a ``Block`` key."""
-    shape: Shape
+    tensor: ModelTensor
     decays: bool
     """Whether it is in the optimizer group with weight decay."""
 
     @property
+    def module(self) -> str:
+        """Name of its module within its layer, or outside the layers."""
+        return self.tensor.module.name
+
+    @property
+    def shape(self) -> Shape:
+        """Elements per axis."""
+        return self.tensor.shape
+
+    @property
     def key(self) -> tuple[str, str]:
         """Module and tensor name within its layer."""
-        return self.module, self.part
+        return self.module, self.tensor.part
 
 
 class Located(NamedTuple):
@@ -171,28 +175,33 @@ def trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
 
 
 def _in_order(model: Model, adapters: Adapters) -> Iterator[Trained]:
-    heads, vision = tied_head(model), model.vision
-    found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
+    heads = tied_head(model)
+    found: dict[Module, list[tuple[ModelTensor, bool]]] = {}  # equal layers have equal modules
     for at, module in trainable_modules(model, adapters):
         if module in heads and not adapters.uses_adapters:
             continue
         if module not in found:
-            of_text = module.part is Part.TEXT or vision is None
-            norms = architecture(model if of_text or vision is None else vision.tower).norm
-            is_norm = isinstance(module, Norm) and norms in LAYER_NORMS
-            found[module] = (
-                len(adapter_shapes(module, adapters)),
-                not is_norm and not _WITHOUT_DECAY.search(module.name.lower()),
-                tuple(trained_shapes(module, adapters)),
-            )
-        of_adapters, decays, shapes = found[module]
-        for place, shape in enumerate(shapes):
-            if place < of_adapters:
-                yield Trained(at, module.name, f"lora{place}", shape, decays=True)
-            else:
-                own = place - of_adapters
-                # xIELU's second is a number like its first, and a tower's bare tensors are no biases
-                is_bias = own > 0 and module.name != ACTIVATION
-                if isinstance(module, Kernel):
-                    is_bias = own > 0 and len(shape) < len(shapes[0])
-                yield Trained(at, module.name, str(own), shape, decays and not is_bias)
+            found[module] = [
+                (tensor, _decays(tensor, model))
+                for tensor in module_tensors(module, adapters)
+                if tensor.trained and tensor.is_added == adapters.uses_adapters
+            ]
+        for tensor, decays in found[module]:
+            yield Trained(at, tensor, decays)
+
+
+def _decays(tensor: ModelTensor, model: Model) -> bool:
+    """Whether Trainer's optimizer applies weight decay."""
+    if tensor.is_adapter:
+        return True
+    module, vision = tensor.module, model.vision
+    of_text = module.part is Part.TEXT or vision is None
+    norms = architecture(model if of_text or vision is None else vision.tower).norm
+    if isinstance(module, Norm) and norms in LAYER_NORMS:
+        return False
+    is_later = tensor.part != "0"
+    if isinstance(module, Kernel):  # a tower's bare tensors are no biases
+        is_bias = is_later and len(tensor.shape) < len(module.shapes[0])
+    else:  # nor is xIELU's second, which is a number like its first
+        is_bias = is_later and module.name != ACTIVATION
+    return not is_bias and not _WITHOUT_DECAY.search(module.name.lower())

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.block import Block
-from estimator.families.weights import adapter_tensors
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
 from estimator.parallel.frozen import as_frozen
@@ -27,7 +26,7 @@ from estimator.parallel.fsdp2_hooks import (
 )
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
-from estimator.parallel.parameter_order import trainable_modules, trained_in_order
+from estimator.parallel.parameter_order import trained_in_order
 from estimator.parallel.sharding import computed
 from estimator.parallel.tensor_parallel import (
     Fsdp2OfPartsHooks,
@@ -35,15 +34,11 @@ from estimator.parallel.tensor_parallel import (
     divided,
     sharded_parts,
 )
+from estimator.parallel.tensors import AS_LOADED
+from estimator.parallel.whole import unsharded, weight_bytes
 from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import (
-    Resident,
-    trained_adapter,
-    trained_whole,
-    unsharded,
-    weight_bytes,
-)
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable, step_transient
 from estimator.tape.tape import Tape
 from estimator.values.facets.computation import Computation
@@ -178,18 +173,9 @@ def stepped_in_order(model: Model, setup: TrainingSetup) -> tuple[list[Trainable
     >>> [tensor.shape for tensor in with_decay][-2:], {tensor.shape for tensor in without}
     ([(8, 16), (10, 8)], {(8,)})
     """
-    modules = {
-        (located.at, located.module.name): located.module
-        for located in trainable_modules(model, setup.adapters)
-    }
     projects = setup.optimisation.optim in LOW_RANK_OPTIMIZERS
     groups: tuple[list[Trainable], list[Trainable]] = [], []
     for trained in trained_in_order(model, setup.adapters):
-        module = modules[trained.at, trained.module]
-        if trained.part.startswith("lora"):
-            place = int(trained.part.removeprefix("lora"))
-            tensor = trained_adapter(adapter_tensors(module, setup)[place], 1)
-        else:
-            tensor = trained_whole(module, trained.shape, 1, setup)
+        tensor = AS_LOADED.held(trained.tensor, setup)
         groups[tensor.is_linear if projects else not trained.decays].append(tensor)
     return groups

@@ -24,7 +24,8 @@ from estimator.families.registry import family_of
 from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, Fsdp2Layer, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
-from estimator.resident.model import Resident, counts, unsharded
+from estimator.parallel.whole import unsharded
+from estimator.resident.model import Resident, counts
 from estimator.tape.operators import Gradients
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div

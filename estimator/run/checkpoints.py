@@ -22,8 +22,9 @@ from estimator.parallel.sharding import (
 )
 from estimator.parallel.strategies import at_rest, resident_memory
 from estimator.parallel.tensor_parallel import largest_whole_bytes
+from estimator.parallel.whole import unsharded
 from estimator.parallel.zero import SUB_GROUP, width
-from estimator.resident.model import Resident, unsharded
+from estimator.resident.model import Resident
 from estimator.run.saving import (
     checkpoint_bytes,
     save_host_bytes,

@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
-from estimator.parallel.module_devices import FIRST, ModuleDevices, copies_on, modules_on
+from estimator.parallel.module_devices import FIRST, ModuleDevices, heads_on, modules_on
+from estimator.parallel.tensors import tensors_of
+from estimator.parallel.whole import whole
 from estimator.passes.batch import joined
 from estimator.passes.causal_lm import causal_lm
 from estimator.passes.dropout import without_dropout
 from estimator.passes.stack import LayerKind, Stack, kinds_of
 from estimator.passes.step import Step
-from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
+from estimator.resident.model import Resident
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
 from estimator.step.evaluation import evaluated
@@ -49,7 +51,7 @@ class Placed:
     ) -> None:
         self._model, self._structure, self._workspace = model, structure, workspace
         self._modules = modules_on(model, at, gpu)
-        self._copies = copies_on(model, structure.adapters, at, gpu)
+        self._tied = heads_on(model, at, gpu)
         self.resident = resident_on(model, structure, at, gpu)
         self.plan = PlanOn(_plan(model, _played(structure), at, training=True), gpu)
         evaluates = without_dropout(model), evaluated(structure)
@@ -62,7 +64,7 @@ class Placed:
         Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
         """
         return load_moment_of(
-            self._model, self._structure, self._modules, self._copies, self._workspace
+            self._model, self._structure, self._modules, self._tied, self._workspace
         )
 
     @cached_property
@@ -101,12 +103,9 @@ def resident_on(model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: 
 
     Source: torch 2.13, utils/_foreach_utils.py, ``_group_tensors_by_device_and_dtype``.
     """
-    modules, copies = modules_on(model, at, gpu), copies_on(model, structure.adapters, at, gpu)
-    tensors = trained_of(modules, copies, structure)
-    weights = bytes_of(modules, structure)
-    weights += sum(buffer.copies * buffer.bytes for buffer in buffers_on(model, at, gpu))
-    adapters = adapters_of(modules, copies, structure)
-    return whole(model, structure, weights, adapters, tensors)
+    modules, tied = modules_on(model, at, gpu), heads_on(model, at, gpu)
+    beside = sum(buffer.copies * buffer.bytes for buffer in buffers_on(model, at, gpu))
+    return whole(model, structure, tensors_of(modules, structure.adapters, tied), beside)
 
 
 # --- the step -------------------------------------------------------------------------------------

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from estimator.families.adapters import adapted_tied_head, copied_modules, is_quantized
-from estimator.families.counts import gate_up_stacks, outer_modules
+from estimator.families.adapters import is_quantized
+from estimator.families.counts import gate_up_stacks, outer_modules, tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
-    buffers,
     tensors_bytes,
-    tower_buffers,
 )
 from estimator.parallel.strategies import at_rest
 from estimator.parallel.tensor_parallel import part_of
-from estimator.resident.model import adapters_of, bytes_of, weight_bytes
+from estimator.parallel.tensors import AS_LOADED, tensors_of
+from estimator.parallel.whole import all_buffer_bytes, own_and_added, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
@@ -49,33 +48,35 @@ def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
 
 
 def load_moment_of(
-    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, workspace: int
+    model: Model, setup: TrainingSetup, modules: Modules, tied: Modules, workspace: int
 ) -> Moment:
-    """The same in bytes on a GPU that holds part of the model: these modules, and PEFT's copies of some.
+    """The same in bytes on a GPU that holds part of the model: these modules, and perhaps the tied head.
 
     Source: as ``load_moment``.
     """
-    name, sizes = _highest_of(model, setup, modules, copies)
+    name, sizes = _highest_of(model, setup, modules, tied)
     return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
 
 
 @lru_cache(maxsize=1024)
 def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
     """The highest moment's name and bytes by component, without the workspace."""
-    modules, copies = made_modules(model, setup.adapters), copied_modules(model, setup.adapters)
-    scalars = (*buffers(model), *tower_buffers(model, setup.adapters))
-    beside = sum(buffer.copies * buffer.bytes for buffer in scalars)
-    return _highest_of(model, setup, modules, copies, beside)
+    modules, tied = (
+        made_modules(model, setup.adapters),
+        tuple((head, 1) for head in tied_head(model)),
+    )
+    return _highest_of(model, setup, modules, tied, all_buffer_bytes(model, setup.adapters))
 
 
 @lru_cache(maxsize=1024)
 def _highest_of(
-    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, beside: int = 0
+    model: Model, setup: TrainingSetup, modules: Modules, tied: Modules, beside: int = 0
 ) -> tuple[str, dict[Component, int]]:
     unprepared = setup.replace(prepare_model_for_kbit_training=False)
-    loaded, ready = (bytes_of(modules, given) + beside for given in (unprepared, setup))
     adapters, precision = setup.adapters, setup.precision
-    adapted = adapters_of((*modules, *adapted_tied_head(model, adapters)), copies, setup)
+    own, added = own_and_added(tensors_of(modules, adapters, tied))
+    loaded, ready = (AS_LOADED.bytes(own, given) + beside for given in (unprepared, setup))
+    adapted = AS_LOADED.bytes(added, setup)
     moments = [("weights in place", ready, adapted, 0)]
     if adapters.has_packed_base and model.quantization is None:  # else already packed in the files
         packing = packing_bytes(modules, adapters, precision)

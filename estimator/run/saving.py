@@ -17,7 +17,9 @@ from estimator.families.weights import (
     tensors_bytes,
     unquantized_width,
 )
-from estimator.resident.model import Alike, Resident, trainable_tensors
+from estimator.parallel.tensors import Alike
+from estimator.parallel.whole import trainable_tensors
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import state_rule
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import allocated, ceil_div, elements

@@ -26,15 +26,11 @@ from estimator.parallel.parameter_order import (
 )
 from estimator.parallel.sharding import Shape, shard_shape
 from estimator.parallel.strategies import stepped_in_order
+from estimator.parallel.tensors import ModelTensor, gradient_bytes, module_tensors
+from estimator.parallel.whole import idle_tensors, trainable_tensors, trained
 from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
 from estimator.parallel.zero import width as zero_width
-from estimator.resident.model import (
-    Resident,
-    gradient_bytes,
-    idle_tensors,
-    trainable_tensors,
-    trained_of,
-)
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import (
     EMPTY,
@@ -291,15 +287,19 @@ def _packed_weight(
 def in_module_order(model: Model, same: TrainingSetup) -> list[Trainable]:
     """What DDP reduces: the trained tensors in the order of their modules, then those without a gradient."""
     tied = tied_head(model)
-    trained = [
+    reduced = [
         tensor
         for located in modules_in_order(model)
         if same.adapters.uses_adapters or located.module not in tied
-        for tensor in trained_of([(located.module, 1)], [], same)
+        for tensor in trained(_without_copy(located.module, same.adapters), same)
     ]
-    if gradient_bytes(trained) != gradient_bytes(trainable_tensors(model, same)):
-        trained = _trained(model, same)
-    return [*trained, *_one_by_one(idle_tensors(model, same))]
+    if gradient_bytes(reduced) != gradient_bytes(trainable_tensors(model, same)):
+        reduced = _trained(model, same)
+    return [*reduced, *_one_by_one(idle_tensors(model, same))]
+
+
+def _without_copy(module: Module, adapters: Adapters) -> Iterator[ModelTensor]:
+    return (tensor for tensor in module_tensors(module, adapters) if not tensor.is_copy)
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:

@@ -1,0 +1,130 @@
+"""A rank that holds the whole model: a GPU alone, each one under DDP, and its part of a device map."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from estimator.families.modules import Module
+from estimator.families.towers import idle_modules
+from estimator.families.weights import buffer_bytes, tower_buffers
+from estimator.parallel.tensors import AS_LOADED, ModelTensor, gradient_bytes, model_tensors
+from estimator.resident.model import Resident, counts, stepped
+from estimator.resident.optimizer import Trainable
+from estimator.values.facets.adapters import Adapters
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
+
+
+def weight_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all weights except adapters, and of buffers, per GPU.
+
+        Σ tensors  count · bytes  +  Σ buffers  count · bytes
+
+    Source: derived, from ``Layout.bytes`` and ``buffers``.
+    """
+    own, _ = own_and_added(model_tensors(model, setup.adapters))
+    return AS_LOADED.bytes(own, setup) + all_buffer_bytes(model, setup.adapters)
+
+
+def all_buffer_bytes(model: Model, adapters: Adapters) -> int:
+    """Bytes of the buffers of the class that is loaded, with its towers'.
+
+    Source: derived, from ``buffers`` and ``tower_buffers``.
+    """
+    beside = sum(buffer.copies * buffer.bytes for buffer in tower_buffers(model, adapters))
+    return buffer_bytes(model) + beside
+
+
+def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
+
+        Σ adapted linears  (r · (in + out) + out with DoRA) · p  +  Σ copied modules  elements · w
+        p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
+
+    Source: derived, from ``module_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters
+    become float32, copies do not).
+    """
+    _, added = own_and_added(model_tensors(model, setup.adapters))
+    return AS_LOADED.bytes(added, setup)
+
+
+def own_and_added(
+    tensors: Iterable[ModelTensor],
+) -> tuple[list[ModelTensor], list[ModelTensor]]:
+    """The weights of the model as it is loaded, and what PEFT adds."""
+    parted: tuple[list[ModelTensor], list[ModelTensor]] = [], []
+    for tensor in tensors:
+        parted[tensor.is_added].append(tensor)
+    return parted
+
+
+def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """Every tensor that gets a gradient: all weights, or the adapters and PEFT's copies (derived, likewise).
+
+    Modules that a step on text does not run get no gradient, and optimizers skip them: ``idle_tensors``.
+    """
+    idle = _idle(model, setup)
+    return trained(
+        (one for one in model_tensors(model, setup.adapters) if one.module not in idle), setup
+    )
+
+
+def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """Trained tensors without gradients or states: those of towers that a step on text does not run.
+
+    Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
+    optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
+    """
+    if not (idle := _idle(model, setup)):
+        return []
+    return trained(
+        (one for one in model_tensors(model, setup.adapters) if one.module in idle), setup
+    )
+
+
+def _idle(model: Model, setup: TrainingSetup) -> Collection[Module]:
+    return {module for module, _ in idle_modules(model, setup.adapters, setup.images)}
+
+
+def trained(tensors: Iterable[ModelTensor], setup: TrainingSetup) -> list[Trainable]:
+    """Those that are trained, as an optimizer sees them: PEFT's copies first."""
+    found = [tensor for tensor in tensors if tensor.trained]
+    found.sort(key=lambda tensor: not tensor.is_copy)
+    return [AS_LOADED.held(tensor, setup) for tensor in found]
+
+
+def unsharded(model: Model, structure: TrainingSetup) -> Resident:
+    """What a GPU keeps if nothing is sharded.
+
+    Source: derived, from the bytes of each tensor.
+    """
+    tensors, idle = model_tensors(model, structure.adapters), _idle(model, structure)
+    return whole(model, structure, tensors, all_buffer_bytes(model, structure.adapters), idle)
+
+
+def whole(
+    model: Model,
+    structure: TrainingSetup,
+    tensors: Sequence[ModelTensor],
+    buffers: int,
+    idle: Collection[Module] = (),
+) -> Resident:
+    """What a GPU keeps that holds these tensors unsharded, and so many bytes of buffers.
+
+    ``idle``: modules that get no gradient.
+
+    Source: derived, from ``gradient_bytes`` and the optimizer's rules.
+    """
+    own, added = own_and_added(tensors)
+    grown = trained((tensor for tensor in tensors if tensor.module not in idle), structure)
+    gradients, step = gradient_bytes(grown), stepped(grown, structure.optimisation)
+    if structure.optimisation.optimizer_in_bwd:  # each is freed, and stepped, in backward
+        gradients, step["transient"] = 0, 0
+    return Resident(
+        weights=AS_LOADED.bytes(own, structure) + buffers,
+        adapters=AS_LOADED.bytes(added, structure),
+        gradients=gradients,
+        accumulated=gradients,
+        **step,
+        **counts(model, structure.adapters),
+    )
