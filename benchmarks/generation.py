@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from estimator import Objective, Strategy, TrainingSetup, catalog, estimate, vllm_shares  # noqa: E402  run as a script, the package is beside
+from estimator import Strategy, TrainingSetup, catalog, estimate, vllm_shares  # noqa: E402  run as a script, the package is beside
 from estimator.families.counts import total_parameters  # noqa: E402
 from estimator.values.range import Range  # noqa: E402
 from estimator.values.specs import Model  # noqa: E402
@@ -49,7 +49,7 @@ def setup_of(row: Mapping[str, str]) -> TrainingSetup:
     of_each, prompt = int(row["rows"]) // int(row["num_gpus"]), int(row["prompt_tokens"])
     batch = 2 - of_each % 2
     return TrainingSetup(
-        objective=Objective.GRPO,
+        objective="grpo",
         beta=0.01,
         gradient_checkpointing=True,
         use_vllm=True,
@@ -153,7 +153,7 @@ def advised() -> Iterator[Advised]:
     for name, card, keys in SETUPS:
         model, gpu = catalog.model(name), catalog.gpu(card)
         setup = TrainingSetup(
-            objective=Objective.GRPO,
+            objective="grpo",
             use_vllm=True,
             gradient_checkpointing=True,
             per_device_train_batch_size=8,

@@ -71,7 +71,7 @@ from estimator.tools.writing.registry import WRITABLE
 from estimator.values.keys import LARGEST
 from estimator.values.losses import Loss
 from estimator.values.methods import Method
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES, Objective
 from estimator.values.range import Range
 from estimator.values.results import (
     Estimate,
@@ -148,6 +148,7 @@ __all__ = [
     "MOST_GPUS",
     "MOST_TOGETHER",
     "NETWORK",
+    "OBJECTIVES",
     "OFFLOADS",
     "QUESTION",
     "RATE_SPAN",

@@ -28,13 +28,13 @@ from estimator.search.remedies import remedies
 from estimator.search.vllm_share import vllm_shares
 from estimator.sources import catalog, hub
 from estimator.tools.defaults import TOOLS, defaults_of, tool_named, version_of
-from estimator.tools.known.trl import OBJECTIVES
 from estimator.tools.meant import meant_keys
 from estimator.values.declaration import DefaultSource, Key
 from estimator.values.facets.objective import Task
 from estimator.values.json_text import LONGEST_TEXT, read_object
 from estimator.values.keys import BY_NAME, GROUPS, KEYS
 from estimator.values.kinds import Choice, Flag, one_of, plain
+from estimator.values.objective import having
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError, show
 from estimator.values.results import Estimate, Remedy, UtilisationSearch
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as problem:
         return _refuse(str(problem))
     objective = given.get("objective", ["sft"])[0]
-    tool = given.setdefault("tool", [USUAL_TOOL if objective in OBJECTIVES else "trainer"])[0]
+    tool = given.setdefault("tool", [USUAL_TOOL if objective in having("trl") else "trainer"])[0]
     reading = read_link(given, known)
     if with_shares:
         return _print_shares(reading)

@@ -1,6 +1,5 @@
-"""The worked examples of ARCHITECTURE.md, "Adding": a strategy, an optimizer, a family, a tool, each a record or a row.
-
-An objective is in tests/test_objectives.py.
+"""The worked examples of ARCHITECTURE.md, "Adding": an objective, a strategy, an optimizer, a family, a tool, each a
+record or a row.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from dashboard.words import setup_sentence
 from estimator import (
     Component,
     Method,
@@ -30,6 +30,7 @@ from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
 from estimator.parallel.whole import unsharded
+from estimator.passes.step import Step
 from estimator.resident import optimizer
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import OptimizerRule, States
@@ -42,7 +43,8 @@ from estimator.tools.later import MORE, not_modelled
 from estimator.tools.lists import under
 from estimator.tools.rules import Tool, always, row, same
 from estimator.values.arithmetic import allocated
-from estimator.values.refusals import InputError
+from estimator.values.objective import OBJECTIVES, Objective, TrlTrainer
+from estimator.values.refusals import CONTRADICTION, InputError, Refusal, RefusedError
 from estimator.values.specs import MixedPrecision, Model
 
 MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")
@@ -52,6 +54,70 @@ SETUP = TrainingSetup(method=Method.LORA, mixed_precision=MixedPrecision.NO, num
 def a_model_of_its_own(name: str) -> Model:
     """Clears the caches that other tests have filled."""
     return replace(MODEL, hub_id=name)
+
+
+# --- an objective: answers that are good or bad, as KTO's without its divergence ---------------------------------
+
+
+def bco(step: Step) -> None:
+    ids, mask, completions, labels = step.batch(4)
+    reference = step.reference()
+    loss, *held = step.ask(step.policy(), ids, labels)
+    step.ask(step.of_reference(reference), ids, step.ids())
+    step.train(loss)
+    del mask, completions, held
+
+
+ODD = Refusal(
+    "objective bco trains on as many good answers as bad; {rows} rows are odd.", CONTRADICTION
+)
+
+
+def refuses(setup: TrainingSetup) -> RefusedError | None:
+    rows = setup.batch.per_device_train_batch_size
+    return ODD(rows=rows) if rows % 2 else None
+
+
+BCO = Objective(
+    "bco",
+    bco,
+    refuses=refuses,
+    phrase="by BCO",
+    trl=TrlTrainer(
+        "BCO",
+        rows='rows of "prompt", "completion" and "label".',
+        dataset="trl-lib/kto-mix-14k",
+        arguments="min_density_ratio",
+        module="trl.experimental.bco",
+    ),
+    beta=0.1,
+    is_preference=True,
+    has_reference=True,
+    zeroes_dropout=True,
+)
+
+
+def test_an_objective_needs_one_record(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "bco", BCO)
+    model, gpu = a_model_of_its_own("bco"), catalog.gpu("A100-SXM4-80GB")
+    setup = replace(SETUP, num_gpus=1, objective="bco", per_device_train_batch_size=2)
+    ours = estimate(model, gpu, setup)
+    same = estimate(model, gpu, setup.replace(objective="kto", loss_type="apo_zero_unpaired"))
+    assert ours.phases == same.phases
+    assert ours.time == same.time
+    # half the time of KTO, whose policy and reference are asked of mismatched answers, too
+    kto = estimate(model, gpu, setup.replace(objective="kto"))
+    assert ours.time.step_seconds.high < kto.time.step_seconds.high
+    with pytest.raises(RefusedError, match="3 rows are odd"):
+        estimate(model, gpu, setup.replace(per_device_train_batch_size=3))
+    script = f"""
+from trl.experimental.bco import BCOConfig, BCOTrainer
+args = BCOConfig(beta=0.2, max_length=512, per_device_train_batch_size=2)
+BCOTrainer(model="{MODEL.hub_id}", args=args).train()
+"""
+    read = read_files({"train.py": script}).setup
+    assert [read[key] for key in ("objective", "beta", "max_length")] == ["bco", 0.2, 512]
+    assert " by BCO " in setup_sentence.text(model, gpu, setup)
 
 
 # --- a strategy: every GPU keeps half of the frozen weights and gathers a layer's while it runs ------------------

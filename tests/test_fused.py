@@ -19,7 +19,6 @@ from estimator import (
     Method,
     MixedPrecision,
     Model,
-    Objective,
     Optimizer,
     Phase,
     TrainingSetup,
@@ -288,7 +287,7 @@ def test_a_family_unknown_to_liger_is_unchanged_and_reported():
 @pytest.mark.parametrize("loss", [loss for loss in Loss if loss.sentence])
 def test_a_non_standard_loss_is_reported(loss):
     of_preferences = loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL)
-    objective = Objective.DPO if of_preferences else Objective.SFT
+    objective = "dpo" if of_preferences else "sft"
     setup = replace(BF16, use_liger_kernel=False, loss=loss, objective=objective)
     assert loss.sentence in estimate(LLAMA, None, setup).assumptions
 

@@ -12,9 +12,9 @@ import pytest
 
 from estimator import (
     COUNTS,
+    OBJECTIVES,
     Component,
     Estimate,
-    Objective,
     Phase,
     Strategy,
     TrainingSetup,
@@ -47,7 +47,7 @@ BASE = TrainingSetup(
     num_train_examples=1000,
 )
 WAYS: tuple[Mapping[str, Any], ...] = (
-    *({"objective": objective} for objective in Objective),
+    *({"objective": objective} for objective in OBJECTIVES),
     {"objective": "embedding", "mini_batch_size": 2},
     {"objective": "dpo", "loss": "standard"},
     {"objective": "kto", "loss": "selective"},

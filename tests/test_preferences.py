@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from estimator import (
+    OBJECTIVES,
     Component,
     Dtype,
     Estimate,
     Method,
     MixedPrecision,
-    Objective,
     Phase,
     Strategy,
     TrainingSetup,
@@ -35,7 +35,7 @@ from estimator.contract.setups import parse, write_fields
 from estimator.families.counts import modules_with_counts, total_parameters
 from estimator.families.modules import Linear
 from estimator.parallel.zero_hooks import ZeroHooks
-from estimator.passes import registry
+from estimator.passes import prepared
 from estimator.passes.batch import scored_tokens
 from estimator.values.losses import Loss
 
@@ -60,7 +60,7 @@ def sizes(setup: TrainingSetup = BASE, **keys: Any) -> dict[Phase, int]:
 
 def test_a_pair_is_two_rows_of_supervised_fine_tuning():
     """With a precomputed reference a DPO step is a step on twice the rows, plus scalars and masks."""
-    pairs = sizes(objective=Objective.DPO, precompute_ref_log_probs=True, max_prompt_length=1)
+    pairs = sizes(objective="dpo", precompute_ref_log_probs=True, max_prompt_length=1)
     rows = sizes(FUSED, per_device_train_batch_size=4)
     for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
         # one more tensor in the batch (the completion mask), 8 bytes per token
@@ -108,7 +108,7 @@ def test_trainer_smooths_labels_without_a_second_forward():
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32])
-@pytest.mark.parametrize("objective", [Objective.DPO, Objective.KTO])
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_a_reference_is_a_second_copy_of_the_weights_in_the_policys_dtype(objective, dtype):
     peak = of(objective=objective, dtype=dtype).peak
     by_hand = total_parameters(MODEL) * dtype.bytes
@@ -119,16 +119,16 @@ def test_a_reference_is_a_second_copy_of_the_weights_in_the_policys_dtype(object
 
 def test_adapters_and_precomputed_references_need_no_second_model():
     for keys in ({"method": Method.LORA}, {"precompute_ref_log_probs": True}):
-        answer = of(objective=Objective.DPO, **keys)
+        answer = of(objective="dpo", **keys)
         assert all(
             Component.REFERENCE_MODEL not in moment.resident for moment in answer.phases.values()
         )
-    assert Phase.REFERENCE in of(objective=Objective.DPO, method=Method.LORA).phases
-    assert Phase.REFERENCE not in of(objective=Objective.DPO, precompute_ref_log_probs=True).phases
+    assert Phase.REFERENCE in of(objective="dpo", method=Method.LORA).phases
+    assert Phase.REFERENCE not in of(objective="dpo", precompute_ref_log_probs=True).phases
 
 
 def test_the_reference_runs_while_the_policys_graph_is_alive():
-    answer = of(objective=Objective.DPO, gradient_checkpointing=False)
+    answer = of(objective="dpo", gradient_checkpointing=False)
     saved = [moment for moment in answer.moments if moment.phase is Phase.LOSS][-1]
     asked = answer.phases[Phase.REFERENCE]
     assert asked.resident[Component.ACTIVATIONS] >= saved.resident[Component.ACTIVATIONS]
@@ -137,7 +137,7 @@ def test_the_reference_runs_while_the_policys_graph_is_alive():
 
 def test_autocast_caches_16_bit_copies_of_a_float32_reference():
     """2 bytes per weight of a linear: from_pretrained leaves requires_grad on, so autocast caches each cast."""
-    keys = {"objective": Objective.DPO, "dtype": Dtype.FLOAT32}
+    keys = {"objective": "dpo", "dtype": Dtype.FLOAT32}
     linears = sum(linear.in_features * linear.out_features for linear in _linears())
     copies = [
         sizes(**keys, mixed_precision=autocast)[Phase.REFERENCE] - _saved(keys, autocast)
@@ -164,7 +164,7 @@ def _linears() -> list[Any]:
 
 
 def test_adapter_dropout_is_zero_where_trl_disables_it():
-    for objective in (Objective.DPO, Objective.ORPO, Objective.REWARD):
+    for objective in ("dpo", "orpo", "reward"):
         with_it = of(objective=objective, method=Method.LORA, lora_dropout=0.1)
         without = of(objective=objective, method=Method.LORA, lora_dropout=0.0)
         assert with_it.peak == without.peak
@@ -186,7 +186,7 @@ SHARES = {
 
 @pytest.mark.parametrize("strategy", SHARES)
 def test_a_reference_is_sharded_or_replicated_by_strategy(strategy):
-    answer = of(objective=Objective.DPO, num_gpus=4, strategy=strategy)
+    answer = of(objective="dpo", num_gpus=4, strategy=strategy)
     there = answer.phases[Phase.OPTIMIZER_STEP].resident[Component.REFERENCE_MODEL]
     by_hand = 2 * total_parameters(MODEL) * SHARES[strategy]
     # a weight's rows are padded to a multiple of 4, and norms stay whole under ZeRO-3
@@ -195,7 +195,7 @@ def test_a_reference_is_sharded_or_replicated_by_strategy(strategy):
 
 def test_fsdp2_gathers_the_whole_reference_for_its_call():
     """The root is the only group, so the gather buffer and all weights: twice the model (trl 1.16, prepare_fsdp)."""
-    keys = {"objective": Objective.DPO, "num_gpus": 4, "strategy": Strategy.FSDP}
+    keys = {"objective": "dpo", "num_gpus": 4, "strategy": Strategy.FSDP}
     held = of(**keys).phases[Phase.REFERENCE].resident
     gathered = held[Component.COMMUNICATION] + held[Component.WEIGHTS]
     shards = 2 * total_parameters(MODEL) / 4
@@ -206,7 +206,7 @@ def test_fsdp2_gathers_the_whole_reference_for_its_call():
 def test_the_fused_loss_is_called_by_no_other_trainers_name():
     said = [
         sentence
-        for sentence in of(FUSED, objective=Objective.DPO).assumptions
+        for sentence in of(FUSED, objective="dpo").assumptions
         if "tile by tile" in sentence
     ]
     assert said
@@ -238,21 +238,21 @@ RL = {"max_completion_length": 256, "num_generations": 2}
 @pytest.mark.parametrize(
     ("keys", "labels"),
     [
-        ({"objective": Objective.GRPO}, set()),  # beta is 0, steps are aligned
-        ({"objective": Objective.GRPO, "beta": 0.04}, {"reference"}),
-        ({"objective": Objective.GRPO, "num_iterations": 2}, {"old"}),
-        ({"objective": Objective.GRPO, "steps_per_generation": 2}, {"old"}),
+        ({"objective": "grpo"}, set()),  # beta is 0, steps are aligned
+        ({"objective": "grpo", "beta": 0.04}, {"reference"}),
+        ({"objective": "grpo", "num_iterations": 2}, {"old"}),
+        ({"objective": "grpo", "steps_per_generation": 2}, {"old"}),
         # one step of four micro-steps, all on one generation
         (
             {
-                "objective": Objective.GRPO,
+                "objective": "grpo",
                 "steps_per_generation": 4,
                 "gradient_accumulation_steps": 4,
             },
             set(),
         ),
-        ({"objective": Objective.RLOO}, {"old", "reference"}),
-        ({"objective": Objective.RLOO, "beta": 0.0}, {"old"}),
+        ({"objective": "rloo"}, {"old", "reference"}),
+        ({"objective": "rloo", "beta": 0.0}, {"old"}),
     ],
 )
 def test_rl_completions_are_scored_before_the_graph_exists(keys, labels):
@@ -265,14 +265,14 @@ def test_rl_completions_are_scored_before_the_graph_exists(keys, labels):
 
 
 def test_grpo_without_a_reference_costs_sft_on_the_completions():
-    grpo = sizes(objective=Objective.GRPO, **RL)
+    grpo = sizes(objective="grpo", **RL)
     tuned = sizes(FUSED, completion_fraction=0.5)
     for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
         assert abs(grpo[phase] - tuned[phase]) <= 2 * 512 * 4 * 8  # ids and masks
 
 
 def test_the_time_of_a_step_includes_its_generation():
-    answer = of(objective=Objective.GRPO, **RL)
+    answer = of(objective="grpo", **RL)
     assert {"prompts of the generation", "tokens of the generation"} <= {
         part.name for part in answer.time.parts
     }
@@ -288,7 +288,7 @@ def test_trl_always_requests_router_logits_of_a_mixture_of_experts(monkeypatch):
     routed = estimate(mixture, None, setup)
     said = estimate(replace(mixture, output_router_logits=True), None, setup)
     assert routed.peak == said.peak
-    monkeypatch.setattr(registry, "balances_experts", lambda _: False)
+    monkeypatch.setattr(prepared, "balances_experts", lambda _: False)
     plain = estimate(replace(mixture, hub_id="the same without"), None, setup)
     logits = 2 * (2 * 512) * mixture.num_experts * mixture.num_hidden_layers
     ends = [
@@ -304,11 +304,11 @@ def test_trl_always_requests_router_logits_of_a_mixture_of_experts(monkeypatch):
 def test_kto_runs_four_forward_passes_and_its_unpaired_loss_two():
     labels = {
         moment.name.partition(":")[0]
-        for moment in of(objective=Objective.KTO).moments
+        for moment in of(objective="kto").moments
         if moment.phase is Phase.REFERENCE
     }
     assert labels == {"KL", "reference's KL", "reference"}
-    unpaired = of(objective=Objective.KTO, loss_type="apo_zero_unpaired")
+    unpaired = of(objective="kto", loss_type="apo_zero_unpaired")
     assert {
         moment.name.partition(":")[0]
         for moment in unpaired.moments
@@ -317,7 +317,7 @@ def test_kto_runs_four_forward_passes_and_its_unpaired_loss_two():
 
 
 def test_kto_saves_a_graph_for_its_rows_only():
-    single = sizes(objective=Objective.KTO, precompute_ref_log_probs=True, max_prompt_length=1)
+    single = sizes(objective="kto", precompute_ref_log_probs=True, max_prompt_length=1)
     rows = sizes(FUSED)
     assert abs(single[Phase.FORWARD] - rows[Phase.FORWARD]) <= 2 * 512 * 6 * 8
 
@@ -327,7 +327,7 @@ def test_kto_saves_a_graph_for_its_rows_only():
 
 def test_orpo_holds_two_and_a_half_float32_gradients_of_all_logits():
     """20·B·S·V bytes in backward: 10 for each of the 2·B·S tokens' V logits (trl 1.16, concatenated_forward)."""
-    answer = of(objective=Objective.ORPO, per_device_train_batch_size=4)
+    answer = of(objective="orpo", per_device_train_batch_size=4)
     by_hand = 20 * 4 * 512 * MODEL.vocab_size
     logits = answer.phases[Phase.BACKWARD].resident
     held = logits.get(Component.LOGITS, 0) + logits.get(Component.TEMPORARIES, 0)
@@ -337,7 +337,7 @@ def test_orpo_holds_two_and_a_half_float32_gradients_of_all_logits():
 
 def test_orpo_casts_the_embedding_beside_a_4_bit_base_back_under_bfloat16():
     """V·h elements, 4 bytes after prepare_model_for_kbit_training, 2 after peft_module_casting_to_bf16."""
-    packed = {"objective": Objective.ORPO, "method": Method.QLORA}
+    packed = {"objective": "orpo", "method": Method.QLORA}
     cast_back, prepared = of(**packed), of(**packed, mixed_precision=MixedPrecision.NO)
     weights = [
         answer.phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
@@ -369,22 +369,22 @@ def test_a_classification_head_replaces_the_lm_head(keys, labels):
 
 
 def test_a_new_head_is_fully_trained_beside_adapters():
-    answer = of(objective=Objective.REWARD, method=Method.LORA)
+    answer = of(objective="reward", method=Method.LORA)
     adapters = of(method=Method.LORA).trainable_parameters
     assert answer.trainable_parameters == adapters + MODEL.hidden_size
-    named = of(objective=Objective.REWARD, method=Method.LORA, modules_to_save=("score",))
+    named = of(objective="reward", method=Method.LORA, modules_to_save=("score",))
     assert named.trainable_parameters == answer.trainable_parameters
 
 
 def test_embedding_models_have_no_head():
     untied = replace(MODEL, tie_word_embeddings=False)
-    setup = replace(BASE, objective=Objective.EMBEDDING)
+    setup = replace(BASE, objective="embedding")
     parameters = estimate(untied, None, setup).total_parameters
     assert parameters == total_parameters(untied) - MODEL.hidden_size * MODEL.vocab_size
 
 
 def test_grad_cache_needs_one_mini_batch_and_accumulated_gradients():
-    keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
+    keys = {"objective": "embedding", "per_device_train_batch_size": 256}
     cached = sizes(**keys, mini_batch_size=4)
     larger = sizes(**(keys | {"per_device_train_batch_size": 512}), mini_batch_size=4)
     # for twice the batch: two columns of ids and masks, vectors and their gradients, and one mini-batch's scores
@@ -409,17 +409,17 @@ def test_pairs_double_the_work_and_the_reference_adds_a_third():
     """A forward pass is a third of forward and backward; without checkpointing nothing else runs."""
     one = {"gradient_checkpointing": False, "max_prompt_length": 1}
     rows, _ = work(loss=Loss.CHUNKED_TRL, gradient_checkpointing=False)
-    pairs, run = work(objective=Objective.DPO, precompute_ref_log_probs=True, **one)
+    pairs, run = work(objective="dpo", precompute_ref_log_probs=True, **one)
     assert pairs == pytest.approx(2 * rows, rel=2e-3)  # one token of 512 is prompt
-    _, asked = work(objective=Objective.DPO, **one)
+    _, asked = work(objective="dpo", **one)
     assert asked - run == pytest.approx(
         pairs / 3, rel=0.02
     )  # attention's backward is 2.5 times its forward
 
 
 def test_precomputing_adds_a_pass_at_the_start_and_shortens_every_step():
-    asking = of(objective=Objective.DPO, num_train_epochs=3.0).time
-    before = of(objective=Objective.DPO, num_train_epochs=3.0, precompute_ref_log_probs=True).time
+    asking = of(objective="dpo", num_train_epochs=3.0).time
+    before = of(objective="dpo", num_train_epochs=3.0, precompute_ref_log_probs=True).time
     assert asking.before is None
     assert before.step_seconds.high <= asking.step_seconds.high
     once = before.total_steps / 3 * (asking.step_seconds.low - before.step_seconds.low)
@@ -437,7 +437,7 @@ def test_a_published_dpo_step_is_inside_the_bracket():
     Source: https://github.com/allenai/open-instruct/pull/1466 (6 February 2026, "bs=32"), read 2026-11-23.
     """
     setup = TrainingSetup(
-        objective=Objective.DPO,
+        objective="dpo",
         precompute_ref_log_probs=True,
         max_length=16_384,
         max_prompt_length=1,
@@ -463,7 +463,7 @@ def titles(**keys: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_precomputing_is_the_first_remedy_for_a_reference_that_does_not_fit():
-    found = titles(objective=Objective.DPO)
+    found = titles(objective="dpo")
     alone = [keys for title, keys in found.items() if title.startswith("Reference precomputed")]
     assert alone, found
     assert all(keys["precompute_ref_log_probs"] is True for keys in alone)
@@ -471,7 +471,7 @@ def test_precomputing_is_the_first_remedy_for_a_reference_that_does_not_fit():
 
 
 def test_an_embedding_batch_is_split_and_never_made_smaller():
-    keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
+    keys = {"objective": "embedding", "per_device_train_batch_size": 256}
     setup = replace(BASE, method=Method.LORA, **keys)
     found = remedies(estimate(LLAMA, catalog.gpu("RTX 4090"), setup), ())
     assert any(set(remedy.keys) == {"mini_batch_size"} for remedy in found)
@@ -485,12 +485,12 @@ def test_only_objectives_with_a_reference_list_it():
     plain = write_estimate(of())
     assert "reference_model" not in plain["components"]
     assert "reference" not in plain["phases"]
-    asked = write_estimate(of(objective=Objective.DPO))
+    asked = write_estimate(of(objective="dpo"))
     assert sum(asked["components"].values()) == asked["peak_bytes"]
     assert asked["phases"]["reference"] > 0
 
 
-@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("objective", list(OBJECTIVES.values()))
 def test_every_objective_survives_writing_and_reading(objective):
     setup = replace(BASE, objective=objective, method=Method.LORA, num_generations=2)
     answer = estimate(MODEL, A100, setup)
@@ -499,7 +499,7 @@ def test_every_objective_survives_writing_and_reading(objective):
 
 
 def test_loading_and_evaluation_hold_the_reference_too():
-    answer = of(objective=Objective.DPO, eval_strategy="steps")
+    answer = of(objective="dpo", eval_strategy="steps")
     alone = of(eval_strategy="steps")
     for phase in (Phase.LOAD, Phase.EVALUATION):
         assert answer.phases[phase].resident[Component.REFERENCE_MODEL] > 0
@@ -512,15 +512,15 @@ def test_loading_and_evaluation_hold_the_reference_too():
 @pytest.mark.parametrize(
     "keys",
     [
-        {"objective": Objective.KTO},
-        {"objective": Objective.DPO, "max_prompt_length": 400},
-        {"objective": Objective.GRPO, "max_completion_length": 256, "num_generations": 6},
+        {"objective": "kto"},
+        {"objective": "dpo", "max_prompt_length": 400},
+        {"objective": "grpo", "max_completion_length": 256, "num_generations": 6},
     ],
 )
 def test_limits_respect_the_rows_an_objective_needs(keys):
     gpu, setup = catalog.gpu("RTX 4090"), replace(BASE, per_device_train_batch_size=6, **keys)
     size, length = largest_micro_batch(MODEL, gpu, setup), longest_context(MODEL, gpu, setup)
-    assert size % least_batch(setup) == 0 or setup.task.objective is Objective.KTO
+    assert size % least_batch(setup) == 0 or setup.task.objective == "kto"
     assert size >= least_batch(setup)
     assert length >= least_length(setup.task)
     for held, changed in (

@@ -22,7 +22,7 @@ from estimator import (
 )
 from estimator.families.kernels import attention_of
 from estimator.passes.causal_lm import causal_lm
-from estimator.passes.registry import as_played
+from estimator.passes.prepared import as_played
 from estimator.passes.stack import stack_of
 from estimator.passes.step import Step
 from estimator.step import timeline as moments_module

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from estimator.values.losses import Loss
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES
 from estimator.values.records import Record
 from estimator.values.strategies import Strategy
 
@@ -36,7 +36,7 @@ def test_what_a_strategy_shards_holds_together(strategy):
     assert strategy.partitions_flat == (strategy.is_zero and not strategy.gathers_modules)
 
 
-@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("objective", OBJECTIVES.values())
 def test_what_is_known_of_an_objective_holds_together(objective):
     assert (objective.usual_loss_type in objective.loss_types) == bool(objective.loss_types)
     # a weight is a reference's, or ORPO's, of which that is the point (Hong et al. 2024, arXiv:2403.07691)
@@ -44,7 +44,7 @@ def test_what_is_known_of_an_objective_holds_together(objective):
     # the head has the vocabulary, or outputs whose number the objective or the setup says
     has_own_head = objective.labels is not None or objective.asks_labels
     assert has_own_head == (objective.has_score or objective.compares_rows)
-    assert not (objective.is_paired and (objective.generates or objective.is_unpaired))
+    assert not (objective.is_paired and objective.generates)
     assert objective.brings_mask != objective.is_causal_lm
 
 

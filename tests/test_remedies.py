@@ -10,7 +10,6 @@ from estimator import (
     Dtype,
     Method,
     MixedPrecision,
-    Objective,
     Optimizer,
     TrainingSetup,
     Verdict,
@@ -247,7 +246,7 @@ def test_segments_that_grow_are_free_where_the_allocator_wastes_the_last_gib():
 def test_what_a_setup_leaves_nothing_to_change_in_is_passed_over():
     """A group of five has no half in rows of two, and completions of 64 tokens are not shortened."""
     group = TrainingSetup(
-        objective=Objective.GRPO,
+        objective="grpo",
         num_generations=5,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=5,

@@ -39,7 +39,7 @@ from estimator import (
 from estimator.answer.overflow import runs_out
 from estimator.contract.text import describe
 from estimator.contract.units import amount
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES
 from estimator.values.specs import Offload
 from estimator.values.strategies import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL
@@ -136,7 +136,10 @@ def test_the_setup_is_described_in_one_line():
 
 @settings(max_examples=60)
 @given(
-    MODELS, st.one_of(st.none(), GPUS), st.one_of(SETUPS, SEVERAL), st.sampled_from(list(Objective))
+    MODELS,
+    st.one_of(st.none(), GPUS),
+    st.one_of(SETUPS, SEVERAL),
+    st.sampled_from(list(OBJECTIVES.values())),
 )
 def test_the_setups_sentence_names_model_cards_batch_and_length_and_is_short(
     model, gpu, setup, objective
@@ -168,7 +171,7 @@ def test_the_setups_sentence_says_which_defaults_are_trls():
             of_trl, gradient_checkpointing=False
         ),
         "bfloat16 with autocast, with checkpointing.": replace(of_trl, dtype=Dtype.BFLOAT16),
-        "with checkpointing.": replace(of_trl, objective=Objective.EMBEDDING, loss=None),
+        "with checkpointing.": replace(of_trl, objective="embedding", loss=None),
     }
     for ending, setup in said.items():
         sentence = setup_sentence.text(MODEL, GPU, setup)
@@ -184,7 +187,7 @@ def test_each_word_of_the_sentence_leads_to_a_control():
     setup = TrainingSetup(
         method=Method.LORA,
         optim=Optimizer.ADAMW_TORCH,
-        objective=Objective.DPO,
+        objective="dpo",
         gradient_accumulation_steps=2,
         num_gpus=2,
         strategy=Strategy.ZERO3,

@@ -11,7 +11,6 @@ from estimator import (
     Component,
     Estimate,
     Method,
-    Objective,
     Optimizer,
     Phase,
     catalog,
@@ -157,7 +156,7 @@ def _kept(of: Estimate) -> str:
 
 def _objectives(of: Estimate) -> str:
     pairs = of.setup.replace(
-        objective=Objective.DPO,
+        objective="dpo",
         loss=None,
         optim_state_dtype=None,
         gradient_checkpointing=True,
@@ -168,7 +167,7 @@ def _objectives(of: Estimate) -> str:
             {},
             {"precompute_ref_log_probs": True},
             {"method": Method.LORA},
-            {"method": Method.LORA, "objective": Objective.REWARD},
+            {"method": Method.LORA, "objective": "reward"},
         )
     )
     reference = full.peak.resident[Component.REFERENCE_MODEL]
@@ -200,7 +199,7 @@ def _generation(of: Estimate) -> str:
     assert gpu is not None
     tokens = of.setup.batch.max_length
     awake = of.setup.replace(
-        objective=Objective.GRPO,
+        objective="grpo",
         method=Method.LORA,
         loss=None,
         optim_state_dtype=None,

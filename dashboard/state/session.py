@@ -7,7 +7,6 @@ drawn only while their expander is open, so a closed expander costs the browser 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import streamlit as st
 
@@ -75,4 +74,4 @@ def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
 
 
 def _plain(given: object) -> object:
-    return str(given) if isinstance(given, StrEnum) else given
+    return str(given) if isinstance(given, str) else given

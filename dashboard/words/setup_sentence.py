@@ -120,5 +120,5 @@ def _same(keys: tuple[str, ...], one: TrainingSetup, other: TrainingSetup) -> bo
 @lru_cache(maxsize=64)
 def _of_trl(method: Method, objective: Objective) -> TrainingSetup:
     """TRL's defaults for a method and an objective."""
-    asked = {"tool": "trl", "method": method.value, "objective": objective.value}
+    asked = {"tool": "trl", "method": method.value, "objective": str(objective)}
     return contract.read_setup(asked).setup

@@ -16,7 +16,7 @@ from estimator.parallel.strategies import resident_memory
 from estimator.passes.float8 import (
     check_float8_card,
 )
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import (
     context_bytes,

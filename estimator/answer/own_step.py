@@ -26,7 +26,7 @@ def own_step(answer: Estimate, said: str) -> dict[str, Any]:
     setup = answer.setup
     if setup.task.objective.generates:
         raise InputError(
-            f"A step of {setup.task.objective.value} is mostly generation, whose pace says nothing of training; "
+            f"A step of {setup.task.objective} is mostly generation, whose pace says nothing of training; "
             "measure a step of sft."
         )
     bare = answer

@@ -33,10 +33,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "dtype": Choice(tuple(BITS)),
         "no_split_module_classes": Names(nullable=True),
-        "device_map": Choice(tuple(Balance), enum=Balance, nullable=True),
+        "device_map": Choice(tuple(Balance), member=Balance, nullable=True),
         "library": Choice(("accelerate", "transformers"), nullable=True),
         "model_class": Choice(
-            (ModelClass.IMAGE_TEXT, ModelClass.TEXT), enum=ModelClass, nullable=True
+            (ModelClass.IMAGE_TEXT, ModelClass.TEXT), member=ModelClass, nullable=True
         ),
         Packing.FOUR_BIT.value: Flag(),
         Packing.EIGHT_BIT.value: Flag(),

@@ -18,7 +18,7 @@ from estimator.families.target_pattern import is_pattern, with_names
 from estimator.families.vision_family import VISION, row_of_images
 from estimator.parallel.combinations import SHARING_KEYS, refusal, refused, refused_by_run
 from estimator.parallel.module_devices import why_left_on_the_cpu
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.tools.defaults import TOOLS, version_of, with_defaults_of

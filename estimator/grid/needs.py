@@ -27,7 +27,7 @@ from estimator.grid.cells import (
 )
 from estimator.grid.rows import highest_rows, peaks, rows, sizes_of
 from estimator.passes.batch import scored_tokens
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.resident.overhead import context_bytes, exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.prequantized import as_loaded
 from estimator.run.record import RunOnGpu

@@ -31,7 +31,7 @@ from estimator.grid.cells import (
 )
 from estimator.grid.reals import RealRecording, Recorded
 from estimator.inference.seconds import time_of
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.run.prequantized import as_loaded

@@ -26,7 +26,6 @@ from estimator.inference.refusals import NO_GPU, PAGED_GPU, check_start
 from estimator.inference.rows import engine_rows, longest_row, row_tokens, rows_at_once
 from estimator.inference.server import check_server, server_engine
 from estimator.inference.trainer_beside import at_start, between_steps, while_generating
-from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.values.results import Moment
@@ -182,10 +181,7 @@ def _generate(
         generate_bytes(model, setup, resident),
     )
     prefilled = (
-        rows_at_once(setup)
-        * sequence_bytes(model, prompt_tokens(setup))
-        * compute_width(setup)
-        // 2
+        rows_at_once(setup) * sequence_bytes(model, setup.prompt_tokens) * compute_width(setup) // 2
     )
     first = _beside(
         Phase.GENERATION,

@@ -10,7 +10,6 @@ from estimator.inference.kv_cache import layer_caches
 from estimator.inference.pushing import largest_group
 from estimator.inference.rows import row_tokens, rows_at_once
 from estimator.parallel.whole import weight_bytes
-from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
@@ -77,7 +76,7 @@ def generate_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> in
 
 def prompt_bytes(model: Model, setup: TrainingSetup) -> int:
     """Temporaries of the prompts' pass: the widest layer, without gradients; the head sees the last token alone."""
-    tokens = rows_at_once(setup) * prompt_tokens(setup)
+    tokens = rows_at_once(setup) * setup.prompt_tokens
     wide = model.intermediate_size
     if model.num_experts:
         wide = max(

@@ -9,7 +9,6 @@ from estimator.inference.engine import Engine, hundredths, least_hundredths
 from estimator.inference.paged import check_paged
 from estimator.inference.rows import longest_row, row_tokens
 from estimator.inference.trainer_beside import free_on_startup
-from estimator.passes.batch import prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, MixedPrecision, Model
@@ -113,7 +112,7 @@ def check_generation(model: Model, setup: TrainingSetup) -> None:
             if getattr(generation, key):
                 raise OFFLOADS_FOR_VLLM(key=key)
     prompt, completion, limit = (
-        prompt_tokens(setup),
+        setup.prompt_tokens,
         task.max_completion_length,
         model.max_position_embeddings,
     )

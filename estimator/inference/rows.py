@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from estimator.passes.batch import prompt_tokens
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -34,7 +33,7 @@ def row_tokens(setup: TrainingSetup) -> int:
     >>> row_tokens(TrainingSetup(objective="grpo", max_length=1024))
     1024
     """
-    return prompt_tokens(setup) + setup.task.max_completion_length
+    return setup.prompt_tokens + setup.task.max_completion_length
 
 
 def longest_row(model: Model, setup: TrainingSetup) -> int:
@@ -51,7 +50,7 @@ def longest_row(model: Model, setup: TrainingSetup) -> int:
 def mean_row(setup: TrainingSetup) -> int:
     """Tokens of a row on average (a count): as said, but more than the prompt and no more than a whole row."""
     given = setup.run.mean_tokens_per_example or row_tokens(setup)
-    return max(prompt_tokens(setup) + 1, min(given, row_tokens(setup)))
+    return max(setup.prompt_tokens + 1, min(given, row_tokens(setup)))
 
 
 def mean_completion(setup: TrainingSetup) -> int:
@@ -61,4 +60,4 @@ def mean_completion(setup: TrainingSetup) -> int:
     >>> mean_completion(given)
     128
     """
-    return mean_row(setup) - prompt_tokens(setup)
+    return mean_row(setup) - setup.prompt_tokens

@@ -24,7 +24,6 @@ from estimator.parallel.host import host_of
 from estimator.parallel.network import GIGA, ExchangeGroup, exchange_seconds, links, shards
 from estimator.parallel.strategies import resident_memory
 from estimator.parallel.tensor_parallel import part_of
-from estimator.passes.batch import prompt_tokens
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.time.flops import FORWARD
@@ -154,7 +153,7 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
 def _rounds(
     setup: TrainingSetup, rows: int, at_once: tuple[int, int], *, shares: bool
 ) -> Range[Rounds]:
-    prompt, mean = prompt_tokens(setup), mean_completion(setup)
+    prompt, mean = setup.prompt_tokens, mean_completion(setup)
     few, many = (max(1, rows) for rows in at_once)
     group = setup.task.num_generations if shares else 1
     longest = setup.task.max_completion_length * ceil_div(rows, few)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.passes.batch import prompt_tokens, scored_tokens
-from estimator.passes.registry import RULES
+from estimator.passes.batch import scored_tokens
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -24,7 +23,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         )
     if loss_of(model, setup).scores_completions and not objective.is_causal_lm:
         sentences.append(
-            f"Of each row's {setup.batch.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head "
+            f"Of each row's {setup.batch.max_length:,} tokens {setup.prompt_tokens:,} are the prompt's: the head "
             f"computes {scored_tokens(setup):,} alone."
         )
     if setup.task.given_loss.takes_whole_logits and objective.has_reference:
@@ -49,11 +48,7 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         )
     elif setup.task.asks_reference:
         sentences.append("The reference model is the base with its adapters switched off.")
-    if (
-        RULES[objective].zeroes_dropout
-        and setup.adapters.uses_adapters
-        and setup.adapters.lora_dropout
-    ):
+    if objective.zeroes_dropout and setup.adapters.uses_adapters and setup.adapters.lora_dropout:
         sentences.append(
             f"The trainer of {objective} sets dropout to 0, lora_dropout {setup.adapters.lora_dropout:g} too."
         )

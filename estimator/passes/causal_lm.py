@@ -5,32 +5,31 @@ Source: as ``labelled_call``.
 
 from __future__ import annotations
 
-from estimator.families.liger import loss_of
-from estimator.passes.forward import Pass
+from typing import TYPE_CHECKING
+
 from estimator.passes.labelled_call import LabelledCall
-from estimator.passes.step import Step
 from estimator.passes.whole_logits import whole_logits
-from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.tape.tape import Tensor
+
+if TYPE_CHECKING:
+    from estimator.passes.step import Step
 
 
 def causal_lm(step: Step) -> None:
     """A batch, one call of the model with its labels, and backward."""
     setup = step.setup
-    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
-    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
+    ids, labels = step.batch(2)
+    padding = step.ids() if setup.batch.padded else None
     joined = _bounds(step) if setup.batch.is_joined else None
-    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
-    forward = step.call(Pass(step.trained, rows, length))
-    call = LabelledCall(forward, rows * step.scored)
+    forward = step.call(step.policy())
+    call = LabelledCall(forward, step.rows * step.scored)
     loss, outputs = call.run(ids, labels)
     if not (step.training and setup.task.hold_outputs):
         del outputs
         call.free(forward.router_logits)
         forward.drop_image_outputs()
     forward.drop_images()
-    if step.training:
-        step.backward(loss)
-    step.end()
+    step.train(loss)
     forward.router_logits.clear()
     forward.drop_image_outputs()
     del ids, labels, padding, joined
@@ -42,7 +41,7 @@ def _bounds(step: Step) -> tuple[Tensor, Tensor]:
     Leaves out: where each begins, 4 bytes an example.
     Source: trl 1.16, trainer/sft_trainer.py, ``DataCollatorForLanguageModeling.torch_call``.
     """
-    return step.ids(step.setup.batch.tokens), step.tape.new(step.setup.batch.tokens, 4, ACTIVATIONS)
+    return step.ids(), step.held(step.setup.batch.tokens, 4)
 
 
 def with_logits(step: Step) -> None:
@@ -50,16 +49,13 @@ def with_logits(step: Step) -> None:
 
     Source: trl 1.16, trainer/sft_trainer.py, ``compute_loss`` (``return_outputs``).
     """
-    setup = step.setup
-    if not loss_of(step.trained.model, setup).tiles_logits:
+    if not step.loss.tiles_logits:
         causal_lm(step)
         return
-    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
-    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
-    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
-    labelled = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
+    ids, labels = step.batch(2)
+    padding = step.ids() if step.setup.batch.padded else None
+    labelled = LabelledCall(step.call(step.policy()), step.rows * step.scored)
     loss, _ = labelled.run(ids, labels)
-    again = Pass(step.trained, rows, length, label="for its logits")
-    logits = whole_logits(step.call(again), ids)
+    logits = whole_logits(step.call(step.policy(label="for its logits")), ids)
     step.end()
     del ids, labels, padding, loss, logits

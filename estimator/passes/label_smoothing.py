@@ -6,39 +6,38 @@ trainer/sft_trainer.py, ``compute_loss`` (a second forward call without gradient
 
 from __future__ import annotations
 
-from estimator.passes.forward import Pass, as_logits
+from typing import TYPE_CHECKING
+
+from estimator.passes.forward import as_logits
 from estimator.passes.labelled_call import LabelledCall
-from estimator.passes.step import Step
 from estimator.passes.whole_logits import whole_logits
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.losses import Loss
 from estimator.values.specs import Phase
 
+if TYPE_CHECKING:
+    from estimator.passes.step import Step
+
 
 def smoothed(step: Step) -> None:
     """One forward call without labels, the smoothed loss of its logits, TRL's call for metrics, and backward."""
-    setup = step.setup
-    ids, labels = step.ids(setup.batch.tokens), step.ids(setup.batch.tokens)
-    padding = step.ids(setup.batch.tokens) if setup.batch.padded else None
-    rows, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
-    forward = step.call(Pass(step.trained, rows, length))
+    setup, rows = step.setup, step.rows
+    ids, labels = step.batch(2)
+    padding = step.ids() if setup.batch.padded else None
+    forward = step.call(step.policy())
     logits = whole_logits(forward, ids)
     words = forward.model.vocab_size
-    loss = _loss(step.tape, logits, rows, length - 1, words)
+    loss = _loss(step.tape, logits, rows, setup.batch.max_length - 1, words)
     del logits
     forward.router_logits.clear()
     if setup.task.given_loss.tiles_logits:
-        again = Pass(
-            step.trained, rows, length, grad=False, phase=Phase.REFERENCE, label="for metrics"
-        )
+        again = step.policy(grad=False, phase=Phase.REFERENCE, label="for metrics")
         with step.tape.grad(enabled=False):
             fused = LabelledCall(step.call(again), rows * step.scored, Loss.CHUNKED_TRL)
             fused.run(ids, labels)
         del fused
-    if step.training:
-        step.backward(loss)
-    step.end()
+    step.train(loss)
     del ids, labels, padding
 
 

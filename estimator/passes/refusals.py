@@ -7,7 +7,6 @@ from estimator.families.counts import outer_modules, tied_head
 from estimator.families.modules import Linear
 from estimator.families.registry import architecture, is_classified
 from estimator.families.towers import has_towers
-from estimator.passes.batch import asks_kl, prompt_tokens
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
@@ -79,18 +78,6 @@ PROMPT_FILLS_ROW = Refusal(
     "max_prompt_length {prompt} leaves no token of max_length {length} for an answer; lower it, or raise max_length.",
     CONTRADICTION,
 )
-COMPLETION_FILLS_ROW = Refusal(
-    "max_completion_length {completion} and a prompt of {prompt} tokens do not fit into max_length {length}; raise it "
-    "to their sum, or lower one of them.",
-    CONTRADICTION,
-)
-PARTS_OF_A_GROUP = Refusal(
-    "A generation is {rows} rows over all GPUs, which TRL refuses as no multiple of num_generations {generations}; "
-    "change per_device_train_batch_size, gradient_accumulation_steps or num_generations.",
-    Line(
-        "trl", "trainer/grpo_config.py", 1131, "self.generation_batch_size % self.num_generations"
-    ),
-)
 NO_SMOOTHING = Refusal(
     "label_smoothing_factor is Trainer's, and loss {loss} is not; set it to 0, or leave loss at null.",
     CONTRADICTION,
@@ -98,11 +85,6 @@ NO_SMOOTHING = Refusal(
 SMOOTHING_LATER = Refusal(
     "label_smoothing_factor is not modelled yet with {what}; set it to 0, or {instead}.",
     NOT_MODELLED,
-)
-ONE_ROW_HAS_NO_KL = Refusal(
-    "objective kto estimates a divergence from the other rows of a micro-batch and stops at one of 1 row; raise "
-    "per_device_train_batch_size, or set loss_type apo_zero_unpaired.",
-    Line("trl", "trainer/kto_trainer.py", 844, "args.per_device_train_batch_size <= 1"),
 )
 ADAPTER_ON_HEAD = Refusal(
     "lora_target_modules names lm_head, which TRL refuses with objective {objective}: the log-probabilities are "
@@ -259,15 +241,10 @@ def _is_later(task: Task, mesh: Mesh) -> bool:
 def check_rows(setup: TrainingSetup) -> None:
     """Refuse rows that leave the loss nothing to count, and logits that are kept for nobody knows how many batches."""
     _check_metrics(setup)
-    if setup.task.objective.generates:
-        _check_groups(setup)
-    if setup.task.objective.is_preference and prompt_tokens(setup) >= setup.batch.max_length:
-        raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.batch.max_length)
-    # LLaMA-Factory's trainer, whose logits are whole, makes the other rows of the data set and calls no TRL's __init__:
-    # llamafactory 0.9.5, train/kto/trainer.py:89; data/processor/feedback.py, preprocess_dataset
-    is_trls = not setup.task.given_loss.takes_whole_logits
-    if asks_kl(setup.task) and is_trls and setup.batch.per_device_train_batch_size == 1:
-        raise ONE_ROW_HAS_NO_KL()
+    if setup.task.objective.is_preference and setup.prompt_tokens >= setup.batch.max_length:
+        raise PROMPT_FILLS_ROW(prompt=setup.prompt_tokens, length=setup.batch.max_length)
+    if (refused := setup.task.objective.refuses(setup)) is not None:
+        raise refused
 
 
 def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
@@ -280,18 +257,6 @@ def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
         raise SMOOTHING_LATER(what="towers", instead="take model_class text")
     if model.output_router_logits:
         raise SMOOTHING_LATER(what="output_router_logits", instead="set it to false in the config")
-
-
-def _check_groups(setup: TrainingSetup) -> None:
-    prompt, completion = prompt_tokens(setup), setup.task.max_completion_length
-    if prompt < 1 or prompt + completion > setup.batch.max_length:
-        raise COMPLETION_FILLS_ROW(
-            completion=completion, prompt=max(1, prompt), length=setup.batch.max_length
-        )
-    steps = setup.task.steps_per_generation or setup.batch.gradient_accumulation_steps
-    rows = setup.batch.per_device_train_batch_size * setup.mesh.replicas * steps
-    if rows % setup.task.num_generations:
-        raise PARTS_OF_A_GROUP(rows=rows, generations=setup.task.num_generations)
 
 
 def _check_loss(model: Model, setup: TrainingSetup) -> None:

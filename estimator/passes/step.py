@@ -1,17 +1,20 @@
-"""A step on a tape, as an objective plays it: resident models, their forward passes, and backward from a loss."""
+"""A step on a tape, in whose words an objective says its own: models, their forward passes, losses, and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from estimator.families.liger import loss_of
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, sharded_on_init
+from estimator.passes import causal_lm, label_smoothing, losses, pairs, whole_logits
 from estimator.passes.dropout import without_dropout
 from estimator.passes.forward import ID_BYTES, Forward, Loaded, Pass
 from estimator.passes.stack import Stack, stack_of
 from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.values.losses import LossFacts
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision, Model, Phase
 
@@ -84,9 +87,82 @@ class Step:
         self.models.append(loaded)
         return loaded
 
-    def ids(self, tokens: int) -> Tensor:
-        """Ids, labels or a mask for ``tokens`` tokens: a tensor of the batch as the loader returns it."""
-        return self.tape.new(tokens, ID_BYTES, ACTIVATIONS)
+    # -- what is called with what ---------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> int:
+        """Examples of the micro-batch (a count)."""
+        return self.setup.batch.per_device_train_batch_size
+
+    @property
+    def rows(self) -> int:
+        """Rows of the trained model's forward call (a count): two of an example that is a pair."""
+        return 2 * self.examples if self.setup.task.objective.is_paired else self.examples
+
+    @property
+    def loss(self) -> LossFacts:
+        """How the trained model's loss is computed."""
+        return loss_of(self.trained.model, self.setup)
+
+    def held(self, elements: int, width: int) -> Tensor:
+        """A tensor that is held as long as the micro-step holds it; ``width``: bytes an element."""
+        return self.tape.new(elements, width, ACTIVATIONS)
+
+    def ids(self, tokens: int | None = None) -> Tensor:
+        """Ids, labels or a mask for ``tokens`` tokens, or for all rows, as the loader returns them."""
+        return self.held(
+            self.rows * self.setup.batch.max_length if tokens is None else tokens, ID_BYTES
+        )
+
+    def batch(self, count: int, rows: int | None = None) -> list[Tensor]:
+        """So many tensors of the batch, each of all rows, or of ``rows``."""
+        tokens = (self.rows if rows is None else rows) * self.setup.batch.max_length
+        return [self.ids(tokens) for _ in range(count)]
+
+    def policy(
+        self,
+        *,
+        rows: int | None = None,
+        grad: bool = True,
+        phase: Phase = Phase.FORWARD,
+        label: str = "",
+    ) -> Pass:
+        """A forward call of the trained model, on all rows or on ``rows``."""
+        rows = self.rows if rows is None else rows
+        return Pass(
+            self.trained, rows, self.setup.batch.max_length, grad=grad, phase=phase, label=label
+        )
+
+    def reference(self) -> Loaded | None:
+        """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
+        if not self.setup.keeps_reference:
+            return None
+        return self.load(without_dropout(self.trained.model))
+
+    def of_reference(self, reference: Loaded | None) -> Pass:
+        """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
+
+        Source: trl 1.16, trainer/utils.py, ``use_adapter``.
+        """
+        asked = self.policy(grad=False, phase=Phase.REFERENCE, label="reference")
+        return asked._replace(model=reference or self.trained, adapters=reference is not None)
+
+    # -- calls and their losses, each with a docstring in its file -------------------------------------------
+
+    causal_lm = causal_lm.causal_lm
+    smoothed = label_smoothing.smoothed
+    on_pairs = pairs.on_pairs
+    ask = whole_logits.ask
+    measure = whole_logits.measure
+    split = whole_logits.split
+    scores = losses.scores
+    vectors = losses.vectors
+    contrast = losses.contrast
+    cross_entropy = losses.cross_entropy
+    log_sigmoid = losses.log_sigmoid
+    mean = losses.mean
+
+    # -- the step itself ------------------------------------------------------------------------------------
 
     def call(self, of: Pass) -> Forward:
         """Begin a forward call of a model."""
@@ -111,27 +187,12 @@ class Step:
             loaded.hooks.end_backward()
         return self.tape
 
+    def train(self, loss: Tensor) -> None:
+        """Run backward, where the step is trained, and end the micro-step."""
+        if self.training:
+            self.backward(loss)
+        self.end()
+
 
 MicroStep = Callable[[Step], None]
 """Plays a micro-step: its passes in order, the loss, and backward where the step is trained."""
-
-
-def load_reference(step: Step) -> Loaded | None:
-    """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
-    return step.load(without_dropout(step.trained.model)) if step.setup.keeps_reference else None
-
-
-def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:
-    """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
-
-    Source: trl 1.16, trainer/utils.py, ``use_adapter``.
-    """
-    return Pass(
-        reference or step.trained,
-        rows,
-        step.setup.batch.max_length,
-        grad=False,
-        phase=Phase.REFERENCE,
-        label="reference",
-        adapters=reference is not None,
-    )

@@ -13,14 +13,17 @@ trainer/utils.py, ``selective_log_softmax``; trl 1.9.0, trainer/dpo_trainer.py a
 
 from __future__ import annotations
 
-from estimator.families.liger import loss_of
+from typing import TYPE_CHECKING
+
 from estimator.passes.forward import ID_BYTES, Forward, Pass, as_logits
 from estimator.passes.labelled_call import LabelledCall
-from estimator.passes.step import Step
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
+
+if TYPE_CHECKING:
+    from estimator.passes.step import Step
 
 
 def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -35,7 +38,7 @@ def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 
 def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-    loss, words = loss_of(step.trained.model, step.setup), step.trained.model.vocab_size
+    loss, words = step.loss, step.trained.model.vocab_size
     if loss.tiles_logits:
         return LabelledCall(step.call(of), of.rows * step.scored).run(ids, labels)
     if loss.scores_completions:
@@ -58,29 +61,36 @@ def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     return found, logits
 
 
-def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
+def measure(step: Step, held: list[Tensor | None], *, splits: bool = False) -> None:
     """TRL's metrics before 1.15: the entropy of all logits, of which it makes a copy, beside those that are held.
 
-    KTO then copies the logits of good and of bad answers, and once more those of good answers that are scored, half of
-    the rows. 128 positions at a time have their log-softmax.
+    ``splits``, as KTO's: it then copies the logits of good and of bad answers, and once more those of good answers that
+    are scored, half of the rows. 128 positions at a time have their log-softmax.
 
     Source: trl 1.9.0, trainer/utils.py, ``entropy_from_logits`` (``reshape``), and trainer/kto_trainer.py
     (``index_select``).
     """
     logits = held[0]
-    if logits is None or not loss_of(step.trained.model, step.setup).keeps_logits:
+    if logits is None or not step.loss.keeps_logits:
         return
+    rows = step.rows
     tape, words, width = step.tape, step.trained.model.vocab_size, logits.width
     length, kept = step.setup.batch.max_length - 1, step.scored
     tape.operation = "logits copied for their entropy"
     copied = tape.new(rows * length * words, width, LOGITS) if rows > 1 else None
     chunk = [tape.new(CHUNK * words, width, LOGITS) for _ in range(3)]
     del copied, chunk
-    if step.setup.task.objective.is_unpaired:
+    if splits:
         tape.operation = "logits of good and of bad answers"
         split = tape.new(rows * length * words, width, LOGITS)
         good = tape.new(ceil_div(rows, 2) * kept * words, width, LOGITS)
         del split, good
+
+
+def split(step: Step, logits: Tensor) -> Tensor:
+    """A copy of whole logits, those of good answers apart from those of bad ones."""
+    step.tape.operation = "logits of good and of bad answers"
+    return step.tape.new(logits.elements, logits.width, LOGITS)
 
 
 CHUNK = 128

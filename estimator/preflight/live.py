@@ -19,7 +19,7 @@ from estimator.sources import catalog
 from estimator.sources.repository import CLASSIFIERS, from_config
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
@@ -97,7 +97,7 @@ _OWN_WAYS = {
 llamafactory 0.9.5, train/trainer_utils.py, ``create_custom_optimizer``; axolotl 0.19, core/builders/causal.py."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OBJECTIVES = {
-    f"{objective.trl}Trainer": objective.value for objective in Objective if objective.trl
+    f"{objective.trl.name}Trainer": word for word, objective in OBJECTIVES.items() if objective.trl
 }
 """TRL's trainers and their objectives in the contract."""
 PROMPT = "prompt_ids"

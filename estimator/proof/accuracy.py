@@ -15,7 +15,7 @@ from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
 from estimator.families.registry import architecture
 from estimator.parallel.strategies import resident_memory
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.proof.outcomes import Outcome, OutcomeKey, key_of, outcome_of, stored
 from estimator.resident.model import Resident
 from estimator.run.prequantized import as_loaded

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.contract.setups import parse
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
 from estimator.step.loading_requests import MOVED

@@ -14,7 +14,6 @@ from estimator.answer.estimate import estimate
 from estimator.answer.needs import is_refused
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
-from estimator.passes.batch import prompt_tokens
 from estimator.search.free_changes import (
     AUTOCAST,
     Change,
@@ -379,7 +378,7 @@ def _shorter_generations(setup: TrainingSetup) -> Iterator[Change]:
     Prices: Shao et al. 2024, arXiv:2402.03300, section 4.1 (a group's mean is the baseline); trl 1.16,
     trainer/grpo_trainer.py (a completion that is cut off ends without its answer).
     """
-    completion, prompt = setup.task.max_completion_length, prompt_tokens(setup)
+    completion, prompt = setup.task.max_completion_length, setup.prompt_tokens
     yield Change(
         "Completions of {max_completion_length:,} tokens",
         "Longer answers are cut off, and seldom rewarded.",
@@ -409,7 +408,7 @@ def _prompts_and_references(setup: TrainingSetup) -> Iterator[Change]:
             "GRPO's default; nothing then holds the answers near the model that training began with.",
             ({"beta": 0.0},),
         )
-    prompt = prompt_tokens(setup)
+    prompt = setup.prompt_tokens
     if objective.is_preference and prompt > 1:
         completion = setup.batch.max_length - prompt
         yield Change(

@@ -6,7 +6,7 @@ from estimator.answer.estimate import estimate
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import least_hundredths
 from estimator.inference.refusals import check_generation
-from estimator.passes.registry import as_trained
+from estimator.passes.prepared import as_trained
 from estimator.values.refusals import CONTRADICTION, InputError, Refusal
 from estimator.values.results import Utilisation, UtilisationSearch
 from estimator.values.setup import TrainingSetup

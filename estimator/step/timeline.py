@@ -27,7 +27,7 @@ from estimator.parallel.zero3_coordinator import (
     Rules,
 )
 from estimator.passes.batch import accumulates, alike, joined, scored_tokens
-from estimator.passes.registry import as_played, step_of
+from estimator.passes.prepared import as_played
 from estimator.passes.stack import Stack, stack_of
 from estimator.passes.step import MicroStep, Step
 from estimator.resident.model import (
@@ -290,7 +290,7 @@ class Plan:
         training: bool = True,
         objective: MicroStep | None = None,
     ) -> None:
-        self._objective = objective or step_of(setup.task)
+        self._objective = objective or setup.task.objective.step
         model, setup = as_played(model, setup)
         self._model = model
         self._setup = setup.replace(attn_implementation=attention_of(model, setup.computation))

@@ -15,7 +15,7 @@ from estimator.families.counts import experts_run, layer_model
 from estimator.families.delta_net import CHUNK
 from estimator.families.liger import loss_of
 from estimator.families.modules import Linear
-from estimator.passes.batch import passed_rows, passes_without_grad
+from estimator.passes.batch import passed_rows
 from estimator.step.timeline import Schedule, Sizes, plan, structure
 from estimator.tape.float8 import CASTS
 from estimator.time.flops import Matrices, is_eager, matrices, scored_share
@@ -249,7 +249,7 @@ def traffic(model: Model, setup: TrainingSetup, again: float) -> Traffic:
     """
     alone = _on_one_gpu(structure(setup))
     written = _written(model, alone, setup.adapters.lora_r)
-    passes = 1 + passes_without_grad(setup)
+    passes = 1 + setup.passes_without_grad
     forward = written.forward / passes
     return written._replace(forward=forward, backward=written.backward - again * forward)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from estimator.families.adapters import trainable_parameters
 from estimator.parallel.network import exchange_seconds, links, parts, replicas, shards
 from estimator.parallel.zero import gathers_nothing, width
-from estimator.passes.batch import passed_rows, passes_without_grad
+from estimator.passes.batch import passed_rows
 from estimator.resident.model import Resident
 from estimator.time.flops import replayed
 from estimator.time.optimizer_time import OPTIMIZER_STEP
@@ -69,7 +69,7 @@ def communication(
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         if setup.mesh.loads_divided:  # without a policy of mixed precision
             narrow = 1.0
-        gathers = (1 if strategy.keeps_gathered else 2) + passes_without_grad(setup)
+        gathers = (1 if strategy.keeps_gathered else 2) + setup.passes_without_grad
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = times * narrow * exchanged
     elif strategy.shards_states:
@@ -160,9 +160,7 @@ def copies_part(
     reduced = width(setup.precision) * trainable_parameters(model, setup.adapters)
     if mesh.strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
-        gathered = (
-            (2 + passes_without_grad(setup)) * narrow * (resident.weights + resident.adapters)
-        )
+        gathered = (2 + setup.passes_without_grad) * narrow * (resident.weights + resident.adapters)
         if gathers_nothing(mesh):
             gathered = 0.0
         least = 0.0

@@ -30,7 +30,7 @@ from estimator.families.vision_family import (
     vision_family,
     vision_modules,
 )
-from estimator.passes.batch import passed_rows, passes_without_grad, prompt_tokens
+from estimator.passes.batch import passed_rows
 from estimator.passes.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div, real
 from estimator.values.facets.adapters import Adapters
@@ -247,7 +247,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     loss = loss_of(model, setup)
     unscored = round((1 - scored_share(setup)) * _head(model)) if loss.scores_completions else 0
     outside = sizes.outside - unscored
-    asked = passes_without_grad(setup)
+    asked = setup.passes_without_grad
     return Work(
         products=tower.products
         + real(forward * (passes * (sizes.layers + outside) + sizes.copied)),
@@ -364,7 +364,7 @@ def scored_share(setup: TrainingSetup) -> float:
     if setup.task.objective.generates:
         return min(1.0, setup.task.max_completion_length / setup.batch.max_length)
     if setup.task.objective.is_preference:
-        return 1 - prompt_tokens(setup) / setup.batch.max_length
+        return 1 - setup.prompt_tokens / setup.batch.max_length
     return setup.task.completion_fraction
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from estimator.families.liger import loss_of
 from estimator.parallel.network import links
 from estimator.parallel.offload import offloads
-from estimator.passes.batch import passed_rows, passes_without_grad, rows_per_example
+from estimator.passes.batch import passed_rows, rows_per_example
 from estimator.resident.model import Resident
 from estimator.time.between import (
     COMPILED_LOSS_BYTES,
@@ -212,7 +212,7 @@ def step_parts(
         busy = _busy_on_one_gpu(model, of_step(setup), rate, length, works, beside)
     else:
         busy = _busy(model, setup, rate, length, works, beside)
-    again = replayed(model, setup) + passes_without_grad(setup)
+    again = replayed(model, setup) + setup.passes_without_grad
     waiting = launches_part(model, setup, length, busy.parts, again, busy.operators, busy.calls)
     return tuple(part for part in (*busy.parts, waiting) if _takes_time(part.seconds))
 
@@ -347,7 +347,7 @@ class MicroBatch(NamedTuple):
     ) -> MicroBatch:
         """A micro-batch of rows of so many tokens."""
         sizes, again = matrices(model, setup.adapters), replayed(model, setup)
-        tokens, asked = passed_rows(setup) * length, passes_without_grad(setup)
+        tokens, asked = passed_rows(setup) * length, setup.passes_without_grad
         moves = moved_bytes(setup.precision, sizes, tokens, 1) * MOVES / rate.bandwidth
         shapes = moves + IDLE * (idle_operations(sizes, 1) / rate.best)
         skinny = dora = Range(0.0, 0.0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 
 from estimator.tools.defaults import TOOLS
-from estimator.tools.known.trl import ASKS, GENERATES, HAVING
+from estimator.tools.known.trl import ASKS, GENERATES, taking
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value, Values
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES, having
 
 NOT_OF_A_TOOL = frozenset(
     listed("""v tool tool_version gpu model_class padded completion_fraction max_prompt_length images_per_example
@@ -36,8 +35,8 @@ _OF_CHECKPOINTS = (
 )
 _OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
 _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
-    **{key: frozenset(HAVING[key]) for key in ("precompute_ref_log_probs", "loss_type", "beta")},
-    "loss": frozenset(["sft", "orpo", *ASKS, *GENERATES]),
+    **{key: taking(key) for key in ("precompute_ref_log_probs", "loss_type", "beta")},
+    "loss": frozenset(word for word, objective in OBJECTIVES.items() if objective.has_vocabulary),
     **dict.fromkeys(
         listed("""max_completion_length num_generations steps_per_generation num_iterations use_vllm vllm_mode
         vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size
@@ -45,14 +44,14 @@ _OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
         generation_offload_optimizer use_transformers_continuous_batching"""),
         frozenset(GENERATES),
     ),
-    "num_labels": frozenset(filter(attrgetter("asks_labels"), Objective)),
-    "mini_batch_size": frozenset(filter(attrgetter("compares_rows"), Objective)),
+    "num_labels": frozenset(having("asks_labels")),
+    "mini_batch_size": frozenset(having("compares_rows")),
     "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
 }
 """Keys that only these objectives have a use for."""
 USUAL: Mapping[str, Values] = {
-    "beta": {objective: objective.beta for objective in Objective},
-    "loss_type": {objective: objective.usual_loss_type for objective in Objective},
+    "beta": {word: objective.beta for word, objective in OBJECTIVES.items()},
+    "loss_type": {word: objective.usual_loss_type for word, objective in OBJECTIVES.items()},
 }
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import ClassVar
 
 from estimator.values.parallelisms import TENSOR
@@ -124,8 +123,9 @@ RANK_PATTERN = Refusal(
 class Choice(Kind):
     """One of a fixed set of words; ``aliases`` are other names for them."""
 
-    words: tuple[str, ...]
-    enum: type[StrEnum] | None = None
+    words: Collection[str]
+    member: Callable[[str], str] = str
+    """What stands for a word in a setup: the member of an enum, or a record."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     later: tuple[str, ...] = ()
     """Hugging Face's words that are not modelled yet."""
@@ -139,8 +139,8 @@ class Choice(Kind):
 
     def _read(self, value: object) -> object:
         word = self.aliases.get(value, value) if isinstance(value, str) else None
-        if word in self.words:
-            return self.enum(word) if self.enum else str(word)
+        if word is not None and word in self.words:
+            return self.member(word)
         allowed = one_of(self._shown()) + self._or_null
         if word is None or not isinstance(value, str):
             raise InputError(f"must be {allowed}, not {show(value)}.")
@@ -154,10 +154,11 @@ class Choice(Kind):
 
     def _shown(self) -> tuple[str, ...]:
         """All words, or the first few of a long list."""
-        if len(self.words) <= self.MOST_SHOWN:
-            return self.words
-        shown = self.words[: self.MOST_SHOWN - 1]
-        return (*shown, f"{len(self.words) - len(shown)} more that --help lists")
+        words = tuple(self.words)
+        if len(words) <= self.MOST_SHOWN:
+            return words
+        shown = words[: self.MOST_SHOWN - 1]
+        return (*shown, f"{len(words) - len(shown)} more that --help lists")
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,28 @@ class TrainingSetup(Hashed):
         examples = batch.per_device_train_batch_size * batch.gradient_accumulation_steps
         return examples * self.mesh.replicas
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a row that belong to its prompt, where an objective has prompts (a count).
+
+        >>> TrainingSetup(objective="dpo", max_length=1024).prompt_tokens
+        512
+        """
+        if self.task.max_prompt_length is not None:
+            return self.task.max_prompt_length
+        if self.task.objective.generates:
+            return self.batch.max_length - self.task.max_completion_length
+        return self.batch.max_length // 2
+
+    @property
+    def passes_without_grad(self) -> int:
+        """Forward calls without gradients in one micro-step, each on as many rows as the trained one (a count).
+
+        >>> [TrainingSetup(objective=word).passes_without_grad for word in ("sft", "dpo", "kto")]
+        [0, 1, 3]
+        """
+        return self.task.objective.passes_without_grad(self)
+
     def runs_on(self, gpu: Gpu) -> bool:
         """Whether a GPU has units for the dtypes that the setup computes in."""
         if self.precision.mixed_precision is MixedPrecision.FP8 and (

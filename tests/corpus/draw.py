@@ -23,7 +23,7 @@ from estimator.values.kinds import (
     WholeNumber,
 )
 from estimator.values.methods import Method
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES
 from estimator.values.strategies import Strategy
 from tests.beside import BESIDE
 from tests.corpus.answers import answer
@@ -65,13 +65,13 @@ def _shape(number: int) -> dict[str, object]:
     pick = random.Random(number)
     shape: dict[str, object] = {"method": str(pick.choice(list(Method)))}
     if pick.random() < 0.6:
-        shape["objective"] = str(pick.choice(list(Objective)))
+        shape["objective"] = str(pick.choice(list(OBJECTIVES.values())))
     if pick.random() < 0.5:
         shared = [strategy for strategy in Strategy if strategy is not Strategy.NONE]
         shape |= {"strategy": str(pick.choice(shared)), "num_gpus": pick.choice(COUNTS)}
     if shape.get("strategy") == Strategy.HSDP:
         shape |= {"num_gpus": pick.choice((4, 8, 16)), "dp_replicate_size": 2}
-    if shape.get("objective") in (Objective.GRPO, Objective.RLOO) and pick.random() < 0.5:
+    if shape.get("objective") in ("grpo", "rloo") and pick.random() < 0.5:
         shape |= {"use_vllm": True}
     return shape
 

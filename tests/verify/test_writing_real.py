@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from estimator.tools.defaults import tool_named
-from estimator.tools.known import trl as trl_tool
 from estimator.tools.writing.files import files_of
 from estimator.tools.writing.registry import WRITABLE
 from estimator.tools.writing.texts import nested
 from estimator.tools.writing.theirs import theirs_of
+from estimator.values.objective import OBJECTIVES
 from tests.test_writing import LLAMA, SHARING, drawn
 
 torch = pytest.importorskip("torch")
@@ -66,7 +66,7 @@ def test_trl_parser_reads_the_yaml_as_intended(number, tmp_path):
     objective = keys.get("objective", "sft")
     text = away.files[f"{objective}.yaml"].replace("output_dir: output", f"output_dir: {tmp_path}")
     (tmp_path / "own.yaml").write_text(f"{text}use_cpu: true\n", encoding="utf-8")
-    config = getattr(trl, trl_tool.OBJECTIVES[objective][0])
+    config = getattr(trl, f"{OBJECTIVES[objective].trl.name}Config")
     scripts = importlib.import_module(f"trl.scripts.{objective}")
     own = {"grpo": "GRPOScriptArguments", "rloo": "RLOOScriptArguments"}.get(objective)
     arguments = getattr(scripts, own) if own else trl.ScriptArguments

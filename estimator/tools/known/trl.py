@@ -6,9 +6,8 @@ Source: trl 1.16.0; the lines of its defaults stand in data/tool_defaults.csv.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from operator import attrgetter
 from typing import NamedTuple
 
 from estimator.tools.known import transformers
@@ -30,89 +29,75 @@ from estimator.tools.known.transformers import (
 from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import Entry, Rule, SoFar, Theirs, Tool, Value, Values, alike, row, same
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES, Objective, having
 
 VERSION = "trl 1.16.0"
 
-OBJECTIVES: Mapping[str, tuple[str, ...]] = {
-    trainer.value: (f"{trainer.trl}Config",) for trainer in Objective if trainer.trl
-}
-"""Each objective with the class of its arguments."""
-GENERATES = tuple(filter(attrgetter("generates"), Objective))
-ASKS = tuple(trainer for trainer in Objective if trainer.has_reference and not trainer.generates)
-HAVING: Mapping[str, tuple[str, ...]] = {
-    "packing": ("sft",),
-    "max_length": ("sft", "orpo", "reward", *ASKS),
-    "activation_offloading": tuple(filter(attrgetter("offloads_activations"), Objective)),
-    "precompute_ref_log_probs": ASKS,
-    "loss_type": tuple(filter(attrgetter("loss_types"), Objective)),
-    "beta": tuple(trainer for trainer in Objective if trainer.beta is not None),
-    "max_completion_length": GENERATES,
-}
-"""The objectives whose class has an argument for a key of ours; other keys are in every class.
-
-Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_config.py, grpo_config.py, rloo_config.py;
-experimental/orpo/orpo_config.py.
-"""
-_PAIRS = (*ASKS, "orpo")
-EVIDENCE: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        listed("""dataset_text_field packing packing_strategy eval_packing completion_only_loss assistant_only_loss
-        max_seq_length"""),
-        ("sft",),
-    ),
-    **dict.fromkeys(
-        listed("""loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting rpo_alpha discopop_tau
-        ref_adapter_name force_use_ref_model"""),
-        ("dpo",),
-    ),
-    **dict.fromkeys(listed("desirable_weight undesirable_weight"), ("kto",)),
-    "center_rewards_coefficient": ("reward",),
-    **dict.fromkeys(
-        listed("""importance_sampling_level multi_objective_aggregation scale_rewards top_entropy_quantile
-        max_tool_calling_iterations sapo_temperature_neg sapo_temperature_pos entropy_coef
-        vllm_importance_sampling_correction vllm_importance_sampling_mode"""),
-        ("grpo",),
-    ),
-    **dict.fromkeys(listed("normalize_advantages reward_clip_range rloo_k"), ("rloo",)),
-    **dict.fromkeys(listed("padding_value is_encoder_decoder"), ("orpo",)),
-    **dict.fromkeys(listed("cpo_alpha simpo_gamma"), ("cpo",)),
-    **dict.fromkeys(
-        listed("kl_coef vf_coef cliprange cliprange_value num_ppo_epochs sft_model_path"), ("ppo",)
-    ),
-    **dict.fromkeys(listed("teacher_model_name_or_path lmbda seq_kd"), ("gkd",)),
-    **dict.fromkeys(
-        listed("""num_generations num_generations_eval ds3_gather_for_generation generation_batch_size
+GENERATES = having("generates")
+ASKS = tuple(word for word in having("has_reference") if word not in GENERATES)
+SHARED: tuple[tuple[Callable[[Objective], object], str], ...] = (
+    (
+        lambda objective: objective.generates,
+        """num_generations num_generations_eval ds3_gather_for_generation generation_batch_size
         steps_per_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_server_host vllm_server_port
         vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_length num_iterations epsilon_high
-        reward_weights mask_truncated_completions log_completions num_completions_to_print reward_funcs"""),
-        GENERATES,
+        reward_weights mask_truncated_completions log_completions num_completions_to_print reward_funcs
+        max_completion_length max_prompt_length disable_dropout""",
     ),
-    "max_completion_length": (*GENERATES, "orpo"),
-    "max_prompt_length": (*GENERATES, *_PAIRS),
-    "truncation_mode": ("sft", *_PAIRS),
-    "padding_free": ("sft", "dpo"),
-    "label_smoothing": ("dpo",),
-    "generate_during_eval": _PAIRS,
-    **dict.fromkeys(
-        listed("""precompute_ref_log_probs precompute_ref_batch_size ref_model_init_kwargs reference_free
-        model_adapter_name"""),
-        ASKS,
+    (
+        lambda objective: objective.is_preference,
+        "max_prompt_length truncation_mode generate_during_eval",
     ),
-    "loss_type": ("sft", *ASKS, "grpo"),
-    "activation_offloading": ("sft", "reward", *ASKS),
-    **dict.fromkeys(
-        listed("sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"), (*GENERATES, *ASKS)
+    (
+        lambda objective: objective.has_reference and not objective.generates,
+        """precompute_ref_log_probs precompute_ref_batch_size ref_model_init_kwargs reference_free
+        model_adapter_name""",
     ),
-    "beta": (*_PAIRS, *GENERATES),
-    "max_length": ("sft", "reward", *_PAIRS),
-    "disable_dropout": ("reward", *_PAIRS, *GENERATES),
-}
-"""The trainers whose class has an argument, or had it in an older TRL; arguments of all are not here.
+    (
+        lambda objective: objective.has_reference,
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
+    ),
+    (lambda objective: objective.loss_types, "loss_type"),
+    (lambda objective: objective.offloads_activations, "activation_offloading"),
+    (lambda objective: objective.beta is not None, "beta"),
+    (lambda objective: not objective.generates, "max_length"),
+    (lambda objective: objective.zeroes_dropout, "disable_dropout"),
+)
+"""Arguments that the classes of several objectives have, by what is true of them.
 
-Source: trl 1.16, the classes of ``OBJECTIVES`` and scripts/grpo.py; trl 0.24, trainer/dpo_config.py, kto_config.py,
-orpo_config.py, grpo_config.py, cpo_config.py, ppo_config.py, gkd_config.py.
+Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_config.py, grpo_config.py, rloo_config.py;
+experimental/orpo/orpo_config.py; scripts/grpo.py; of an older TRL, trl 0.24, the same.
 """
+OTHERS = {
+    "cpo": "cpo_alpha simpo_gamma",
+    "ppo": "kl_coef vf_coef cliprange cliprange_value num_ppo_epochs sft_model_path",
+    "gkd": "teacher_model_name_or_path lmbda seq_kd",
+}
+"""Trainers that are no objective here, with arguments that say so: trl 0.24, trainer/cpo_config.py, ppo_config.py,
+gkd_config.py."""
+
+
+def arguments_of(word: str) -> frozenset[str]:
+    """Arguments that a trainer's class has, or had in an older TRL; those of all classes are not here.
+
+    >>> "beta" in arguments_of("orpo"), "beta" in arguments_of("sft"), "lmbda" in arguments_of("gkd")
+    (True, False, True)
+    """
+    objective = OBJECTIVES.get(word)
+    if objective is None or objective.trl is None:
+        return frozenset(listed(OTHERS.get(word, "")))
+    shared = (names for is_so, names in SHARED if is_so(objective))
+    return frozenset(listed(" ".join([objective.trl.arguments, *shared])))
+
+
+def taking(argument: str) -> frozenset[str]:
+    """The objectives whose class has an argument."""
+    return frozenset(word for word in OBJECTIVES if argument in arguments_of(word))
+
+
+OF_SOME = listed("""packing max_length activation_offloading precompute_ref_log_probs loss_type beta
+    max_completion_length""")
+"""Keys of ours that are arguments of some classes; others are in every class."""
 MOST_USED = (*("sft", "dpo", "grpo", "reward", "kto", "rloo", "orpo"), *("cpo", "ppo", "gkd"))
 """The order in which one of several trainers is guessed: ours."""
 
@@ -135,10 +120,12 @@ def objective_of(keys: Iterable[str], named: Iterable[str] = ()) -> Guess:
     >>> objective_of(["beta", "max_length"]).says
     'objective is taken as dpo: beta, max_length are also arguments of kto, orpo.'
     """
-    given = [key for key in dict.fromkeys(keys) if key in EVIDENCE]
-    lacks = {word: [key for key in given if word not in EVIDENCE[key]] for word in MOST_USED}
+    arguments = {word: arguments_of(word) for word in MOST_USED}
+    telling = frozenset().union(*arguments.values())
+    given = [key for key in dict.fromkeys(keys) if key in telling]
+    lacks = {word: [key for key in given if key not in arguments[word]] for word in MOST_USED}
     least = min(map(len, lacks.values()))
-    known: Iterable[str] = MOST_USED if given else filter(OBJECTIVES.__contains__, MOST_USED)
+    known: Iterable[str] = MOST_USED if given else filter(having("trl").__contains__, MOST_USED)
     fits = [word for word in known if len(lacks[word]) == least]
     words = {WORDS.get(word, word) for text in named for word in re.split(r"[\W_]+", text.lower())}
     meant = [word for word in fits if word in words]
@@ -163,7 +150,7 @@ LOSS_TYPES = {"chunked_nll": "nll"}
 
 def _write_objective(values: Values) -> Values:
     word = values["objective"]
-    return {"trainer.objective": word} if word in OBJECTIVES else {}
+    return {"trainer.objective": word} if word in having("trl") else {}
 
 
 def _model(theirs: Theirs, so_far: SoFar) -> Values:
@@ -198,7 +185,8 @@ def _write_method(values: Values) -> Values:
 
 def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
     cast = dtype_word(theirs["call.to"])
-    if so_far["objective"] == "orpo" and not theirs.has("args.dtype"):
+    trainer = OBJECTIVES[so_far["objective"]].trl if so_far["objective"] in OBJECTIVES else None
+    if trainer and trainer.loads_auto_dtype and not theirs.has("args.dtype"):
         own = theirs.first("args.model_init_kwargs.dtype", "model.dtype", "model.torch_dtype")
         return {"dtype": cast or dtype_word(own) or checkpoint_dtype(so_far)}
     if theirs.has_part("model"):  # a model that the script loads itself
@@ -529,7 +517,7 @@ SHIPPED: Mapping[str, Values] = {
 }
 """The files that TRL ships, by name: trl 1.16, accelerate_configs."""
 
-SCRIPTS = listed("sft dpo kto grpo rloo reward orpo")
+SCRIPTS = having("trl")
 """Its scripts, and the words of its command, that train."""
 OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
 """Arguments that TRL 1.x no longer has: trl 1.16, trainer/sft_config.py, sft_trainer.py."""
@@ -579,7 +567,7 @@ TOOL = Tool(
     marks=(
         *listed("""model_name_or_path dataset_name use_peft dataset_train_split lora_target_modules
         reward_model_name_or_path script_args"""),
-        *EVIDENCE,
+        *sorted(frozenset().union(*map(arguments_of, MOST_USED))),
     ),
     programs=frozenset(["trl"]),
     trains=frozenset(SCRIPTS),
@@ -597,14 +585,16 @@ TOOL = Tool(
 
 def tool_of(objective: str) -> Tool:
     """TRL's table with the defaults of the trainer for an objective."""
-    own = tuple(("trl", name) for name in OBJECTIVES.get(objective, ()))
+    trainer = OBJECTIVES[objective if objective in having("trl") else "sft"].trl
+    assert trainer is not None
+    own = [("trl", f"{trainer.name}Config")] if objective in having("trl") else []
     rest = [config for config in CHAINS["args"] if config != ("trl", "SFTConfig")]
-    lacks = {key for key, having in HAVING.items() if objective not in having}
+    has = arguments_of(objective)
+    lacks = {key for key in OF_SOME if key not in has}
     rules = tuple(replace(rule, write=None) if lacks & {*rule.ours} else rule for rule in RULES)
-    named = OBJECTIVES.get(objective, OBJECTIVES["sft"])[0].removesuffix("Config")
     return replace(
         TOOL,
-        label=f"TRL's {named}Trainer",
+        label=f"TRL's {trainer.name}Trainer",
         chains={**CHAINS, "args": (*own, *rest)},
         rules=rules,
     )

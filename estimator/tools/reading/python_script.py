@@ -21,9 +21,13 @@ from typing import Any
 
 from estimator.tools.lists import listed
 from estimator.tools.parsed import Call, FlagValue, Text, Unresolved, flattened
+from estimator.values.objective import OBJECTIVES
 from estimator.values.refusals import InputError
 
-OF_TRL = listed("SFT DPO KTO ORPO CPO Reward GRPO RLOO PPO PRM BCO OnlineDPO XPO NashMD GKD")
+OF_TRL = (
+    *(objective.trl.name for objective in OBJECTIVES.values() if objective.trl),
+    *listed("CPO PPO PRM BCO OnlineDPO XPO NashMD GKD"),
+)
 """How the names of TRL's trainers and of their arguments begin."""
 OF_PEFT = listed(
     """AdaLora IA3 LoHa LoKr OFT BOFT Vera PrefixTuning PromptTuning PromptEncoder FourierFT LNTuning"""

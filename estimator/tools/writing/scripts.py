@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from estimator.tools.known.trl import GENERATES
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value, Values
 from estimator.tools.writing.texts import Code, nested, python_call, python_value, yaml
 from estimator.tools.writing.writer import ACCELERATE_FILE, SHARE, Said, ToolWriter, only_writes
+from estimator.values.objective import OBJECTIVES, TrlTrainer, having
 
 OF_MODEL_CONFIG = frozenset(
     listed("""model_name_or_path dtype attn_implementation use_peft lora_r lora_alpha lora_dropout
@@ -37,7 +38,8 @@ def with_trl(said: Said) -> str:
     rest = {key: value for key, value in args.items() if key not in OF_MODEL_CONFIG}
     packs = any(model.get(key) for key in ("load_in_4bit", "load_in_8bit"))
     loading = {"model_init_kwargs": {key: model[key] for key in OF_LOADING if key in model}}
-    word = CLASSES.get(objective, objective.upper())
+    trainer = _trainer(objective)
+    word = trainer.name
     body = _TRL_BODY.replace("DATASET", python_value(said.dataset)).replace("CLASS", word)
     if objective in GENERATES:
         body = body.replace("        args=", "        reward_funcs=accuracy_reward,\n        args=")
@@ -50,7 +52,7 @@ def with_trl(said: Said) -> str:
             "",
             "from datasets import load_dataset",
             *["from transformers import AutoProcessor"] * bool(processor),
-            *_trl_imports(word, objective, packs),
+            *_trl_imports(trainer, objective, packs),
             "",
             python_call("ModelConfig", model, "model_config"),
             python_call(
@@ -58,7 +60,7 @@ def with_trl(said: Said) -> str:
             ),
             *(_PACKED if packs else ()),
             *([_processor(processor)] if processor else ()),
-            _evaluated(body.replace("ROWS", ROWS[objective]), args, "dataset"),
+            _evaluated(body.replace("ROWS", trainer.rows), args, "dataset"),
         ]
     )
 
@@ -81,29 +83,22 @@ def _evaluated(body: str, args: Values, rows: str) -> str:
     return f"{before}{split}{main}{after}"
 
 
-CLASSES = {"reward": "Reward"}
-"""How TRL's classes begin where that is not the objective in capitals."""
-ROWS: Mapping[str, str] = {
-    "sft": 'rows of "text", of "messages", or of "prompt" and "completion".',
-    **dict.fromkeys(("dpo", "orpo"), 'rows of "prompt", "chosen" and "rejected".'),
-    "reward": 'rows of "chosen" and "rejected".',
-    "kto": 'rows of "prompt", "completion" and "label".',
-    **dict.fromkeys(
-        ("grpo", "rloo"), 'rows of "prompt" and what the reward asks for. None is cut.'
-    ),
-}
-"""What a data set has, by objective: trl 1.16, docs/source/dataset_formats.md."""
+def _trainer(objective: str) -> TrlTrainer:
+    """TRL's trainer of an objective."""
+    trainer = OBJECTIVES[objective].trl
+    assert trainer is not None  # else TRL's table has no word for it
+    return trainer
 
 
-def _trl_imports(word: str, objective: str, packs: bool) -> list[str]:
-    own = [f"{word}Config", f"{word}Trainer"]
-    experimental = objective == "orpo"
+def _trl_imports(trainer: TrlTrainer, objective: str, packs: bool) -> list[str]:
+    own = [f"{trainer.name}Config", f"{trainer.name}Trainer"]
+    experimental = trainer.module != "trl"
     names = [*sorted(["ModelConfig", *([] if experimental else own)])]
     names += ["get_kbit_device_map"] * packs + ["get_peft_config"]
     names += ["get_quantization_config"] * packs
     line = f"from trl import {', '.join(names)}"
     whole = ["from trl import (", *(f"    {name}," for name in names), ")"]
-    more = [f"from trl.experimental.orpo import {', '.join(own)}"] * experimental
+    more = [f"from {trainer.module} import {', '.join(own)}"] * experimental
     more += ["from trl.rewards import accuracy_reward"] * (objective in GENERATES)
     return [*(whole if packs else [line]), *more]
 
@@ -246,14 +241,10 @@ def _command(said: Said) -> str:
     return "python train.py"
 
 
-TRL_SCRIPTS = frozenset({"sft", "dpo", "kto", "reward", "grpo", "rloo"})
-"""Objectives that TRL trains without a script of one's own: trl 1.16, trl/scripts."""
-
-
 def _trl_files(said: Said) -> dict[str, str]:
     """The script, and the same run as TRL's own command reads it: trl 1.16, trl/cli."""
     files, objective = {"train.py": with_trl(said)}, said.objective
-    if objective in TRL_SCRIPTS and not nested(said.theirs, "processor"):
+    if _trainer(objective).has_script and not nested(said.theirs, "processor"):
         reward = {"reward_funcs": ["accuracy_reward"]} if objective in GENERATES else {}
         whole = {**said.args, **reward, "dataset_name": said.dataset, "output_dir": "output"}
         several = bool(nested(said.theirs, "accelerate"))
@@ -265,12 +256,7 @@ def _trl_files(said: Said) -> dict[str, str]:
 
 TRL = ToolWriter(
     parts=frozenset({"args", "trainer", "processor", "accelerate", "deepspeed", "allocator"}),
-    datasets={
-        "sft": "trl-lib/Capybara",
-        **dict.fromkeys(("dpo", "orpo", "reward"), "trl-lib/ultrafeedback_binarized"),
-        "kto": "trl-lib/kto-mix-14k",
-        **dict.fromkeys(("grpo", "rloo"), "trl-lib/DeepMath-103K"),
-    },
+    datasets={word: _trainer(word).dataset for word in having("trl")},
     files=_trl_files,
     command=_command,
 )

@@ -18,7 +18,7 @@ class Adapters(Checked):
 
     method: Method = key(
         Method.FULL,
-        Choice(tuple(Method), enum=Method),
+        Choice(tuple(Method), member=Method),
         "train every weight, or adapters on a frozen base",
         default_from=DefaultSource.OURS,
         code="me",
@@ -31,7 +31,7 @@ class Adapters(Checked):
     )
     model_class: ModelClass = key(
         ModelClass.AUTO,
-        Choice(tuple(ModelClass), enum=ModelClass),
+        Choice(tuple(ModelClass), member=ModelClass),
         "for multimodal checkpoints: auto loads what AutoModelForCausalLM loads, text loads the text model only",
         default_from=DefaultSource.TRANSFORMERS,
         code="mc",

@@ -10,10 +10,10 @@ from estimator.values.specs import CUDA_GRAPHS, AttnImplementation, CompileMode
 
 _ATTENTION = Choice(
     tuple(AttnImplementation),
-    enum=AttnImplementation,
+    member=AttnImplementation,
     later=("flash_attention_3", "flex_attention"),
 )
-_COMPILE_MODE = Choice(tuple(CompileMode), enum=CompileMode, nullable=True)
+_COMPILE_MODE = Choice(tuple(CompileMode), member=CompileMode, nullable=True)
 _COMPILE_BACKEND = Choice(
     ("inductor",),
     # accelerate 1.15, utils/dataclasses.py, DynamoBackend; "no" is torch_compile false

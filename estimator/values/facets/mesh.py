@@ -16,7 +16,7 @@ OF_THE_MACHINE = (
 )
 """Keys that a run's time reads and no tensor of its steps depends on, besides offload."""
 
-_OFFLOAD = Choice(tuple(Offload), enum=Offload)
+_OFFLOAD = Choice(tuple(Offload), member=Offload)
 _UNMODELLED = "only 1 is modelled"
 
 
@@ -42,7 +42,7 @@ class Mesh(Checked):
     )
     strategy: Strategy = key(
         Strategy.NONE,
-        Choice(tuple(Strategy), enum=Strategy, stands_for=strategy_asks_for),
+        Choice(tuple(Strategy), member=Strategy, stands_for=strategy_asks_for),
         "how the GPUs share the work",
         default_from=DefaultSource.OURS,
         code="st",

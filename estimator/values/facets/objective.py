@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.losses import NOT_GIVEN, Loss, LossFacts
-from estimator.values.objectives import Objective
+from estimator.values.objective import OBJECTIVES, Objective
+from estimator.values.objectives import sft
 
-LOSS_TYPES = (
-    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
-    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
-    *("kto", "apo_zero_unpaired", "nll", "dft"),
-    *("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+LOSS_TYPES = tuple(
+    dict.fromkeys(word for objective in OBJECTIVES.values() for word in objective.loss_types)
 )
-"""Of DPO, KTO, SFT and GRPO: trl 1.16, trainer/dpo_config.py, kto_config.py, sft_config.py, grpo_config.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +22,8 @@ class Task(Checked):
     __hash__ = Hashed.__hash__
 
     objective: Objective = key(
-        Objective.SFT,
-        Choice(tuple(Objective), enum=Objective, later=("ppo",)),
+        sft.OBJECTIVE,
+        Choice(OBJECTIVES, member=OBJECTIVES.__getitem__, later=("ppo",)),
         "what is trained for",
         default_from=DefaultSource.OURS,
         code="oj",
@@ -41,7 +38,7 @@ class Task(Checked):
     )
     loss: Loss | None = key(
         None,
-        Choice(tuple(Loss), enum=Loss, nullable=True),
+        Choice(tuple(Loss), member=Loss, nullable=True),
         "how the loss is computed",
         null="Liger's with its kernels, else standard; the fused head of TRL for dpo, kto, grpo and rloo",
         code="lo",

@@ -10,7 +10,7 @@ from estimator.values.specs import Dtype, Optimizer
 
 _OPTIM = Choice(
     tuple(Optimizer),
-    enum=Optimizer,
+    member=Optimizer,
     # transformers 5, training_args.OptimizerNames: aliases, and the optimizers that are not modelled
     aliases={
         "adamw_8bit": "adamw_bnb_8bit",
@@ -54,7 +54,7 @@ class Optimisation(Checked):
     )
     optim_state_dtype: Dtype | None = key(
         None,
-        Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True),
+        Choice((Dtype.FLOAT32, Dtype.BFLOAT16), member=Dtype, nullable=True),
         "what-if: optimizer states in this dtype",
         default_from=DefaultSource.OURS,
         null="as the optimizer keeps them",

@@ -17,7 +17,7 @@ class Precision(Checked):
 
     dtype: Dtype = key(
         Dtype.BFLOAT16,
-        Choice(tuple(Dtype), enum=Dtype),
+        Choice(tuple(Dtype), member=Dtype),
         "dtype the weights are loaded in",
         default_from=DefaultSource.OURS,
         remark="as in TRL's guides",
@@ -31,7 +31,7 @@ class Precision(Checked):
     )
     mixed_precision: MixedPrecision = key(
         MixedPrecision.BF16,
-        Choice(tuple(MixedPrecision), enum=MixedPrecision),
+        Choice(tuple(MixedPrecision), member=MixedPrecision),
         "autocast around the forward pass",
         default_from=DefaultSource.TRL,
         code="mp",
@@ -46,7 +46,7 @@ class Precision(Checked):
         Fp8Backend.AO,
         Choice(
             tuple(Fp8Backend),
-            enum=Fp8Backend,
+            member=Fp8Backend,
             aliases={word.value.upper(): word.value for word in Fp8Backend},
             later=("msamp", "MSAMP"),
         ),

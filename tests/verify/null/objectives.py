@@ -12,7 +12,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
 from tests.verify.null import one_gpu, triton_kernels
 
@@ -22,14 +21,14 @@ with triton_kernels.found():
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 WORDS = ("<pad>", "<eos>", "word")
-PREFERENCES: Mapping[Objective, tuple[Any, Any]] = {
-    Objective.SFT: (trl.SFTTrainer, trl.SFTConfig),
-    Objective.DPO: (trl.DPOTrainer, trl.DPOConfig),
-    Objective.KTO: (trl.KTOTrainer, trl.KTOConfig),
-    Objective.ORPO: (ORPOTrainer, ORPOConfig),
-    Objective.REWARD: (trl.RewardTrainer, trl.RewardConfig),
-    Objective.GRPO: (trl.GRPOTrainer, trl.GRPOConfig),
-    Objective.RLOO: (trl.RLOOTrainer, trl.RLOOConfig),
+PREFERENCES: Mapping[str, tuple[Any, Any]] = {
+    "sft": (trl.SFTTrainer, trl.SFTConfig),
+    "dpo": (trl.DPOTrainer, trl.DPOConfig),
+    "kto": (trl.KTOTrainer, trl.KTOConfig),
+    "orpo": (ORPOTrainer, ORPOConfig),
+    "reward": (trl.RewardTrainer, trl.RewardConfig),
+    "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
+    "rloo": (trl.RLOOTrainer, trl.RLOOConfig),
 }
 
 
@@ -47,7 +46,7 @@ def trainer_of(config: Mapping[str, Any], setup: TrainingSetup, answers: one_gpu
     objective = setup.task.objective
     model = one_gpu.model_of(config, setup)
     told = one_gpu.arguments(setup, tempfile.mkdtemp())
-    if objective is Objective.SEQUENCE_CLASSIFICATION:
+    if objective == "sequence_classification":
         return _classifier(model, setup, told)
     real_trainer, real_config = PREFERENCES[objective]
     model.config._name_or_path = model.name_or_path = "null/model"
@@ -87,11 +86,11 @@ def _row(setup: TrainingSetup) -> dict[str, Any]:
     prompt = " ".join(["word"] * _prompt(setup))
     answer = " word" * (setup.batch.max_length - _prompt(setup) - 1)
     match setup.task.objective:
-        case Objective.SFT:
+        case "sft":
             scored = round(setup.batch.max_length * setup.task.completion_fraction)
             ids, ignored = [2] * setup.batch.max_length, setup.batch.max_length - scored
             return {"input_ids": ids, "labels": [one_gpu.IGNORED_LABEL] * ignored + [2] * scored}
-        case Objective.KTO:
+        case "kto":
             return {"prompt": prompt, "completion": answer, "label": True}
         case _:
             return {"prompt": prompt, "chosen": answer, "rejected": answer}
@@ -160,7 +159,7 @@ def _let_it_write(trainer: Any, setup: TrainingSetup, answers: one_gpu.Selected)
     def generated(prompt_ids: list[list[int]], *told: Any, **named: Any) -> Any:
         generate(prompt_ids, *told, **named)
         tokens = [[2] * answer for _ in prompt_ids]
-        return (tokens, None) if setup.task.objective is Objective.GRPO else tokens
+        return (tokens, None) if setup.task.objective == "grpo" else tokens
 
     trainer._generate_single_turn = generated
     answers.of_each_row(prompt + answer - 1, answer)

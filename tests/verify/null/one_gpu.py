@@ -17,7 +17,6 @@ import transformers
 from transformers import masking_utils
 
 from estimator.values.losses import Loss
-from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Optimizer
 from estimator.values.strategies import Strategy
@@ -97,7 +96,7 @@ def model_of(config: Mapping[str, Any], setup: TrainingSetup) -> Any:
     real_class = transformers.AutoModelForCausalLM
     if setup.task.objective.has_score:
         real_class = transformers.AutoModelForSequenceClassification
-        config.num_labels = 1 if setup.task.objective is Objective.REWARD else setup.task.num_labels
+        config.num_labels = 1 if setup.task.objective == "reward" else setup.task.num_labels
         config.pad_token_id = 0
     if setup.adapters.has_packed_base or setup.mesh.tp_size > 1:
         return _arrived(config, setup, real_class._model_mapping[type(config)])
@@ -233,7 +232,7 @@ def rows(setup: TrainingSetup) -> int:
 def play(config: Mapping[str, Any], setup: TrainingSetup, rank: int = 0) -> None:
     """Load the model and train; ``rank``: which of several GPUs this is."""
     answers = answer_for_values(setup)
-    if setup.task.objective is not Objective.SFT or setup.task.loss is Loss.CHUNKED_TRL:
+    if setup.task.objective != "sft" or setup.task.loss is Loss.CHUNKED_TRL:
         from tests.verify.null import objectives
 
         objectives.trainer_of(config, setup, answers).train()

@@ -1,57 +1,16 @@
-"""The script of each objective, and what its trainer does to the model before the first step."""
+"""What a trainer does to model and setup before the first step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 from estimator.families.liger import loss_of
 from estimator.families.registry import balances_experts
 from estimator.parallel.tensor_parallel import part_of
 from estimator.passes.batch import accumulates
-from estimator.passes.causal_lm import causal_lm
-from estimator.passes.dpo import dpo
 from estimator.passes.dropout import without_dropout_modules
-from estimator.passes.embedding import embedding
-from estimator.passes.grpo import grpo
-from estimator.passes.kto import kto
-from estimator.passes.label_smoothing import smoothed
-from estimator.passes.orpo import orpo
-from estimator.passes.reward import reward
-from estimator.passes.sequence_classification import sequence_classification
-from estimator.passes.step import MicroStep
-from estimator.values.facets.objective import Task
-from estimator.values.objectives import Objective
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
-
-
-class ObjectiveRule(NamedTuple):
-    """How one objective is trained."""
-
-    step: MicroStep
-    """Plays a micro-step."""
-    zeroes_dropout: bool = False
-    """Its trainer sets every ``nn.Dropout`` to 0, LoRA's too."""
-
-
-RULES: Mapping[Objective, ObjectiveRule] = MappingProxyType(
-    {
-        Objective.SFT: ObjectiveRule(causal_lm),
-        Objective.DPO: ObjectiveRule(dpo, zeroes_dropout=True),
-        Objective.KTO: ObjectiveRule(kto, zeroes_dropout=True),
-        Objective.ORPO: ObjectiveRule(orpo, zeroes_dropout=True),
-        Objective.REWARD: ObjectiveRule(reward, zeroes_dropout=True),
-        Objective.GRPO: ObjectiveRule(grpo),
-        Objective.RLOO: ObjectiveRule(grpo),
-        Objective.EMBEDDING: ObjectiveRule(embedding),
-        Objective.SEQUENCE_CLASSIFICATION: ObjectiveRule(sequence_classification),
-    }
-)
-"""One row per objective. Source of the dropout: trl 1.16, trainer/dpo_config.py, ``disable_dropout`` (on), and
-trainer/utils.py, ``disable_dropout_in_model``, which is called after the adapters were added."""
 
 
 def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
@@ -64,7 +23,7 @@ def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup
     trainer/reward_trainer.py (``num_labels = 1``); peft 0.21, peft_model.py, ``PeftModelForSequenceClassification``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> as_trained(TINY_LLAMA, TrainingSetup(objective=Objective.REWARD))[0].num_labels
+    >>> as_trained(TINY_LLAMA, TrainingSetup(objective="reward"))[0].num_labels
     1
     """
     labels = (
@@ -82,11 +41,6 @@ SCORE = "score"
 """The name of a classification head."""
 
 
-def step_of(task: Task) -> MicroStep:
-    """The micro-step of a setup's objective."""
-    return smoothed if task.smooths_labels else RULES[task.objective].step
-
-
 def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
     """Model and setup as the trainer leaves them before the first step.
 
@@ -95,7 +49,7 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
     ``aux_loss_enabled``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].adapters.lora_dropout
+    >>> as_played(TINY_LLAMA, TrainingSetup(objective="dpo"))[1].adapters.lora_dropout
     0.0
     """
     if loss_of(model, setup).tiles_logits and balances_experts(model.model_type):
@@ -103,6 +57,6 @@ def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]
     if accumulates(setup):
         setup = setup.replace(gradient_accumulation_steps=2)
     model = part_of(model, setup.mesh.tp_size)
-    if not RULES[setup.task.objective].zeroes_dropout:
+    if not setup.task.objective.zeroes_dropout:
         return model, setup
     return without_dropout_modules(model), setup.replace(lora_dropout=0.0)

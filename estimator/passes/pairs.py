@@ -1,23 +1,28 @@
-"""ORPO: pairs of answers without a reference model, and the whole logits in float32.
+"""Pairs of answers without a reference model, and the whole logits in float32: TRL's experimental trainers.
 
-Source: trl 1.16, experimental/orpo/orpo_trainer.py, ``concatenated_forward`` and ``get_batch_loss_metrics``.
+Source: trl 1.16, experimental/orpo/orpo_trainer.py and experimental/cpo/cpo_trainer.py, ``concatenated_forward`` and
+``get_batch_loss_metrics``.
 """
 
 from __future__ import annotations
 
-from estimator.passes.forward import Pass, as_logits
-from estimator.passes.step import Step
+from typing import TYPE_CHECKING
+
+from estimator.passes.forward import as_logits
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 
+if TYPE_CHECKING:
+    from estimator.passes.step import Step
 
-def orpo(step: Step) -> None:
+
+def on_pairs(step: Step) -> None:
     """One forward call on chosen and rejected rows, cross-entropy of the chosen, log-probabilities of all, backward."""
     setup, tape = step.setup, step.tape
-    rows, length = 2 * setup.batch.per_device_train_batch_size, setup.batch.max_length
-    ids, mask, completions = (step.ids(rows * length) for _ in range(3))
-    forward = step.call(Pass(step.trained, rows, length))
+    rows, length = step.rows, setup.batch.max_length
+    ids, mask, completions = step.batch(3)
+    forward = step.call(step.policy())
     hidden: Tensor | None = forward.hidden(ids)
     assert hidden is not None
     tape.enter(forward.end_phase, "loss")
@@ -30,7 +35,7 @@ def orpo(step: Step) -> None:
     if tape.autocast_width is not None:
         logits = as_logits(op.cast(tape, logits, 4))
     logits, _ = forward.hooks.leave_model(logits, None)
-    labels = step.ids(rows * length)
+    labels = step.ids()
     chosen_loss = _cross_entropy(step, logits, labels)
     shifted = step.ids(rows * (length - 1))
     size = rows * (length - 1) * forward.model.vocab_size
@@ -40,17 +45,14 @@ def orpo(step: Step) -> None:
     del chosen_loss, found
     if within_autocast:
         forward.end()
-    if step.training:
-        step.backward(loss)
-    step.end()
+    step.train(loss)
     forward.router_logits.clear()
     del ids, mask, completions, labels, shifted
 
 
 def _cross_entropy(step: Step, logits: Tensor, labels: Tensor) -> Tensor:
     """Of the chosen rows, which are shifted and copied; one row is contiguous as it is."""
-    tape, setup = step.tape, step.setup
-    examples, length = setup.batch.per_device_train_batch_size, setup.batch.max_length
+    tape, examples, length = step.tape, step.examples, step.setup.batch.max_length
     vocabulary = step.trained.model.vocab_size
     chosen = op.part(tape, logits, examples * length * vocabulary)
     shifted = op.part(tape, chosen, examples * (length - 1) * vocabulary)
