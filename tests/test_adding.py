@@ -22,10 +22,11 @@ from estimator import (
 from estimator.families import parts, registry
 from estimator.families.block import Block
 from estimator.families.counts import total_parameters
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, Why
 from estimator.families.hf_config import ignored_keys, model_from_config
+from estimator.families.layers import plain_mlp
 from estimator.families.module_tree import layer_class, module_tree
-from estimator.families.modules import LEAF, Tree, tree
+from estimator.families.modules import Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
@@ -189,18 +190,17 @@ def test_an_optimizer_needs_one_row(monkeypatch):
 # --- a family: layers without attention, each a norm and an MLP whose width the config calls mix_size --------------
 
 
-def mixed_layer(model: Model) -> Tree:
-    up, down = parts.up_and_down(model, bias=False)
-    return tree(
-        "@DecoderLayer", norm=parts.norm(model), mix=tree("@Mix", up=up, act=LEAF, down=down)
-    )
+MIX = plain_mlp("up", "down", "up act down", name="mix", class_name="@Mix")
+
+
+def mixed_tree(model: Model) -> Tree:
+    return tree("@DecoderLayer", norm=parts.norm(model), mix=MIX.tree(model))
 
 
 def mixed(b: Block, x: Tensor) -> Tensor:
     residual = x
-    x = b.norm("norm", x)
-    x = b.activation(b.linear("mix.up", x))
-    return op.add(b.tape, residual, b.linear("mix.down", x))
+    x = MIX.forward(b, b.norm("norm", x))
+    return op.add(b.tape, residual, x)
 
 
 MIXED = Family(
@@ -208,8 +208,9 @@ MIXED = Family(
     config=ConfigClass(
         tied=True, width=lambda read, hidden: read.whole("mix_size", default=2 * hidden)
     ),
-    tree=ModelTree("Mixed", mixed_layer),
-    architecture=Architecture(mixed, rotary=None),
+    prefix="Mixed",
+    layer=ModuleClass("", mixed_tree, mixed),
+    rotary=None,
     unread={Why.NUMBERS: "mix_scale"},
 )
 

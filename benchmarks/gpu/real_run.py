@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.configs import config_of
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, MixedPrecision, Model, Optimizer, Phase
@@ -208,7 +208,7 @@ def _checkpoint(real_class: Any, config: Any, dtype: Any, device: str) -> dict[s
 
 def _attention(model: Model, setup: TrainingSetup) -> str:
     wanted = setup.computation.attn_implementation
-    if architecture(model).eager_only and wanted is AttnImplementation.SDPA:
+    if family_of(model).eager_only and wanted is AttnImplementation.SDPA:
         wanted = AttnImplementation.EAGER  # as the estimate has it: transformers refuses SDPA there
     return wanted.value
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from estimator.families.adapters import default_targets, unmatched_targets
 from estimator.families.kernels import attention_of, fallback_of
 from estimator.families.liger import loss_sentences
-from estimator.families.registry import architecture, family_of
+from estimator.families.registry import family_of
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_sentence
 from estimator.inference.rows import mean_completion
@@ -106,7 +106,7 @@ def _layers(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str
 
 
 def _experts(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[str]:
-    if architecture(model).runs_every_expert:
+    if family_of(model).runs_every_expert:
         yield (
             f"transformers runs every token through all {model.num_experts} experts and weights the unchosen ones by "
             "0: memory and time are those of all experts."

@@ -13,7 +13,7 @@ from estimator.families.adapters import is_quantized
 from estimator.families.counts import tied_head
 from estimator.families.liger import kernels, loss_of
 from estimator.families.modules import Module, weight_shapes
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.towers import made_modules
 from estimator.families.weights import (
     Buffer,
@@ -381,7 +381,7 @@ def _activations(of: Estimate) -> Explanation:
     return Explanation(
         lead,
         list(_alive(of, Component.ACTIVATIONS)),
-        (architecture(of.model).layer, attention, operators.linear, norm, *gated),
+        (family_of(of.model).layer.forward, attention, operators.linear, norm, *gated),
     )
 
 

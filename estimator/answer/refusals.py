@@ -8,7 +8,7 @@ from estimator.families.counts import outer_modules, tied_head
 from estimator.families.liger import check_liger, loss_of
 from estimator.families.module_tree import splits_packed_experts
 from estimator.families.modules import Embedding, Linear
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.towers import has_towers
 from estimator.families.wrapped import class_not_found, classes_of
 from estimator.inference.refusals import check_generation
@@ -141,7 +141,7 @@ def _check_towers(model: Model, setup: TrainingSetup) -> None:
 
 def check_structure(model: Model, setup: TrainingSetup) -> None:
     """Refuse what does not go together, whatever the batch, the length and the number of GPUs."""
-    family = architecture(model)
+    family = family_of(model)
     check_objective(model, setup)
     check_liger(model, setup)
     check_compiled(model, setup)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from estimator.families.family import ModuleClass
 from estimator.families.layer_kinds import (
     CONVOLUTION,
     DELTA,
@@ -35,7 +36,7 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.parts import decoder
-from estimator.families.registry import architecture, family_of
+from estimator.families.registry import family_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
@@ -54,7 +55,7 @@ def layer_kind(model: Model, index: int) -> str:
         return given
     if given == LINEAR_ATTENTION:
         return MAMBA if model.state_space else DELTA
-    if named := family_of(model).tree.kind:
+    if named := family_of(model).kind:
         return named(model, index)
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     return DENSE if is_dense else ""
@@ -158,14 +159,23 @@ def layer_tree(model: Model, index: int) -> Tree:
 
 @lru_cache(maxsize=256)
 def _layer_tree(model: Model, kind: str) -> Tree:
-    tree = family_of(model).tree
-    return tree.others.get(kind, tree.layer)(model)
+    return _class_of(model, kind).tree(model)
+
+
+def layer_class_of(model: Model, index: int) -> ModuleClass:
+    """The class of decoder layer ``index``: its modules and its forward (derived)."""
+    return _class_of(model, layer_kind(model, index))
+
+
+def _class_of(model: Model, kind: str) -> ModuleClass:
+    family = family_of(model)
+    return family.others.get(kind, family.layer)
 
 
 @lru_cache(maxsize=64)
 def root_tree(model: Model) -> Tree:
     """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived)."""
-    root = (family_of(model).tree.root or decoder)(model)
+    root = (family_of(model).root or decoder)(model)
     if model.num_labels is None:
         return root
     children = tuple((name, child) for name, child in root.children if name != "lm_head")
@@ -259,13 +269,13 @@ def untrained_parameters(model: Model) -> int:
     """Parameters that the class itself freezes, in elements, whole job: ERNIE's router correction bias.
 
     Error: none; exact. Other families have this correction bias as a buffer.
-    Source: ``FamilyModules.untrained`` of the family.
+    Source: ``Family.untrained``.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> untrained_parameters(TINY_LLAMA)
     0
     """
-    count = family_of(model).tree.untrained
+    count = family_of(model).untrained
     return count(model) if count else 0
 
 
@@ -303,7 +313,7 @@ def experts_run(model: Model) -> int:
     >>> experts_run(TINY_LLAMA)
     0
     """
-    return model.num_experts if architecture(model).runs_every_expert else model.num_experts_per_tok
+    return model.num_experts if family_of(model).runs_every_expert else model.num_experts_per_tok
 
 
 @lru_cache(maxsize=256)

@@ -10,19 +10,51 @@ names are those of the source, because they determine how long each tensor lives
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.family import ModuleClass
 from estimator.families.layer_kinds import DELTA_FILTER
+from estimator.families.modules import Module, Norm, OwnParameter, Tree, tree
 from estimator.tape import operators as op
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import DeltaNet
+from estimator.values.specs import DeltaNet, Model
 
 CHUNK = 64
 """Tokens per chunk: ``torch_chunk_gated_delta_rule``, ``chunk_size``."""
 
 
-# -- the delta-net ---------------------------------------------------------------------------------------------
+def delta_net_tree(model: Model, *, fused: bool = False) -> Tree:
+    """``fused``: one projection for queries, keys, values and gates, one for learning rate and decay (Qwen3-Next)."""
+    assert model.delta_net is not None
+    hidden, heads = model.hidden_size, model.delta_net.value_heads
+    keys, values = model.delta_net.key_width, model.delta_net.value_width
+    normed: dict[str, Module] = {
+        "norm": Norm("", model.delta_net.value_dim),
+        "out_proj": parts.linear(values, hidden),
+    }
+    widths = (
+        {"in_proj_qkvz": 2 * (keys + values), "in_proj_ba": 2 * heads}
+        if fused
+        else {
+            "in_proj_qkv": 2 * keys + values,
+            "in_proj_z": values,
+            "in_proj_b": heads,
+            "in_proj_a": heads,
+        }
+    )
+    projections: dict[str, Module] = {
+        name: parts.linear(hidden, width) for name, width in widths.items()
+    }
+    return tree(
+        "@GatedDeltaNet",
+        dt_bias=OwnParameter(Norm("", heads)),
+        A_log=OwnParameter(Norm("", heads)),
+        conv1d=Norm("", 2 * keys + values, taps=DELTA_FILTER),
+        **({**projections, **normed} if fused else {**normed, **projections}),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +394,9 @@ def _solved(tape: Tape, system: Tensor, b: Tensor) -> Tensor:
     node = tape.begin("triangular system, backward", [system, b], backward, [system])
     out = tape.new(rest, 4)
     return tape.finish(node, out, [out])
+
+
+DELTA_NET = ModuleClass("linear_attn", delta_net_tree, delta_net)
+"""Qwen3.5's."""
+FUSED_DELTA_NET = DELTA_NET._replace(tree=partial(delta_net_tree, fused=True))
+"""Qwen3-Next's."""

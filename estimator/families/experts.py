@@ -1,4 +1,4 @@
-"""A mixture of experts instead of an MLP: the router, and the experts as grouped matrix products.
+"""A mixture of experts instead of an MLP: the router, and the experts as stacks and grouped matrix products.
 
 Nothing depends on how evenly tokens are distributed: every token goes to k experts and none is dropped or padded, so
 there are always T · k rows.
@@ -10,16 +10,78 @@ capability 8.0; below it, a fallback with the same sizes), and models/mixtral, q
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
+from estimator.families import parts
 from estimator.families.block import Block, Factors
-from estimator.families.layers import unfused_gated_mlp
+from estimator.families.family import ModuleClass
+from estimator.families.layers import gated_mlp_tree, shadowed, unfused_gated_mlp
+from estimator.families.modules import LEAF, Bare, OwnParameter, Tree, tree
 from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import Model
+
+Former = tuple[str, str, str, str]
+"""Names of router, gate, up and down when they were linears, which PEFT maps to what replaced them."""
+QWEN_NAMES: Former = ("gate", "gate_proj", "up_proj", "down_proj")
+"""PEFT 0.21, utils/transformers_weight_conversion.py, ``_MOE_TARGET_MODULE_MAPPING``, for the model types that
+transformers 5.23, conversion_mapping.py, ``_MODEL_TO_CONVERSION_PATTERN``, maps to "qwen2_moe" (which itself is not).
+"""
+MIXTRAL_NAMES: Former = ("gate", "w1", "w3", "w2")
+"""The same, for those that are mapped to "mixtral"."""
+
+
+def router(model: Model, former: Former | None = None) -> Bare:
+    """The router's matrix."""
+    names = former[:1] if former else ()
+    return Bare("", model.hidden_size, model.num_experts, former_names=names)
+
+
+def stacks(
+    model: Model, former: Former | None = None, *, transposed: bool = False
+) -> Mapping[str, Bare]:
+    """Two stacks of experts: gates fused with ups, and downs.
+
+    Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``MixtralExperts``.
+    """
+    hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
+    gates, downs = (former[1:3], former[3:]) if former else ((), ())
+    return {
+        "gate_up_proj": Bare(
+            "", hidden, 2 * width, experts, former_names=gates, transposed=transposed
+        ),
+        "down_proj": Bare("", width, hidden, experts, former_names=downs, transposed=transposed),
+    }
+
+
+def experts_tree(
+    model: Model,
+    former: Former | None = None,
+    *,
+    class_name: str = "@Experts",
+    transposed: bool = False,
+) -> Tree:
+    """The module that holds both stacks."""
+    held = stacks(model, former, transposed=transposed)
+    own = {name: OwnParameter(stack) for name, stack in held.items()}
+    return tree(class_name, **own, act_fn=LEAF)
+
+
+def sparse_tree(model: Model, former: Former | None = None) -> Tree:
+    """A mixture of experts, and the shared expert with a gate of its own, if the config has one (Qwen2-MoE)."""
+    width = model.shared_expert_intermediate_size
+    shared = gated_mlp_tree(model, width) if width else None
+    return tree(
+        "@SparseMoeBlock",
+        gate=router(model, former),
+        experts=experts_tree(model, former),
+        shared_expert=shadowed(shared) if shared and former else shared,
+        shared_expert_gate=parts.linear(model.hidden_size, 1) if shared else None,
+    )
 
 
 class Routing(NamedTuple):
@@ -187,3 +249,9 @@ def balancing_loss(
     op.top_k(tape, shares, rows * model.num_experts_per_tok)  # only counts tokens
     mean = op.mean(tape, op.cast(tape, shares, 4), model.num_experts, "mean share of each expert")
     return mean if so_far is None else op.add(tape, so_far, mean)
+
+
+SPARSE = ModuleClass("mlp", sparse_tree, mixture)
+"""Router and experts whose former names PEFT does not know (Qwen2-MoE)."""
+QWEN_SPARSE = SPARSE._replace(tree=partial(sparse_tree, former=QWEN_NAMES))
+MIXTRAL_SPARSE = SPARSE._replace(tree=partial(sparse_tree, former=MIXTRAL_NAMES))

@@ -1,7 +1,8 @@
 """What defines a family: one record with everything that depends on the ``model_type``.
 
 A file in ``families/known`` fills it in, and ``registry`` finds it by name. Defaults are Llama's, which most families
-share.
+share. The record has four subjects: how a ``config.json`` is read (``ConfigClass``), what a layer is (``ModuleClass``),
+what its norms, positions and masks are, and what Liger and PEFT do with it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,24 @@ from estimator.values.towers import AudioTower, Towers, VisionTower
 
 TreeOf = Callable[[Model], Tree]
 """Makes a module tree of a model."""
+BlockProgram = Callable[..., Tensor]
+"""Plays operators on a ``block.Block``, its first argument. ``Block`` reads this record, so it is not imported here."""
+
+
+class ModuleClass(NamedTuple):
+    """A class of modules with a forward: a layer, or attention or an MLP in it.
+
+    Layers are composed of these (``layers.decoder_layer``), and so are said once: which modules there are follows from
+    their trees, what memory a step takes from their forwards.
+    """
+
+    name: str
+    """Name in the layer, by which its forward calls its modules; empty: it is the layer."""
+    tree: TreeOf
+    """Its ``__init__``: what modules it consists of."""
+    forward: BlockProgram
+    """Its ``forward``, given the layer's block and the input. Local names are those of the source, because they
+    determine how long each tensor lives."""
 
 
 class Rotary(Enum):
@@ -50,25 +69,6 @@ class Rotary(Enum):
         return self in (Rotary.CAST_BACK, Rotary.COMPLEX, Rotary.FLOAT32_SPREAD_PAIRS)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTree:
-    """A family's modules: each layer, and what is around the layers."""
-
-    prefix: str
-    """Prefix of the family's class names, ``@`` in the trees."""
-    layer: TreeOf
-    root: TreeOf | None = None
-    """The whole model with ``modules.LAYERS`` in place of its layers; None: ``parts.decoder``."""
-    others: Mapping[str, TreeOf] = field(default_factory=dict)
-    """Layers with other modules, by ``layer_kind``."""
-    kind: Callable[[Model, int], str] | None = None
-    """The kind of a layer, if ``layer_types`` and ``mlp_layer_types`` do not determine it."""
-    untrained: Callable[[Model], int] | None = None
-    """Parameters that the class itself freezes, in elements, whole model."""
-    splits_packed_experts: bool = False
-    """Whether stacked experts are split before they are packed into 4 or 8 bits."""
-
-
 class NormKind(Enum):
     """How a family's norms compute."""
 
@@ -90,69 +90,6 @@ class NormKind(Enum):
     """Nemotron: times 1 + weight, and in 16 bits under autocast."""
     LAYER_NORM_IN_STEPS = auto()
     """Cohere: in Python, in float32, without a bias."""
-
-
-BlockProgram = Callable[..., Tensor]
-"""Plays operators on a ``block.Block``, its first argument. ``Block`` reads this record, so it is not imported here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What the family's forward pass runs."""
-
-    layer: BlockProgram
-    """The program of one layer, given the block and its input."""
-    norm: NormKind = NormKind.RMS
-    rotary: Rotary | None = Rotary.HALVES
-    """The kind of rotary embedding; None: none."""
-    tables_by_kind: bool = False
-    """Windowed layers have other rotary tables than the others (Gemma 3, OLMo 3)."""
-    tables_if_turned: bool = False
-    """There are no rotary tables if no layer uses them (Granite 4.0)."""
-    tables_by_text: bool = False
-    """Each sequence of a batch has its own rotary tables (Qwen3.5, whose positions also cover images)."""
-    always_masked: bool = False
-    """A mask is built even where a causal kernel would do (Falcon)."""
-    scales_embedding: bool = False
-    """The embedding's output is multiplied by a constant (Gemma, Granite)."""
-    scales_in_module: bool = False
-    """The embedding's own module does so, before the hook for input gradients (Gemma)."""
-    layer_table: BlockProgram | None = None
-    """Looks up the tokens' part of the inputs of all layers, before the tower runs (Gemma 4)."""
-    layer_inputs: BlockProgram | None = None
-    """Computes the inputs of all layers from that part and the embeddings, before the first layer (Gemma 4)."""
-    spread: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
-    """Makes several streams of hidden states before the first layer, and returns what stays alive (Gemma 3n)."""
-    gathered: BlockProgram | None = None
-    """Merges the streams after the last layer."""
-    reads_weights: str = ""
-    """A linear whose weight is read directly, which fails once it is packed."""
-    scales_logits: bool = False
-    """The logits are multiplied or divided by a constant (Granite, Cohere)."""
-    float32_logits: bool = False
-    """The model itself returns float32 logits (Nemotron-H)."""
-    eager_only: bool = False
-    """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
-    flash_lacks: str = ""
-    """What flash_attention_2 lacks for its attention; transformers uses a kernel of another name instead."""
-    has_chunks: bool = False
-    """Its windows are chunks: a token attends only to its own chunk."""
-    runs_every_expert: bool = False
-    """Every expert processes every token, with weight 0 for those not chosen."""
-    fallback: tuple[str, str] | None = None
-    """What is counted as the PyTorch fallback, and the packages whose kernels transformers would use if installed."""
-    masks_unused_window: bool = False
-    """A window mask is built although no layer has a window (Qwen2-MoE)."""
-    returns_weights: bool = False
-    """Each layer returns its eager attention weights, which live until the next layer returns."""
-    softmax_float32: bool = True
-    """Eager attention computes the softmax in float32 for every dtype."""
-    rebinds_embedding: bool = False
-    """The embedding's local name is rebound to the dropout's output (Phi)."""
-    alibi_in_mask: bool = False
-    """Every head's ALiBi is part of the mask if there is no rotary embedding (Falcon)."""
-    alibi_by_head: bool = False
-    """ALiBi of every head and position is a separate tensor, and the mask is boolean (MPT)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +305,76 @@ class Family:
 
     model_type: str
     config: ConfigClass = ConfigClass()
-    tree: ModelTree
-    architecture: Architecture
+
+    prefix: str = ""
+    """Prefix of its class names, ``@`` in the trees; a tower's is its checkpoint's (``TowerTree.prefixes``)."""
+    layer: ModuleClass
+    """The decoder layer, or the most common one."""
+    others: Mapping[str, ModuleClass] = field(default_factory=dict)
+    """Layers with other modules, by ``layer_kind``."""
+    kind: Callable[[Model, int], str] | None = None
+    """The kind of a layer, if ``layer_types`` and ``mlp_layer_types`` do not determine it."""
+    root: TreeOf | None = None
+    """The whole model with ``modules.LAYERS`` in place of its layers; None: ``parts.decoder``."""
+    untrained: Callable[[Model], int] | None = None
+    """Parameters that the class itself freezes, in elements, whole model."""
+    like: str = ""
+    """The family whose measured steps count for this one too, since its layers compute the same; empty: none."""
+    splits_packed_experts: bool = False
+    """Whether stacked experts are split before they are packed into 4 or 8 bits."""
+
+    norm: NormKind = NormKind.RMS
+    rotary: Rotary | None = Rotary.HALVES
+    """The kind of rotary embedding; None: none."""
+    tables_by_kind: bool = False
+    """Windowed layers have other rotary tables than the others (Gemma 3, OLMo 3)."""
+    tables_if_turned: bool = False
+    """There are no rotary tables if no layer uses them (Granite 4.0)."""
+    tables_by_text: bool = False
+    """Each sequence of a batch has its own rotary tables (Qwen3.5, whose positions also cover images)."""
+    always_masked: bool = False
+    """A mask is built even where a causal kernel would do (Falcon)."""
+    scales_embedding: bool = False
+    """The embedding's output is multiplied by a constant (Gemma, Granite)."""
+    scales_in_module: bool = False
+    """The embedding's own module does so, before the hook for input gradients (Gemma)."""
+    layer_table: BlockProgram | None = None
+    """Looks up the tokens' part of the inputs of all layers, before the tower runs (Gemma 4)."""
+    layer_inputs: BlockProgram | None = None
+    """Computes the inputs of all layers from that part and the embeddings, before the first layer (Gemma 4)."""
+    spread: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
+    """Makes several streams of hidden states before the first layer, and returns what stays alive (Gemma 3n)."""
+    gathered: BlockProgram | None = None
+    """Merges the streams after the last layer."""
+    reads_weights: str = ""
+    """A linear whose weight is read directly, which fails once it is packed."""
+    scales_logits: bool = False
+    """The logits are multiplied or divided by a constant (Granite, Cohere)."""
+    float32_logits: bool = False
+    """The model itself returns float32 logits (Nemotron-H)."""
+    eager_only: bool = False
+    """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
+    flash_lacks: str = ""
+    """What flash_attention_2 lacks for its attention; transformers uses a kernel of another name instead."""
+    has_chunks: bool = False
+    """Its windows are chunks: a token attends only to its own chunk."""
+    runs_every_expert: bool = False
+    """Every expert processes every token, with weight 0 for those not chosen."""
+    fallback: tuple[str, str] | None = None
+    """What is counted as the PyTorch fallback, and the packages whose kernels transformers would use if installed."""
+    masks_unused_window: bool = False
+    """A window mask is built although no layer has a window (Qwen2-MoE)."""
+    returns_weights: bool = False
+    """Each layer returns its eager attention weights, which live until the next layer returns."""
+    softmax_float32: bool = True
+    """Eager attention computes the softmax in float32 for every dtype."""
+    rebinds_embedding: bool = False
+    """The embedding's local name is rebound to the dropout's output (Phi)."""
+    alibi_in_mask: bool = False
+    """Every head's ALiBi is part of the mask if there is no rotary embedding (Falcon)."""
+    alibi_by_head: bool = False
+    """ALiBi of every head and position is a separate tensor, and the mask is boolean (MPT)."""
+
     liger: Kernels | None = None
     """None: Liger has no kernels for it."""
     liger_is_later: bool = False

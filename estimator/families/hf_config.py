@@ -315,7 +315,7 @@ def _layer_types(
     if keys.everywhere:
         return (SLIDING,) * layers
     listed = read.items("layer_types", layers)
-    if FAMILIES[read.model_type].architecture.has_chunks:
+    if FAMILIES[read.model_type].has_chunks:
         listed = tuple(SLIDING if kind == CHUNKED else kind for kind in listed)
     if listed:
         kinds = kinds_in(read, "layer_types", listed, (FULL_ATTENTION, SLIDING))

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Norm
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.values.facets.computation import Computation
 from estimator.values.specs import AttnImplementation, Model
 
@@ -17,12 +17,12 @@ def fallback_of(model: Model) -> tuple[str, str] | None:
     has_filters = any(
         isinstance(module, Norm) and module.taps for module, _ in modules_with_counts(model)
     )
-    return architecture(model).fallback if has_filters else None
+    return family_of(model).fallback if has_filters else None
 
 
 def attention_of(model: Model, computation: Computation) -> AttnImplementation:
     """The attention kernel that transformers runs: the setup's, or eager if the family does not support SDPA."""
     wanted = computation.attn_implementation
-    if wanted is AttnImplementation.SDPA and architecture(model).eager_only:
+    if wanted is AttnImplementation.SDPA and family_of(model).eager_only:
         return AttnImplementation.EAGER
     return wanted

@@ -1,35 +1,59 @@
-"""Attention and MLPs that several families' layers call, as in transformers 5.23, models/*/modeling_*.py.
+"""Attention, MLPs and layers that several families share, as in transformers 5.23, models/*/modeling_*.py.
 
-Local names are those of the source, because they determine how long each tensor lives; a seemingly unused ``residual``
-keeps memory alive.
+Each has its modules and its forward. Local names are those of the source, because they determine how long each tensor
+lives; a seemingly unused ``residual`` keeps memory alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.family import ModuleClass
+from estimator.families.modules import LEAF, Linear, Norm, Tree, tree
 from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
-Part = Callable[[Block, Tensor], Tensor]
-"""The program of a layer or of a part of it."""
+Forward = Callable[[Block, Tensor], Tensor]
+Pair = tuple[str, str]
+BEFORE: Pair = ("input_layernorm", "post_attention_layernorm")
+"""Names of Llama's norms, of what attention reads and of what the MLP reads."""
 
 
 def decoder_layer(
-    attention: Part,
-    mlp: Part,
+    attention: ModuleClass,
+    mlp: ModuleClass,
     *,
-    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
-    after: tuple[str, str] = ("", ""),
-) -> Part:
-    """A layer whose input is kept beside attention, and their sum beside the MLP.
+    before: Pair = BEFORE,
+    after: Pair = ("", ""),
+    bias: bool = False,
+) -> ModuleClass:
+    """A layer of attention and an MLP, each between norms, each added to what it read.
 
-    ``before`` and ``after``: the norms of what each reads and of what it adds; those that a layer lacks are left out.
+    ``before`` and ``after``: the norms of what each reads and of what it adds; empty: there is none.
     """
+    norms = [name for both in zip(before, after, strict=True) for name in both if name]
+
+    def layer_tree(model: Model) -> Tree:
+        return tree(
+            "@DecoderLayer",
+            **{part.name: part.tree(model) for part in (attention, mlp)},
+            **{name: parts.norm(model, bias=bias) for name in norms},
+        )
+
+    forward = residual_forward(attention.forward, mlp.forward, before=before, after=after)
+    return ModuleClass("", layer_tree, forward)
+
+
+def residual_forward(
+    attention: Forward, mlp: Forward, *, before: Pair = BEFORE, after: Pair = ("", "")
+) -> Forward:
+    """The forward of such a layer."""
 
     def layer(b: Block, x: Tensor) -> Tensor:
         """The input is kept beside attention, and their sum beside the MLP."""
@@ -39,7 +63,7 @@ def decoder_layer(
     return layer
 
 
-def _added(b: Block, x: Tensor, part: Part, before: str, after: str, *, drops: bool) -> Tensor:
+def _added(b: Block, x: Tensor, part: Forward, before: str, after: str, *, drops: bool) -> Tensor:
     residual = x
     if b.has(before):
         x = b.norm(before, x)
@@ -59,20 +83,18 @@ def _times_multiplier(b: Block, x: Tensor) -> Tensor:
 # -- attention -------------------------------------------------------------------------------------------------
 
 
-def separate_attention(
-    b: Block, x: Tensor, *, block: str = "self_attn", output: str = "o_proj"
-) -> Tensor:
+def separate_attention(b: Block, x: Tensor, *, output: str = "o_proj") -> Tensor:
     """Llama and most others: three projections, rotary, attention, output."""
-    q = _head_norm(b, b.linear(f"{block}.q_proj", x), "q_norm", b.model.num_attention_heads)
-    k = _head_norm(b, b.linear(f"{block}.k_proj", x), "k_norm", b.model.num_key_value_heads)
-    v = b.values_by_heads(b.linear(f"{block}.v_proj", x))
+    q = _head_norm(b, b.linear("self_attn.q_proj", x), "q_norm", b.model.num_attention_heads)
+    k = _head_norm(b, b.linear("self_attn.k_proj", x), "k_norm", b.model.num_key_value_heads)
+    v = b.values_by_heads(b.linear("self_attn.v_proj", x))
     if b.model.clip_qkv:  # modeling_olmo.py and modeling_olmoe.py: `clamp_`
         q, k, v = (op.clamp_in_place(b.tape, tensor) for tensor in (q, k, v))
     q, k = b.rotate(q, k)
     if family_of(b.model).scales_queries:
         q = _scaled_by_position(b, q)
     out = b.attend(q, k, v, head_major=joins_parts(b.model))
-    return b.linear(f"{block}.{output}", out)
+    return b.linear(f"self_attn.{output}", out)
 
 
 def dropped_attention(b: Block, x: Tensor) -> Tensor:
@@ -100,21 +122,22 @@ def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
 def late_norm_attention(
     b: Block,
     x: Tensor,
-    names: tuple[str, str] = ("q_norm", "k_norm"),
+    names: Pair = ("q_norm", "k_norm"),
     *,
+    block: str = "self_attn",
     output: str = "o_proj",
     keeps_parts: bool = True,
 ) -> Tensor:
-    """Gemma 3, Cohere, Phi, GLM-4.5: the three projections first, then the norms of each head of queries and keys."""
-    q = b.linear("self_attn.q_proj", x)
-    k = b.linear("self_attn.k_proj", x)
-    v = b.linear("self_attn.v_proj", x)
-    if f"self_attn.{names[0]}" in b.norms:
-        q = b.norm(f"self_attn.{names[0]}", q, groups=b.model.num_attention_heads)
-        k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
+    """Gemma 3, Cohere, Phi, towers: the three projections first, then the norms of each head of queries and keys."""
+    q = b.linear(f"{block}.q_proj", x)
+    k = b.linear(f"{block}.k_proj", x)
+    v = b.linear(f"{block}.v_proj", x)
+    if f"{block}.{names[0]}" in b.norms:
+        q = b.norm(f"{block}.{names[0]}", q, groups=b.model.num_attention_heads)
+        k = b.norm(f"{block}.{names[1]}", k, groups=b.model.num_key_value_heads)
     parts = kept_parts(b, q, k) if keeps_parts else []
     q, k = b.rotate(q, k, parts)
-    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=joins_parts(b.model)))
+    return b.linear(f"{block}.{output}", b.attend(q, k, v, head_major=joins_parts(b.model)))
 
 
 def joins_parts(model: Model) -> bool:
@@ -154,6 +177,31 @@ def fused_attention(
     return b.linear(output, out)
 
 
+def attention_tree(model: Model) -> Tree:
+    """Four projections."""
+    return tree("@Attention", **parts.projections(model))
+
+
+def normed_tree(model: Model) -> Tree:
+    """The same with norms over each head of queries and keys."""
+    norms = parts.head_norms(model, "q_norm", "k_norm")
+    return tree("@Attention", **parts.projections(model), **norms)
+
+
+def widely_normed_tree(model: Model) -> Tree:
+    """The same with a weight for every head: OLMo 2 normalises across the heads, Cohere within each."""
+    norms = {"q_norm": Norm("", model.query_size), "k_norm": Norm("", model.key_value_size)}
+    return tree("@Attention", **parts.projections(model), **norms)
+
+
+ATTENTION = ModuleClass("self_attn", attention_tree, dropped_attention)
+"""Llama's."""
+NORMED_ATTENTION = ModuleClass("self_attn", normed_tree, dropped_attention)
+"""The same with norms of queries and keys, head by head (Qwen3)."""
+WIDELY_NORMED_ATTENTION = ModuleClass("self_attn", widely_normed_tree, dropped_attention)
+"""The same with norms over all heads (OLMo 2)."""
+
+
 # -- MLP -------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +228,39 @@ def unfused_gated_mlp(
     )
 
 
+def gated_mlp_tree(
+    model: Model,
+    width: int = 0,
+    *,
+    class_name: str = "@MLP",
+    act: str = "act_fn",
+    bias: bool | None = None,
+) -> Tree:
+    """Llama's MLP: gate, up and down; ``bias``: None: as the model says."""
+    hidden, width = model.hidden_size, width or model.intermediate_size
+    bias = model.mlp_bias if bias is None else bias
+    return tree(
+        class_name,
+        gate_proj=parts.linear(hidden, width, bias),
+        up_proj=parts.linear(hidden, width, bias),
+        down_proj=parts.linear(width, hidden, bias),
+        **{act: LEAF},
+    )
+
+
+def shadowed(mlp: Tree) -> Tree:
+    """An MLP whose linears have the former names of experts' linears."""
+    return replace(
+        mlp,
+        children=tuple(
+            (name, replace(child, weights=replace(child.weights, shadowed=True)))
+            if isinstance(child.weights, Linear)
+            else (name, child)
+            for name, child in mlp.children
+        ),
+    )
+
+
 def fused_gated_mlp(b: Block, x: Tensor) -> Tensor:
     """Llama's MLP with gate and up as one product, whose halves are views."""
     both = b.linear("mlp.gate_up_proj", x)
@@ -190,8 +271,43 @@ def fused_gated_mlp(b: Block, x: Tensor) -> Tensor:
     return b.linear("mlp.down_proj", op.multiply(b.tape, up, b.activation(gate), "gate × up"))
 
 
-def plain_mlp(b: Block, x: Tensor, up: str, down: str) -> Tensor:
-    """Up, activation, down."""
-    hidden = b.linear(up, x)
-    hidden = b.activation(hidden)
-    return b.linear(down, hidden)
+def fused_gated_tree(model: Model) -> Tree:
+    """Its modules."""
+    hidden, width = model.hidden_size, model.intermediate_size
+    return tree(
+        "@MLP",
+        gate_up_proj=parts.linear(hidden, 2 * width),
+        down_proj=parts.linear(width, hidden),
+        activation_fn=LEAF,
+    )
+
+
+def plain_mlp(
+    up: str = "up_proj",
+    down: str = "down_proj",
+    order: str = "up down act_fn",
+    *,
+    name: str = "mlp",
+    class_name: str = "@MLP",
+    conv1d: bool = False,
+) -> ModuleClass:
+    """An MLP of two matrices; ``order``: of the matrices and of modules without weights, in the class's own order."""
+
+    def mlp_tree(model: Model) -> Tree:
+        first, second = parts.up_and_down(model, conv1d=conv1d)
+        named: dict[str, tuple[str, Linear | Tree]] = {"up": (up, first), "down": (down, second)}
+        return tree(class_name, **dict(named.get(one, (one, LEAF)) for one in order.split()))
+
+    def forward(b: Block, x: Tensor) -> Tensor:
+        """Up, activation, down."""
+        hidden = b.linear(f"{name}.{up}", x)
+        hidden = b.activation(hidden)
+        return b.linear(f"{name}.{down}", hidden)
+
+    return ModuleClass(name, mlp_tree, forward)
+
+
+GATED_MLP = ModuleClass("mlp", gated_mlp_tree, gated_mlp)
+"""Llama's."""
+FUSED_GATED_MLP = ModuleClass("mlp", fused_gated_tree, fused_gated_mlp)
+"""The same with gate and up fused into one matrix (Phi-3, GLM)."""

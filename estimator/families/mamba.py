@@ -8,13 +8,39 @@ determine how long each tensor lives.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.modules import LEAF, Norm, OwnParameter, Tree, TreeTensor, tree
 from estimator.tape import operators as op
 from estimator.tape.scan import Inputs, ScanShape, scan
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 MAMBA_FALLBACK = ("state-space layers", "mamba-ssm and causal-conv1d")
 """What is counted as the PyTorch fallback, and the packages that have kernels for it."""
+
+
+def mamba_tree(
+    model: Model, class_name: str, *buffers: TreeTensor, unadaptable: bool = False
+) -> Tree:
+    """Three parameters per head, a convolution, and two projections around the scan."""
+    sizes = model.state_space
+    assert sizes is not None
+    output = parts.linear(sizes.width, model.hidden_size, sizes.out_bias)
+    return tree(
+        class_name,
+        *buffers,
+        dt_bias=OwnParameter(Norm("", sizes.heads)),
+        A_log=OwnParameter(Norm("", sizes.heads)),
+        D=OwnParameter(Norm("", sizes.heads)),
+        act=LEAF,
+        conv1d=Norm("", sizes.conv_width, bias=sizes.conv_bias, taps=sizes.conv_kernel),
+        in_proj=parts.linear(model.hidden_size, sizes.projected_width, sizes.in_bias),
+        norm=Norm("", sizes.width) if sizes.is_normed else LEAF,
+        out_proj=replace(output, unadaptable=unadaptable),
+    )
 
 
 def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tensor:

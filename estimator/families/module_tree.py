@@ -80,7 +80,7 @@ def _node(name: str, tree: Tree, model: Model) -> ModuleNode:
         below = ((str(at), layer_tree(model, at)) for at in range(model.num_hidden_layers))
     return ModuleNode(
         name,
-        tree.class_name.replace("@", family_of(model).tree.prefix),
+        tree.class_name.replace("@", family_of(model).prefix),
         tree.tensors,
         tuple(_node(f"{name}.{child}".lstrip("."), inside, model) for child, inside in below),
     )
@@ -111,7 +111,7 @@ def splits_packed_experts(model: Model) -> bool:
 
     Source: transformers 5.23, quantizers/base.py, ``MODULES_TO_PATCH_FOR_QUANTIZATION``.
     """
-    return family_of(model).tree.splits_packed_experts
+    return family_of(model).splits_packed_experts
 
 
 def base_model_prefix(model: Model) -> str:
@@ -135,5 +135,4 @@ def layer_class(model: Model) -> str:
     >>> layer_class(TINY_LLAMA)
     'LlamaDecoderLayer'
     """
-    tree = family_of(model).tree
-    return layer_tree(model, 0).class_name.replace("@", tree.prefix)
+    return layer_tree(model, 0).class_name.replace("@", family_of(model).prefix)

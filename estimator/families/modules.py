@@ -119,8 +119,6 @@ class Kernel:
 Module = Linear | Norm | Embedding | Bare | Kernel
 
 
-# rows: OPTLearnedPositionalEmbedding.offset, transformers 5.23 models/opt/modeling_opt.py
-OPT_POSITION_OFFSET = 2
 TINY_LLAMA = Model(
     model_type="llama",
     vocab_size=10,

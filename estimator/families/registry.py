@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from estimator.families.family import Architecture, Family
+from estimator.families.family import Family
 from estimator.values.refusals import NOT_MODELLED, Refusal, RefusedError
 from estimator.values.specs import Model
 
@@ -40,11 +40,6 @@ def family_of(model: Model) -> Family:
         return TOWERS[model.model_type]
     check_modelled(model.model_type)
     return FAMILIES[model.model_type]
-
-
-def architecture(model: Model) -> Architecture:
-    """What the forward pass of the model's family runs."""
-    return family_of(model).architecture
 
 
 _STATE_SPACE = (

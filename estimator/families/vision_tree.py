@@ -93,7 +93,7 @@ class _Builder:
 
     def text_class(self, name: str) -> str:
         """The name of a class of the text in this model."""
-        own = family_of(self.model).tree.prefix
+        own = family_of(self.model).prefix
         if not self.tree.text or name in self.tree.shared or not name.startswith(own):
             return name
         return self.tree.text.replace("@", self.prefix) + name.removeprefix(own)

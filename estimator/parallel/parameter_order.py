@@ -17,7 +17,7 @@ from estimator.families.counts import layers_name, outer_modules, tied_head
 from estimator.families.family import NormKind
 from estimator.families.module_tree import named_modules
 from estimator.families.modules import ACTIVATION, LAYERS, Kernel, Module, Norm
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.vision_family import (
     joined,
     projector_modules,
@@ -196,7 +196,7 @@ def _decays(tensor: ModelTensor, model: Model) -> bool:
         return True
     module, vision = tensor.module, model.vision
     of_text = module.part is Part.TEXT or vision is None
-    norms = architecture(model if of_text or vision is None else vision.tower).norm
+    norms = family_of(model if of_text or vision is None else vision.tower).norm
     if isinstance(module, Norm) and norms in LAYER_NORMS:
         return False
     is_later = tensor.part != "0"

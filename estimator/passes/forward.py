@@ -12,11 +12,11 @@ from typing import NamedTuple
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
 from estimator.families.block import Block, Owned
 from estimator.families.by_layer import modules_of_layer
-from estimator.families.counts import layer_model, outer_modules, tied_head
-from estimator.families.family import Architecture, Rotary
+from estimator.families.counts import layer_class_of, layer_model, outer_modules, tied_head
+from estimator.families.family import Family, Rotary
 from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import DROPOUT, ROTARY, Module
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
@@ -86,7 +86,7 @@ class Loaded:
         self.stack = stack
         self.number = number
         """Index of its stack among those of the step."""
-        self.family: Architecture = architecture(model)
+        self.family: Family = family_of(model)
         self.parameters: dict[str, Parameter] = {}
         """Parameters by key, shared by all passes."""
         copied_head = [head for head in tied_head(model) if is_copied(head, setup.adapters)]
@@ -364,13 +364,14 @@ class Forward:
             block.layer_input = None
             return x
 
-        layer = self.family.layer
         given = [] if layer_input is None else [layer_input]
         assert block.index is not None
-        unit = self.hooks.layer(self.layers[block.index], block)
+        index = self.layers[block.index]
+        layer = layer_class_of(self.model, index).forward
+        unit = self.hooks.layer(index, block)
         if unit is not None:
             hidden = unit.enter(hidden)
-        if is_checkpointed(self.model, self.setup, self.layers[block.index]):
+        if is_checkpointed(self.model, self.setup, index):
             hidden = self.tape.checkpoint(program, hidden, *given)
             self._keep_arguments(hidden.node, block)
         else:

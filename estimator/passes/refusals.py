@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.families.adapters import is_adapted
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.modules import Linear
-from estimator.families.registry import architecture, is_classified
+from estimator.families.registry import family_of, is_classified
 from estimator.families.towers import has_towers
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
@@ -149,7 +149,7 @@ def _check_joined(model: Model, batch: Batch, task: Task) -> None:
         return
     if not task.objective.is_causal_lm:
         raise JOINED_LATER(objective=task.objective)
-    has_positions = architecture(model).rotary is not None or model.learned_positions > 0
+    has_positions = family_of(model).rotary is not None or model.learned_positions > 0
     if (
         model.state_space or model.delta_net or not has_positions
     ):  # ALiBi counts from the row's begin

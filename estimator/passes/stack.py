@@ -9,7 +9,7 @@ from typing import NamedTuple
 from estimator.families.adapters import lowest_trained
 from estimator.families.by_layer import adapted_kinds
 from estimator.families.counts import layer_kind, sharing_of_keys
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
 from estimator.parallel.parameter_order import At
@@ -78,7 +78,7 @@ def has_window(model: Model, max_length: int) -> bool:
 @lru_cache(maxsize=1024)
 def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
     """The kind of every layer; ``windowed``: sliding windows are shorter than the sequence."""
-    family, types, sharing = architecture(model), model.layer_types, sharing_of_keys(model)
+    family, types, sharing = family_of(model), model.layer_types, sharing_of_keys(model)
     return tuple(
         LayerKind(
             windowed and (not types or types[index] == SLIDING),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from estimator.families.modules import ROTARY, Module
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import (
@@ -63,7 +63,7 @@ class LoadedTower:
         self.hooks, setup = hooks, computed(given)
         self.tape, self.model, self.setup, self.vision = tape, model, setup, vision
         self.family = vision_family(vision)
-        self.architecture = architecture(vision.tower)
+        self.kind = family_of(vision.tower)
         self.stack = tower_stack(model, given)
         self.number = number
         """Index of its stack among those of the step."""
@@ -86,8 +86,8 @@ class LoadedTower:
             setup,
             modules,
             key=f"stack{self.number}.{key}",
-            norm_kind=self.architecture.norm,
-            softmax_float32=self.architecture.softmax_float32,
+            norm_kind=self.kind.norm,
+            softmax_float32=self.kind.softmax_float32,
             index=index,
             parameters=self.parameters,
         )
@@ -144,9 +144,9 @@ class LoadedTower:
         checkpointing: bool,
     ) -> Tensor:
         block = self._block(tower_layer(self.vision, index), f"layers.{played}", setup, played)
-        block.rotary = self.architecture.rotary
+        block.rotary = self.kind.rotary
         block.mask, block.rotary_tables = mask, tables
-        layer = self.architecture.layer
+        layer = self.kind.layer.forward
 
         def program(x: Tensor) -> Tensor:
             return layer(block, x)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.parallel.strategies import resident_memory
 from estimator.passes.prepared import as_trained
 from estimator.proof.outcomes import Outcome, OutcomeKey, key_of, outcome_of, stored
@@ -528,7 +528,7 @@ def _facets(model: Model, gpu: Gpu | None, adapters: Adapters, mesh: Mesh) -> di
     return {
         Facet.METHOD: adapters.method,
         Facet.STRATEGY: (mesh.strategy, mesh.uses_fsdp1, offload),
-        Facet.FAMILY: architecture(model),
+        Facet.FAMILY: family_of(model).like or model.model_type,
         Facet.CARD: None if gpu is None else (gpu.vendor, gpu.architecture),
     }
 

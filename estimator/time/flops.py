@@ -20,7 +20,7 @@ from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
 from estimator.families.liger import loss_of
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.families.vision_family import (
     Seen,
     attended_patches,
@@ -465,7 +465,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
         return layers * causal
     window = model.sliding_window
     windowed = window * length - window * (window - 1) // 2
-    if architecture(model).has_chunks:  # each causal
+    if family_of(model).has_chunks:  # each causal
         chunks, rest = divmod(length, window)
         windowed = chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     kinds = layer_kinds(model, windowed=True)

@@ -16,7 +16,7 @@ from estimator import estimate
 from estimator.contract import setups as contract
 from estimator.families.family import Rotary
 from estimator.families.hf_config import model_from_config
-from estimator.families.registry import architecture
+from estimator.families.registry import family_of
 from estimator.parallel.sharding import sharded_gradient_bytes
 from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import structure
@@ -244,7 +244,7 @@ def cast_by_layers(*, shapes: dict[str, dict[str, Any]]) -> dict[str, list[str]]
 def test_real_layers_have_float32_tables_and_alibi_cast_and_no_others(tmp_path):
     real = in_two_processes(tmp_path, cast_by_layers, shapes=SHAPES)[0]
     for model_type, shape in SHAPES.items():
-        family = architecture(model_from_config({**CONFIG, "model_type": model_type, **shape}))
+        family = family_of(model_from_config({**CONFIG, "model_type": model_type, **shape}))
         tables = family.rotary is not None and family.rotary.float32_tables
         ours = ["position_bias"] if family.alibi_by_head else []
         ours += ["position_embeddings"] if tables and family.rotary is not Rotary.COMPLEX else []

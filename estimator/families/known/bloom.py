@@ -1,7 +1,6 @@
 """BLOOM: LayerNorms, one fused projection, ALiBi, and its own eager attention.
 
 Source: transformers 5.23, models/bloom, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from estimator.families import parts
 from estimator.families.activations import bloom_gelu
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import plus_mask
 from estimator.tape import operators as op
@@ -18,30 +17,28 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _layer(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model, bias=True, output_bias=True)
-    up, down = parts.up_and_down(model, bias=True)
+def _tree(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model)
+    up, down = parts.up_and_down(model)
     return tree(
         "@Block",
-        input_layernorm=parts.norm(model, bias=True),
+        input_layernorm=parts.biased_norm(model),
         self_attention=tree(
             "@Attention", query_key_value=qkv, dense=output, attention_dropout=LEAF
         ),
-        post_attention_layernorm=parts.norm(model, bias=True),
+        post_attention_layernorm=parts.biased_norm(model),
         mlp=tree("@MLP", dense_h_to_4h=up, gelu_impl=LEAF, dense_4h_to_h=down),
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        transformer=tree(
-            "@Model",
-            word_embeddings=parts.tokens(model),
-            word_embeddings_layernorm=parts.norm(model, bias=True),
-            h=LAYERS,
-            ln_f=parts.norm(model, bias=True),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "transformer",
+        word_embeddings=parts.tokens(model),
+        word_embeddings_layernorm=parts.biased_norm(model),
+        h=LAYERS,
+        ln_f=parts.biased_norm(model),
     )
 
 
@@ -90,10 +87,13 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             dropout_modules=(True, True, False),
         ),
-        tree=ModelTree("Bloom", _layer, _root),
-        architecture=Architecture(
-            bloom, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
-        ),
+        prefix="Bloom",
+        layer=ModuleClass("", _tree, bloom),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
+        eager_only=True,
+        returns_weights=True,
         unread={
             Why.SAME_BYTES: "apply_residual_connection_post_layernorm pretraining_tp slow_but_exact",
             Why.UNREAD: """

@@ -1,27 +1,32 @@
 """Cohere and Cohere 2: attention and MLP side by side on one norm.
 
 Source: transformers 5.23, models/cohere, models/cohere2, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Rotary,
     Why,
     WindowKeys,
 )
 from estimator.families.layer_kinds import SLIDING
-from estimator.families.layers import gated_mlp, late_norm_attention
+from estimator.families.layers import (
+    GATED_MLP,
+    attention_tree,
+    gated_mlp,
+    late_norm_attention,
+    widely_normed_tree,
+)
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
 from estimator.tape import operators as op
@@ -29,12 +34,12 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _layer(model: Model) -> Tree:
-    attention = parts.widely_normed_attention if model.qk_norm else parts.attention
+def _tree(model: Model) -> Tree:
+    attention = widely_normed_tree if model.qk_norm else attention_tree
     return tree(
         "@DecoderLayer",
         self_attn=attention(model),
-        mlp=parts.gated_mlp(model),
+        mlp=GATED_MLP.tree(model),
         input_layernorm=parts.norm(model),
     )
 
@@ -48,9 +53,6 @@ def cohere(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
 
 
-_STEP = Architecture(cohere, NormKind.LAYER_NORM_IN_STEPS, Rotary.FLOAT32_PAIRS, scales_logits=True)
-
-
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     return {"qk_norm": read.flag("use_qk_norm", default=False)}
 
@@ -60,15 +62,20 @@ def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ..
     return tuple(kind == SLIDING for kind in kinds)
 
 
+_COHERE = Family(
+    model_type="cohere",
+    config=ConfigClass(tied=True, own=_own),
+    prefix="Cohere",
+    layer=ModuleClass("", _tree, cohere),
+    norm=NormKind.LAYER_NORM_IN_STEPS,
+    rotary=Rotary.FLOAT32_PAIRS,
+    scales_logits=True,
+    unread={Why.NUMBERS: "logit_scale"},
+)
 FAMILIES = (
-    Family(
-        model_type="cohere",
-        config=ConfigClass(tied=True, own=_own),
-        tree=ModelTree("Cohere", _layer),
-        architecture=_STEP,
-        unread={Why.NUMBERS: "logit_scale"},
-    ),
-    Family(
+    _COHERE,
+    replace(
+        _COHERE,
         model_type="cohere2",
         config=ConfigClass(
             tied=True,
@@ -76,8 +83,7 @@ FAMILIES = (
             rotary_layers=_turned,
             wrappers=("aya_vision", "cohere2_vision"),
         ),
-        tree=ModelTree("Cohere2", _layer),
-        architecture=_STEP,
+        prefix="Cohere2",
         unread={
             Why.NUMBERS: "logit_scale",
             Why.OFF: "_sliding_window_pattern sliding_window_pattern",

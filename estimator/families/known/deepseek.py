@@ -1,7 +1,6 @@
 """DeepSeek V2 and V3: latent attention, shared experts, and routers that score in float32.
 
 Source: transformers 5.23, models/deepseek_v2 and deepseek_v3, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -19,56 +18,46 @@ from estimator.families.config_rules import (
     latent_attention,
     several_shared,
 )
-from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
+from estimator.families.experts import (
+    QWEN_NAMES,
+    Routing,
+    experts_tree,
+    grouped_experts,
+    router,
+    with_recorded_scores,
+)
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
     Kernels,
-    ModelTree,
+    ModuleClass,
     Rotary,
     Why,
 )
 from estimator.families.layer_kinds import DENSE
-from estimator.families.layers import gated_mlp, late_norm_attention, unfused_gated_mlp
-from estimator.families.modules import Module, Norm, Tree, Width, tree
+from estimator.families.layers import (
+    decoder_layer,
+    gated_mlp,
+    gated_mlp_tree,
+    shadowed,
+    unfused_gated_mlp,
+)
+from estimator.families.modules import (
+    LEAF,
+    Module,
+    Norm,
+    Tree,
+    TreeTensor,
+    Width,
+    tree,
+    with_buffers,
+)
 from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
-
-
-def deepseek_v2(b: Block, x: Tensor) -> Tensor:
-    """DeepSeek V2: its routers take a softmax."""
-    return dense_or_mixture(
-        b, x, lambda b, x: _mixture(b, x, with_recorded_scores(b, _softmax_routing(b, x)))
-    )
-
-
-def deepseek_v3(b: Block, x: Tensor) -> Tensor:
-    """DeepSeek V3, GLM-4.5 and 4.7 Flash: their routers take a sigmoid."""
-    return dense_or_mixture(
-        b,
-        x,
-        lambda b, x: _mixture(b, x, with_recorded_scores(b, sigmoid_routing(b, x, "mlp.gate"))),
-    )
-
-
-def dense_or_mixture(b: Block, x: Tensor, mixture: Callable[[Block, Tensor], Tensor]) -> Tensor:
-    """Llama's layer; the first layers have one MLP, the others experts."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    if b.model.kv_lora_rank:
-        x = _latent_attention(b, x)
-    else:
-        x = late_norm_attention(b, x, keeps_parts=False)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
-    return op.add(b.tape, residual, x)
 
 
 def _latent_attention(b: Block, x: Tensor) -> Tensor:
@@ -106,11 +95,15 @@ def _expanded(b: Block, kv: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
     return op.filled(tape, [k_pass, k_rot], kv.width), v
 
 
-def _mixture(b: Block, x: Tensor, routing: Routing) -> Tensor:
-    """The chosen experts, then the shared experts."""
-    residuals = x
-    x = grouped_experts(b, x, routing, "mlp")
-    return op.add(b.tape, x, shared_experts(b, residuals))
+def _mixture(routing: Callable[[Block, Tensor], Routing]) -> Callable[[Block, Tensor], Tensor]:
+    def mixture(b: Block, x: Tensor) -> Tensor:
+        """The chosen experts, then the shared experts."""
+        chosen = with_recorded_scores(b, routing(b, x))
+        residuals = x
+        x = grouped_experts(b, x, chosen, "mlp")
+        return op.add(b.tape, x, shared_experts(b, residuals))
+
+    return mixture
 
 
 def shared_experts(b: Block, x: Tensor) -> Tensor:
@@ -137,7 +130,7 @@ def _softmax_routing(b: Block, x: Tensor) -> Routing:
     return Routing(logits, op.scale(tape, shares), indices)
 
 
-def sigmoid_routing(b: Block, x: Tensor, name: str) -> Routing:
+def sigmoid_routing(b: Block, x: Tensor, name: str = "mlp.gate") -> Routing:
     """DeepSeek V3, Nemotron-H: a sigmoid each, a bias that only the choice sees; of the best groups the k largest."""
     tape, model = b.tape, b.model
     chosen = b.rows * model.num_experts_per_tok
@@ -162,7 +155,7 @@ def _best_groups(b: Block) -> Tensor:
     return b.tape.new(b.rows * b.model.num_experts, 1)
 
 
-def latent_attention_tree(model: Model) -> Tree:
+def _latent_tree(model: Model) -> Tree:
     """Queries, keys and values through narrow projections."""
     hidden, rank, bias = model.hidden_size, model.kv_lora_rank, model.attention_bias
     heads, rope = model.num_attention_heads, model.qk_rope_head_dim
@@ -184,14 +177,46 @@ def latent_attention_tree(model: Model) -> Tree:
     )
 
 
-def mixture(model: Model, width: Width = Width.FLOAT32) -> Tree:
-    """Experts and shared experts; ``width``: of the router's correction."""
-    return parts.mixture(model, parts.correction_bias(model, width))
+def correction_bias(model: Model, width: Width = Width.FLOAT32) -> TreeTensor:
+    """One number per expert, which only affects the router's choice."""
+    return TreeTensor("e_score_correction_bias", model.num_experts, width)
 
 
-def dense_mlp(model: Model) -> Tree:
-    """The MLP of a layer without experts."""
-    return parts.shadowed(parts.gated_mlp(model, bias=model.mlp_bias))
+def _mixture_tree(
+    model: Model, *, class_name: str = "@MoE", corrects: Width | None = Width.FLOAT32
+) -> Tree:
+    """Experts, router and shared experts; ``corrects``: width of the router's correction bias, if it has one."""
+    buffers = [] if corrects is None else [correction_bias(model, corrects)]
+    return tree(
+        class_name,
+        experts=experts_tree(model, QWEN_NAMES),
+        gate=with_buffers(router(model, QWEN_NAMES), *buffers),
+        shared_experts=shared_experts_tree(model),
+    )
+
+
+def shared_experts_tree(model: Model) -> Tree:
+    """The shared experts, whose linears are absent if the config has none."""
+    width = model.shared_expert_intermediate_size
+    if not width:
+        return tree("@MLP", gate_proj=LEAF, up_proj=LEAF, down_proj=LEAF, act_fn=LEAF)
+    return shadowed(gated_mlp_tree(model, width))
+
+
+def _dense_tree(model: Model) -> Tree:
+    return shadowed(gated_mlp_tree(model))
+
+
+LATENT_ATTENTION = ModuleClass("self_attn", _latent_tree, _latent_attention)
+"""Multi-head latent attention."""
+DENSE_MLP = ModuleClass("mlp", _dense_tree, gated_mlp)
+"""The MLP of a layer without experts."""
+_V2 = ModuleClass(
+    "mlp", partial(_mixture_tree, class_name="@Moe", corrects=None), _mixture(_softmax_routing)
+)
+MIXTURE = ModuleClass("mlp", _mixture_tree, _mixture(sigmoid_routing))
+"""Experts and shared experts: GLM-4.5 and, but for a dtype, DeepSeek V3."""
+_V3 = MIXTURE._replace(tree=partial(_mixture_tree, corrects=Width.WEIGHT))
 
 
 _KERNELS = Kernels(rotary=False, experts=True)
@@ -249,12 +274,10 @@ FAMILIES = (
             ),
             own=_latent_v2,
         ),
-        tree=ModelTree(
-            "DeepseekV2",
-            parts.decoder_layer(latent_attention_tree, partial(parts.mixture, class_name="@Moe")),
-            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
-        ),
-        architecture=Architecture(deepseek_v2, rotary=Rotary.COMPLEX),
+        prefix="DeepseekV2",
+        layer=decoder_layer(LATENT_ATTENTION, _V2),
+        others={DENSE: decoder_layer(LATENT_ATTENTION, DENSE_MLP)},
+        rotary=Rotary.COMPLEX,
         liger=_KERNELS,
         unread=DEEPSEEK_UNREAD,
         merges_experts=True,
@@ -273,12 +296,10 @@ FAMILIES = (
             own=_latent_v3,
             aliases=("kimi_k2",),
         ),
-        tree=ModelTree(
-            "DeepseekV3",
-            parts.decoder_layer(latent_attention_tree, partial(mixture, width=Width.WEIGHT)),
-            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
-        ),
-        architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
+        prefix="DeepseekV3",
+        layer=decoder_layer(LATENT_ATTENTION, _V3),
+        others={DENSE: decoder_layer(LATENT_ATTENTION, DENSE_MLP)},
+        rotary=Rotary.SPLIT_PAIRS,
         liger=_KERNELS,
         unread=DEEPSEEK_UNREAD,
         merges_experts=True,

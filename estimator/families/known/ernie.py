@@ -7,23 +7,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias, several_shared
-from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
+from estimator.families.experts import (
+    QWEN_NAMES,
+    Routing,
+    experts_tree,
+    grouped_experts,
+    router,
+    with_recorded_scores,
+)
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     Rotary,
     Why,
 )
-from estimator.families.known.deepseek import dense_mlp, dense_or_mixture, shared_experts
-from estimator.families.known.glm import glm_attention
-from estimator.families.known.llama import llama, llama_layer
+from estimator.families.known.deepseek import (
+    DENSE_MLP,
+    correction_bias,
+    shared_experts,
+    shared_experts_tree,
+)
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import DENSE
+from estimator.families.layers import attention_tree, decoder_layer, late_norm_attention
 from estimator.families.modules import LEAF, Tree, tree, with_buffers
 from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.tape import operators as op
@@ -33,16 +43,15 @@ from estimator.values.specs import Model
 
 
 def _mixture_tree(model: Model) -> Tree:
-    """GLM-4.5's modules, with a router in float32; its correction bias is a parameter that is never trained."""
-    router = replace(parts.router(model, parts.QWEN_NAMES), float32=True)
-    statics = with_buffers(LEAF, parts.correction_bias(model))
+    """A router in float32, whose correction bias is a parameter that is never trained."""
+    gate = replace(router(model, QWEN_NAMES), float32=True)
+    statics = with_buffers(LEAF, correction_bias(model))
+    has_shared = model.shared_expert_intermediate_size > 0
     return tree(
         "@SparseMoeBlock",
-        gate=replace(tree("@TopKRouter", moe_statics=statics), weights=router),
-        experts=parts.experts(model, parts.QWEN_NAMES),
-        shared_experts=parts.shared_experts(model)
-        if model.shared_expert_intermediate_size
-        else None,
+        gate=replace(tree("@TopKRouter", moe_statics=statics), weights=gate),
+        experts=experts_tree(model, QWEN_NAMES),
+        shared_experts=shared_experts_tree(model) if has_shared else None,
     )
 
 
@@ -53,11 +62,6 @@ def _correction_biases(model: Model) -> int:
     """
     kinds = model.mlp_layer_types or ("sparse",) * model.num_hidden_layers
     return model.num_experts * sum(kind != DENSE for kind in kinds)
-
-
-def ernie_moe(b: Block, x: Tensor) -> Tensor:
-    """DeepSeek's layer with routers of its own."""
-    return dense_or_mixture(b, x, _mixture)
 
 
 def _mixture(b: Block, x: Tensor) -> Tensor:
@@ -80,6 +84,9 @@ def _corrected_softmax(b: Block, x: Tensor) -> Routing:
         del total
     return Routing(logits, op.cast(tape, shares, x.width), indices)
 
+
+_ATTENTION = ModuleClass("self_attn", attention_tree, late_norm_attention)
+_MIXTURE = ModuleClass("mlp", _mixture_tree, _mixture)
 
 HEAD_WITH_BIAS = Refusal(
     "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config.",
@@ -126,8 +133,9 @@ FAMILIES = (
         config=ConfigClass(
             tied=True, key_value_heads=2, head_dim=128, biases=one_bias("use_bias", default=False)
         ),
-        tree=ModelTree("Ernie4_5", llama_layer),
-        architecture=Architecture(llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
+        prefix="Ernie4_5",
+        layer=LLAMA_LAYER,
+        rotary=Rotary.FLOAT32_SPREAD_PAIRS,
     ),
     Family(
         model_type="ernie4_5_moe",
@@ -143,13 +151,11 @@ FAMILIES = (
                 check=_check,
             ),
         ),
-        tree=ModelTree(
-            "Ernie4_5_Moe",
-            parts.decoder_layer(glm_attention, _mixture_tree),
-            others={DENSE: parts.decoder_layer(glm_attention, dense_mlp)},
-            untrained=_correction_biases,
-        ),
-        architecture=Architecture(ernie_moe, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
+        prefix="Ernie4_5_Moe",
+        layer=decoder_layer(_ATTENTION, _MIXTURE),
+        others={DENSE: decoder_layer(_ATTENTION, DENSE_MLP)},
+        untrained=_correction_biases,
+        rotary=Rotary.FLOAT32_SPREAD_PAIRS,
         unread={
             Why.NUMBERS: "moe_norm_min",
             Why.UNREAD: "moe_aux_loss_lambda moe_capacity moe_gate moe_use_aux_free",

@@ -7,35 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator.families import parts
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import fixed_biases, patterned
-from estimator.families.family import (
-    NORMS_BESIDE,
-    Architecture,
-    ConfigClass,
-    Family,
-    ModelTree,
-    Why,
-    WindowKeys,
-)
-from estimator.families.known.olmo import olmo2
+from estimator.families.family import NORMS_BESIDE, ConfigClass, Family, Why, WindowKeys
+from estimator.families.known.olmo import AFTER
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
-from estimator.families.modules import Tree, tree
+from estimator.families.layers import GATED_MLP, NORMED_ATTENTION, decoder_layer
 from estimator.families.reader import MOST_LAYERS, Config
-from estimator.values.specs import Model
-
-
-def _layer(model: Model) -> Tree:
-    linears = parts.projections(model, bias=False, output_bias=False)
-    norms = {name: parts.head_norm(model) for name in ("q_norm", "k_norm")}
-    return tree(
-        "@DecoderLayer",
-        self_attn=tree("@Attention", **linears, **norms),
-        mlp=parts.gated_mlp(model),
-        post_attention_layernorm=parts.norm(model),
-        post_feedforward_layernorm=parts.norm(model),
-    )
 
 
 def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
@@ -64,8 +42,8 @@ FAMILIES = (
             windows=WindowKeys(default=4096, unlisted=_unlisted),
             rotary_layers=_turned,
         ),
-        tree=ModelTree("Exaone4", _layer),
-        architecture=Architecture(olmo2),
+        prefix="Exaone4",
+        layer=decoder_layer(NORMED_ATTENTION, GATED_MLP, before=("", ""), after=AFTER),
         liger=replace(NORMS_BESIDE, heads_first=True),
         unread={Why.OFF: f"{WINDOWS} sliding_window_pattern"},
     ),

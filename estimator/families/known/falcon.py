@@ -1,7 +1,6 @@
 """Falcon: a custom linear class, parallel attention and MLP, ALiBi or rotary embeddings.
 
 Source: transformers 5.23, models/falcon, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
@@ -22,13 +21,11 @@ from estimator.tape.attention import AttentionShape, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import AttnImplementation, Model
 
+_MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up act down")
 
-def _layer(model: Model) -> Tree:
-    biases = {"bias": model.attention_bias, "output_bias": model.attention_output_bias}
-    linears = (
-        *parts.fused_projections(model, **biases),
-        *parts.up_and_down(model, bias=model.mlp_bias),
-    )
+
+def _tree(model: Model) -> Tree:
+    linears = (*parts.fused_projections(model), *parts.up_and_down(model))
     qkv, output, up, down = (replace(linear, own_class=True) for linear in linears)
     present = falcon_norm_names(model)
     order = ("ln_attn", "ln_mlp", "post_attention_layernorm", "input_layernorm")
@@ -38,20 +35,18 @@ def _layer(model: Model) -> Tree:
             "@Attention", query_key_value=qkv, dense=output, attention_dropout=LEAF
         ),
         mlp=tree("@MLP", dense_h_to_4h=up, act=LEAF, dense_4h_to_h=down),
-        **{name: parts.norm(model, bias=True) for name in order if name in present},
+        **{name: parts.biased_norm(model) for name in order if name in present},
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        transformer=tree(
-            "@Model",
-            word_embeddings=parts.tokens(model),
-            h=LAYERS,
-            ln_f=parts.norm(model, bias=True),
-            rotary_emb=parts.rotary(model),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "transformer",
+        word_embeddings=parts.tokens(model),
+        h=LAYERS,
+        ln_f=parts.biased_norm(model),
+        rotary_emb=parts.rotary(model),
     )
 
 
@@ -81,31 +76,29 @@ def falcon_norm_names(model: Model) -> tuple[str, ...]:
 
 def falcon(b: Block, x: Tensor) -> Tensor:
     """Attention and MLP side by side on one norm (7B) or two (40B, 180B); one after the other in RefinedWeb."""
-    fused, output = "self_attention.query_key_value", "self_attention.dense"
-    up, down = "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
     residual = x
     if b.has("ln_attn"):
         normed, mlp_input = b.norm("ln_attn", x), b.norm("ln_mlp", x)
     else:
         normed = b.norm("input_layernorm", x)
         mlp_input = normed
-    attended = falcon_attention(b, normed, fused, output)
+    attended = falcon_attention(b, normed)
     if b.has("post_attention_layernorm"):
         # `dropout_add(attention_output, residual, self.config.attention_dropout)`
         dropped = op.dropout(b.tape, attended, b.model.attn_pdrop)
         residual = op.add(b.tape, residual, dropped)
         del dropped
         mlp_input = b.norm("post_attention_layernorm", residual)
-        hidden = plain_mlp(b, mlp_input, up, down)
+        hidden = _MLP.forward(b, mlp_input)
     else:
-        hidden = op.add(b.tape, plain_mlp(b, mlp_input, up, down), attended)
+        hidden = op.add(b.tape, _MLP.forward(b, mlp_input), attended)
     return op.add(b.tape, residual, op.dropout(b.tape, hidden, b.model.resid_pdrop))
 
 
-def falcon_attention(b: Block, x: Tensor, fused: str, output: str) -> Tensor:
+def falcon_attention(b: Block, x: Tensor) -> Tensor:
     """One key-value head (7B), some (40B, 180B, 11B: copied for every query head before the rotation), or all (RW)."""
     shape = b.attention_shape()
-    qkv = b.linear(fused, x)
+    qkv = b.linear("self_attention.query_key_value", x)
     q, k, v = _falcon_heads(b, qkv)
     q, k = b.rotate(q, k)
     if shape.implementation is AttnImplementation.EAGER:
@@ -115,7 +108,7 @@ def falcon_attention(b: Block, x: Tensor, fused: str, output: str) -> Tensor:
         del weights
     else:
         out = scaled_dot_product(b.tape, q, k, v, b.mask, shape)
-    out = b.linear(output, out)
+    out = b.linear("self_attention.dense", out)
     del qkv
     return out
 
@@ -213,14 +206,13 @@ FAMILIES = (
             dropout_modules=(True, True, False),
             own=_own,
         ),
-        tree=ModelTree("Falcon", _layer, _root),
-        architecture=Architecture(
-            falcon,
-            NormKind.LAYER_NORM,
-            always_masked=True,
-            returns_weights=True,
-            alibi_in_mask=True,
-        ),
+        prefix="Falcon",
+        layer=ModuleClass("", _tree, falcon),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        always_masked=True,
+        returns_weights=True,
+        alibi_in_mask=True,
         unread={
             Why.OFF: "n_head_kv num_kv_heads num_ln_in_parallel_attn",
             Why.UNREAD: "apply_residual_connection_post_layernorm",

@@ -1,7 +1,6 @@
 """Falcon-H1: a mixer of Mamba 2 and attention side by side in every layer.
 
 Source: transformers 5.23, models/falcon_h1, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
-from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.family import ConfigClass, Family, ModuleClass, Why
+from estimator.families.layers import attention_tree, gated_mlp_tree
+from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
 from estimator.families.modules import LAYERS, Tree, TreeTensor, Width, tree
 from estimator.families.reader import Config
 from estimator.tape import operators as op
@@ -20,31 +20,29 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _layer(model: Model) -> Tree:
+def _tree(model: Model) -> Tree:
     """Both in every layer: a mixer and attention."""
     assert model.state_space is not None
     width = model.state_space.projected_width
     scales = TreeTensor("mup_vector", width, Width.WEIGHT, is_buffer=True)
     return tree(
         "@DecoderLayer",
-        feed_forward=parts.gated_mlp(model, bias=model.mlp_bias),
-        mamba=parts.mamba(model, "@Mixer", scales, unadaptable=True),
-        self_attn=parts.attention(model),
+        feed_forward=gated_mlp_tree(model),
+        mamba=mamba_tree(model, "@Mixer", scales, unadaptable=True),
+        self_attn=attention_tree(model),
         input_layernorm=parts.norm(model),
         pre_ff_layernorm=parts.norm(model),
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        model=tree(
-            "@Model",
-            embed_tokens=parts.tokens(model),
-            layers=LAYERS,
-            final_layernorm=parts.norm(model),
-            rotary_emb=parts.rotary(model),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "model",
+        embed_tokens=parts.tokens(model),
+        layers=LAYERS,
+        final_layernorm=parts.norm(model),
+        rotary_emb=parts.rotary(model),
     )
 
 
@@ -103,10 +101,12 @@ FAMILIES = (
     Family(
         model_type="falcon_h1",
         config=ConfigClass(key_value_heads=8, biases=attention_biases(has_mlp_key=True), own=_own),
-        tree=ModelTree("FalconH1", _layer, _root),
-        architecture=Architecture(
-            falcon_h1, scales_embedding=True, scales_logits=True, fallback=MAMBA_FALLBACK
-        ),
+        prefix="FalconH1",
+        layer=ModuleClass("", _tree, falcon_h1),
+        root=_root,
+        scales_embedding=True,
+        scales_logits=True,
+        fallback=MAMBA_FALLBACK,
         unread={
             Why.CACHE: "use_mamba_kernels",
             Why.NUMBERS: """

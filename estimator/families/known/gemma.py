@@ -1,92 +1,43 @@
 """Gemma, Gemma 2 and Gemma 3: norms of 1 + weight, an embedding that is multiplied, four norms a layer.
 
 Source: transformers 5.23, models/gemma, models/gemma2, models/gemma3, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.family import (
     NORMS_BESIDE,
-    Architecture,
     ConfigClass,
     Family,
     Kernels,
-    ModelTree,
     NormKind,
     TowerClass,
     Why,
     WindowKeys,
 )
-from estimator.families.known.llama import llama, llama_layer
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layers import (
+    ATTENTION,
+    GATED_MLP,
+    NORMED_ATTENTION,
     decoder_layer,
-    gated_mlp,
     late_norm_attention,
-    separate_attention,
 )
-from estimator.families.modules import Norm, Tree, tree, with_buffers
 from estimator.families.reader import Config
 from estimator.families.tower_config import siglip_towers
 from estimator.families.towers import siglip_modules
-from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
 
-
-def four_norms(model: Model) -> dict[str, Norm]:
-    """Before and after attention, before and after the MLP."""
-    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    return {f"{name}_layernorm": parts.norm(model) for name in names}
-
-
-def _gemma2_layer(model: Model) -> Tree:
-    return tree(
-        "@DecoderLayer",
-        self_attn=parts.attention(model),
-        mlp=parts.gated_mlp(model),
-        **four_norms(model),
-    )
-
-
-def _gemma3_layer(model: Model) -> Tree:
-    return tree(
-        "@DecoderLayer",
-        self_attn=parts.normed_attention(model),
-        mlp=parts.gated_mlp(model),
-        **four_norms(model),
-    )
-
-
-def _gemma3_root(model: Model) -> Tree:
-    return parts.decoder(
-        model,
-        class_name="@TextModel",
-        embedding=with_buffers(parts.tokens(model), parts.embed_scale()),
-        rotary_emb=parts.rotary_by_kind(model),
-    )
-
-
-def _gemma_attention(b: Block, x: Tensor) -> Tensor:
-    return late_norm_attention(b, x) if b.has("self_attn.q_norm") else separate_attention(b, x)
-
-
-gemma2 = decoder_layer(
-    _gemma_attention,
-    gated_mlp,
+sandwiched = partial(
+    decoder_layer,
     before=("input_layernorm", "pre_feedforward_layernorm"),
     after=("post_attention_layernorm", "post_feedforward_layernorm"),
 )
-"""Four norms: before and after attention, before and after the MLP."""
-
-
-GEMMA_STEP = Architecture(
-    gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, scales_in_module=True
-)
+"""A layer with norms before and after attention, before and after the MLP."""
 
 
 def _sees_both_ways(read: Config) -> bool:
@@ -103,30 +54,36 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     return {"use_bidirectional_attention": _sees_both_ways(read)}
 
 
-FAMILIES = (
-    Family(
-        model_type="gemma",
-        config=ConfigClass(
-            tied=True,
-            key_value_heads=16,
-            head_dim=256,
-            hidden_act="gelu_pytorch_tanh",
-            wrappers=("paligemma",),
-            nested_sizes={
-                "vocab_size": 256_000,
-                "hidden_size": 3_072,
-                "intermediate_size": 24_576,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 16,
-                "max_position_embeddings": 8_192,
-            },
-        ),
-        tree=ModelTree("Gemma", llama_layer, parts.scaled_decoder),
-        architecture=replace(GEMMA_STEP, layer=llama),
-        liger=Kernels(),
-        unread={Why.SAME_BYTES: "use_bidirectional_attention"},
+GEMMA = Family(
+    model_type="gemma",
+    config=ConfigClass(
+        tied=True,
+        key_value_heads=16,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        wrappers=("paligemma",),
+        nested_sizes={
+            "vocab_size": 256_000,
+            "hidden_size": 3_072,
+            "intermediate_size": 24_576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 8_192,
+        },
     ),
-    Family(
+    prefix="Gemma",
+    layer=LLAMA_LAYER,
+    root=partial(parts.decoder, embedding=parts.scaled_tokens),
+    norm=NormKind.RMS_ONE_PLUS,
+    scales_embedding=True,
+    scales_in_module=True,
+    liger=Kernels(),
+    unread={Why.SAME_BYTES: "use_bidirectional_attention"},
+)
+FAMILIES = (
+    GEMMA,
+    replace(
+        GEMMA,
         model_type="gemma2",
         config=ConfigClass(
             tied=True,
@@ -145,8 +102,9 @@ FAMILIES = (
                 "max_position_embeddings": 8_192,
             },
         ),
-        tree=ModelTree("Gemma2", _gemma2_layer, parts.scaled_decoder),
-        architecture=replace(GEMMA_STEP, eager_only=True),
+        prefix="Gemma2",
+        layer=sandwiched(ATTENTION, GATED_MLP),
+        eager_only=True,
         liger=NORMS_BESIDE,
         unread={
             Why.NUMBERS: "query_pre_attn_scalar",
@@ -154,7 +112,8 @@ FAMILIES = (
             Why.UNREAD: "hidden_act sliding_window_size",
         },
     ),
-    Family(
+    replace(
+        GEMMA,
         model_type="gemma3_text",
         config=ConfigClass(
             tied=True,
@@ -173,8 +132,15 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma3",),
         ),
-        tree=ModelTree("Gemma3", _gemma3_layer, _gemma3_root),
-        architecture=replace(GEMMA_STEP, tables_by_kind=True),
+        prefix="Gemma3",
+        layer=sandwiched(NORMED_ATTENTION._replace(forward=late_norm_attention), GATED_MLP),
+        root=partial(
+            parts.decoder,
+            class_name="@TextModel",
+            embedding=parts.scaled_tokens,
+            rotary_emb=parts.rotary_by_kind,
+        ),
+        tables_by_kind=True,
         liger=NORMS_BESIDE,
         unread={
             Why.UNREAD: "hidden_act",

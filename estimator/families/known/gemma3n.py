@@ -1,7 +1,6 @@
 """Gemma 3n: four streams, one computed and three predicted; a low-rank branch parallel to attention; sparse gates.
 
 Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -14,22 +13,23 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import (
     ConfigClass,
-    Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     TowerClass,
     Why,
     WindowKeys,
 )
-from estimator.families.known.gemma import GEMMA_STEP, four_norms
+from estimator.families.known.gemma import GEMMA
 from estimator.families.known.gemma4 import (
     check_layers,
+    four_norms,
     layer_input,
     shared_attention,
     shared_layers,
     text_model,
 )
 from estimator.families.layer_kinds import REUSING
+from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import (
     LEAF,
     Module,
@@ -217,12 +217,12 @@ def _power(tape: Tape, x: Tensor, backward_copies: int = 3) -> Tensor:
     return op.elementwise(tape, raised, "power", backward_copies=backward_copies)
 
 
-def _layer(model: Model, *, reuses: bool = False) -> Tree:
+def _tree(model: Model, *, reuses: bool = False) -> Tree:
     hidden, streams, rank = model.hidden_size, model.altup_num_inputs, model.laurel_rank
     return tree(
         "@TextDecoderLayer",
         self_attn=_attention(model, reuses=reuses),
-        mlp=parts.gated_mlp(model, class_name="@TextMLP"),
+        mlp=gated_mlp_tree(model, class_name="@TextMLP"),
         **four_norms(model),
         act_fn=LEAF,
         altup=tree(
@@ -245,19 +245,19 @@ def _layer(model: Model, *, reuses: bool = False) -> Tree:
 
 
 def _attention(model: Model, *, reuses: bool) -> Tree:
-    hidden, bias = model.hidden_size, model.attention_bias
+    linears = parts.projections(model)
     own: dict[str, Module] = {
-        "k_proj": parts.linear(hidden, model.key_value_size, bias),
-        "v_proj": parts.linear(hidden, model.key_value_size, bias),
+        "k_proj": linears["k_proj"],
+        "v_proj": linears["v_proj"],
         "k_norm": parts.head_norm(model),
         "v_norm": parts.head_norm(model, weight=False),
     }
     return tree(
         "@TextAttention",
-        q_proj=parts.linear(hidden, model.query_size, bias),
+        q_proj=linears["q_proj"],
         q_norm=parts.head_norm(model),
         **({} if reuses else own),
-        o_proj=parts.linear(model.query_size, hidden, bias),
+        o_proj=linears["o_proj"],
     )
 
 
@@ -342,7 +342,8 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 FAMILIES = (
-    Family(
+    replace(
+        GEMMA,
         model_type="gemma3n_text",
         config=ConfigClass(
             tied=True,
@@ -356,24 +357,19 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma3n",),
         ),
-        tree=ModelTree(
-            "Gemma3n",
-            _layer,
-            _root,
-            others={REUSING: partial(_layer, reuses=True)},
-            kind=_reuses_keys,
-        ),
-        architecture=replace(
-            GEMMA_STEP,
-            layer=gemma3n,
-            norm=NormKind.RMS_BY_POWER,
-            tables_by_kind=True,
-            layer_table=layer_table,
-            layer_inputs=layer_inputs,
-            spread=spread,
-            gathered=gathered,
-            reads_weights="altup.correction_coefs",
-        ),
+        prefix="Gemma3n",
+        layer=ModuleClass("", _tree, gemma3n),
+        others={REUSING: ModuleClass("", partial(_tree, reuses=True), gemma3n)},
+        kind=_reuses_keys,
+        root=_root,
+        norm=NormKind.RMS_BY_POWER,
+        tables_by_kind=True,
+        layer_table=layer_table,
+        layer_inputs=layer_inputs,
+        spread=spread,
+        gathered=gathered,
+        reads_weights="altup.correction_coefs",
+        liger=None,
         unread={Why.NUMBERS: "altup_lr_multiplier rope_local_base_freq"},
         with_towers=TowerClass(
             made="Gemma3nForConditionalGeneration",

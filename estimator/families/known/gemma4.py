@@ -1,32 +1,29 @@
 """Gemma 4: per-layer embeddings, keys and values shared by the last layers, an MLP parallel to experts.
 
 Source: transformers 5.23, models/gemma4/modeling_gemma4.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.experts import Routing, grouped_experts
+from estimator.families.experts import Routing, experts_tree, grouped_experts
 from estimator.families.family import (
     NORMS_BESIDE,
     ConfigClass,
     ExpertKeys,
-    Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     TowerClass,
     Why,
     WindowKeys,
 )
-from estimator.families.known.gemma import GEMMA_STEP, four_norms
+from estimator.families.known.gemma import GEMMA
 from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
-from estimator.families.layers import gated_mlp
+from estimator.families.layers import gated_mlp, gated_mlp_tree
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -38,7 +35,6 @@ from estimator.families.modules import (
     TreeTensor,
     Width,
     tree,
-    with_buffers,
 )
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
 from estimator.families.rotary import turned
@@ -145,36 +141,44 @@ def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
     return op.scale(tape, op.add(tape, projected, by_table))
 
 
-def _layer(model: Model, *, is_global: bool = False, reuses: bool = False) -> Tree:
-    """``model`` as this layer sees it, by ``layer_model``."""
-    return tree(
-        "@TextDecoderLayer",
-        TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),
-        self_attn=_attention(
-            model, has_values=not (is_global and model.attention_k_eq_v), reuses=reuses
-        ),
-        mlp=parts.gated_mlp(model, class_name="@TextMLP"),
-        **four_norms(model),
-        act_fn=LEAF if model.hidden_size_per_layer_input else None,
-        **layer_input(model),
-        **(_experts(model) if model.num_experts else {}),
-    )
+def four_norms(model: Model) -> dict[str, Norm]:
+    """Before and after attention, before and after the MLP."""
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return {f"{name}_layernorm": parts.norm(model) for name in names}
+
+
+def _layer(*, is_global: bool = False, reuses: bool = False) -> ModuleClass:
+    def layer_tree(model: Model) -> Tree:
+        """``model`` as this layer sees it, by ``layer_model``."""
+        has_values = not (is_global and model.attention_k_eq_v)
+        return tree(
+            "@TextDecoderLayer",
+            TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),
+            self_attn=_attention(model, has_values=has_values, reuses=reuses),
+            mlp=gated_mlp_tree(model, class_name="@TextMLP"),
+            **four_norms(model),
+            act_fn=LEAF if model.hidden_size_per_layer_input else None,
+            **layer_input(model),
+            **(_experts(model) if model.num_experts else {}),
+        )
+
+    return ModuleClass("", layer_tree, gemma4)
 
 
 def _attention(model: Model, *, has_values: bool, reuses: bool) -> Tree:
-    hidden, bias = model.hidden_size, model.attention_bias
+    linears = parts.projections(model)
     own: dict[str, Module | None] = {
         "k_norm": parts.head_norm(model),
         "v_norm": parts.head_norm(model, weight=False),
-        "k_proj": parts.linear(hidden, model.key_value_size, bias),
-        "v_proj": parts.linear(hidden, model.key_value_size, bias) if has_values else None,
+        "k_proj": linears["k_proj"],
+        "v_proj": linears["v_proj"] if has_values else None,
     }
     return tree(
         "@TextAttention",
-        q_proj=parts.linear(hidden, model.query_size, bias),
+        q_proj=linears["q_proj"],
         q_norm=parts.head_norm(model),
         **({} if reuses else own),
-        o_proj=parts.linear(model.query_size, hidden, bias),
+        o_proj=linears["o_proj"],
     )
 
 
@@ -201,7 +205,7 @@ def _experts(model: Model) -> dict[str, Tree | Module]:
             norm=Norm("", hidden, weight=False),
             proj=parts.linear(hidden, experts),
         ),
-        "experts": parts.experts(model, class_name="@TextExperts"),
+        "experts": experts_tree(model, class_name="@TextExperts"),
         "post_feedforward_layernorm_1": parts.norm(model),
         "post_feedforward_layernorm_2": parts.norm(model),
         "pre_feedforward_layernorm_2": parts.norm(model),
@@ -214,32 +218,28 @@ def text_model(model: Model, rotary_emb: Tree, *buffers: TreeTensor, **more: Tre
     of_all_layers = model.num_hidden_layers * width
     table = Embedding("", model.vocab_size_per_layer_input, of_all_layers)
     of_layers: dict[str, Tree | Module] = {
-        "embed_tokens_per_layer": with_buffers(table, parts.embed_scale()),
+        "embed_tokens_per_layer": parts.scaled(table),
         "per_layer_model_projection": parts.linear(model.hidden_size, of_all_layers),
         "per_layer_projection_norm": Norm("", width),
     }
-    return tree(
-        model=tree(
-            "@TextModel",
-            *buffers,
-            embed_tokens=with_buffers(parts.tokens(model), parts.embed_scale()),
-            layers=LAYERS,
-            norm=parts.norm(model),
-            rotary_emb=rotary_emb,
-            **(of_layers if width else {}),
-            **more,
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "model",
+        "@TextModel",
+        *buffers,
+        embed_tokens=parts.scaled_tokens(model),
+        layers=LAYERS,
+        norm=parts.norm(model),
+        rotary_emb=rotary_emb,
+        **(of_layers if width else {}),
+        **more,
     )
 
 
 def _root(model: Model) -> Tree:
-    """Rotary frequencies of layers without a window, and of those with one; each twice."""
+    """Rotary frequencies of layers without a window, and of those with one."""
     widths = (model.global_head_dim or model.head_dim, model.head_dim)
-    frequencies = (
-        TreeTensor("inv_freq", width // 2, Width.FLOAT32) for width in widths for _ in "12"
-    )
-    return text_model(model, with_buffers(LEAF, *frequencies))
+    return text_model(model, parts.frequencies(*(width // 2 for width in widths)))
 
 
 def shares_keys(model: Model, index: int) -> str:
@@ -372,7 +372,8 @@ def _has_experts(read: Config) -> bool:
 
 
 FAMILIES = (
-    Family(
+    replace(
+        GEMMA,
         model_type="gemma4_text",
         config=ConfigClass(
             tied=True,
@@ -386,26 +387,20 @@ FAMILIES = (
             own=_own,
             wrappers=("gemma4",),
         ),
-        tree=ModelTree(
-            "Gemma4",
-            _layer,
-            _root,
-            others={
-                GLOBAL: partial(_layer, is_global=True),
-                REUSING: partial(_layer, reuses=True),
-                f"{GLOBAL}-{REUSING}": partial(_layer, is_global=True, reuses=True),
-            },
-            kind=shares_keys,
-        ),
-        architecture=replace(
-            GEMMA_STEP,
-            layer=gemma4,
-            norm=NormKind.RMS_BY_POWER,
-            tables_by_kind=True,
-            layer_table=layer_table,
-            layer_inputs=layer_inputs,
-            flash_lacks="heads of more than 256 numbers",
-        ),
+        prefix="Gemma4",
+        layer=_layer(),
+        others={
+            GLOBAL: _layer(is_global=True),
+            REUSING: _layer(reuses=True),
+            f"{GLOBAL}-{REUSING}": _layer(is_global=True, reuses=True),
+        },
+        kind=shares_keys,
+        root=_root,
+        norm=NormKind.RMS_BY_POWER,
+        tables_by_kind=True,
+        layer_table=layer_table,
+        layer_inputs=layer_inputs,
+        flash_lacks="heads of more than 256 numbers",
         liger=replace(
             NORMS_BESIDE,
             rotary=False,

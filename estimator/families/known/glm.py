@@ -1,12 +1,12 @@
 """GLM and GLM-4; GLM-4.5 and 4.7 Flash, whose layers are DeepSeek's with other modules.
 
 Source: transformers 5.23, models/glm, models/glm4, models/glm4_moe, models/glm4_moe_lite, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from estimator.families import parts
@@ -18,60 +18,57 @@ from estimator.families.config_rules import (
 )
 from estimator.families.family import (
     NORMS_BESIDE,
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     Rotary,
     Why,
 )
 from estimator.families.known.deepseek import (
     DEEPSEEK_UNREAD,
+    DENSE_MLP,
+    LATENT_ATTENTION,
+    MIXTURE,
     check_interleaved,
-    deepseek_v3,
-    dense_mlp,
-    latent_attention_tree,
-    mixture,
 )
 from estimator.families.layer_kinds import DENSE
-from estimator.families.layers import decoder_layer, fused_gated_mlp, separate_attention
-from estimator.families.modules import Tree, extended, tree
+from estimator.families.layers import (
+    ATTENTION,
+    FUSED_GATED_MLP,
+    attention_tree,
+    decoder_layer,
+    late_norm_attention,
+    normed_tree,
+    residual_forward,
+)
+from estimator.families.modules import Tree, extended
 from estimator.families.reader import Config, kinds_in
 from estimator.values.specs import Model
 
-
-def glm_attention(model: Model) -> Tree:
-    """With norms of queries and keys if the config has them."""
-    return parts.normed_attention(model) if model.qk_norm else parts.attention(model)
-
-
-def _glm_layer(model: Model) -> Tree:
-    linears = parts.projections(model, bias=model.attention_bias, output_bias=False)
-    return tree(
-        "@DecoderLayer",
-        self_attn=tree("@Attention", **linears),
-        mlp=parts.fused_gated_mlp(model),
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-    )
+_GLM = decoder_layer(ATTENTION, FUSED_GATED_MLP)
+"""Llama with a fused gate and up."""
+_AFTER = ("post_self_attn_layernorm", "post_mlp_layernorm")
 
 
-def _glm4_layer(model: Model) -> Tree:
-    return extended(
-        _glm_layer(model),
-        post_self_attn_layernorm=parts.norm(model),
-        post_mlp_layernorm=parts.norm(model),
-    )
+def _glm4_tree(model: Model) -> Tree:
+    return extended(_GLM.tree(model), **{name: parts.norm(model) for name in _AFTER})
 
 
-glm = decoder_layer(
-    separate_attention, fused_gated_mlp, after=("post_self_attn_layernorm", "post_mlp_layernorm")
+_GLM4 = ModuleClass(
+    "", _glm4_tree, residual_forward(ATTENTION.forward, FUSED_GATED_MLP.forward, after=_AFTER)
 )
-"""Llama with a fused gate and up; GLM-4 normalises what it adds as well."""
+"""GLM-4 normalises what it adds as well."""
 
 
-_GLM = Architecture(glm, rotary=Rotary.PAIRS)
+def _moe_attention_tree(model: Model) -> Tree:
+    """With norms of queries and keys if the config has them."""
+    return normed_tree(model) if model.qk_norm else attention_tree(model)
+
+
+_MOE_ATTENTION = ModuleClass(
+    "self_attn", _moe_attention_tree, partial(late_norm_attention, keeps_parts=False)
+)
 
 
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +101,9 @@ FAMILIES = (
             partial_rotary_factor=0.5,
             biases=input_biases("attention_bias", default=True),
         ),
-        tree=ModelTree("Glm", _glm_layer),
-        architecture=_GLM,
+        prefix="Glm",
+        layer=_GLM,
+        rotary=Rotary.PAIRS,
         unread={Why.OFF: "head_dim"},
     ),
     Family(
@@ -119,8 +117,9 @@ FAMILIES = (
             aliases=("glm4v_text",),
             alias_rotary_factors={"glm4v_text": 1.0},  # modeling_glm4v.py, Glm4vTextRotaryEmbedding
         ),
-        tree=ModelTree("Glm4", _glm4_layer),
-        architecture=_GLM,
+        prefix="Glm4",
+        layer=_GLM4,
+        rotary=Rotary.PAIRS,
         liger=replace(NORMS_BESIDE, rotary=False),
     ),
     Family(
@@ -140,12 +139,9 @@ FAMILIES = (
             aliases=("glm4v_moe_text",),
             own=_own,
         ),
-        tree=ModelTree(
-            "Glm4Moe",
-            parts.decoder_layer(glm_attention, mixture),
-            others={DENSE: parts.decoder_layer(glm_attention, dense_mlp)},
-        ),
-        architecture=Architecture(deepseek_v3),
+        prefix="Glm4Moe",
+        layer=decoder_layer(_MOE_ATTENTION, MIXTURE),
+        others={DENSE: decoder_layer(_MOE_ATTENTION, DENSE_MLP)},
         unread=DEEPSEEK_UNREAD,
         merges_experts=True,
     ),
@@ -162,12 +158,10 @@ FAMILIES = (
             ),
             own=_latent,
         ),
-        tree=ModelTree(
-            "Glm4MoeLite",
-            parts.decoder_layer(latent_attention_tree, mixture),
-            others={DENSE: parts.decoder_layer(latent_attention_tree, dense_mlp)},
-        ),
-        architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
+        prefix="Glm4MoeLite",
+        layer=decoder_layer(LATENT_ATTENTION, MIXTURE),
+        others={DENSE: decoder_layer(LATENT_ATTENTION, DENSE_MLP)},
+        rotary=Rotary.SPLIT_PAIRS,
         unread={**DEEPSEEK_UNREAD, Why.OFF: f"{DEEPSEEK_UNREAD[Why.OFF]} head_dim mlp_layer_types"},
         merges_experts=True,
     ),

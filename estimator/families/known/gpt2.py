@@ -1,25 +1,18 @@
 """GPT-2 and GPT-BigCode: LayerNorms, one fused projection, learned positions.
 
 Source: transformers 5.23, models/gpt2, models/gpt_bigcode, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    LargeBuffer,
-    ModelTree,
-    NormKind,
-    Why,
-)
+from estimator.families.family import ConfigClass, Family, LargeBuffer, ModuleClass, NormKind, Why
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.reader import Config
@@ -27,35 +20,33 @@ from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
+_CONV1D, _LINEAR = (
+    plain_mlp("c_fc", "c_proj", "up down act dropout", conv1d=conv1d) for conv1d in (True, False)
+)
 
-def _gpt2_layer(model: Model) -> Tree:
-    return _layer(model, conv1d=True, attn_dropout=LEAF)
 
-
-def _layer(model: Model, *, conv1d: bool = False, **dropouts: Tree) -> Tree:
-    qkv, output = parts.fused_projections(model, bias=True, output_bias=True, conv1d=conv1d)
-    up, down = parts.up_and_down(model, bias=True, conv1d=conv1d)
+def _tree(model: Model, *, mlp: ModuleClass, **dropouts: Tree) -> Tree:
+    qkv, output = parts.fused_projections(model, conv1d=mlp is _CONV1D)
     return tree(
         "@Block",
-        ln_1=parts.norm(model, bias=True),
+        ln_1=parts.biased_norm(model),
         attn=tree("@Attention", c_attn=qkv, c_proj=output, **dropouts, resid_dropout=LEAF),
-        ln_2=parts.norm(model, bias=True),
-        mlp=tree("@MLP", c_fc=up, c_proj=down, act=LEAF, dropout=LEAF),
+        ln_2=parts.biased_norm(model),
+        mlp=mlp.tree(model),
     )
 
 
 def _root(model: Model, *buffers: TreeTensor) -> Tree:
-    return tree(
-        transformer=tree(
-            "@Model",
-            *buffers,
-            wte=parts.tokens(model),
-            wpe=parts.learned_positions(model),
-            drop=LEAF,
-            h=LAYERS,
-            ln_f=parts.norm(model, bias=True),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "transformer",
+        "@Model",
+        *buffers,
+        wte=parts.tokens(model),
+        wpe=parts.learned_positions(model),
+        drop=LEAF,
+        h=LAYERS,
+        ln_f=parts.biased_norm(model),
     )
 
 
@@ -72,7 +63,7 @@ def gpt2(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, attended, residual)
     residual = x
     x = b.norm("ln_2", x)
-    hidden = plain_mlp(b, x, "mlp.c_fc", "mlp.c_proj")
+    hidden = _LINEAR.forward(b, x)
     hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
     return op.add(b.tape, residual, hidden)
 
@@ -87,31 +78,30 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_DROPOUTS = (("embd_pdrop", 0.1), ("attn_pdrop", 0.1), ("resid_pdrop", 0.1))
-
-
 def _unread_mask(model: Model) -> tuple[LargeBuffer, ...]:
     return (LargeBuffer("bias", 1, model.max_position_embeddings**2),)
 
 
+_CONFIG = ConfigClass(
+    tied=True,
+    derived_head_dim=True,
+    hidden_act="gelu_new",
+    activation_key="activation_function",
+    width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
+    position_offset=0,
+    biases=fixed_biases(True, True, True),
+    dropouts=(("embd_pdrop", 0.1), ("attn_pdrop", 0.1), ("resid_pdrop", 0.1)),
+)
 FAMILIES = (
     Family(
         model_type="gpt2",
-        config=ConfigClass(
-            tied=True,
-            one_head_each=True,
-            derived_head_dim=True,
-            hidden_act="gelu_new",
-            activation_key="activation_function",
-            width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
-            position_offset=0,
-            biases=fixed_biases(True, True, True),
-            dropouts=_DROPOUTS,
-            dropout_modules=(True, True, True),
-            own=_own,
-        ),
-        tree=ModelTree("GPT2", _gpt2_layer, _root),
-        architecture=Architecture(gpt2, NormKind.LAYER_NORM, rotary=None, softmax_float32=False),
+        config=replace(_CONFIG, one_head_each=True, dropout_modules=(True, True, True), own=_own),
+        prefix="GPT2",
+        layer=ModuleClass("", partial(_tree, mlp=_CONV1D, attn_dropout=LEAF), gpt2),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
+        softmax_float32=False,
         unread={
             Why.NUMBERS: "scale_attn_by_inverse_layer_idx scale_attn_weights",
             Why.UNREAD: "n_ctx",
@@ -120,19 +110,14 @@ FAMILIES = (
     ),
     Family(
         model_type="gpt_bigcode",
-        config=ConfigClass(
-            tied=True,
-            key_value_heads_of=_key_value_heads,
-            derived_head_dim=True,
-            hidden_act="gelu_pytorch_tanh",
-            activation_key="activation_function",
-            width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
-            position_offset=0,
-            biases=fixed_biases(True, True, True),
-            dropouts=_DROPOUTS,
+        config=replace(
+            _CONFIG, key_value_heads_of=_key_value_heads, hidden_act="gelu_pytorch_tanh"
         ),
-        tree=ModelTree("GPTBigCode", _layer, _masked_root),
-        architecture=Architecture(gpt2, NormKind.LAYER_NORM, rotary=None),
+        prefix="GPTBigCode",
+        layer=ModuleClass("", partial(_tree, mlp=_LINEAR), gpt2),
+        root=_masked_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
         unread={
             Why.NUMBERS: "scale_attn_weights",
             Why.SAME_BYTES: "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",

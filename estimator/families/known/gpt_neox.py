@@ -1,7 +1,6 @@
 """GPT-NeoX (Pythia): attention and MLP on two norms of one input.
 
 Source: transformers 5.23, models/gpt_neox, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import Config
@@ -18,33 +17,31 @@ from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
+_MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up down act")
 
-def _layer(model: Model) -> Tree:
-    biases = {"bias": model.attention_bias, "output_bias": model.attention_output_bias}
-    qkv, output = parts.fused_projections(model, **biases)
-    up, down = parts.up_and_down(model, bias=True)
+
+def _tree(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model)
     return tree(
         "@Layer",
-        input_layernorm=parts.norm(model, bias=True),
-        post_attention_layernorm=parts.norm(model, bias=True),
+        input_layernorm=parts.biased_norm(model),
+        post_attention_layernorm=parts.biased_norm(model),
         post_attention_dropout=LEAF,
         post_mlp_dropout=LEAF,
         attention=tree("@Attention", query_key_value=qkv, dense=output),
-        mlp=tree("@MLP", dense_h_to_4h=up, dense_4h_to_h=down, act=LEAF),
+        mlp=_MLP.tree(model),
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        gpt_neox=tree(
-            "@Model",
-            embed_in=parts.tokens(model),
-            emb_dropout=LEAF,
-            layers=LAYERS,
-            final_layer_norm=parts.norm(model, bias=True),
-            rotary_emb=parts.rotary(model),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "gpt_neox",
+        embed_in=parts.tokens(model),
+        emb_dropout=LEAF,
+        layers=LAYERS,
+        final_layer_norm=parts.biased_norm(model),
+        rotary_emb=parts.rotary(model),
     )
 
 
@@ -54,17 +51,13 @@ def gpt_neox(b: Block, x: Tensor) -> Tensor:
     attended = fused_attention(b, b.norm("input_layernorm", x), fused, output, head_major=True)
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
     if b.model.parallel_residual:
-        hidden = _neox_mlp(b, b.norm("post_attention_layernorm", x))
+        hidden = _MLP.forward(b, b.norm("post_attention_layernorm", x))
         hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
         return op.add(b.tape, op.add(b.tape, hidden, attended), x)
     attended = op.add(b.tape, attended, x)
-    hidden = _neox_mlp(b, b.norm("post_attention_layernorm", attended))
+    hidden = _MLP.forward(b, b.norm("post_attention_layernorm", attended))
     hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
     return op.add(b.tape, hidden, attended)
-
-
-def _neox_mlp(b: Block, x: Tensor) -> Tensor:
-    return plain_mlp(b, x, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 
 
 def _biases(read: Config) -> tuple[bool, bool, bool]:
@@ -93,8 +86,10 @@ FAMILIES = (
             dropouts=(("hidden_dropout", 0.0), ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             own=_own,
         ),
-        tree=ModelTree("GPTNeoX", _layer, _root),
-        architecture=Architecture(gpt_neox, NormKind.LAYER_NORM),
+        prefix="GPTNeoX",
+        layer=ModuleClass("", _tree, gpt_neox),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
         unread={Why.NUMBERS: "rotary_emb_base", Why.OFF: "rotary_pct"},
     ),
 )

@@ -1,7 +1,6 @@
 """GPT-OSS: attention whose softmax has one more score a head, a sink; experts with biases and a clamped gate.
 
 Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,14 +10,19 @@ from dataclasses import replace
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
-from estimator.families.experts import Routing, grouped_experts
+from estimator.families.experts import (
+    Routing,
+    grouped_experts,
+    router,
+    stacks,
+    with_recorded_scores,
+)
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
     Kernels,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Rotary,
     Why,
@@ -83,10 +87,7 @@ def _routing(b: Block, x: Tensor) -> Routing:
     tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
     logits = b.router("mlp.router", x)
     largest, indices = op.top_k(tape, logits, chosen)
-    routing = Routing(logits, op.softmax(tape, largest), indices)
-    if b.router_logits is not None:
-        b.router_logits[b.played] = logits
-    return routing
+    return with_recorded_scores(b, Routing(logits, op.softmax(tape, largest), indices))
 
 
 def _experts(b: Block, x: Tensor) -> Tensor:
@@ -95,10 +96,6 @@ def _experts(b: Block, x: Tensor) -> Tensor:
     x = grouped_experts(b, x, routing, "mlp", gate=_clamped_gate)
     b.hold(routing.shares)
     return x
-
-
-gpt_oss = decoder_layer(_attention, _experts)
-"""Llama's layer with both."""
 
 
 def _clamped_gate(b: Block, both: Tensor) -> Tensor:
@@ -114,16 +111,17 @@ def _clamped_gate(b: Block, both: Tensor) -> Tensor:
 
 
 def _attention_tree(model: Model) -> Tree:
-    return parts.attention(model, sinks=OwnParameter(Norm("", model.num_attention_heads)))
+    sinks = OwnParameter(Norm("", model.num_attention_heads))
+    return tree("@Attention", **parts.projections(model), sinks=sinks)
 
 
-def _mlp(model: Model) -> Tree:
-    stacks = parts.stacks(model, transposed=True)
+def _mlp_tree(model: Model) -> Tree:
+    held = stacks(model, transposed=True)
     return tree(
         "@MLP",
-        router=replace(parts.router(model), bias=True),
+        router=replace(router(model), bias=True),
         experts=tree(
-            **{name: OwnParameter(replace(stack, bias=True)) for name, stack in stacks.items()}
+            **{name: OwnParameter(replace(stack, bias=True)) for name, stack in held.items()}
         ),
     )
 
@@ -138,14 +136,15 @@ FAMILIES = (
             windows=WindowKeys(default=128, pattern=2, pattern_is_fixed=True),
             experts=ExpertKeys(),
         ),
-        tree=ModelTree("GptOss", parts.decoder_layer(_attention_tree, _mlp)),
-        architecture=Architecture(
-            gpt_oss,
-            NormKind.RMS_CAST_LAST,
-            Rotary.SPLIT_HALVES,
-            eager_only=True,
-            flash_lacks="attention sinks",
+        prefix="GptOss",
+        layer=decoder_layer(
+            ModuleClass("self_attn", _attention_tree, _attention),
+            ModuleClass("mlp", _mlp_tree, _experts),
         ),
+        norm=NormKind.RMS_CAST_LAST,
+        rotary=Rotary.SPLIT_HALVES,
+        eager_only=True,
+        flash_lacks="attention sinks",
         liger=Kernels(mlp=False, budget=8),
         unread={
             Why.NUMBERS: "swiglu_alpha swiglu_limit initial_context_length",

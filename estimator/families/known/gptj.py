@@ -1,7 +1,6 @@
 """GPT-J: one norm for attention and MLP, and its own eager attention.
 
 Source: transformers 5.23, models/gptj, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,15 +10,7 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    Family,
-    LargeBuffer,
-    ModelTree,
-    NormKind,
-    Why,
-)
+from estimator.families.family import ConfigClass, Family, LargeBuffer, ModuleClass, NormKind, Why
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
@@ -31,36 +22,29 @@ from estimator.tape.attention import AttentionShape
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import Model
 
+_MLP = plain_mlp("fc_in", "fc_out", "up down act dropout")
 
-def _layer(model: Model) -> Tree:
+
+def _tree(model: Model) -> Tree:
     turned = int(model.head_dim * model.partial_rotary_factor)
     elements = model.max_position_embeddings * turned
-    up, down = parts.up_and_down(model, bias=True)
     return tree(
         "@Block",
-        ln_1=parts.norm(model, bias=True),
+        ln_1=parts.biased_norm(model),
         attn=tree(
             "@Attention",
             TreeTensor("embed_positions", elements, Width.FLOAT32),
             attn_dropout=LEAF,
             resid_dropout=LEAF,
-            **parts.projections(model, "kvqo", "out_proj", bias=False, output_bias=False),
+            **parts.projections(model, "kvqo", "out_proj"),
         ),
-        mlp=tree("@MLP", fc_in=up, fc_out=down, act=LEAF, dropout=LEAF),
+        mlp=_MLP.tree(model),
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        transformer=tree(
-            "@Model",
-            wte=parts.tokens(model),
-            drop=LEAF,
-            h=LAYERS,
-            ln_f=parts.norm(model, bias=True),
-        ),
-        lm_head=parts.head(model, bias=True),
-    )
+    wte, final = parts.tokens(model), parts.biased_norm(model)
+    return parts.causal_lm(model, "transformer", wte=wte, drop=LEAF, h=LAYERS, ln_f=final)
 
 
 def gptj(b: Block, x: Tensor) -> Tensor:
@@ -68,7 +52,7 @@ def gptj(b: Block, x: Tensor) -> Tensor:
     residual = x
     x = b.norm("ln_1", x)
     attended = gptj_attention(b, x)
-    hidden = op.dropout(b.tape, plain_mlp(b, x, "mlp.fc_in", "mlp.fc_out"), b.model.resid_pdrop)
+    hidden = op.dropout(b.tape, _MLP.forward(b, x), b.model.resid_pdrop)
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
 
 
@@ -144,10 +128,13 @@ FAMILIES = (
             dropout_modules=(True, True, True),
             own=_own,
         ),
-        tree=ModelTree("GPTJ", _layer, _root),
-        architecture=Architecture(
-            gptj, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
-        ),
+        prefix="GPTJ",
+        layer=ModuleClass("", _tree, gptj),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
+        eager_only=True,
+        returns_weights=True,
         unread={Why.UNREAD: "n_ctx rotary scale_attn_weights gradient_checkpointing"},
         large_buffers=_table_a_layer,
     ),

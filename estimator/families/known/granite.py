@@ -1,11 +1,11 @@
 """Granite: Llama's layer times numbers, with experts (MoE), with mixers of Mamba 2 (4.0).
 
 Source: transformers 5.23, models/granite, models/granitemoe, models/granitemoehybrid, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,21 +13,26 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
-from estimator.families.experts import mixture
+from estimator.families.experts import experts_tree, mixture, router
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
     Kernels,
-    ModelTree,
+    ModuleClass,
+    TreeOf,
     Why,
 )
-from estimator.families.known.llama import llama, llama_layer
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
-from estimator.families.layers import late_norm_attention
-from estimator.families.mamba import MAMBA_FALLBACK, mamba
-from estimator.families.modules import LAYERS, LEAF, Tree, tree
+from estimator.families.layers import (
+    attention_tree,
+    dropped_attention,
+    late_norm_attention,
+    residual_forward,
+)
+from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
+from estimator.families.modules import LEAF, Tree, tree
 from estimator.families.reader import Config, kinds_in
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -35,70 +40,63 @@ from estimator.values.specs import Model
 
 
 def _experts(model: Model) -> Tree:
-    return tree("@MoE", router=parts.router(model), experts=parts.experts(model))
+    return tree("@MoE", router=router(model), experts=experts_tree(model))
 
 
-def _granitemoe_layer(model: Model) -> Tree:
+def _moe_tree(model: Model) -> Tree:
     return tree(
         "@DecoderLayer",
-        self_attn=parts.attention(model),
+        self_attn=attention_tree(model),
         input_layernorm=parts.norm(model),
         post_attention_layernorm=parts.norm(model),
         block_sparse_moe=_experts(model),
     )
 
 
-def _hybrid_layer(model: Model, *, is_mamba: bool = False) -> Tree:
+def _hybrid(name: str, mixer_tree: TreeOf, mixer: Callable[[Block, Tensor], Tensor]) -> ModuleClass:
     """Granite 4.0: the MLP called shared is the only one if there are no experts."""
-    hidden, width = model.hidden_size, model.intermediate_size
-    shared = tree(
-        "@MLP",
-        activation=LEAF,
-        input_linear=parts.linear(hidden, 2 * width),
-        output_linear=parts.linear(width, hidden),
-    )
-    return tree(
-        "@DecoderLayer",
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-        block_sparse_moe=_experts(model) if model.num_experts else None,
-        shared_mlp=shared,
-        self_attn=None if is_mamba else parts.attention(model),
-        mamba=parts.mamba(model, "@MambaLayer") if is_mamba else None,
-    )
+
+    def layer_tree(model: Model) -> Tree:
+        hidden, width = model.hidden_size, model.intermediate_size
+        shared = tree(
+            "@MLP",
+            activation=LEAF,
+            input_linear=parts.linear(hidden, 2 * width),
+            output_linear=parts.linear(width, hidden),
+        )
+        return tree(
+            "@DecoderLayer",
+            input_layernorm=parts.norm(model),
+            post_attention_layernorm=parts.norm(model),
+            block_sparse_moe=_experts(model) if model.num_experts else None,
+            shared_mlp=shared,
+            **{name: mixer_tree(model)},
+        )
+
+    def granite_hybrid(b: Block, x: Tensor) -> Tensor:
+        """Norm, mixer or attention, add; norm, MLP and perhaps experts, add; both times a number."""
+        tape = b.tape
+        residual = x
+        x = b.norm("input_layernorm", x)
+        x = mixer(b, x)
+        x = op.add(tape, residual, op.scale(tape, x))
+        residual = x
+        x = b.norm("post_attention_layernorm", x)
+        if b.model.num_experts:
+            chosen = mixture(b, x)
+            x = op.add(tape, chosen, _shared_mlp(b, x))
+        else:
+            x = _shared_mlp(b, x)
+        x = op.add(tape, residual, op.scale(tape, x))
+        return x
+
+    return ModuleClass("", layer_tree, granite_hybrid)
 
 
-def _hybrid_root(model: Model) -> Tree:
-    """Rotary embeddings only if the config asks for them."""
+def _rotary(model: Model) -> Tree | None:
+    """Only if the config asks for it."""
     turns = not (model.no_rope_layers and all(model.no_rope_layers))
-    return tree(
-        model=tree(
-            "@Model",
-            embed_tokens=parts.tokens(model),
-            layers=LAYERS,
-            norm=parts.norm(model),
-            rotary_emb=parts.rotary(model) if turns else None,
-        ),
-        lm_head=parts.head(model),
-    )
-
-
-def granite_hybrid(b: Block, x: Tensor) -> Tensor:
-    """Granite 4.0: norm, mixer or attention, add; norm, MLP and perhaps experts, add; both times a number."""
-    tape = b.tape
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = mamba(b, x, "mamba") if b.has("mamba.in_proj") else late_norm_attention(b, x)
-    x = op.add(tape, residual, op.scale(tape, x))
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    if b.model.num_experts:
-        chosen = mixture(b, x)
-        x = op.add(tape, chosen, _shared_mlp(b, x))
-    else:
-        x = _shared_mlp(b, x)
-    x = op.add(tape, residual, op.scale(tape, x))
-    return x
+    return parts.rotary(model) if turns else None
 
 
 def _shared_mlp(b: Block, x: Tensor) -> Tensor:
@@ -108,9 +106,6 @@ def _shared_mlp(b: Block, x: Tensor) -> Tensor:
     del both
     x = op.multiply(b.tape, b.activation(gate), up, "gate × up")
     return b.linear("shared_mlp.output_linear", x)
-
-
-_STEP = Architecture(llama, scales_embedding=True, scales_logits=True)
 
 
 _MULTIPLIERS = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier"
@@ -139,25 +134,29 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+_GRANITE = Family(
+    model_type="granite",
+    config=ConfigClass(biases=attention_biases(has_mlp_key=True)),
+    prefix="Granite",
+    layer=LLAMA_LAYER,
+    scales_embedding=True,
+    scales_logits=True,
+    liger=Kernels(fuses_head=False, whole_logits=True),
+    unread={Why.NUMBERS: _MULTIPLIERS},
+    multiplies_residual=True,
+)
 FAMILIES = (
-    Family(
-        model_type="granite",
-        config=ConfigClass(biases=attention_biases(has_mlp_key=True)),
-        tree=ModelTree("Granite", llama_layer),
-        architecture=_STEP,
-        liger=Kernels(fuses_head=False, whole_logits=True),
-        unread={Why.NUMBERS: _MULTIPLIERS},
-        multiplies_residual=True,
-    ),
-    Family(
+    _GRANITE,
+    replace(
+        _GRANITE,
         model_type="granitemoe",
         config=ConfigClass(experts=ExpertKeys()),
-        tree=ModelTree("GraniteMoe", _granitemoe_layer),
-        architecture=_STEP,
-        unread={Why.NUMBERS: _MULTIPLIERS},
-        multiplies_residual=True,
+        prefix="GraniteMoe",
+        layer=ModuleClass("", _moe_tree, residual_forward(dropped_attention, mixture)),
+        liger=None,
     ),
-    Family(
+    replace(
+        _GRANITE,
         model_type="granitemoehybrid",
         config=ConfigClass(
             width=lambda read, hidden: read.whole("shared_intermediate_size", default=1024),
@@ -165,15 +164,19 @@ FAMILIES = (
             experts=ExpertKeys(),
             own=_own,
         ),
-        tree=ModelTree(
-            "GraniteMoeHybrid",
-            _hybrid_layer,
-            _hybrid_root,
-            others={MAMBA: partial(_hybrid_layer, is_mamba=True)},
-        ),
-        architecture=replace(
-            _STEP, layer=granite_hybrid, tables_if_turned=True, fallback=MAMBA_FALLBACK
-        ),
+        prefix="GraniteMoeHybrid",
+        layer=_hybrid("self_attn", attention_tree, late_norm_attention),
+        others={
+            MAMBA: _hybrid(
+                "mamba",
+                partial(mamba_tree, class_name="@MambaLayer"),
+                partial(mamba, block="mamba"),
+            )
+        },
+        root=partial(parts.decoder, rotary_emb=_rotary),
+        tables_if_turned=True,
+        fallback=MAMBA_FALLBACK,
+        liger=None,
         unread={
             Why.NUMBERS: f"{_MULTIPLIERS} time_step_limit time_step_max time_step_min",
             Why.OFF: """
@@ -182,6 +185,5 @@ FAMILIES = (
             output_router_logits""",
             Why.UNREAD: "init_method normalization_function",
         },
-        multiplies_residual=True,
     ),
 )

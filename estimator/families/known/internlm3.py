@@ -5,8 +5,8 @@ Source: the repository's own modeling_internlm3.py.
 
 from __future__ import annotations
 
-from estimator.families.family import ConfigClass, Family, ModelTree
-from estimator.families.known.llama import LLAMA_STEP, llama_layer
+from estimator.families.family import ConfigClass, Family
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.reader import Config
 
 
@@ -21,7 +21,8 @@ FAMILIES = (
     Family(
         model_type="internlm3",
         config=ConfigClass(biases=_biases),
-        tree=ModelTree("InternLM3", llama_layer),
-        architecture=LLAMA_STEP,
+        prefix="InternLM3",
+        layer=LLAMA_LAYER,
+        like="llama",
     ),
 )

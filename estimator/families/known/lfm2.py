@@ -3,17 +3,17 @@
 The convolution is PyTorch's, which runs where the kernel of causal-conv1d is not installed.
 
 Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, Why
 from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
 from estimator.families.layers import unfused_gated_mlp
 from estimator.families.modules import LAYERS, Norm, Tree, tree
@@ -31,16 +31,36 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import Model
 
 
-def lfm2(b: Block, x: Tensor) -> Tensor:
+def _layer(
+    name: str, mixer_tree: Callable[[Model], Tree], mixer: Callable[[Block, Tensor], Tensor]
+) -> ModuleClass:
     """Norm, convolution or attention, add; norm, MLP, add."""
-    residual = x
-    mix = _short_convolution if b.has("conv.in_proj") else _attention
-    x = op.add(b.tape, mix(b, b.norm("operator_norm", x)), residual)
-    x = op.add(
-        b.tape, x, unfused_gated_mlp(b, b.norm("ffn_norm", x), "feed_forward", ("w1", "w3", "w2"))
-    )
-    del residual
-    return x
+
+    def layer_tree(model: Model) -> Tree:
+        hidden, width = model.hidden_size, model.intermediate_size
+        return tree(
+            "@DecoderLayer",
+            **{name: mixer_tree(model)},
+            feed_forward=tree(
+                "@MLP",
+                w1=parts.linear(hidden, width),
+                w3=parts.linear(hidden, width),
+                w2=parts.linear(width, hidden),
+            ),
+            operator_norm=parts.norm(model),
+            ffn_norm=parts.norm(model),
+        )
+
+    def lfm2(b: Block, x: Tensor) -> Tensor:
+        """Norm, convolution or attention, add; norm, MLP, add."""
+        names = ("w1", "w3", "w2")
+        residual = x
+        x = op.add(b.tape, mixer(b, b.norm("operator_norm", x)), residual)
+        x = op.add(b.tape, x, unfused_gated_mlp(b, b.norm("ffn_norm", x), "feed_forward", names))
+        del residual
+        return x
+
+    return ModuleClass("", layer_tree, lfm2)
 
 
 def _attention(b: Block, x: Tensor) -> Tensor:
@@ -80,49 +100,29 @@ def _short_convolution(b: Block, x: Tensor) -> Tensor:
     return out
 
 
-def _attention_layer(model: Model) -> Tree:
-    linears = parts.projections(model, output="out_proj", bias=False, output_bias=False)
-    norms = {name: parts.head_norm(model) for name in ("q_layernorm", "k_layernorm")}
-    return _layer(model, self_attn=tree("@Attention", **linears, **norms))
+def _attention_tree(model: Model) -> Tree:
+    norms = parts.head_norms(model, "q_layernorm", "k_layernorm")
+    return tree("@Attention", **parts.projections(model, output="out_proj"), **norms)
 
 
-def _convolution_layer(model: Model) -> Tree:
+def _convolution_tree(model: Model) -> Tree:
     hidden = model.hidden_size
-    convolution = tree(
+    return tree(
         "@ShortConv",
         conv=Norm("", hidden, taps=model.short_filter),
         in_proj=parts.linear(hidden, 3 * hidden),
         out_proj=parts.linear(hidden, hidden),
     )
-    return _layer(model, conv=convolution)
-
-
-def _layer(model: Model, **mixer: Tree) -> Tree:
-    hidden, width = model.hidden_size, model.intermediate_size
-    return tree(
-        "@DecoderLayer",
-        **mixer,
-        feed_forward=tree(
-            "@MLP",
-            w1=parts.linear(hidden, width),
-            w3=parts.linear(hidden, width),
-            w2=parts.linear(width, hidden),
-        ),
-        operator_norm=parts.norm(model),
-        ffn_norm=parts.norm(model),
-    )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        model=tree(
-            "@Model",
-            embed_tokens=parts.tokens(model),
-            layers=LAYERS,
-            rotary_emb=parts.rotary(model),
-            embedding_norm=parts.norm(model),
-        ),
-        lm_head=parts.head(model),
+    return parts.causal_lm(
+        model,
+        "model",
+        embed_tokens=parts.tokens(model),
+        layers=LAYERS,
+        rotary_emb=parts.rotary(model),
+        embedding_norm=parts.norm(model),
     )
 
 
@@ -175,8 +175,11 @@ FAMILIES = (
             mixers=_lfm2_layers,
             own=_own,
         ),
-        tree=ModelTree("Lfm2", _attention_layer, _root, others={CONVOLUTION: _convolution_layer}),
-        architecture=Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),
+        prefix="Lfm2",
+        layer=_layer("self_attn", _attention_tree, _attention),
+        others={CONVOLUTION: _layer("conv", _convolution_tree, _short_convolution)},
+        root=_root,
+        fallback=("short convolutions", "causal-conv1d"),
         unread={
             Why.OFF: "block_multiple_of full_attn_idxs intermediate_size",
             Why.UNREAD: """

@@ -1,37 +1,16 @@
 """Llama, whose layer most families share.
 
 Source: transformers 5.23, models/llama, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
-from estimator.families import parts
-from estimator.families.block import Block
 from estimator.families.config_rules import attention_biases
-from estimator.families.experts import mixture
-from estimator.families.family import Architecture, ConfigClass, Family, Kernels, ModelTree
-from estimator.families.layers import decoder_layer, dropped_attention, gated_mlp
-from estimator.families.modules import Tree
-from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
+from estimator.families.family import ConfigClass, Family, Kernels
+from estimator.families.layers import ATTENTION, GATED_MLP, decoder_layer
 
-
-def _mlp(model: Model) -> Tree:
-    return parts.gated_mlp(model, bias=model.mlp_bias)
-
-
-llama_layer = parts.decoder_layer(parts.attention, _mlp)
-"""Llama's layer."""
-
-
-def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
-    return gated_mlp(b, x) if b.has("mlp.gate_proj") else mixture(b, x)
-
-
-llama = decoder_layer(dropped_attention, _mlp_or_experts)
-"""Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
-LLAMA_STEP = Architecture(llama)
+LLAMA_LAYER = decoder_layer(ATTENTION, GATED_MLP)
+"""Norm, attention, add; norm, MLP, add: Llama, Mistral, Qwen, Granite and many more."""
 
 
 FAMILIES = (
@@ -57,9 +36,9 @@ FAMILIES = (
                 "max_position_embeddings": 2_048,
             },
         ),
-        has_tp_plan=True,
-        tree=ModelTree("Llama", llama_layer),
-        architecture=LLAMA_STEP,
+        prefix="Llama",
+        layer=LLAMA_LAYER,
         liger=Kernels(),
+        has_tp_plan=True,
     ),
 )

@@ -4,7 +4,6 @@ Each expert gets all tokens, times the router's share, which is 0 for those it w
 of E · T rows, where other mixtures multiply the T · k chosen ones.
 
 Source: transformers 5.23, models/llama4/modeling_llama4.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import listed_rotary
+from estimator.families.experts import experts_tree
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     Rotary,
     Why,
     WindowKeys,
 )
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
-from estimator.families.layers import unfused_gated_mlp
-from estimator.families.modules import Linear, Tree, tree
+from estimator.families.layers import gated_mlp_tree, unfused_gated_mlp
+from estimator.families.modules import Tree, tree
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -129,48 +128,38 @@ def _products(b: Block, x: Tensor) -> Tensor:
     return op.matmul(tape, states, downs, rows * model.hidden_size, "experts' down")
 
 
-def _layer(model: Model, *, is_dense: bool = False, turned: bool = True) -> Tree:
+def _layer(*, is_dense: bool = False, turned: bool = True) -> ModuleClass:
     """With experts or one MLP; layers without rotary embeddings lack norms of queries and keys."""
-    normed = model.qk_norm and turned
-    return tree(
-        "@TextDecoderLayer",
-        self_attn=tree(
-            "@TextAttention",
-            **parts.configured_projections(model),
-            qk_norm=parts.head_norm(model, weight=False) if normed else None,
-        ),
-        feed_forward=_mlp_tree(model, model.intermediate_size)
-        if is_dense
-        else _mixture_tree(model),
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-    )
+
+    def layer_tree(model: Model) -> Tree:
+        normed = model.qk_norm and turned
+        return tree(
+            "@TextDecoderLayer",
+            self_attn=tree(
+                "@TextAttention",
+                **parts.projections(model),
+                qk_norm=parts.head_norm(model, weight=False) if normed else None,
+            ),
+            feed_forward=(_mlp_tree if is_dense else _mixture_tree)(model),
+            input_layernorm=parts.norm(model),
+            post_attention_layernorm=parts.norm(model),
+        )
+
+    return ModuleClass("", layer_tree, llama4)
 
 
-def _mlp_tree(model: Model, width: int) -> Tree:
-    return parts.gated_mlp(model, width, class_name="@TextMLP", act="activation_fn")
+def _mlp_tree(model: Model, width: int = 0) -> Tree:
+    return gated_mlp_tree(model, width, class_name="@TextMLP", act="activation_fn")
 
 
 def _mixture_tree(model: Model) -> Tree:
     router = parts.linear(model.hidden_size, model.num_experts)
     return tree(
         "@TextMoe",
-        experts=parts.experts(model, class_name="@TextExperts", transposed=True),
+        experts=experts_tree(model, class_name="@TextExperts", transposed=True),
         router=replace(router, own_class=True, routes=True),
         shared_expert=_mlp_tree(model, model.shared_expert_intermediate_size),
     )
-
-
-def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
-    return (
-        Linear(f"{block}.gate_proj", model.hidden_size, width),
-        Linear(f"{block}.up_proj", model.hidden_size, width),
-        Linear(f"{block}.down_proj", width, model.hidden_size),
-    )
-
-
-def _root(model: Model) -> Tree:
-    return parts.decoder(model, class_name="@TextModel")
 
 
 def _llama4_kind(model: Model, index: int) -> str:
@@ -252,26 +241,21 @@ FAMILIES = (
             own=_own,
             wrappers=("llama4",),
         ),
-        tree=ModelTree(
-            "Llama4",
-            _layer,
-            _root,
-            others={
-                DENSE: partial(_layer, is_dense=True),
-                UNTURNED: partial(_layer, turned=False),
-                f"{DENSE}-{UNTURNED}": partial(_layer, is_dense=True, turned=False),
-            },
-            kind=_llama4_kind,
-            splits_packed_experts=True,
-        ),
-        architecture=Architecture(
-            llama4,
-            rotary=Rotary.COMPLEX,
-            softmax_float32=False,
-            flash_lacks="chunks",
-            has_chunks=True,
-            runs_every_expert=True,
-        ),
+        prefix="Llama4",
+        layer=_layer(),
+        others={
+            DENSE: _layer(is_dense=True),
+            UNTURNED: _layer(turned=False),
+            f"{DENSE}-{UNTURNED}": _layer(is_dense=True, turned=False),
+        },
+        kind=_llama4_kind,
+        root=partial(parts.decoder, class_name="@TextModel"),
+        splits_packed_experts=True,
+        rotary=Rotary.COMPLEX,
+        softmax_float32=False,
+        flash_lacks="chunks",
+        has_chunks=True,
+        runs_every_expert=True,
         unread={
             Why.NUMBERS: "attn_scale floor_scale",
             Why.OFF: "no_rope_layer_interval interleave_moe_layer_step",

@@ -7,27 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.families import parts
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    ModelTree,
-    WindowKeys,
-)
-from estimator.families.known.llama import LLAMA_STEP, llama_layer
-from estimator.families.modules import Tree
+from estimator.families.experts import MIXTRAL_SPARSE
+from estimator.families.family import ConfigClass, ExpertKeys, Family, Kernels, WindowKeys
+from estimator.families.known.llama import LLAMA_LAYER
+from estimator.families.layers import ATTENTION, decoder_layer
 from estimator.families.reader import Config
-from estimator.values.specs import Model
-
-_FORMER_NAMES = ("gate", "w1", "w3", "w2")
-"""As ``parts.QWEN_NAMES``, for the model types that are mapped to "mixtral"."""
-
-
-def _mixture(model: Model) -> Tree:
-    return parts.sparse(model, _FORMER_NAMES)
 
 
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +28,9 @@ FAMILIES = (
             biases=fixed_biases(False, False, False),
             windows=WindowKeys(everywhere=True),
         ),
-        tree=ModelTree("Ministral3", llama_layer),
-        architecture=LLAMA_STEP,
+        prefix="Ministral3",
+        layer=LLAMA_LAYER,
+        like="llama",
         scales_queries=True,
     ),
     Family(
@@ -63,10 +49,11 @@ FAMILIES = (
                 "max_position_embeddings": 131_072,
             },
         ),
-        has_tp_plan=True,
-        tree=ModelTree("Mistral", llama_layer),
-        architecture=LLAMA_STEP,
+        prefix="Mistral",
+        layer=LLAMA_LAYER,
+        like="llama",
         liger=Kernels(),
+        has_tp_plan=True,
     ),
     Family(
         model_type="mixtral",
@@ -77,8 +64,9 @@ FAMILIES = (
             experts=ExpertKeys(always_normed=True),
             own=_own,
         ),
-        tree=ModelTree("Mixtral", parts.decoder_layer(parts.attention, _mixture)),
-        architecture=LLAMA_STEP,
+        prefix="Mixtral",
+        layer=decoder_layer(ATTENTION, MIXTRAL_SPARSE),
+        like="llama",
         liger=Kernels(experts=True),
         merges_experts=True,
         float32_shares=True,

@@ -1,7 +1,6 @@
 """MPT: LayerNorms without bias, one fused projection, ALiBi, and its own eager attention.
 
 Source: transformers 5.23, models/mpt, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import attention_scores, weighted
@@ -20,27 +19,24 @@ from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
+_MLP = plain_mlp(order="up act down", name="ffn")
 
-def _layer(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model, bias=False, output_bias=False)
-    up, down = parts.up_and_down(model, bias=False)
+
+def _tree(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model)
     return tree(
         "@Block",
         norm_1=parts.norm(model),
         attn=tree("@Attention", Wqkv=qkv, out_proj=output),
         norm_2=parts.norm(model),
-        ffn=tree("@MLP", up_proj=up, act=LEAF, down_proj=down),
+        ffn=_MLP.tree(model),
         resid_attn_dropout=LEAF,
     )
 
 
 def _root(model: Model) -> Tree:
-    return tree(
-        transformer=tree(
-            "@Model", wte=parts.tokens(model), blocks=LAYERS, norm_f=parts.norm(model)
-        ),
-        lm_head=parts.head(model),
-    )
+    wte, final = parts.tokens(model), parts.norm(model)
+    return parts.causal_lm(model, "transformer", wte=wte, blocks=LAYERS, norm_f=final)
 
 
 def mpt(b: Block, x: Tensor) -> Tensor:
@@ -51,7 +47,7 @@ def mpt(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, op.dropout(b.tape, attended, b.model.resid_pdrop), residual)
     residual = x
     x = b.norm("norm_2", x)
-    x = plain_mlp(b, x, "ffn.up_proj", "ffn.down_proj")
+    x = _MLP.forward(b, x)
     return op.add(b.tape, op.dropout(b.tape, x, b.model.resid_pdrop), residual)
 
 
@@ -103,15 +99,14 @@ FAMILIES = (
             own=_own,
             nested=ATTENTION,
         ),
-        tree=ModelTree("Mpt", _layer, _root),
-        architecture=Architecture(
-            mpt,
-            NormKind.LAYER_NORM,
-            rotary=None,
-            eager_only=True,
-            returns_weights=True,
-            alibi_by_head=True,
-        ),
+        prefix="Mpt",
+        layer=ModuleClass("", _tree, mpt),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
+        eager_only=True,
+        returns_weights=True,
+        alibi_by_head=True,
         unread={
             Why.UNREAD: """
             attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl attn_config.attn_type

@@ -1,30 +1,28 @@
 """Nemotron-H: one mixer a layer: Mamba 2, attention, an MLP or experts.
 
 Source: transformers 5.23, models/nemotron_h, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_keys import NEXT_TOKENS
-from estimator.families.experts import grouped_experts
+from estimator.families.experts import grouped_experts, router
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Why,
 )
-from estimator.families.known.deepseek import sigmoid_routing
+from estimator.families.known.deepseek import correction_bias, sigmoid_routing
 from estimator.families.layer_kinds import EXPERTS, FULL_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP
-from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.layers import attention_tree, plain_mlp
+from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
 from estimator.families.modules import LAYERS, LEAF, Bare, OwnParameter, Tree, tree, with_buffers
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
 from estimator.tape import operators as op
@@ -33,27 +31,43 @@ from estimator.values.refusals import InputError
 from estimator.values.specs import Model, StateSpace
 
 
-def _layer(mixer: Callable[[Model], Tree]) -> Callable[[Model], Tree]:
-    """One mixer a layer: attention, or one of those below."""
-    return lambda model: tree("@Block", norm=parts.norm(model), mixer=mixer(model))
+def _layer(mixer: ModuleClass) -> ModuleClass:
+    """Norm, one mixer, add."""
+
+    def layer_tree(model: Model) -> Tree:
+        return tree("@Block", norm=parts.norm(model), mixer=mixer.tree(model))
+
+    def nemotron_h(b: Block, x: Tensor) -> Tensor:
+        """Norm, one mixer, add: state spaces, attention, an MLP or experts."""
+        residual = x
+        x = b.norm("norm", op.cast(b.tape, x, b.norms["norm"][0].width))
+        x = mixer.forward(b, x)
+        return op.add(b.tape, residual, x)
+
+    return ModuleClass("", layer_tree, nemotron_h)
 
 
-def _attention(model: Model) -> Tree:
-    return tree("@Attention", **parts.projections(model, bias=False, output_bias=False))
+def _mamba_tree(model: Model) -> Tree:
+    return mamba_tree(model, "@Mamba2Mixer", unadaptable=True)
 
 
-def _mamba(model: Model) -> Tree:
-    return parts.mamba(model, "@Mamba2Mixer", unadaptable=True)
+def _mamba(b: Block, x: Tensor) -> Tensor:
+    return mamba(b, x, "mixer")
 
 
-def _mlp(model: Model) -> Tree:
-    return parts.plain_mlp(model, bias=model.mlp_bias)
+def _attention(b: Block, x: Tensor) -> Tensor:
+    q, k, v = (b.linear(f"mixer.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
+    return b.linear("mixer.o_proj", b.attend(q, k, v))
 
 
-def _experts(model: Model) -> Tree:
+_MLP = plain_mlp(name="mixer")
+_SHARED = plain_mlp(name="mixer.shared_experts")
+
+
+def _experts_tree(model: Model) -> Tree:
     """Experts of two matrices each, and a shared one."""
     hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
-    shared = parts.plain_mlp(model, model.shared_expert_intermediate_size, bias=model.mlp_bias)
+    up, down = parts.up_and_down(model, model.shared_expert_intermediate_size)
     return tree(
         "@MoE",
         experts=tree(
@@ -62,43 +76,21 @@ def _experts(model: Model) -> Tree:
             down_proj=OwnParameter(Bare("", width, hidden, experts)),
             act_fn=LEAF,
         ),
-        gate=with_buffers(parts.router(model), parts.correction_bias(model)),
-        shared_experts=shared,
+        gate=with_buffers(router(model), correction_bias(model)),
+        shared_experts=tree("@MLP", up_proj=up, down_proj=down, act_fn=LEAF),
         fc1_latent_proj=LEAF,
         fc2_latent_proj=LEAF,
     )
 
 
+def _experts(b: Block, x: Tensor) -> Tensor:
+    experts = grouped_experts(b, x, sigmoid_routing(b, x, "mixer.gate"), "mixer")
+    return op.add(b.tape, experts, _SHARED.forward(b, x))
+
+
 def _root(model: Model) -> Tree:
-    return tree(
-        model=tree(
-            "@Model", embeddings=parts.tokens(model), layers=LAYERS, norm_f=parts.norm(model)
-        ),
-        lm_head=parts.head(model),
-    )
-
-
-def nemotron_h(b: Block, x: Tensor) -> Tensor:
-    """Nemotron-H: norm, one mixer, add: state spaces, attention, an MLP or experts."""
-    residual = x
-    x = b.norm("norm", op.cast(b.tape, x, b.norms["norm"][0].width))
-    if b.has("mixer.in_proj"):
-        x = mamba(b, x, "mixer")
-    elif b.has("mixer.q_proj"):
-        q, k, v = (b.linear(f"mixer.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
-        x = b.linear("mixer.o_proj", b.attend(q, k, v))
-        del q, k, v
-    elif b.has("mixer.up_proj"):
-        x = _plain_mlp(b, x, "mixer")
-    else:
-        experts = grouped_experts(b, x, sigmoid_routing(b, x, "mixer.gate"), "mixer")
-        x = op.add(b.tape, experts, _plain_mlp(b, x, "mixer.shared_experts"))
-        del experts
-    return op.add(b.tape, residual, x)
-
-
-def _plain_mlp(b: Block, x: Tensor, block: str) -> Tensor:
-    return b.linear(f"{block}.down_proj", b.activation(b.linear(f"{block}.up_proj", x)))
+    embeddings, final = parts.tokens(model), parts.norm(model)
+    return parts.causal_lm(model, "model", embeddings=embeddings, layers=LAYERS, norm_f=final)
 
 
 def _layers(read: Config) -> tuple[str, ...]:
@@ -184,19 +176,18 @@ FAMILIES = (
             ),
             own=_own,
         ),
-        tree=ModelTree(
-            "NemotronH",
-            _layer(_attention),
-            _root,
-            others={MAMBA: _layer(_mamba), MLP: _layer(_mlp), EXPERTS: _layer(_experts)},
-        ),
-        architecture=Architecture(
-            nemotron_h,
-            NormKind.RMS_WEIGHT_FLOAT32,
-            rotary=None,
-            float32_logits=True,
-            fallback=MAMBA_FALLBACK,
-        ),
+        prefix="NemotronH",
+        layer=_layer(ModuleClass("mixer", attention_tree, _attention)),
+        others={
+            MAMBA: _layer(ModuleClass("mixer", _mamba_tree, _mamba)),
+            MLP: _layer(_MLP),
+            EXPERTS: _layer(ModuleClass("mixer", _experts_tree, _experts)),
+        },
+        root=_root,
+        norm=NormKind.RMS_WEIGHT_FLOAT32,
+        rotary=None,
+        float32_logits=True,
+        fallback=MAMBA_FALLBACK,
         unread={
             Why.CACHE: "mamba_ssm_cache_dtype use_mamba_kernels",
             Why.INITIALISATION: "rescale_prenorm_residual time_step_floor time_step_max time_step_min",

@@ -1,7 +1,6 @@
 """OPT: LayerNorms before or after, learned positions, projected embeddings.
 
 Source: transformers 5.23, models/opt, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,48 +10,44 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
 from estimator.families.layers import separate_attention
-from estimator.families.modules import LAYERS, LEAF, OPT_POSITION_OFFSET, Tree, tree
+from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
+POSITION_OFFSET = 2
+"""Rows beyond the positions: ``OPTLearnedPositionalEmbedding.offset``."""
 
-def _layer(model: Model) -> Tree:
-    up, down = parts.up_and_down(model, bias=model.mlp_bias)
+
+def _tree(model: Model) -> Tree:
+    up, down = parts.up_and_down(model)
     return tree(
         "@DecoderLayer",
-        self_attn=tree("@Attention", **parts.configured_projections(model, "kvqo", "out_proj")),
+        self_attn=tree("@Attention", **parts.projections(model, "kvqo", "out_proj")),
         activation_fn=LEAF,
-        self_attn_layer_norm=parts.norm(model, bias=True),
+        self_attn_layer_norm=parts.biased_norm(model),
         fc1=up,
         fc2=down,
-        final_layer_norm=parts.norm(model, bias=True),
+        final_layer_norm=parts.biased_norm(model),
     )
 
 
 def _root(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.word_embed_proj_dim or model.hidden_size
     projected = width != hidden
-    return tree(
-        model=tree(
-            "@Model",
-            decoder=tree(
-                "@Decoder",
-                embed_tokens=parts.tokens(model, width),
-                embed_positions=parts.learned_positions(model, OPT_POSITION_OFFSET),
-                project_out=parts.linear(hidden, width) if projected else None,
-                project_in=parts.linear(width, hidden) if projected else None,
-                final_layer_norm=parts.norm(model, bias=True)
-                if model.do_layer_norm_before
-                else None,
-                layers=LAYERS,
-            ),
-        ),
-        lm_head=parts.head(model, width=width),
+    decoder = tree(
+        "@Decoder",
+        embed_tokens=parts.tokens(model, width),
+        embed_positions=parts.learned_positions(model, POSITION_OFFSET),
+        project_out=parts.linear(hidden, width) if projected else None,
+        project_in=parts.linear(width, hidden) if projected else None,
+        final_layer_norm=parts.biased_norm(model) if model.do_layer_norm_before else None,
+        layers=LAYERS,
     )
+    return parts.causal_lm(model, "model", decoder=decoder)
 
 
 def opt(b: Block, x: Tensor) -> Tensor:
@@ -100,14 +95,17 @@ FAMILIES = (
             hidden_act="relu",
             activation_key="activation_function",
             width=lambda read, hidden: read.whole("ffn_dim"),
-            position_offset=OPT_POSITION_OFFSET,
+            position_offset=POSITION_OFFSET,
             biases=one_bias("enable_bias", default=True),
             dropouts=(None, ("attention_dropout", 0.0), ("dropout", 0.1)),
             dropout_modules=(True, False, False),
             own=_own,
         ),
-        tree=ModelTree("OPT", _layer, _root),
-        architecture=Architecture(opt, NormKind.LAYER_NORM, rotary=None),
+        prefix="OPT",
+        layer=ModuleClass("", _tree, opt),
+        root=_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=None,
         unread={Why.UNREAD: "activation_dropout"},
         finds_final_norm=False,
         sensitive=frozenset({"layerdrop"}),

@@ -1,7 +1,6 @@
 """Phi and Phi-3.
 
 Source: transformers 5.23, models/phi, models/phi3, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     Family,
     Kernels,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Why,
     WindowKeys,
 )
 from estimator.families.layers import (
+    FUSED_GATED_MLP,
     fused_attention,
     fused_gated_mlp,
     late_norm_attention,
@@ -33,13 +32,15 @@ from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
+_PHI_MLP = plain_mlp("fc1", "fc2", "activation_fn up down")
 
-def _phi3_layer(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model, bias=False, output_bias=False)
+
+def _phi3_tree(model: Model) -> Tree:
+    qkv, output = parts.fused_projections(model)
     return tree(
         "@DecoderLayer",
         self_attn=tree("@Attention", o_proj=output, qkv_proj=qkv),
-        mlp=parts.fused_gated_mlp(model),
+        mlp=FUSED_GATED_MLP.tree(model),
         input_layernorm=parts.norm(model),
         post_attention_layernorm=parts.norm(model),
         resid_attn_dropout=LEAF,
@@ -47,33 +48,30 @@ def _phi3_layer(model: Model) -> Tree:
     )
 
 
-def _phi_layer(model: Model) -> Tree:
-    up, down = parts.up_and_down(model, bias=True)
-    norms = {name: parts.head_norm(model, bias=True) for name in ("q_layernorm", "k_layernorm")}
+def _phi_tree(model: Model) -> Tree:
+    norms = parts.head_norms(model, "q_layernorm", "k_layernorm", bias=True)
     return tree(
         "@DecoderLayer",
         self_attn=tree(
             "@Attention",
-            **parts.projections(model, output="dense", bias=True, output_bias=True),
+            **parts.projections(model, output="dense"),
             **(norms if model.qk_norm else {}),
         ),
-        mlp=tree("@MLP", activation_fn=LEAF, fc1=up, fc2=down),
-        input_layernorm=parts.norm(model, bias=True),
+        mlp=_PHI_MLP.tree(model),
+        input_layernorm=parts.biased_norm(model),
         resid_dropout=LEAF,
     )
 
 
 def _phi_root(model: Model) -> Tree:
-    return tree(
-        model=tree(
-            "@Model",
-            embed_tokens=parts.tokens(model),
-            layers=LAYERS,
-            rotary_emb=parts.rotary(model),
-            embed_dropout=LEAF,
-            final_layernorm=parts.norm(model, bias=True),
-        ),
-        lm_head=parts.head(model, bias=True),
+    return parts.causal_lm(
+        model,
+        "model",
+        embed_tokens=parts.tokens(model),
+        layers=LAYERS,
+        rotary_emb=parts.rotary(model),
+        embed_dropout=LEAF,
+        final_layernorm=parts.biased_norm(model),
     )
 
 
@@ -97,7 +95,7 @@ def phi(b: Block, x: Tensor) -> Tensor:
     x = b.norm("input_layernorm", x)
     attended = late_norm_attention(b, x, ("q_layernorm", "k_layernorm"), output="dense")
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
-    hidden = op.dropout(b.tape, plain_mlp(b, x, "mlp.fc1", "mlp.fc2"), b.model.resid_pdrop)
+    hidden = op.dropout(b.tape, _PHI_MLP.forward(b, x), b.model.resid_pdrop)
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
 
 
@@ -115,8 +113,11 @@ FAMILIES = (
             dropouts=(("embd_pdrop", 0.0), ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
             own=_own,
         ),
-        tree=ModelTree("Phi", _phi_layer, _phi_root),
-        architecture=Architecture(phi, NormKind.LAYER_NORM, rebinds_embedding=True),
+        prefix="Phi",
+        layer=ModuleClass("", _phi_tree, phi),
+        root=_phi_root,
+        norm=NormKind.LAYER_NORM,
+        rebinds_embedding=True,
     ),
     Family(
         model_type="phi3",
@@ -126,8 +127,8 @@ FAMILIES = (
             windows=WindowKeys(everywhere=True),
             dropouts=(None, ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
         ),
-        tree=ModelTree("Phi3", _phi3_layer),
-        architecture=Architecture(phi3),
+        prefix="Phi3",
+        layer=ModuleClass("", _phi3_tree, phi3),
         liger=Kernels(),
         unread={
             Why.UNREAD: "attention_bias embd_pdrop full_attn_mod interpolate_factor lm_head_bias mlp_bias"

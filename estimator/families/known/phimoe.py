@@ -1,7 +1,6 @@
 """PhiMoE: a router that samples two experts one after the other, and noise on the experts' input.
 
 Source: transformers 5.23, models/phimoe/modeling_phimoe.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -12,18 +11,22 @@ from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.experts import Routing, grouped_experts
+from estimator.families.experts import (
+    Routing,
+    experts_tree,
+    grouped_experts,
+    with_recorded_scores,
+)
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Why,
     WindowKeys,
 )
-from estimator.families.layers import decoder_layer, late_norm_attention
+from estimator.families.layers import attention_tree, decoder_layer, late_norm_attention
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
 from estimator.tape import operators as op
@@ -39,13 +42,8 @@ def _mixture(b: Block, x: Tensor) -> Tensor:
         x = op.multiply_in_place(b.tape, x, "noise on the router's input", is_of_view=True)
     logits = b.linear("mlp.router", x)
     shares, indices = _sampled(b, logits)
-    if b.router_logits is not None:
-        b.router_logits[b.played] = logits
-    return grouped_experts(b, x, Routing(logits, shares, indices), "mlp")
-
-
-phimoe = decoder_layer(partial(late_norm_attention, keeps_parts=False), _mixture)
-"""Llama's layer with LayerNorms and experts."""
+    routing = with_recorded_scores(b, Routing(logits, shares, indices))
+    return grouped_experts(b, x, routing, "mlp")
 
 
 def _sampled(b: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,13 +113,8 @@ def _mixture_tree(model: Model) -> Tree:
     return tree(
         "@SparseMoeBlock",
         router=replace(router, own_class=True, routes=True),
-        experts=parts.experts(model),
+        experts=experts_tree(model),
     )
-
-
-def _root(model: Model) -> Tree:
-    norm = parts.norm(model, bias=True)
-    return parts.decoder(model, final_norm=norm, head_bias=model.lm_head_bias)
 
 
 TIED_HEAD_WITH_BIAS = Refusal(
@@ -154,10 +147,14 @@ FAMILIES = (
         config=ConfigClass(
             key_value_heads=8, windows=WindowKeys(everywhere=True), experts=_EXPERTS, own=_own
         ),
-        tree=ModelTree(
-            "Phimoe", parts.decoder_layer(parts.attention, _mixture_tree, bias=True), _root
+        prefix="Phimoe",
+        layer=decoder_layer(
+            ModuleClass("self_attn", attention_tree, late_norm_attention),
+            ModuleClass("mlp", _mixture_tree, _mixture),
+            bias=True,
         ),
-        architecture=Architecture(phimoe, NormKind.LAYER_NORM),
+        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        norm=NormKind.LAYER_NORM,
         unread={Why.NUMBERS: "router_jitter_noise"},
     ),
 )

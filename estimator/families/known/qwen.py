@@ -5,40 +5,25 @@ Source: transformers 5.23, models/qwen2, models/qwen2_moe, models/qwen3, models/
 
 from __future__ import annotations
 
-from estimator.families import parts
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import fixed_biases, input_biases
-from estimator.families.family import (
-    Architecture,
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    ModelTree,
-    Why,
-    WindowKeys,
-)
-from estimator.families.known.llama import LLAMA_STEP, llama
+from estimator.families.experts import QWEN_NAMES, SPARSE, experts_tree, router
+from estimator.families.family import ConfigClass, ExpertKeys, Family, Kernels, Why, WindowKeys
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
+from estimator.families.layers import ATTENTION, GATED_MLP, NORMED_ATTENTION, decoder_layer
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
-
-def _qwen2_attention(model: Model) -> Tree:
-    return tree("@Attention", **parts.projections(model, bias=True, output_bias=False))
+_QWEN3_LAYER = decoder_layer(NORMED_ATTENTION, GATED_MLP)
 
 
-_qwen3_layer = parts.decoder_layer(parts.normed_attention, parts.gated_mlp)
-
-
-def _qwen3_mixture(model: Model) -> Tree:
+def _qwen3_sparse_tree(model: Model) -> Tree:
     # PEFT looks up the whole config's model_type, and its map of former names lacks qwen3_vl_moe
-    former = None if model.vision is not None else parts.QWEN_NAMES
-    return tree(
-        "@SparseMoeBlock", experts=parts.experts(model, former), gate=parts.router(model, former)
-    )
+    former = None if model.vision is not None else QWEN_NAMES
+    return tree("@SparseMoeBlock", experts=experts_tree(model, former), gate=router(model, former))
 
 
 def _mlps(read: Config, layers: int) -> tuple[str, ...]:
@@ -109,11 +94,12 @@ FAMILIES = (
                 "max_position_embeddings": 32_768,
             },
         ),
-        has_tp_plan=True,
-        tree=ModelTree("Qwen2", parts.decoder_layer(_qwen2_attention, parts.gated_mlp)),
-        architecture=LLAMA_STEP,
+        prefix="Qwen2",
+        layer=LLAMA_LAYER,
+        like="llama",
         liger=Kernels(),
         unread={Why.OFF: WINDOWS, Why.UNREAD: "use_mrope"},
+        has_tp_plan=True,
     ),
     Family(
         model_type="qwen2_moe",
@@ -123,12 +109,10 @@ FAMILIES = (
             windows=WindowKeys(default=4096, is_switched=True, unlisted=_every_other_below),
             experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, layer_types=_mlps),
         ),
-        tree=ModelTree(
-            "Qwen2Moe",
-            parts.decoder_layer(parts.attention, parts.sparse_with_shared),
-            others={DENSE: parts.decoder_layer(parts.attention, parts.gated_mlp)},
-        ),
-        architecture=Architecture(llama, masks_unused_window=True),
+        prefix="Qwen2Moe",
+        layer=decoder_layer(ATTENTION, SPARSE),
+        others={DENSE: LLAMA_LAYER},
+        masks_unused_window=True,
         unread={Why.OFF: WINDOWS},
         merges_experts=True,
     ),
@@ -141,11 +125,12 @@ FAMILIES = (
             wrappers=("qwen3_vl",),
             aliases=("qwen3_vl_text",),
         ),
-        has_tp_plan=True,
-        tree=ModelTree("Qwen3", _qwen3_layer),
-        architecture=LLAMA_STEP,
+        prefix="Qwen3",
+        layer=_QWEN3_LAYER,
+        like="llama",
         liger=Kernels(),
         unread={Why.OFF: WINDOWS},
+        has_tp_plan=True,
     ),
     Family(
         model_type="qwen3_moe",
@@ -156,12 +141,10 @@ FAMILIES = (
             wrappers=("qwen3_vl_moe",),
             aliases=("qwen3_vl_moe_text",),
         ),
-        tree=ModelTree(
-            "Qwen3Moe",
-            parts.decoder_layer(parts.normed_attention, _qwen3_mixture),
-            others={DENSE: _qwen3_layer},
-        ),
-        architecture=LLAMA_STEP,
+        prefix="Qwen3Moe",
+        layer=decoder_layer(NORMED_ATTENTION, SPARSE._replace(tree=_qwen3_sparse_tree)),
+        like="llama",
+        others={DENSE: _QWEN3_LAYER},
         liger=Kernels(experts=True),
         unread={Why.OFF: f"{WINDOWS} num_experts"},
         merges_experts=True,

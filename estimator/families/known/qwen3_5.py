@@ -1,32 +1,29 @@
 """Qwen3-Next and Qwen3.5: most layers hold a gated delta-net in attention's place, the others a gate of their output.
 
 Source: transformers 5.23, models/qwen3_5_moe, models/qwen3_5, models/qwen3_next, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.delta_net import delta_net
-from estimator.families.experts import mixture
+from estimator.families.delta_net import DELTA_NET, FUSED_DELTA_NET
+from estimator.families.experts import QWEN_SPARSE, SPARSE
 from estimator.families.family import (
-    Architecture,
     ConfigClass,
     ExpertKeys,
     Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Why,
 )
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
-from estimator.families.layers import decoder_layer, gated_mlp
-from estimator.families.modules import Module, Norm, OwnParameter, Tree, tree
+from estimator.families.layers import GATED_MLP, decoder_layer, normed_tree
+from estimator.families.modules import Tree, extended
 from estimator.families.reader import (
     KEY_NOT_MODELLED,
     MOST_HEADS,
@@ -40,73 +37,10 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import DeltaNet, Model
 
 
-def _attention_tree(model: Model) -> dict[str, Tree]:
+def _attention_tree(model: Model) -> Tree:
     """The query projection also computes a gate for the output."""
-    hidden, bias = model.hidden_size, model.attention_bias
-    made = tree(
-        "@Attention",
-        q_proj=parts.linear(hidden, 2 * model.query_size, bias),
-        k_proj=parts.linear(hidden, model.key_value_size, bias),
-        v_proj=parts.linear(hidden, model.key_value_size, bias),
-        o_proj=parts.linear(model.query_size, hidden, model.attention_output_bias),
-        q_norm=parts.head_norm(model),
-        k_norm=parts.head_norm(model),
-    )
-    return {"self_attn": made}
-
-
-def _delta_net(model: Model, *, fused: bool = False) -> dict[str, Tree]:
-    """``fused``: one projection for queries, keys, values and gates, one for learning rate and decay (Qwen3-Next)."""
-    assert model.delta_net is not None
-    hidden, heads = model.hidden_size, model.delta_net.value_heads
-    keys, values = model.delta_net.key_width, model.delta_net.value_width
-    normed: dict[str, Module] = {
-        "norm": Norm("", model.delta_net.value_dim),
-        "out_proj": parts.linear(values, hidden),
-    }
-    widths = (
-        {"in_proj_qkvz": 2 * (keys + values), "in_proj_ba": 2 * heads}
-        if fused
-        else {
-            "in_proj_qkv": 2 * keys + values,
-            "in_proj_z": values,
-            "in_proj_b": heads,
-            "in_proj_a": heads,
-        }
-    )
-    projections: dict[str, Module] = {
-        name: parts.linear(hidden, width) for name, width in widths.items()
-    }
-    made = tree(
-        "@GatedDeltaNet",
-        dt_bias=OwnParameter(Norm("", heads)),
-        A_log=OwnParameter(Norm("", heads)),
-        conv1d=Norm("", 2 * keys + values, taps=DELTA_FILTER),
-        **({**projections, **normed} if fused else {**normed, **projections}),
-    )
-    return {"linear_attn": made}
-
-
-Mixer = Callable[[Model], dict[str, Tree]]
-
-
-def _layer(mixer: Mixer, mlp: Callable[[Model], Tree]) -> Callable[[Model], Tree]:
-    """Attention or a gated delta-net, and an MLP or experts."""
-    return lambda model: tree(
-        "@DecoderLayer",
-        **mixer(model),
-        mlp=mlp(model),
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-    )
-
-
-def _text_root(model: Model) -> Tree:
-    return parts.decoder(model, class_name="@TextModel")
-
-
-def _qwen3_next_mixture(model: Model) -> Tree:
-    return parts.sparse_with_shared(model, parts.QWEN_NAMES)
+    queries = parts.linear(model.hidden_size, 2 * model.query_size, model.attention_bias)
+    return extended(normed_tree(model), q_proj=queries)
 
 
 def _attention(b: Block, x: Tensor) -> Tensor:
@@ -128,23 +62,7 @@ def _attention(b: Block, x: Tensor) -> Tensor:
     return b.linear("self_attn.o_proj", out)
 
 
-def _mixer(b: Block, x: Tensor) -> Tensor:
-    return delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
-
-
-def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
-    return mixture(b, x) if b.stacks else gated_mlp(b, x)
-
-
-qwen3_5 = decoder_layer(_mixer, _mlp_or_experts)
-"""Norm, delta-net or attention, add; norm, MLP or experts, add."""
-
-_STEP = Architecture(
-    qwen3_5,
-    NormKind.RMS_ONE_PLUS,
-    tables_by_text=True,
-    fallback=("gated delta-nets", "flash-linear-attention and causal-conv1d"),
-)
+_ATTENTION = ModuleClass("self_attn", _attention_tree, _attention)
 
 
 def _layers(read: Config, layers: int) -> tuple[str, ...]:
@@ -193,8 +111,33 @@ def _shared_width(read: Config, width: int) -> int:
     return read.whole("shared_expert_intermediate_size", default=512)
 
 
+_QWEN3_5 = Family(
+    model_type="qwen3_5_text",
+    config=ConfigClass(
+        key_value_heads=4,
+        head_dim=256,
+        partial_rotary_factor=0.25,
+        mixers=_layers,
+        own=_own,
+        wrappers=("qwen3_5",),
+    ),
+    prefix="Qwen3_5",
+    layer=decoder_layer(_ATTENTION, GATED_MLP),
+    others={DELTA: decoder_layer(DELTA_NET, GATED_MLP)},
+    root=partial(parts.decoder, class_name="@TextModel"),
+    norm=NormKind.RMS_ONE_PLUS,
+    tables_by_text=True,
+    fallback=("gated delta-nets", "flash-linear-attention and causal-conv1d"),
+    unread={
+        Why.OFF: "full_attention_interval",
+        Why.UNREAD: "attn_output_gate mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+    },
+    liger_is_later=True,
+)
 FAMILIES = (
-    Family(
+    _QWEN3_5,
+    replace(
+        _QWEN3_5,
         model_type="qwen3_5_moe_text",
         config=ConfigClass(
             key_value_heads=2,
@@ -206,43 +149,16 @@ FAMILIES = (
             own=_own,
             wrappers=("qwen3_5_moe",),
         ),
-        tree=ModelTree(
-            "Qwen3_5Moe",
-            _layer(_attention_tree, parts.sparse_with_shared),
-            _text_root,
-            others={DELTA: _layer(_delta_net, parts.sparse_with_shared)},
-        ),
-        architecture=_STEP,
+        prefix="Qwen3_5Moe",
+        layer=decoder_layer(_ATTENTION, SPARSE),
+        others={DELTA: decoder_layer(DELTA_NET, SPARSE)},
         unread={
             Why.OFF: "full_attention_interval intermediate_size",
             Why.UNREAD: "attn_output_gate mamba_ssm_dtype mlp_only_layers mtp_num_hidden_layers",
         },
-        liger_is_later=True,
     ),
-    Family(
-        model_type="qwen3_5_text",
-        config=ConfigClass(
-            key_value_heads=4,
-            head_dim=256,
-            partial_rotary_factor=0.25,
-            mixers=_layers,
-            own=_own,
-            wrappers=("qwen3_5",),
-        ),
-        tree=ModelTree(
-            "Qwen3_5",
-            _layer(_attention_tree, parts.gated_mlp),
-            _text_root,
-            others={DELTA: _layer(_delta_net, parts.gated_mlp)},
-        ),
-        architecture=_STEP,
-        unread={
-            Why.OFF: "full_attention_interval",
-            Why.UNREAD: "attn_output_gate mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
-        },
-        liger_is_later=True,
-    ),
-    Family(
+    replace(
+        _QWEN3_5,
         model_type="qwen3_next",
         config=ConfigClass(
             key_value_heads=2,
@@ -258,13 +174,11 @@ FAMILIES = (
             ),
             own=_own,
         ),
-        tree=ModelTree(
-            "Qwen3Next",
-            _layer(_attention_tree, _qwen3_next_mixture),
-            others={DELTA: _layer(partial(_delta_net, fused=True), _qwen3_next_mixture)},
-        ),
-        architecture=replace(_STEP, tables_by_text=False),
+        prefix="Qwen3Next",
+        layer=decoder_layer(_ATTENTION, QWEN_SPARSE),
+        others={DELTA: decoder_layer(FUSED_DELTA_NET, QWEN_SPARSE)},
+        root=None,
+        tables_by_text=False,
         unread={Why.OFF: "full_attention_interval"},
-        liger_is_later=True,
     ),
 )

@@ -5,8 +5,8 @@ Source: transformers 5.23, models/seed_oss, modeling_*.py.
 
 from __future__ import annotations
 
-from estimator.families.family import ConfigClass, Family, ModelTree
-from estimator.families.known.llama import LLAMA_STEP, llama_layer
+from estimator.families.family import ConfigClass, Family
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.reader import Config
 
 
@@ -28,8 +28,9 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.1), ("residual_dropout", 0.1)),
             dropout_modules=(True, False, False),
         ),
+        prefix="SeedOss",
+        layer=LLAMA_LAYER,
+        like="llama",
         has_tp_plan=True,
-        tree=ModelTree("SeedOss", llama_layer),
-        architecture=LLAMA_STEP,
     ),
 )

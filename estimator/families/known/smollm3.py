@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import attention_biases, listed_rotary
-from estimator.families.family import ConfigClass, Family, Kernels, ModelTree, Why, WindowKeys
-from estimator.families.known.llama import LLAMA_STEP, llama_layer
+from estimator.families.family import ConfigClass, Family, Kernels, Why, WindowKeys
+from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
 from estimator.families.reader import Config
 
@@ -32,10 +32,11 @@ FAMILIES = (
             windows=WindowKeys(is_switched=True, unlisted=_unlisted),
             rotary_layers=_turned,
         ),
-        has_tp_plan=True,
-        tree=ModelTree("SmolLM3", llama_layer),
-        architecture=LLAMA_STEP,
+        prefix="SmolLM3",
+        layer=LLAMA_LAYER,
+        like="llama",
         liger=Kernels(),
         unread={Why.OFF: f"{WINDOWS} no_rope_layer_interval"},
+        has_tp_plan=True,
     ),
 )

@@ -1,18 +1,18 @@
 """StableLM: LayerNorms around Llama's parts, a norm for each head.
 
 Source: transformers 5.23, models/stablelm, modeling_*.py.
-Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_rules import input_biases
-from estimator.families.family import Architecture, ConfigClass, Family, ModelTree, NormKind, Why
-from estimator.families.layers import gated_mlp, kept_parts
+from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.layers import GATED_MLP, gated_mlp, kept_parts
 from estimator.families.modules import LEAF, Tree, module_list, tree
 from estimator.families.reader import Config
 from estimator.tape import operators as op
@@ -20,18 +20,18 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 
-def _layer(model: Model) -> Tree:
+def _tree(model: Model) -> Tree:
     return tree(
         "@DecoderLayer",
         self_attn=tree(
             "@Attention",
-            **parts.projections(model, bias=model.attention_bias, output_bias=False),
+            **parts.projections(model),
             q_layernorm=_norm_per_head(model, model.num_attention_heads),
             k_layernorm=_norm_per_head(model, model.num_key_value_heads),
         ),
-        mlp=parts.gated_mlp(model),
-        input_layernorm=parts.norm(model, bias=True),
-        post_attention_layernorm=None if model.parallel_residual else parts.norm(model, bias=True),
+        mlp=GATED_MLP.tree(model),
+        input_layernorm=parts.biased_norm(model),
+        post_attention_layernorm=None if model.parallel_residual else parts.biased_norm(model),
         dropout=LEAF,
     )
 
@@ -95,8 +95,10 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
             own=_own,
         ),
-        tree=ModelTree("StableLm", _layer, parts.with_biased_norm),
-        architecture=Architecture(stablelm, NormKind.LAYER_NORM),
+        prefix="StableLm",
+        layer=ModuleClass("", _tree, stablelm),
+        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        norm=NormKind.LAYER_NORM,
         unread={Why.UNREAD: "rotary_scaling_factor"},
     ),
 )

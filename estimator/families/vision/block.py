@@ -7,7 +7,7 @@ from typing import Any
 
 from estimator.families.block import Block
 from estimator.tape import operators as op
-from estimator.tape.tape import Tensor
+from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import AttnImplementation
 
 
@@ -24,6 +24,22 @@ class TowerBlock(Block):
         """Image features that the model returns with the logits."""
         self.hold_input: Callable[[Tensor], None] | None = None
         """Keeps cast images until the model returns, where a strategy casts the batch."""
+
+    def receive(self, elements: int, width: int = 4) -> Tensor:
+        """A tensor of the batch: images, which processors make in float32, or what belongs to them."""
+        given = self.tape.new(elements, width, ACTIVATIONS)
+        self.batch.append(given)
+        return given
+
+    def embed_patches(self, name: str, pixels: int, elements: int, *, is_held: bool) -> Tensor:
+        """So many pixels in the dtype of the tower, and a convolution over whole patches.
+
+        ``is_held``: ``get_image_features`` has a name for the cast pixels.
+        """
+        cast = self.cast_pixels(self.receive(pixels), self.tensors[name][0].width)
+        if is_held:
+            self.pixels.append(cast)
+        return self.convolve(name, cast, elements)
 
     def convolve(self, name: str, pixels: Tensor, elements: int) -> Tensor:
         """A convolution over whole patches."""

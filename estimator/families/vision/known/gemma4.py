@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
+from estimator.families.family import Family, ModuleClass, NormKind, Rotary
 from estimator.families.images.gemma import Gemma4ImageProcessor
 from estimator.families.images.videos import Gemma4VideoProcessor
 from estimator.families.modules import LAYERS, Kernel, Linear, Norm, Tree, tree
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import MOST_HEADS, Config
 from estimator.families.rotary import Tables, turned
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import RequireGrad, Seen, VisionFamily, VisionKernels
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
@@ -26,17 +27,18 @@ from estimator.values.specs import Model, Vision
 def _read(read: Config, whole: Config) -> Vision:
     heads = read.whole("num_attention_heads", default=12, most=MOST_HEADS)
     patch = read.whole("patch_size", default=16)
-    tower = Model(
-        model_type="gemma4_vision",
-        vocab_size=0,
-        hidden_size=read.whole("hidden_size", default=768),
-        intermediate_size=read.whole("intermediate_size", default=3072),
-        num_hidden_layers=read.whole("num_hidden_layers", default=16, most=MOST_LAYERS),
-        num_attention_heads=heads,
+    tower = tower_of(
+        read,
+        "gemma4_vision",
+        hidden=768,
+        heads=12,
+        layers=16,
+        width=3072,
+        act="",
         num_key_value_heads=read.whole("num_key_value_heads", default=heads, most=MOST_HEADS),
         head_dim=read.whole("head_dim", default=64),
         hidden_act=read.text("hidden_activation", default="gelu_pytorch_tanh"),
-        attn_pdrop=read.share("attention_dropout", default=0.0),
+        attn_pdrop=read.share("attention_dropout"),
         learned_positions=read.whole("position_embedding_size", default=10 * 1024),
         word_embed_proj_dim=3 * patch**2,
         clip_qkv=read.flag("use_clipped_linears", default=False),
@@ -49,9 +51,9 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer(model: Model) -> Tree:
+def _tree(model: Model) -> Tree:
     hidden, width = model.hidden_size, model.intermediate_size
-    linears = parts.projections(model, bias=False, output_bias=False)
+    linears = parts.projections(model)
     names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     return tree(
         self_attn=tree(
@@ -145,10 +147,8 @@ def _turned(b: Block, x: Tensor) -> Tensor:
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """One product of whole patches, and two looked-up positions; padding's are zero."""
     tape, hidden = b.tape, vision.tower.hidden_size
-    pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
-    b.batch.append(pixels)
-    places = tape.new(2 * seen.patches, 8, ACTIVATIONS)
-    b.batch.append(places)
+    pixels = b.receive(seen.patches * vision.tower.word_embed_proj_dim)
+    b.receive(2 * seen.patches, 8)
     (table,) = b.tensors["patch_embedder"]
     x = op.scale(tape, op.add_number(tape, pixels))
     x = op.cast(tape, x, table.width)
@@ -161,7 +161,6 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     )
     padding = tape.new(seen.patches, 1)
     positions = op.masked_fill(tape, positions, padding)
-    del places, pixels
     return op.add(tape, x, positions)
 
 
@@ -213,8 +212,10 @@ TOWERS = (
         wrappers=("gemma4",),
         tower=Family(
             model_type="gemma4_vision",
-            tree=ModelTree("", _layer, _root),
-            architecture=Architecture(gemma4_vision, NormKind.RMS_BY_POWER, rotary=Rotary.HALVES),
+            layer=ModuleClass("", _tree, gemma4_vision),
+            root=_root,
+            norm=NormKind.RMS_BY_POWER,
+            rotary=Rotary.HALVES,
         ),
         read=_read,
         processor=_processor,

@@ -9,22 +9,22 @@ from collections.abc import Mapping
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
+from estimator.families.family import Family, ModuleClass, NormKind, Rotary
 from estimator.families.images.qwen_vl import Glm4vImageProcessor
 from estimator.families.images.videos import Glm4vVideoProcessor
+from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import LAYERS, LEAF, Embedding, Kernel, Norm, Tree, tree
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.known.qwen_vl import one_row, patch_tables
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.tape.tape import Tensor
 from estimator.values.specs import Model, Vision
 
 
 def _read(read: Config, whole: Config) -> Vision:
-    hidden = read.whole("hidden_size", default=1536)
-    heads = read.whole("num_heads", "num_attention_heads", default=12, most=MOST_HEADS)
     patch, merge = (
         read.whole("patch_size", default=14),
         read.whole("spatial_merge_size", default=2),
@@ -34,16 +34,15 @@ def _read(read: Config, whole: Config) -> Vision:
         read.whole("in_channels", default=3),
     )
     output = read.whole("out_hidden_size", default=4096)
-    tower = Model(
-        model_type="glm4v_vision",
-        vocab_size=0,
-        hidden_size=hidden,
+    tower = tower_of(
+        read,
+        "glm4v_vision",
+        hidden=1536,
+        heads=12,
+        layers=24,
+        width=output,
+        act="silu",
         intermediate_size=output,
-        num_hidden_layers=read.whole("depth", "num_hidden_layers", default=24, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default="silu"),
         attention_bias=read.flag("attention_bias", default=False),
         learned_positions=(read.whole("image_size", default=336) // patch) ** 2,
         word_embed_proj_dim=channels * frames * patch**2,
@@ -60,7 +59,7 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer(model: Model) -> Tree:
+def _tree(model: Model) -> Tree:
     hidden = model.hidden_size
     return tree(
         "@VisionBlock",
@@ -71,7 +70,7 @@ def _layer(model: Model) -> Tree:
             qkv=parts.linear(hidden, 3 * hidden, model.attention_bias),
             proj=parts.linear(hidden, hidden),
         ),
-        mlp=parts.gated_mlp(model, class_name="Glm4VisionMlp"),
+        mlp=gated_mlp_tree(model, class_name="Glm4VisionMlp"),
     )
 
 
@@ -132,13 +131,8 @@ def _gated(b: Block, x: Tensor, name: str) -> Tensor:
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """The convolution over whole patches, a norm, and positions sampled from a table in float32."""
     tape, hidden = b.tape, vision.tower.hidden_size
-    pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
-    b.batch.append(pixels)
-    weight, _ = b.tensors["patch_embed.proj"]
-    cast = b.cast_pixels(pixels, weight.width)
-    b.pixels.append(cast)
-    x = b.convolve("patch_embed.proj", cast, seen.patches * hidden)
-    del pixels, cast
+    pixels = seen.patches * vision.tower.word_embed_proj_dim
+    x = b.embed_patches("patch_embed.proj", pixels, seen.patches * hidden, is_held=True)
     x = b.norm("post_conv_layernorm", x)
     table = op.cast(tape, b.embeddings["embeddings.position_embedding"], 4)
     places = tape.new(2 * seen.patches, 4)
@@ -183,8 +177,10 @@ TOWERS = (
         tree=_TREE,
         tower=Family(
             model_type="glm4v_vision",
-            tree=ModelTree("", _layer, _root),
-            architecture=Architecture(glm4v_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
+            layer=ModuleClass("", _tree, glm4v_vision),
+            root=_root,
+            norm=NormKind.RMS,
+            rotary=Rotary.FLOAT32_HALVES,
         ),
         read=_read,
         processor=_processor,

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import TOWER_NORMS, Architecture, Family, ModelTree, NormKind
+from estimator.families.family import TOWER_NORMS, Family, ModuleClass, NormKind
 from estimator.families.images.tiles import InternVLImageProcessor
 from estimator.families.images.videos import FrameProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Kernel, Norm, OwnParameter, Tree, tree
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
     RequireGrad,
     Seen,
@@ -25,7 +26,7 @@ from estimator.families.vision_family import (
     VisionKernels,
 )
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.tape.tape import Tensor
 from estimator.values.specs import Model, Vision
 
 
@@ -38,24 +39,22 @@ def _side(read: Config, key: str, default: int) -> int:
 
 
 def _read(read: Config, whole: Config) -> Vision:
-    hidden = read.whole("hidden_size", default=1024)
-    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
     side, patch = _side(read, "image_size", 448), _side(read, "patch_size", 14)
     channels = read.whole("num_channels", default=3)
-    tower = Model(
-        model_type="internvl_vision",
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=read.whole("intermediate_size", default=4096),
-        num_hidden_layers=read.whole("num_hidden_layers", default=24, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default="gelu"),
+    tower = tower_of(
+        read,
+        "internvl_vision",
+        hidden=1024,
+        heads=16,
+        layers=24,
+        width=4096,
+        act="gelu",
         attention_bias=read.flag("attention_bias", default=False),
+        attention_output_bias=True,
+        mlp_bias=True,
         qk_norm=read.flag("use_qk_norm", default=False),
         norms_without_weight=read.text("norm_type", default="layer_norm") == "rms_norm",
-        attn_pdrop=read.share("attention_dropout", default=0.0),
+        attn_pdrop=read.share("attention_dropout"),
         learned_positions=(side // patch) ** 2 + 1,
         word_embed_proj_dim=channels * patch**2,
     )
@@ -63,40 +62,29 @@ def _read(read: Config, whole: Config) -> Vision:
         wrapper="internvl",
         tower=tower,
         patch_size=patch,
-        merge_size=round(1 / read_ratio(whole)),
+        merge_size=round(1 / whole.share("downsample_ratio", default=0.5)),
         image_size=side,
         num_channels=channels,
     )
 
 
-def read_ratio(whole: Config) -> float:
-    """Of a side after patches are shuffled into tokens."""
-    return whole.share("downsample_ratio", default=0.5)
+_MLP = plain_mlp("fc1", "fc2", "activation_fn up down", class_name="InternVLVisionMLP")
 
 
-def _layer(model: Model) -> Tree:
-    hidden, width = model.hidden_size, model.intermediate_size
+def _tree(model: Model) -> Tree:
+    hidden = model.hidden_size
     bias, normed = not model.norms_without_weight, model.qk_norm
-    queries = {
-        f"{letter}_proj": parts.linear(hidden, hidden, model.attention_bias) for letter in "qkv"
-    }
     return tree(
         "InternVLVisionLayer",
         scales=OwnParameter(Kernel("", ((hidden,), (hidden,)), ("lambda_1", "lambda_2"))),
         attention=tree(
             "InternVLVisionAttention",
-            **queries,
-            projection_layer=parts.linear(hidden, hidden, bias=True),
+            **parts.projections(model, output="projection_layer"),
             projection_dropout=LEAF,
             q_norm=Norm("", hidden) if normed else LEAF,
             k_norm=Norm("", hidden) if normed else LEAF,
         ),
-        mlp=tree(
-            "InternVLVisionMLP",
-            activation_fn=LEAF,
-            fc1=parts.linear(hidden, width, bias=True),
-            fc2=parts.linear(width, hidden, bias=True),
-        ),
+        mlp=_MLP.tree(model),
         layernorm_before=Norm("", hidden, bias=bias),
         layernorm_after=Norm("", hidden, bias=bias),
         dropout=LEAF,
@@ -144,7 +132,7 @@ def internvl(b: Block, x: Tensor) -> Tensor:
     first, second = b.tensors["scales"]
     attention = op.multiply(tape, first, attention, "layer scale")
     x = op.add(tape, attention, x)
-    hidden = plain_mlp(b, b.norm("layernorm_after", x, kind=kind), "mlp.fc1", "mlp.fc2")
+    hidden = _MLP.forward(b, b.norm("layernorm_after", x, kind=kind))
     hidden = op.multiply(tape, second, hidden, "layer scale")
     return op.add(tape, hidden, x)
 
@@ -162,14 +150,12 @@ def _attend(b: Block, x: Tensor) -> Tensor:
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """A class token before the patches of each tile, and positions."""
     tape, hidden = b.tape, vision.tower.hidden_size
-    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
-    b.batch.append(pixels)
+    pixels, elements = (
+        seen.tiles * vision.num_channels * vision.image_size**2,
+        seen.patches * hidden,
+    )
     name = "embeddings.patch_embeddings.projection"
-    weight, _ = b.tensors[name]
-    cast = b.cast_pixels(pixels, weight.width)
-    b.pixels.append(cast)
-    x = require_grad(b.convolve(name, cast, seen.patches * hidden))
-    del cast
+    x = require_grad(b.embed_patches(name, pixels, elements, is_held=True))
     first, positions = b.tensors["embeddings"]
 
     def program(x: Tensor) -> Tensor:
@@ -216,10 +202,11 @@ TOWERS = (
         tree=_TREE,
         tower=Family(
             model_type="internvl_vision",
-            tree=ModelTree("", _layer, _root),
-            architecture=Architecture(
-                internvl, NormKind.LAYER_NORM, rotary=None, softmax_float32=False
-            ),
+            layer=ModuleClass("", _tree, internvl),
+            root=_root,
+            norm=NormKind.LAYER_NORM,
+            rotary=None,
+            softmax_float32=False,
         ),
         read=_read,
         processor=_processor,

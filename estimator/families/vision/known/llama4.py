@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, ModelTree, NormKind, Rotary
+from estimator.families.family import Family, ModuleClass, NormKind, Rotary
 from estimator.families.images.tiles import Llama4ImageProcessor
-from estimator.families.layers import plain_mlp
+from estimator.families.layers import late_norm_attention, plain_mlp, residual_forward
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -24,37 +24,36 @@ from estimator.families.modules import (
     tree,
     with_buffers,
 )
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import Model, Vision
 
 
 def _read(read: Config, whole: Config) -> Vision:
-    hidden = read.whole("hidden_size", default=768)
-    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
     side, patch = read.whole("image_size", default=448), read.whole("patch_size", default=14)
     channels = read.whole("num_channels", default=3)
-    tower = Model(
-        model_type="llama4_vision_model",
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=read.whole("intermediate_size", default=5632),
-        num_hidden_layers=read.whole("num_hidden_layers", default=34, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
+    tower = tower_of(
+        read,
+        "llama4_vision_model",
+        hidden=768,
+        heads=16,
+        layers=34,
+        width=5632,
+        act="gelu",
         hidden_act="gelu",
-        attn_pdrop=read.share("attention_dropout", default=0.0),
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+        attn_pdrop=read.share("attention_dropout"),
         learned_positions=(side // patch) ** 2 + 1,
         word_embed_proj_dim=channels * patch**2,
-        moe_intermediate_size=0,
         q_lora_rank=read.whole("projector_input_dim", default=4096),
         kv_lora_rank=read.whole("projector_output_dim", default=4096),
-        v_head_dim=0,
     )
     return Vision(
         wrapper="llama4",
@@ -67,20 +66,16 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-def _layer(model: Model) -> Tree:
-    hidden, width = model.hidden_size, model.intermediate_size
-    linears = {f"{letter}_proj": parts.linear(hidden, hidden, bias=True) for letter in "qkvo"}
+_MLP = plain_mlp("fc1", "fc2", "activation_fn up down", class_name="Llama4VisionMLP")
+
+
+def _tree(model: Model) -> Tree:
     return tree(
         "Llama4VisionEncoderLayer",
-        self_attn=tree("Llama4VisionAttention", **linears),
-        mlp=tree(
-            "Llama4VisionMLP",
-            activation_fn=LEAF,
-            fc1=parts.linear(hidden, width, bias=True),
-            fc2=parts.linear(width, hidden, bias=True),
-        ),
-        input_layernorm=Norm("", hidden, bias=True),
-        post_attention_layernorm=Norm("", hidden, bias=True),
+        self_attn=tree("Llama4VisionAttention", **parts.projections(model)),
+        mlp=_MLP.tree(model),
+        input_layernorm=parts.biased_norm(model),
+        post_attention_layernorm=parts.biased_norm(model),
     )
 
 
@@ -121,28 +116,11 @@ def _projector(vision: Vision, model: Model) -> Mapping[str, Tree]:
     return {"multi_modal_projector": tree("Llama4MultiModalProjector", linear_1=linear)}
 
 
-def llama4_vision(b: Block, x: Tensor) -> Tensor:
-    """``Llama4VisionEncoderLayer``: two layer norms, an MLP of two products."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    q = b.linear("self_attn.q_proj", x)
-    k = b.linear("self_attn.k_proj", x)
-    v = b.linear("self_attn.v_proj", x)
-    q, k = b.rotate(q, k)
-    x = b.linear("self_attn.o_proj", b.attend(q, k, v))
-    del q, k, v
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = plain_mlp(b, b.norm("post_attention_layernorm", x), "mlp.fc1", "mlp.fc2")
-    return op.add(b.tape, residual, x)
-
-
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Patches, bfloat16 already, are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
     # image_processing_llama4.py normalises in bfloat16
-    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 2, ACTIVATIONS)
-    b.batch.append(pixels)
+    pixels = b.receive(seen.tiles * vision.num_channels * vision.image_size**2, 2)
     cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
     unfolded = op.clone(tape, cast)
     del cast
@@ -194,10 +172,11 @@ TOWERS = (
         tree=_TREE,
         tower=Family(
             model_type="llama4_vision_model",
-            tree=ModelTree("", _layer, _root),
-            architecture=Architecture(
-                llama4_vision, NormKind.LAYER_NORM, rotary=Rotary.COMPLEX, softmax_float32=False
-            ),
+            layer=ModuleClass("", _tree, residual_forward(late_norm_attention, _MLP.forward)),
+            root=_root,
+            norm=NormKind.LAYER_NORM,
+            rotary=Rotary.COMPLEX,
+            softmax_float32=False,
         ),
         read=_read,
         processor=_processor,

@@ -10,12 +10,14 @@ from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, Kernels, ModelTree, NormKind, Rotary
+from estimator.families.family import Family, Kernels, ModuleClass, NormKind, Rotary
 from estimator.families.images.pixtral import PixtralImageProcessor
+from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import LAYERS, LEAF, Kernel, Linear, Norm, Tree, tree
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
     RequireGrad,
     Seen,
@@ -31,21 +33,17 @@ from estimator.values.specs import Model, Vision
 
 
 def _read(read: Config, whole: Config, *, wrapper: str, merges: bool) -> Vision:
-    hidden = read.whole("hidden_size", default=1024)
-    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
     patch = read.whole("patch_size", default=16)
     channels = read.whole("num_channels", default=3)
-    tower = Model(
-        model_type="pixtral",
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=read.whole("intermediate_size", default=4096),
-        num_hidden_layers=read.whole("num_hidden_layers", default=24, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default="gelu"),
-        attn_pdrop=read.share("attention_dropout", default=0.0),
+    tower = tower_of(
+        read,
+        "pixtral",
+        hidden=1024,
+        heads=16,
+        layers=24,
+        width=4096,
+        act="gelu",
+        attn_pdrop=read.share("attention_dropout"),
         word_embed_proj_dim=channels * patch**2,
         mlp_bias=whole.flag("multimodal_projector_bias", default=not merges),
     )
@@ -59,14 +57,13 @@ def _read(read: Config, whole: Config, *, wrapper: str, merges: bool) -> Vision:
     )
 
 
-def _layer(model: Model) -> Tree:
+def _tree(model: Model) -> Tree:
     hidden = model.hidden_size
-    linears = {f"{letter}_proj": parts.linear(hidden, hidden) for letter in "kvqo"}
     return tree(
         "PixtralAttentionLayer",
         attention_norm=Norm("", hidden),
-        feed_forward=parts.gated_mlp(model, class_name="PixtralMLP"),
-        attention=tree("PixtralAttention", **linears),
+        feed_forward=gated_mlp_tree(model, class_name="PixtralMLP", bias=False),
+        attention=tree("PixtralAttention", **parts.projections(model, "kvqo")),
         ffn_norm=Norm("", hidden),
     )
 
@@ -135,13 +132,8 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     high = max(image.height for image in seen.images)
     wide = max(image.width for image in seen.images)
     padded = seen.tiles * vision.num_channels * high * wide
-    pixels = tape.new(padded, 4, ACTIVATIONS)
-    b.batch.append(pixels)
-    (weight,) = b.tensors["patch_conv"]
-    cast = b.cast_pixels(pixels, weight.width)
     patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)
-    x = require_grad(b.convolve("patch_conv", cast, patches * hidden))
-    del cast
+    x = require_grad(b.embed_patches("patch_conv", padded, patches * hidden, is_held=False))
     x = op.part(tape, x, seen.patches * hidden)
     x = op.concatenate(tape, [x])
     return b.norm("ln_pre", x)
@@ -191,8 +183,10 @@ def _processor(vision: Vision) -> PixtralImageProcessor:
 
 _TOWER = Family(
     model_type="pixtral",
-    tree=ModelTree("", _layer, _root),
-    architecture=Architecture(pixtral, NormKind.RMS, rotary=Rotary.HALVES),
+    layer=ModuleClass("", _tree, pixtral),
+    root=_root,
+    norm=NormKind.RMS,
+    rotary=Rotary.HALVES,
 )
 
 

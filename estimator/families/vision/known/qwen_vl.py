@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from estimator.families import parts
 from estimator.families.activations import quick_gelu
@@ -15,15 +16,19 @@ from estimator.families.block import Block
 from estimator.families.family import (
     NO_KERNELS,
     TOWER_NORMS,
-    Architecture,
     Family,
-    ModelTree,
+    ModuleClass,
     NormKind,
     Rotary,
 )
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
-from estimator.families.layers import plain_mlp, unfused_gated_mlp
+from estimator.families.layers import (
+    gated_mlp_tree,
+    plain_mlp,
+    residual_forward,
+    unfused_gated_mlp,
+)
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -35,9 +40,10 @@ from estimator.families.modules import (
     module_list,
     tree,
 )
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock, attend_by_image
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
     RequireGrad,
     Seen,
@@ -56,82 +62,79 @@ FEATURES = 4
 """Of the merger, patches of one token: 2 × 2."""
 
 
-def _tower(read: Config, model_type: str, hidden: int, width: int, act: str) -> Model:
-    hidden = read.whole("hidden_size", default=hidden)
-    heads = read.whole("num_heads", "num_attention_heads", default=16, most=MOST_HEADS)
-    return Model(
-        model_type=model_type,
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=read.whole("intermediate_size", default=width),
-        num_hidden_layers=read.whole("depth", "num_hidden_layers", default=27, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default=act),
-        learned_positions=read.whole("num_position_embeddings", default=2304),
-    )
-
-
-def _qwen2_5(read: Config, whole: Config) -> Vision:
+def _vision(
+    read: Config,
+    wrapper: str,
+    tower: Model,
+    *,
+    patch: int,
+    positions: int = 0,
+    deepstack: tuple[int, ...] = (),
+) -> Vision:
     return Vision(
-        wrapper="qwen2_5_vl",
-        tower=_tower(read, "qwen2_5_vl_vision", 3584, 3420, "silu"),
-        patch_size=read.whole("patch_size", "spatial_patch_size", default=14),
+        wrapper=wrapper,
+        tower=tower,
+        patch_size=read.whole("patch_size", "spatial_patch_size", default=patch),
         merge_size=read.whole("spatial_merge_size", default=2),
         temporal_patch_size=read.whole("temporal_patch_size", default=2),
         num_channels=read.whole("in_channels", "in_chans", default=3),
+        positions=positions,
+        deepstack=deepstack,
     )
+
+
+def _tower(
+    read: Config,
+    model_type: str,
+    hidden: int,
+    width: int,
+    act: str,
+    *,
+    layers: int = 27,
+    **more: Any,
+) -> Model:
+    more |= {"hidden": hidden, "heads": 16, "layers": layers, "width": width, "act": act}
+    return tower_of(read, model_type, mlp_bias=True, **more)
 
 
 def _qwen2(read: Config, whole: Config) -> Vision:
-    hidden = read.whole("embed_dim", default=1280)
-    heads = read.whole("num_heads", default=16, most=MOST_HEADS)
-    tower = Model(
-        model_type="qwen2_vl_vision",
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=hidden * read.whole("mlp_ratio", default=4),
-        num_hidden_layers=read.whole("depth", default=32, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default="quick_gelu"),
-    )
-    return Vision(
-        wrapper="qwen2_vl",
-        tower=tower,
-        patch_size=read.whole("patch_size", "spatial_patch_size", default=14),
-        merge_size=read.whole("spatial_merge_size", default=2),
-        temporal_patch_size=read.whole("temporal_patch_size", default=2),
-        num_channels=read.whole("in_channels", "in_chans", default=3),
-    )
+    """Here ``hidden_size`` is the text's."""
+    width = read.whole("embed_dim", default=1280) * read.whole("mlp_ratio", default=4)
+    sizes: dict[str, Any] = {"hidden_key": "embed_dim", "intermediate_size": width}
+    tower = _tower(read, "qwen2_vl_vision", 1280, width, "quick_gelu", layers=32, **sizes)
+    return _vision(read, "qwen2_vl", tower, patch=14)
+
+
+def _qwen2_5(read: Config, whole: Config) -> Vision:
+    tower = _tower(read, "qwen2_5_vl_vision", 3584, 3420, "silu")
+    return _vision(read, "qwen2_5_vl", tower, patch=14)
 
 
 def _qwen3(read: Config, whole: Config, *, wrapper: str = "qwen3_vl", deep: bool = True) -> Vision:
     listed = read.values.get("deepstack_visual_indexes")
     deepstack = tuple(listed) if isinstance(listed, list | tuple) else (8, 16, 24)
-    return Vision(
-        wrapper=wrapper,
-        tower=_tower(read, "qwen3_vl_vision", 1152, 4304, "gelu_pytorch_tanh"),
-        patch_size=read.whole("patch_size", default=16),
-        merge_size=read.whole("spatial_merge_size", default=2),
-        temporal_patch_size=read.whole("temporal_patch_size", default=2),
-        num_channels=read.whole("in_channels", default=3),
-        positions=read.whole("num_position_embeddings", default=2304),
-        deepstack=deepstack if deep else (),
+    positions = read.whole("num_position_embeddings", default=2304)
+    tower = _tower(
+        read, "qwen3_vl_vision", 1152, 4304, "gelu_pytorch_tanh", learned_positions=positions
     )
+    deepstack = deepstack if deep else ()
+    return _vision(read, wrapper, tower, patch=16, positions=positions, deepstack=deepstack)
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
 
+_QWEN2_MLP = plain_mlp("fc1", "fc2", "up act down", class_name="VisionMlp")
+_QWEN3_MLP = plain_mlp("linear_fc1", "linear_fc2", "up down act_fn", class_name="@VisionMLP")
 
-def _layer(model: Model, mlp: Tree, *, bias: bool, attention: str = "@VisionAttention") -> Tree:
+
+def _layer_tree(
+    model: Model, mlp: Tree, *, bias: bool, attention: str = "@VisionAttention"
+) -> Tree:
     hidden = model.hidden_size
     return tree(
         "@VisionBlock",
-        norm1=Norm("", hidden, bias=bias),
-        norm2=Norm("", hidden, bias=bias),
+        norm1=parts.norm(model, bias=bias),
+        norm2=parts.norm(model, bias=bias),
         attn=tree(
             attention,
             qkv=parts.linear(hidden, 3 * hidden, bias=True),
@@ -141,20 +144,16 @@ def _layer(model: Model, mlp: Tree, *, bias: bool, attention: str = "@VisionAtte
     )
 
 
-def _qwen2_5_layer(model: Model) -> Tree:
-    return _layer(model, parts.gated_mlp(model, bias=True), bias=False)
+def _qwen2_5_tree(model: Model) -> Tree:
+    return _layer_tree(model, gated_mlp_tree(model), bias=False)
 
 
-def _qwen2_layer(model: Model) -> Tree:
-    up, down = parts.up_and_down(model, bias=True)
-    mlp = tree("VisionMlp", fc1=up, act=LEAF, fc2=down)
-    return _layer(model, mlp, bias=True, attention="VisionAttention")
+def _qwen2_tree(model: Model) -> Tree:
+    return _layer_tree(model, _QWEN2_MLP.tree(model), bias=True, attention="VisionAttention")
 
 
-def _qwen3_layer(model: Model) -> Tree:
-    up, down = parts.up_and_down(model, bias=True)
-    mlp = tree("@VisionMLP", linear_fc1=up, linear_fc2=down, act_fn=LEAF)
-    return _layer(model, mlp, bias=True)
+def _qwen3_tree(model: Model) -> Tree:
+    return _layer_tree(model, _QWEN3_MLP.tree(model), bias=True)
 
 
 def _patches(model: Model, class_name: str, pixels: int, *, bias: bool) -> Tree:
@@ -246,12 +245,6 @@ def _attend(b: Block, x: Tensor) -> Tensor:
     return b.linear("attn.proj", attend_by_image(b, q, k, v))
 
 
-def qwen2_5_vision(b: Block, x: Tensor) -> Tensor:
-    """``Qwen2_5_VLVisionBlock``: RMS norms, a gated MLP."""
-    x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
-    return op.add(b.tape, x, unfused_gated_mlp(b, b.norm("norm2", x)))
-
-
 def qwen2_vision(b: Block, x: Tensor) -> Tensor:
     """``Qwen2VLVisionBlock``: layer norms, an MLP of two products around ``QuickGELUActivation``."""
     x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
@@ -260,24 +253,24 @@ def qwen2_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, x, b.linear("mlp.fc2", hidden))
 
 
-def qwen3_vision(b: Block, x: Tensor) -> Tensor:
-    """``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
-    x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
-    hidden = plain_mlp(b, b.norm("norm2", x), "mlp.linear_fc1", "mlp.linear_fc2")
-    return op.add(b.tape, x, hidden)
+_NORMS = ("norm1", "norm2")
+_QWEN2_LAYER = ModuleClass("", _qwen2_tree, qwen2_vision)
+_QWEN2_5_LAYER = ModuleClass(
+    "", _qwen2_5_tree, residual_forward(_attend, unfused_gated_mlp, before=_NORMS)
+)
+"""``Qwen2_5_VLVisionBlock``: RMS norms, a gated MLP."""
+_QWEN3_LAYER = ModuleClass(
+    "", _qwen3_tree, residual_forward(_attend, _QWEN3_MLP.forward, before=_NORMS)
+)
+"""``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
 
 
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """The convolution over whole patches, and Qwen3-VL's positions, each from four rows of its table."""
-    tape, tower = b.tape, vision.tower
+    tape = b.tape
     patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
-    pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
-    b.batch.append(pixels)
-    weight, *_ = b.tensors["patch_embed.proj"]
-    cast = b.cast_pixels(pixels, weight.width)
-    b.pixels.append(cast)
-    x = b.convolve("patch_embed.proj", cast, seen.patches * tower.hidden_size)
-    del pixels, cast
+    elements = seen.patches * vision.tower.hidden_size
+    x = b.embed_patches("patch_embed.proj", seen.patches * patch, elements, is_held=True)
     if "pos_embed" not in b.embeddings:
         return require_grad(x)
     indices = tape.new(seen.patches * FEATURES, 8)
@@ -298,7 +291,7 @@ def _embed_qwen2_5(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requ
 
 
 def _merge(
-    merger: Block, vision: Vision, seen: Seen, x: Tensor, name: str, names: tuple[str, str, str]
+    merger: Block, x: Tensor, name: str, names: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")
 ) -> Tensor:
     norm, first, second = names
     x = merger.norm(f"{name}.{norm}", x)
@@ -308,24 +301,25 @@ def _merge(
 
 
 def _project_qwen2(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
-    return _merge(merger, vision, seen, x, "visual.merger", ("ln_q", "mlp.0", "mlp.2"))
+    return _merge(merger, x, "visual.merger")
 
 
 def _project_qwen2_5(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
-    names = ("ln_q", "mlp.0", "mlp.2")
-    x = _merge(merger, vision, seen, x, "visual.merger", names)
+    x = _merge(merger, x, "visual.merger")
     order = merger.tape.new(seen.tokens, 8)
     return op.gather(merger.tape, x, order, x.elements, "tokens in their order")
 
 
+_QWEN3_NAMES = ("norm", "linear_fc1", "linear_fc2")
+
+
 def _project_qwen3(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
-    names = ("norm", "linear_fc1", "linear_fc2")
-    return _merge(merger, vision, seen, x, "visual.merger", names)
+    return _merge(merger, x, "visual.merger", _QWEN3_NAMES)
 
 
 def _project_deep(merger: Block, vision: Vision, seen: Seen, x: Tensor, name: str) -> Tensor:
     """A norm over merged patches, and the same two products."""
-    return _merge(merger, vision, seen, x, f"visual.{name}", ("norm", "linear_fc1", "linear_fc2"))
+    return _merge(merger, x, f"visual.{name}", _QWEN3_NAMES)
 
 
 def _windowed_pairs(vision: Vision, seen: Seen) -> int:
@@ -421,16 +415,20 @@ _QWEN3_5_TREE = TowerTree(
 )
 _QWEN3 = Family(
     model_type="qwen3_vl_vision",
-    tree=ModelTree("", _qwen3_layer, _qwen3_root),
-    architecture=Architecture(qwen3_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
+    layer=_QWEN3_LAYER,
+    root=_qwen3_root,
+    norm=NormKind.LAYER_NORM,
+    rotary=Rotary.FLOAT32_HALVES,
 )
 _QWEN2 = VisionFamily(
     wrappers=("qwen2_vl",),
     tree=_QWEN2_TREE,
     tower=Family(
         model_type="qwen2_vl_vision",
-        tree=ModelTree("", _qwen2_layer, _qwen2_root),
-        architecture=Architecture(qwen2_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
+        layer=_QWEN2_LAYER,
+        root=_qwen2_root,
+        norm=NormKind.LAYER_NORM,
+        rotary=Rotary.FLOAT32_HALVES,
     ),
     read=_qwen2,
     processor=_processor_2_5,
@@ -474,8 +472,10 @@ TOWERS = (
         wrappers=("qwen2_5_vl",),
         tower=Family(
             model_type="qwen2_5_vl_vision",
-            tree=ModelTree("", _qwen2_5_layer, _qwen2_5_root),
-            architecture=Architecture(qwen2_5_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
+            layer=_QWEN2_5_LAYER,
+            root=_qwen2_5_root,
+            norm=NormKind.RMS,
+            rotary=Rotary.FLOAT32_HALVES,
         ),
         read=_qwen2_5,
         projector=_qwen2_5_merger,

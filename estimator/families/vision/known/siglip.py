@@ -11,11 +11,11 @@ from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import TOWER_NORMS, Architecture, Family, ModelTree, NormKind, TreeOf
+from estimator.families.family import TOWER_NORMS, Family, ModuleClass, NormKind, TreeOf
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
-from estimator.families.layers import plain_mlp
+from estimator.families.layers import late_norm_attention, plain_mlp, residual_forward
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -27,8 +27,9 @@ from estimator.families.modules import (
     Width,
     tree,
 )
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.reader import Config
 from estimator.families.vision.block import TowerBlock
+from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
     RequireGrad,
     Seen,
@@ -37,97 +38,108 @@ from estimator.families.vision_family import (
     VisionKernels,
 )
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.tape.tape import Tensor
 from estimator.values.specs import Model, Vision
 
 
-def _tower(read: Config, model_type: str, **defaults: int) -> Model:
-    hidden = read.whole("hidden_size", default=defaults["hidden_size"])
-    heads = read.whole("num_attention_heads", default=defaults["heads"], most=MOST_HEADS)
-    side = read.whole("image_size", default=defaults["image_size"])
-    patch = read.whole("patch_size", default=defaults["patch_size"])
-    return Model(
-        model_type=model_type,
-        vocab_size=0,
-        hidden_size=hidden,
-        intermediate_size=read.whole("intermediate_size", default=defaults["width"]),
-        num_hidden_layers=read.whole("num_hidden_layers", default=12, most=MOST_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        hidden_act=read.text("hidden_act", default="gelu_pytorch_tanh"),
-        attn_pdrop=read.share("attention_dropout", default=0.0),
+def _vision(
+    read: Config,
+    wrapper: str,
+    model_type: str,
+    *,
+    hidden: int,
+    heads: int,
+    patch: int,
+    merge_size: int = 1,
+    image_tokens: int = 0,
+) -> Vision:
+    side = read.whole("image_size", default=224)
+    patch = read.whole("patch_size", default=patch)
+    channels = read.whole("num_channels", default=3)
+    tower = tower_of(
+        read,
+        model_type,
+        hidden=hidden,
+        heads=heads,
+        layers=12,
+        width=3072,
+        act="gelu_pytorch_tanh",
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+        attn_pdrop=read.share("attention_dropout"),
         learned_positions=(side // patch) ** 2,
-        word_embed_proj_dim=read.whole("num_channels", default=3) * patch**2,
+        word_embed_proj_dim=channels * patch**2,
+    )
+    return Vision(
+        wrapper=wrapper,
+        tower=tower,
+        patch_size=patch,
+        merge_size=merge_size,
+        image_size=side,
+        num_channels=channels,
+        image_tokens=image_tokens,
     )
 
 
 def _gemma3(read: Config, whole: Config) -> Vision:
-    side = read.whole("image_size", default=224)
-    return Vision(
-        wrapper="gemma3",
-        tower=_tower(
-            read,
-            "siglip_vision_model",
-            hidden_size=768,
-            heads=12,
-            image_size=224,
-            patch_size=16,
-            width=3072,
-        ),
-        patch_size=read.whole("patch_size", default=16),
-        image_size=side,
-        num_channels=read.whole("num_channels", default=3),
-        image_tokens=whole.whole("mm_tokens_per_image", default=256),
-    )
+    tokens = whole.whole("mm_tokens_per_image", default=256)
+    sizes = {"hidden": 768, "heads": 12, "patch": 16, "image_tokens": tokens}
+    return _vision(read, "gemma3", "siglip_vision_model", **sizes)
 
 
-def _smolvlm(read: Config, whole: Config, *, wrapper: str, model_type: str) -> Vision:
-    defaults = dict(hidden_size=1152, heads=16, image_size=224, patch_size=32, width=3072)
-    tower = _tower(read, model_type, **defaults)
-    return Vision(
-        wrapper=wrapper,
-        tower=tower,
-        patch_size=read.whole("patch_size", default=32),
-        merge_size=whole.whole("scale_factor", default=2),
-        image_size=read.whole("image_size", default=224),
-        num_channels=read.whole("num_channels", default=3),
-    )
+def _idefics(read: Config, whole: Config, *, wrapper: str) -> Vision:
+    merge = whole.whole("scale_factor", default=2)
+    sizes = {"hidden": 1152, "heads": 16, "patch": 32, "merge_size": merge}
+    return _vision(read, wrapper, f"{wrapper}_vision", **sizes)
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
 
-
-def _siglip_layer(model: Model) -> Tree:
-    attention, mlp = _attention(model, "SiglipAttention"), _mlp(model, "SiglipMLP")
-    first, second = _norm(model), _norm(model)
-    return tree(
-        "SiglipEncoderLayer", layer_norm1=first, self_attn=attention, layer_norm2=second, mlp=mlp
-    )
-
-
-def _norm(model: Model) -> Norm:
-    return Norm("", model.hidden_size, bias=True)
+_SIGLIP_MLP, _IDEFICS_MLP = (
+    plain_mlp("fc1", "fc2", "activation_fn up down", class_name=name)
+    for name in ("SiglipMLP", "@VisionMLP")
+)
 
 
 def _attention(model: Model, class_name: str) -> Tree:
-    hidden = model.hidden_size
-    names = ("k_proj", "v_proj", "q_proj", "out_proj")
-    return tree(class_name, **{name: parts.linear(hidden, hidden, bias=True) for name in names})
+    return tree(class_name, **parts.projections(model, "kvqo", "out_proj"))
 
 
-def _mlp(model: Model, class_name: str) -> Tree:
-    up, down = parts.up_and_down(model, bias=True)
-    return tree(class_name, activation_fn=LEAF, fc1=up, fc2=down)
-
-
-def _idefics_layer(model: Model) -> Tree:
-    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
-    attention, mlp = _attention(model, "@VisionAttention"), _mlp(model, "@VisionMLP")
-    first, second = _norm(model), _norm(model)
+def _siglip_tree(model: Model) -> Tree:
     return tree(
-        "@EncoderLayer", self_attn=attention, layer_norm1=first, mlp=mlp, layer_norm2=second
+        "SiglipEncoderLayer",
+        layer_norm1=parts.biased_norm(model),
+        self_attn=_attention(model, "SiglipAttention"),
+        layer_norm2=parts.biased_norm(model),
+        mlp=_SIGLIP_MLP.tree(model),
     )
+
+
+def _idefics_tree(model: Model) -> Tree:
+    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
+    return tree(
+        "@EncoderLayer",
+        self_attn=_attention(model, "@VisionAttention"),
+        layer_norm1=parts.biased_norm(model),
+        mlp=_IDEFICS_MLP.tree(model),
+        layer_norm2=parts.biased_norm(model),
+    )
+
+
+_SIGLIP, _IDEFICS = (
+    ModuleClass(
+        "",
+        layer_tree,
+        residual_forward(
+            partial(late_norm_attention, output="out_proj"),
+            _SIGLIP_MLP.forward,
+            before=("layer_norm1", "layer_norm2"),
+        ),
+    )
+    for layer_tree in (_siglip_tree, _idefics_tree)
+)
+"""``SiglipEncoderLayer``: a norm before attention and before the MLP."""
 
 
 def _root(model: Model, class_name: str, prefix: str, *buffers: TreeTensor) -> Tree:
@@ -141,7 +153,7 @@ def _root(model: Model, class_name: str, prefix: str, *buffers: TreeTensor) -> T
             position_embedding=Embedding("", model.learned_positions, hidden),
         ),
         encoder=tree(f"{prefix}Encoder", layers=LAYERS),
-        post_layernorm=_norm(model),
+        post_layernorm=parts.biased_norm(model),
     )
 
 
@@ -170,31 +182,11 @@ def _connector(vision: Vision, model: Model) -> Mapping[str, Tree]:
 # -- programs ----------------------------------------------------------------------------------------------------
 
 
-def siglip(b: Block, x: Tensor) -> Tensor:
-    """``SiglipEncoderLayer``: a norm before attention and before the MLP."""
-    residual = x
-    x = b.norm("layer_norm1", x)
-    q = b.linear("self_attn.q_proj", x)
-    k = b.linear("self_attn.k_proj", x)
-    v = b.linear("self_attn.v_proj", x)
-    x = b.linear("self_attn.out_proj", b.attend(q, k, v))
-    del q, k, v
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = plain_mlp(b, b.norm("layer_norm2", x), "mlp.fc1", "mlp.fc2")
-    return op.add(b.tape, residual, x)
+_PATCHES = "embeddings.patch_embedding"
 
 
-def _patches(b: TowerBlock, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
-    elements = seen.patches * vision.tower.hidden_size
-    return b.convolve("embeddings.patch_embedding", pixels, elements)
-
-
-def _pixels(b: TowerBlock, vision: Vision, seen: Seen) -> Tensor:
-    elements = seen.tiles * vision.num_channels * vision.image_size**2
-    pixels = b.tape.new(elements, 4, ACTIVATIONS)
-    b.batch.append(pixels)
-    return pixels
+def _pixels(vision: Vision, seen: Seen) -> int:
+    return seen.tiles * vision.num_channels * vision.image_size**2
 
 
 def _positions(b: TowerBlock, ids: Tensor, rows: int) -> Tensor:
@@ -203,20 +195,18 @@ def _positions(b: TowerBlock, ids: Tensor, rows: int) -> Tensor:
 
 def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Positions are one row for all images; checkpointing's hook is on the convolution."""
-    pixels = _pixels(b, vision, seen)
-    width = b.tensors["embeddings.patch_embedding"][0].width
-    x = require_grad(_patches(b, vision, seen, b.cast_pixels(pixels, width)))
+    elements = seen.patches * vision.tower.hidden_size
+    x = require_grad(b.embed_patches(_PATCHES, _pixels(vision, seen), elements, is_held=False))
     ids = b.tape.new(1, 8)
     return op.add(b.tape, x, _positions(b, ids, vision.tower.learned_positions))
 
 
-def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
+def _embed_idefics(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Tiles that hold an image are picked out of the batch; positions are looked up for each."""
     tape = b.tape
-    pixels = _pixels(b, vision, seen)
-    mask = tape.new(pixels.elements // vision.num_channels, 8, ACTIVATIONS)
-    b.batch.append(mask)
-    cast = b.cast_pixels(pixels, b.tensors["embeddings.patch_embedding"][0].width)
+    pixels = b.receive(_pixels(vision, seen))
+    mask = b.receive(pixels.elements // vision.num_channels, 8)
+    cast = b.cast_pixels(pixels, b.tensors[_PATCHES][0].width)
     tape.operation = "tiles that hold an image"
     empty = tape.new(cast.elements, 1)
     del empty
@@ -224,7 +214,7 @@ def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requ
     del cast
     ids = tape.new(seen.patches, 8)
     kept = tape.new(mask.elements, 8)
-    x = _patches(b, vision, seen, picked)
+    x = b.convolve(_PATCHES, picked, seen.patches * vision.tower.hidden_size)
     b.pixels += (picked, kept)
     return require_grad(op.add(tape, x, _positions(b, ids, seen.patches)))
 
@@ -290,13 +280,9 @@ def _idefics3_processor(vision: Vision) -> Idefics3ImageProcessor:
     )
 
 
-def _family(
-    model_type: str, layer: TreeOf = _idefics_layer, root: TreeOf = _idefics_root
-) -> Family:
+def _family(model_type: str, layer: ModuleClass = _IDEFICS, root: TreeOf = _idefics_root) -> Family:
     return Family(
-        model_type=model_type,
-        tree=ModelTree("", layer, root),
-        architecture=Architecture(siglip, NormKind.LAYER_NORM, rotary=None),
+        model_type=model_type, layer=layer, root=root, norm=NormKind.LAYER_NORM, rotary=None
     )
 
 
@@ -316,11 +302,25 @@ _IDEFICS_TREE = TowerTree(
 )
 
 
+_IDEFICS3 = VisionFamily(
+    wrappers=("idefics3",),
+    tree=_IDEFICS_TREE,
+    tower=_family("idefics3_vision"),
+    read=partial(_idefics, wrapper="idefics3"),
+    processor=_idefics3_processor,
+    projector=_connector,
+    embed=_embed_idefics,
+    project=_project_idefics3,
+    tokens_a_row=_rows,
+    prefix="vision_model",
+    hooks_embedding=True,
+    wraps_layers=False,
+)
 TOWERS = (
     VisionFamily(
         wrappers=("gemma3",),
         tree=_SIGLIP_TREE,
-        tower=_family("siglip_vision_model", _siglip_layer, _siglip_root),
+        tower=_family("siglip_vision_model", _SIGLIP, _siglip_root),
         read=_gemma3,
         processor=_gemma3_processor,
         projector=_gemma3_projector,
@@ -332,35 +332,15 @@ TOWERS = (
         masks_text=True,
         liger=VisionKernels(replace(TOWER_NORMS, in_place=False, final_in_place=False)),
     ),
-    VisionFamily(
+    _IDEFICS3,
+    replace(
+        _IDEFICS3,
         wrappers=("smolvlm",),
-        tree=_IDEFICS_TREE,
         tower=_family("smolvlm_vision"),
-        read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
-        processor=_idefics3_processor,
+        read=partial(_idefics, wrapper="smolvlm"),
         videos=_frames,
-        projector=_connector,
-        embed=_embed_smolvlm,
         project=_project_smolvlm,
-        tokens_a_row=_rows,
-        prefix="vision_model",
-        hooks_embedding=True,
-        wraps_layers=False,
         returns_features=False,
         liger=VisionKernels(TOWER_NORMS),
-    ),
-    VisionFamily(
-        wrappers=("idefics3",),
-        tree=_IDEFICS_TREE,
-        tower=_family("idefics3_vision"),
-        read=partial(_smolvlm, wrapper="idefics3", model_type="idefics3_vision"),
-        processor=_idefics3_processor,
-        projector=_connector,
-        embed=_embed_smolvlm,
-        project=_project_idefics3,
-        tokens_a_row=_rows,
-        prefix="vision_model",
-        hooks_embedding=True,
-        wraps_layers=False,
     ),
 )
