@@ -116,7 +116,8 @@ html { font-size: 26px; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
 .hr-verdict { min-height: 0; padding-bottom: .4rem; }
-.hr-verdict .hr-small, .hr-setup, .hr-cards-methods, .st-key-start, .hr-stays { display: none !important; }
+.hr-verdict .hr-small, .hr-setup, .hr-cards-methods, .st-key-start, .st-key-own-error, .hr-stays
+  { display: none !important; }
 </style>"""
 """CSS for the projector: all type at least 1.6 times as large, and no sidebar."""
 ICON = (
@@ -135,7 +136,9 @@ from another server."""
 STYLE = f"""<style>
 .hr-verdict {{ min-height: 9.7rem; }}
 .st-key-start {{ align-items: center; margin-top: -.6rem; }}
-.st-key-start button {{ min-height: 1.8rem; padding: .1rem .6rem; text-decoration: underline; }}
+.st-key-own-error {{ row-gap: 0; margin-top: -.6rem; }}
+.st-key-own-error .hr-text {{ margin-bottom: .2rem; }}
+:is(.st-key-start, .st-key-own-error) button {{ min-height: 1.8rem; padding: .1rem .6rem; text-decoration: underline; }}
 .st-key-start > * {{ display: flex; align-items: center; }}
 .hr-verdict {{ padding: .7rem 1.1rem .8rem; border-left: .6rem solid var(--hr); border-radius: .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}

@@ -14,6 +14,7 @@ from estimator.answer import overflow
 from estimator.answer.estimate import estimate
 from estimator.answer.explain import Explanation, Term, explain, kept_terms
 from estimator.answer.needs import need
+from estimator.answer.own_error import OwnError, error_in, said_of
 from estimator.answer.own_step import own_step
 from estimator.answer.ranks import Rank, ranks
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
@@ -192,6 +193,7 @@ __all__ = [
     "Offload",
     "OnDevice",
     "Optimizer",
+    "OwnError",
     "Phase",
     "Pick",
     "Point",
@@ -245,6 +247,7 @@ __all__ = [
     "count_texts",
     "default_targets",
     "defaults_of",
+    "error_in",
     "estimate",
     "evaluation_stops",
     "explain",
@@ -299,6 +302,7 @@ __all__ = [
     "repository",
     "resized",
     "runs",
+    "said_of",
     "scaling",
     "schedule",
     "sharing",

@@ -11,6 +11,7 @@ from dashboard import theme
 from dashboard.estimate import (
     at_a_glance,
     method_cards,
+    own_error,
     rehearsed,
     sections,
     start,
@@ -55,6 +56,7 @@ def verdict() -> None:
     proposal_cards.propose("offer", {"bfloat16": verdict_panel.OFFERED})
     st.html(at_a_glance.verdict_html(answer))
     rehearsed.draw(answer)
+    own_error.draw(answer)
     start.draw(answer)
 
 

@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.estimate import config_lists
 from estimator import TOOLS, read_files
+from tests.test_own_error import PLAYED
 from tests.test_start_page import open_page, setting, text
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -49,6 +50,17 @@ def test_a_pasted_issue_becomes_the_setup_of_its_command_and_its_config():
     assert setting(page, "model") == "Qwen/Qwen2.5-7B-Instruct"
     assert (setting(page, "method"), setting(page, "max_length")) == ("lora", 2048)
     assert "/data/Qwen2.5-7B-Instruct is taken for Qwen/Qwen2.5-7B-Instruct" in text(page)
+
+
+def test_a_pasted_error_is_explained_on_its_own_card_until_it_is_closed():
+    page = paste(
+        open_page(model="meta-llama/Llama-3.2-1B", max_length="2048"), f"on a 3090: {PLAYED}"
+    )
+    assert setting(page, "gpu") == "GeForce RTX 3090"
+    assert "could not get another 3.91 GiB. No tensor of this setup is that large" in text(page)
+    page.button(key="forget error").click().run()
+    assert "Your error" not in text(page)
+    assert setting(page, "max_length") == 2048
 
 
 def test_every_key_is_listed_and_tool_defaults_show_their_source_line():

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import streamlit as st
 
 from dashboard.state import actions, models, opening, question, session
-from estimator import Imported, contract, defaults_of, files_in, read_files
+from estimator import (
+    Imported,
+    OwnError,
+    catalog,
+    contract,
+    defaults_of,
+    error_in,
+    files_in,
+    read_files,
+)
 
 PASTED = "the pasted text"
 KEPT = (
@@ -46,6 +56,17 @@ def problem() -> str:
     """Why the last import failed; empty if it succeeded."""
     said: str = st.session_state.get("own run problem", "")
     return said
+
+
+def error() -> OwnError | None:
+    """The out-of-memory message that was pasted last."""
+    found: OwnError | None = st.session_state.get("own error")
+    return found
+
+
+def forget_error() -> None:
+    """Removes the message from the page; the setup stays."""
+    st.session_state["own error"] = None
 
 
 def take_pasted() -> None:
@@ -85,21 +106,26 @@ def follow() -> None:
 
 
 def _take(files: Mapping[str, str | bytes]) -> None:
-    """Imports the files, and those in a message, and sets the page to their run. If they are invalid, the page does
-    not change.
+    """Imports the files, those in a message, and an out-of-memory message. If there is none of it, the page does not
+    change.
     """
     state = st.session_state
+    failed = next(filter(None, map(_error, files.values())), None)
+    state["own error"] = failed and failed.error
+    card = {"gpu": failed.card} if failed and failed.card else {}
     try:
         files = {
             name: text for given in files for name, text in files_in(files[given], given).items()
         }
         found = read_files(files, models.known())
     except ValueError as said:
-        state["own run problem"] = str(said)
+        state["own run problem"] = "" if failed else str(said)
+        if card:
+            actions.put(card)
         return
     state["own run problem"] = ""
     wanted = found.setup.get("model")
-    fields = {key: value for key, value in found.rows.items() if key != "model"}
+    fields = {key: value for key, value in found.rows.items() if key != "model"} | card
     waits_for = ""
     if isinstance(wanted, str) and models.is_known(wanted):
         fields["model"] = wanted
@@ -113,6 +139,25 @@ def _take(files: Mapping[str, str | bytes]) -> None:
         models.take_text(json.dumps(dict(wanted)))
 
 
+class _Failed(NamedTuple):
+    error: OwnError
+    card: str
+    """The card to choose; empty if the page's own is as large, or none is."""
+
+
+def _error(text: str | bytes) -> _Failed | None:
+    """The out-of-memory message in a text, with its card."""
+    plain = text if isinstance(text, str) else text.decode(errors="replace")
+    found = error_in(plain)
+    if found is None:
+        return None
+    if not found.capacity or not (cards := catalog.cards_with(found.capacity, plain)):
+        return _Failed(found, "")
+    is_named = cards[0] != catalog.cards_with(found.capacity)[0]
+    keeps = found.is_of(question.reading().gpu) and not is_named
+    return _Failed(found, "" if keeps else cards[0].name)
+
+
 def _put(fields: Mapping[str, object]) -> tuple[str, ...]:
     """Sets the page to a setup in the contract's format. Returns sentences on what could not be set."""
     state = st.session_state
@@ -120,9 +165,9 @@ def _put(fields: Mapping[str, object]) -> tuple[str, ...]:
     whole = {"model": models.name(), "gpu": question.as_fact(state["gpu"]), **fields}
     read = contract.read_setup(whole, known)
     values = opening.values_of(read)
-    if "model" not in fields:
-        values.pop("model")
-    values.pop("gpu")
+    for key in ("model", "gpu"):
+        if key not in fields:
+            values.pop(key)
     state["address_problems"] = []
     models.forget_question()
     actions.put(values)

@@ -22,7 +22,7 @@ def draw() -> None:
         st.caption(
             "A script, a notebook, a launch command or a config of TRL, Trainer, axolotl, LLaMA-Factory, Unsloth, "
             "ms-swift, torchtune or verl, with accelerate's YAML and DeepSpeed's JSON if you have them, or an issue "
-            "in which they stand. Nothing is run."
+            "in which they stand; and PyTorch's out-of-memory message. Nothing is run."
         )
         st.text_area(
             "Paste it",

@@ -83,13 +83,15 @@ def first_overflow(of: Estimate) -> Overflow | None:
     if of.gpu is None or of.need_low_bytes <= of.gpu.memory_bytes:
         return None
     if (stop := of.needs.refused) is not None:
-        return _refused(of, stop)
+        return stopped_by(of, stop)
     over = _exceeding(of)
     return None if over is None else Overflow(over, over, None)
 
 
-def _refused(of: Estimate, stop: Refused) -> Overflow:
-    """The same of a replayed run, whose second micro-step and third step stand for all later ones.
+def stopped_by(of: Estimate, stop: Refused) -> Overflow:
+    """Where a replayed run is that is refused this request.
+
+    Its second micro-step and its third step stand for all later ones.
 
     An evaluation is played after the second step, and comes where Trainer's first one does.
     """

@@ -798,6 +798,28 @@ def _gpu_names() -> Mapping[str, tuple[str, ...]]:
     }
 
 
+def cards_with(memory_bytes: int, text: str = "") -> list[Gpu]:
+    """NVIDIA's cards with this memory, the nearest first, those that a text names before all others (bytes).
+
+    Source: data/gpus.csv.
+
+    >>> [card.name for card in cards_with(25_400_000_000, "on my rtx 3090 it dies")][:1]
+    ['GeForce RTX 3090']
+    """
+    said = _gpu_words(re.sub(r"(?<!\S)\d{1,3} ?[x×*] ?", " ", text))  # 2x3090
+
+    def rank(card: Gpu) -> tuple[bool, int]:
+        is_named = _words_of_gpus()[card.name].needed <= said
+        return not is_named, abs(card.memory_bytes - memory_bytes)
+
+    alike = (
+        card
+        for card in gpus().values()
+        if card.vendor == "NVIDIA" and card.has_memory(memory_bytes)
+    )
+    return sorted(alike, key=rank)
+
+
 class _Words(NamedTuple):
     needed: frozenset[str]
     """Words without which a name means another product."""

@@ -295,12 +295,16 @@ def refused(model: Model, gpu: Gpu | None, setup: TrainingSetup, room: int) -> R
     if not died:
         return None
     played, run = runs[min(moved or died)[1]]
-    return _located(model, hardware, setup, room, played, run)
+    return located(model, hardware, setup, room, played, run)
 
 
-def _located(
+def located(
     model: Model, hardware: Hardware, setup: TrainingSetup, room: int, played: Played, run: RankRun
 ) -> Refused:
+    """The request of a run at which ``played`` ended, by its phase, layer and operator; bytes.
+
+    Source: as ``replayed``.
+    """
     log, on_host = run.log(room), run.is_narrow(room)
     _, trace = allocations(model, hardware, setup, run.made, run.rank, on_host=on_host)
     assert played.died is not None

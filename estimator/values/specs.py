@@ -577,6 +577,10 @@ class Machine:
     source: str = ""
 
 
+SAME_MEMORY = 0.025
+"""By how much the memory of equal cards may differ: ours, twice what it does in data/out_of_memory.csv."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator as the driver reports it."""
@@ -665,6 +669,12 @@ class Gpu:
         'rocm-smi'
         """
         return {"": "nvidia-smi", "NVIDIA": "nvidia-smi", "AMD": "rocm-smi"}.get(self.vendor, "")
+
+    def has_memory(self, size: int) -> bool:
+        """Whether a message that names ``size`` bytes as the card's may be of this one: drivers keep more or less for
+        themselves.
+        """
+        return abs(self.memory_bytes - size) <= SAME_MEMORY * size
 
     @property
     def lacks_fp8(self) -> bool:

@@ -1,0 +1,142 @@
+"""What a user's own out-of-memory message says of their run, and where it differs from this setup.
+
+Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc`` (the message) and ``format_size`` (two decimals).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from estimator.answer.overflow import beside_bytes, stopped_by, where
+from estimator.step.asked_for import of_this_size
+from estimator.step.reserved import is_replayed
+from estimator.values.range import Range
+from estimator.values.results import Estimate, Refused
+from estimator.values.specs import Gpu, Verdict
+
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+TRIED = re.compile(rf"out of memory\.\s+Tried\s+to\s+allocate\s+{SIZE}")
+FIGURES: dict[str, tuple[str, ...]] = {
+    "capacity": (rf"total\s+capac?i?ty\s+of\s+{SIZE}", rf"{SIZE}\s+total\s+capacity"),
+    "free": (rf"of\s+which\s+{SIZE}\s+is\s+free", rf"{SIZE}\s+free"),
+    "process": (rf"this\s+process\s+has\s+{SIZE}\s+memory\s+in\s+use",),
+    "allocated": (rf"{SIZE}\s+is\s+allocated\s+by\s+PyTorch", rf"{SIZE}\s+already\s+allocated"),
+    "unused": (rf"{SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated",),
+    "reserved": (rf"{SIZE}\s+reserved\s+in\s+total\s+by\s+PyTorch",),
+}
+"""Each figure of the message, as it was written before torch 2.1 and since; 2.1 wrote ``capacty``."""
+LONGEST_MESSAGE = 4_000
+"""Characters of a message: ours."""
+OTHERS = 2**28
+"""Bytes of other processes that are worth a sentence: ours, a desktop's."""
+MOST_TENSORS = 2
+"""Tensors of one size that are named: ours."""
+
+
+class OwnError(NamedTuple):
+    """The figures of PyTorch's out-of-memory message, in bytes; None where it does not say one."""
+
+    requested: Range[int]
+    """Of the segment that it asked for: what prints as the message's number."""
+    capacity: int | None
+    free: int | None
+    process: int | None
+    """All of the process, the CUDA context too."""
+    allocated: int | None
+    """Of tensors."""
+    unused: int | None
+    """Reserved and not allocated."""
+
+    @property
+    def others(self) -> int:
+        """Bytes of the card that other processes hold; 0 where the message does not say."""
+        if self.capacity is None or self.free is None or not self.process:
+            return 0
+        return max(0, self.capacity - self.free - self.process)
+
+    def is_of(self, gpu: Gpu | None) -> bool:
+        """Whether a card is as large as the message's."""
+        return gpu is not None and self.capacity is not None and gpu.has_memory(self.capacity)
+
+
+def error_in(text: str) -> OwnError | None:
+    """The first out-of-memory message of a text; None if there is none.
+
+    >>> error_in("CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 31.75 GiB total capacity)").capacity / 2**30
+    31.75
+    """
+    found = TRIED.search(text)
+    if found is None:
+        return None
+    message = text[found.start() : found.start() + LONGEST_MESSAGE]
+    if (following := TRIED.search(message, 1)) is not None:
+        message = message[: following.start()]
+    said = {name: _figure(patterns, message) for name, patterns in FIGURES.items()}
+    reserved = said.pop("reserved")
+    if reserved is not None and said["allocated"] is not None:
+        said["unused"] = max(0, reserved - said["allocated"])
+    return OwnError(_printed(found[1], found[2]), **said)
+
+
+def _printed(number: str, unit: str) -> Range[int]:
+    """The bytes that print as a number with two decimals."""
+    middle, within = float(number) * UNITS[unit], 0.005 * UNITS[unit]
+    return Range(round(middle - within), round(middle + within))
+
+
+def _figure(patterns: Iterable[str], message: str) -> int | None:
+    for pattern in patterns:
+        if (found := re.search(pattern, message)) is not None:
+            return round(float(found[1]) * UNITS[found[2]])
+    return None
+
+
+Sized = Callable[[int], str]
+
+
+def said_of(error: OwnError, of: Estimate, size: Sized) -> Iterator[str]:
+    """What a message says, and what of it this setup explains, a sentence each; ``size`` says a number of bytes."""
+    requested = size(sum(error.requested) // 2)
+    held = f"held {size(error.allocated)} of tensors and " if error.allocated else ""
+    yield f"PyTorch {held}could not get another {requested}."
+    if error.others >= OTHERS:
+        yield f"Other processes held {size(error.others)} of the card: end them, nvidia-smi lists them."
+    if error.unused is not None and error.unused >= error.requested.high:
+        yield (
+            f"It had {size(error.unused)} reserved and unused, in pieces smaller than that: "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them."
+        )
+    if error.is_of(of.gpu):
+        yield from _compared(error, of)
+    elif error.capacity is not None:
+        yield f"That card has {size(error.capacity)}: choose it to see what this setup needs there."
+
+
+def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
+    """The tensors of this setup that are as large as the one that PyTorch could not get."""
+    if of.gpu is None or not is_replayed(of.model, of.gpu, of.setup):
+        return
+    room = of.gpu.memory_bytes - beside_bytes(of)
+    alike = [*of_this_size(of.model, of.gpu, of.setup, error.requested, room)]
+    stop = of.needs.refused
+    if stop is not None and any(_is_same(request, stop) for request in alike):
+        yield "This setup stops at the same request."
+        return
+    if alike:
+        named = dict.fromkeys(where(stopped_by(of, one).at, of.setup.optimisation) for one in alike)
+        yield f"This setup asks for as much {' and '.join(islice(named, MOST_TENSORS))}."
+    else:
+        yield "No tensor of this setup is that large: rows, batch or another setting were different."
+    if of.verdict is Verdict.FITS and error.others < OTHERS:
+        yield "With these settings the run fits."
+
+
+def _is_same(one: Refused, other: Refused) -> bool:
+    def what(request: Refused) -> tuple[object, ...]:
+        return request.phase, request.bytes, request.name.rpartition(": ")[2]
+
+    return what(one) == what(other)
