@@ -215,7 +215,7 @@ def test_its_widget_shows_the_default_and_sets_value_and_address(key):
     drawn = its_widget(page, key)
     assert isinstance(key.widget, Widget)
     assert drawn.label == key.widget.label
-    assert drawn.help == f"{key.widget.help} {key.default_sentence}"
+    assert drawn.help == key.sentences
     value = said(key).setup.value(key.name)
     shown = str(value) if isinstance(value, str) else value
     drawn.set_value(list(value) if isinstance(value, tuple) else shown).run()

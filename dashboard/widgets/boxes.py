@@ -78,10 +78,10 @@ def _moving_slider(key: contract.Key) -> None:
 
 def _widget(key: contract.Key, **others: Any) -> None:
     of = shape(key)
-    said = others.pop("help", of.help)
+    said = others.pop("help", "")
     described: dict[str, Any] = {
         "label": others.pop("label", of.label),
-        "help": f"{said} {key.default_sentence}",
+        "help": f"{said} {key.default_sentence}" if said else key.sentences,
     }
     if key.kind.nullable:
         null = others.pop("null", key.null)

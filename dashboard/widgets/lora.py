@@ -68,7 +68,7 @@ def _modules(key: contract.Key) -> None:
         on_change=_take_modules,
         accept_new_options=True,
         select_all=False,  # which Enter would take before the first match
-        help=f"{of.help} {key.default_sentence}",
+        help=key.sentences,
     )
 
 
@@ -87,7 +87,7 @@ def _trained_whole(key: contract.Key) -> None:
         accept_new_options=True,
         select_all=False,  # which Enter would take before the first match
         placeholder="None",
-        help=f"{of.help} {key.default_sentence}",
+        help=key.sentences,
     )
 
 
@@ -110,7 +110,7 @@ def _left_out(key: contract.Key) -> None:
         accept_new_options=True,
         select_all=False,  # which Enter would take before the first match
         placeholder="None",
-        help=f"{of.help} {key.default_sentence}",
+        help=key.sentences,
     )
 
 

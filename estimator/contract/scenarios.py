@@ -28,7 +28,6 @@ from estimator.contract.setups import (
 )
 from estimator.sources import catalog
 from estimator.values.json_text import read_object
-from estimator.values.keys import KEYS
 from estimator.values.refusals import InputError, show
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model
@@ -49,10 +48,30 @@ LONGEST_WRITTEN = 1500
 SEPARATOR = "~"
 """Separates fields. Takes one character in a URL, where all others except letters, digits and ``-._~`` take three."""
 
-CODES: Mapping[str, str] = MappingProxyType(
-    {"model": "m", "gpu": "g", **{key.name: key.code for key in KEYS if key.code}}
-)
-"""Each key's short name in a link."""
+_CODES = """
+    model=m gpu=g method=me model_class=mc lora_r=r lora_alpha=la lora_target_modules=lt lora_dropout=ld
+    autocast_adapter_dtype=ad use_dora=do modules_to_save=ms bnb_4bit_quant_type=qt bnb_4bit_use_double_quant=dq
+    prepare_model_for_kbit_training=kb load_in_8bit=i8 freeze_vision=fv freeze_projector=fp freeze_language=fl
+    dtype=dt mixed_precision=mp optim=op optim_state_dtype=os max_grad_norm=gn optim_args=oa
+    per_device_train_batch_size=b gradient_accumulation_steps=a max_length=l padded=pa images_per_example=in
+    image_height=ih image_width=iw image_sizes=is text_tokens=tt min_pixels=ip max_pixels=xp do_image_splitting=sp
+    image_longest_edge=le crop_to_patches=cr max_patches=xt do_pan_and_scan=ps max_soft_tokens=sf
+    videos_per_example=vp video_frames=vf video_height=vh video_width=vw video_min_pixels=vi video_max_pixels=vx
+    cap_pixels_per_frame=vc gradient_checkpointing=gc vision_gradient_checkpointing=vgc use_reentrant=re
+    attn_implementation=at use_liger_kernel=lk objective=oj loss=lo completion_fraction=cf max_prompt_length=pl
+    precompute_ref_log_probs=pr loss_type=ly beta=be max_completion_length=cl num_generations=ng
+    steps_per_generation=sg num_iterations=ni num_labels=nl mini_batch_size=mb label_smoothing_factor=sm
+    hold_outputs=ho use_vllm=uv vllm_mode=vm vllm_gpu_memory_utilization=vu vllm_enable_sleep_mode=vs
+    vllm_tensor_parallel_size=vt vllm_data_parallel_size=vdp vllm_max_model_length=vl vllm_max_num_seqs=vns
+    vllm_max_num_batched_tokens=vbt generation_offload_model=gm generation_offload_optimizer=go
+    use_transformers_continuous_batching=tc ds3_gather_for_generation=dg num_gpus=n strategy=st gpus_per_node=nn
+    dp_replicate_size=dr tp_size=tp pp_size=pp cp_size=cp ep_size=ep offload_optimizer=oo offload_param=of
+    num_train_examples=x num_train_epochs=e mean_tokens_per_example=mt eval_strategy=es
+    per_device_eval_batch_size=eb compute_metrics=cm eval_accumulation_steps=ea save_strategy=ss
+    save_total_limit=sl save_only_model=so fsdp_state_dict_type=sd zero3_save_16bit_model=z6 usd_per_gpu_hour=us
+"""
+CODES: Mapping[str, str] = MappingProxyType(dict(pair.split("=") for pair in _CODES.split()))
+"""Short names of keys in a link, never changed or reused; a key without one has its own."""
 KEY_OF: Mapping[str, str] = MappingProxyType({code: key for key, code in CODES.items()})
 
 

@@ -1,7 +1,7 @@
 """How a key of the contract is declared: once, as a field of its facet.
 
-The declaration gives the allowed values, the default and which library sets it, the help text, the code in links and
-the widget. Validation, the JSON contract, command-line flags, links and the page are derived from it.
+The declaration gives the allowed values, the default and which library sets it, what the key means, and the widget.
+Validation, the JSON contract, command-line flags, links and the page are derived from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
-from estimator.values.kinds import Kind, not_modelled
+from estimator.values.kinds import Choice, Flag, Kind, Names, not_modelled
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import about
 
@@ -51,15 +51,14 @@ Shape = Literal["number", "options", "segments", "select", "slider", "toggle"]
 """The kind of control: number input, multi-select, segmented control, select box, slider, toggle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Widget:
     """How a page shows a key."""
 
-    shape: Shape
     section: Section
     label: str
-    help: str
-    """What the key means, in a sentence or two. A sentence about the default is added."""
+    shape: Shape | None = None
+    """Filled in by ``key`` where the kind of value says it."""
     steps: tuple[int, ...] = ()
     """The values that a slider offers."""
     step: float = 1
@@ -78,14 +77,14 @@ class Key:
     kind: Kind
     default: Any
     help: str
-    """A phrase, for the command line."""
+    """What it means, in a phrase."""
+    more: str = ""
+    """What else a page says, in sentences."""
     default_from: DefaultSource = DefaultSource.TRAINER
     remark: str = ""
     """Another library's default, in a phrase."""
     null: str = ""
     """What null means."""
-    code: str = ""
-    """Short code in links of scenarios, never changed or reused. Empty: the key's own name."""
     aliases: tuple[str, ...] = ()
     modelled: tuple[object, ...] = ()
     """The only values modelled so far, default first. Empty: all allowed values."""
@@ -115,6 +114,17 @@ class Key:
         return read
 
     @property
+    def sentences(self) -> str:
+        """Its name, what it means, and its default, as a page says it.
+
+        >>> from estimator.values.keys import BY_NAME
+        >>> BY_NAME["lora_r"].sentences
+        "lora_r: rank of the adapters. Their size is proportional to it. Our default: 16 (PEFT's is 8)."
+        """
+        more = f" {self.more}" * bool(self.more)
+        return f"{self.name}: {self.help}.{more} {self.default_sentence}"
+
+    @property
     def default_sentence(self) -> str:
         """The default and the library that sets it.
 
@@ -137,18 +147,40 @@ class Key:
         return isinstance(self.default, int | float)
 
 
+def _shape(kind: Kind) -> Shape:
+    """How a kind of value is shown, where its key says nothing else."""
+    match kind:
+        case Flag(nullable=False):
+            return "toggle"
+        case Flag() | Choice():
+            return "select"
+        case Names():
+            return "options"
+        case _:
+            return "number"
+
+
 def key(
     default: Value,
     kind: Kind,
     help: str,
+    more: str = "",
     *,
     widget: Widget | str,
     default_from: DefaultSource = DefaultSource.TRAINER,
     **others: Any,
 ) -> Value:
     """Declare a field of a facet as a key of the contract; ``others`` are fields of ``Key``."""
+    if isinstance(widget, Widget) and widget.shape is None:
+        widget = replace(widget, shape="slider" if widget.steps else _shape(kind))
     row = Key(
-        default=default, kind=kind, help=help, widget=widget, default_from=default_from, **others
+        default=default,
+        kind=kind,
+        help=help,
+        more=more,
+        widget=widget,
+        default_from=default_from,
+        **others,
     )
     declared: Value = field(default=default, metadata={"key": row})
     return declared

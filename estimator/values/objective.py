@@ -67,6 +67,8 @@ class Objective(str):
     """The fewest examples of a micro-batch that it takes, of which others are multiples (a count)."""
     refuses: Callable[[TrainingSetup], RefusedError | None] = nothing_refused
     """What it does not go with."""
+    takes: str = ""
+    """What it trains on."""
     phrase: str = ""
     """What a sentence says of it after the model."""
     trl: TrlTrainer | None = None

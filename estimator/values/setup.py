@@ -51,7 +51,6 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 kind=Momentum(nullable=True),
                 help="momentum, for sgd",
                 null="none",
-                code="oa",
                 widget="its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
             ),
         ),

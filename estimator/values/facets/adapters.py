@@ -20,42 +20,27 @@ class Adapters(Checked):
         Method.FULL,
         Choice(tuple(Method), member=Method),
         "train every weight, or adapters on a frozen base",
+        "full trains every weight, lora small adapters, qlora adapters on a 4-bit base.",
         default_from=DefaultSource.OURS,
-        code="me",
-        widget=Widget(
-            shape="segments",
-            section=Section.ALWAYS,
-            label="Method",
-            help="full trains every weight, lora trains small adapters, qlora trains adapters on a 4-bit base.",
-        ),
+        widget=Widget(Section.ALWAYS, "Method", shape="segments"),
     )
     model_class: ModelClass = key(
         ModelClass.AUTO,
         Choice(tuple(ModelClass), member=ModelClass),
         "for multimodal checkpoints: auto loads what AutoModelForCausalLM loads, text loads the text model only",
+        "auto's has vision and audio towers.",
         default_from=DefaultSource.TRANSFORMERS,
-        code="mc",
-        widget=Widget(
-            shape="segments",
-            section=Section.MORE,
-            label="Model class",
-            help="auto loads what AutoModelForCausalLM loads, including vision and audio towers; text loads the text "
-            "model only.",
-        ),
+        widget=Widget(Section.MORE, "Model class", shape="segments"),
     )
     lora_r: int = key(
         16,
         WholeNumber(8192),
         "rank of the adapters",
+        "Their size is proportional to it.",
         default_from=DefaultSource.OURS,
         remark="PEFT's is 8",
-        code="r",
         widget=Widget(
-            shape="slider",
-            section=Section.LORA,
-            label="Rank",
-            help="Rank of the adapter matrices. Adapter size is proportional to it.",
-            steps=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+            Section.LORA, "Rank", steps=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
         ),
     )
     lora_alpha: int = key(
@@ -63,7 +48,6 @@ class Adapters(Checked):
         WholeNumber(10**6),
         "scale of the adapters; does not affect memory",
         default_from=DefaultSource.TRL,
-        code="la",
         widget="a scale; it affects neither memory nor time",
     )
     lora_target_modules: str | tuple[str, ...] = key(
@@ -71,13 +55,7 @@ class Adapters(Checked):
         Names(ALL_LINEAR),
         "the linear layers that get an adapter",
         default_from=DefaultSource.OURS,
-        code="lt",
-        widget=Widget(
-            shape="options",
-            section=Section.LORA,
-            label="Target modules",
-            help="PEFT's target_modules: the linear layers that get an adapter, by name.",
-        ),
+        widget=Widget(Section.LORA, "Target modules"),
     )
     layers_to_transform: tuple[int, ...] | None = key(
         None,
@@ -101,12 +79,7 @@ class Adapters(Checked):
         "modules that get no adapter though they are targets",
         default_from=DefaultSource.PEFT,
         null="none",
-        widget=Widget(
-            shape="options",
-            section=Section.LORA,
-            label="Left out",
-            help="PEFT's exclude_modules: targets that get no adapter.",
-        ),
+        widget=Widget(Section.LORA, "Left out"),
     )
     target_parameters: tuple[str, ...] | None = key(
         None,
@@ -120,16 +93,9 @@ class Adapters(Checked):
         0.05,
         Number(1, open_high=True),
         "dropout before the adapters",
+        "Any value above 0 keeps one more activation per adapter.",
         default_from=DefaultSource.TRL,
-        code="ld",
-        widget=Widget(
-            shape="number",
-            section=Section.LORA,
-            label="Dropout",
-            help="Dropout before the adapters. Any value above 0 keeps one more activation per adapter.",
-            step=0.05,
-            ends=(0.0, 0.95),
-        ),
+        widget=Widget(Section.LORA, "Dropout", step=0.05, ends=(0.0, 0.95)),
     )
     autocast_adapter_dtype: bool = key(
         True,
@@ -137,131 +103,79 @@ class Adapters(Checked):
         "cast adapters to float32; otherwise they have the base's dtype",
         default_from=DefaultSource.PEFT,
         remark="TRL turns it off for QLoRA",
-        code="ad",
-        widget=Widget(
-            shape="toggle",
-            section=Section.LORA,
-            label="Adapters in float32",
-            help="PEFT's autocast_adapter_dtype. When off, adapters have the base's dtype.",
-        ),
+        widget=Widget(Section.LORA, "Adapters in float32"),
     )
     lora_bias: bool = key(
         False,
         Flag(),
         "adapters have a bias",
+        "It is that of each adapter's second matrix.",
         default_from=DefaultSource.PEFT,
-        widget=Widget(
-            shape="toggle",
-            section=Section.LORA,
-            label="Bias in adapters",
-            help="PEFT's lora_bias: each adapter's second matrix has a bias.",
-        ),
+        widget=Widget(Section.LORA, "Bias in adapters"),
     )
     bias: str = key(
         "none",
         Choice(("none", "lora_only", "all")),
         "which biases of the base are trained",
+        "None, those of adapted modules, or all.",
         default_from=DefaultSource.PEFT,
-        widget=Widget(
-            shape="segments",
-            section=Section.LORA,
-            label="Trained biases",
-            help="PEFT's bias: of the base's own biases none, those of adapted modules, or all are trained.",
-        ),
+        widget=Widget(Section.LORA, "Trained biases", shape="segments"),
     )
     use_dora: bool = key(
         False,
         Flag(),
         "DoRA: train the column magnitudes of each weight matrix separately",
+        "With dropout, every adapted weight is kept a second time.",
         default_from=DefaultSource.PEFT,
-        code="do",
-        widget=Widget(
-            shape="toggle",
-            section=Section.LORA,
-            label="DoRA",
-            help="Trains the column magnitudes of each weight matrix separately. With dropout, every adapted weight "
-            "is kept "
-            "a second time.",
-        ),
+        widget=Widget(Section.LORA, "DoRA"),
     )
     modules_to_save: tuple[str, ...] | None = key(
         None,
         Names(nullable=True),
         "modules trained in full, in addition to the adapters",
+        "Of each a copy is trained, and the frozen original stays in memory.",
         default_from=DefaultSource.PEFT,
         null="none",
-        code="ms",
-        widget=Widget(
-            shape="options",
-            section=Section.LORA,
-            label="Modules trained in full",
-            help="PEFT's modules_to_save: a copy of each is trained in full, and the frozen original stays in memory.",
-        ),
+        widget=Widget(Section.LORA, "Modules trained in full"),
     )
     bnb_4bit_quant_type: str = key(
         "nf4",
         Choice(("nf4", "fp4")),
         "the 4-bit format",
+        "Both take the same memory.",
         default_from=DefaultSource.TRL,
-        code="qt",
-        widget=Widget(
-            shape="segments",
-            section=Section.QUANTISATION,
-            label="4-bit format",
-            help="Both formats take the same memory.",
-        ),
+        widget=Widget(Section.QUANTISATION, "4-bit format", shape="segments"),
     )
     bnb_4bit_use_double_quant: bool = key(
         True,
         Flag(),
         "also quantise the quantisation scales",
+        "It saves 0.4 bits per parameter.",
         default_from=DefaultSource.OURS,
-        code="dq",
-        widget=Widget(
-            shape="toggle",
-            section=Section.QUANTISATION,
-            label="Double quantisation",
-            help="Also quantises the scales, which saves 0.4 bits per parameter.",
-        ),
+        widget=Widget(Section.QUANTISATION, "Double quantisation"),
     )
     bnb_4bit_quant_storage: str = key(
         "uint8",
         Choice(("uint8", "bfloat16", "float16", "float32")),
         "storage dtype of the 4-bit weights; FSDP and ZeRO-3 shard only float dtypes",
         default_from=DefaultSource.TRANSFORMERS,
-        widget=Widget(
-            shape="select",
-            section=Section.QUANTISATION,
-            label="4-bit storage dtype",
-            help="bnb_4bit_quant_storage: FSDP and ZeRO-3 shard 4-bit weights only if they are stored in a float "
-            "dtype.",
-        ),
+        widget=Widget(Section.QUANTISATION, "4-bit storage dtype"),
     )
     prepare_model_for_kbit_training: bool = key(
         False,
         Flag(),
         "call PEFT's prepare_model_for_kbit_training, which upcasts the parameters that are not quantised",
+        "Norms, embeddings and head become float32.",
         default_from=DefaultSource.TRL,
-        code="kb",
-        widget=Widget(
-            shape="toggle",
-            section=Section.QUANTISATION,
-            label="Prepare for k-bit training",
-            help="PEFT's prepare_model_for_kbit_training: casts norms, embeddings and head to float32.",
-        ),
+        widget=Widget(Section.QUANTISATION, "Prepare for k-bit training"),
     )
     load_in_8bit: bool = key(
         False,
         Flag(),
         "LLM.int8 base for lora; other methods ignore it",
+        "A weight is one byte. Layer inputs stay until backward, even with gradient checkpointing.",
         default_from=DefaultSource.TRL,
-        code="i8",
-        widget=Widget(
-            shape="toggle",
-            section=Section.QUANTISATION,
-            label="8-bit base (LoRA only)",
-            help="LLM.int8: one byte per weight. Layer inputs stay until backward, even with gradient checkpointing.",
-        ),
+        widget=Widget(Section.QUANTISATION, "8-bit base (LoRA only)"),
     )
 
     freeze_vision: bool = key(
@@ -270,13 +184,7 @@ class Adapters(Checked):
         "leave the image tower untrained, and without adapters",
         default_from=DefaultSource.TRL,
         remark="LLaMA-Factory and ms-swift freeze it",
-        code="fv",
-        widget=Widget(
-            shape="toggle",
-            section=Section.IMAGES,
-            label="Freeze the image tower",
-            help="The tower that sees is not trained and gets no adapters.",
-        ),
+        widget=Widget(Section.IMAGES, "Freeze the image tower"),
     )
     freeze_projector: bool = key(
         False,
@@ -284,26 +192,15 @@ class Adapters(Checked):
         "leave what joins the tower to the text untrained, and without adapters",
         default_from=DefaultSource.TRL,
         remark="LLaMA-Factory and ms-swift freeze it",
-        code="fp",
-        widget=Widget(
-            shape="toggle",
-            section=Section.IMAGES,
-            label="Freeze the projector",
-            help="What turns the tower's output into tokens is not trained and gets no adapters.",
-        ),
+        widget=Widget(Section.IMAGES, "Freeze the projector"),
     )
     freeze_language: bool = key(
         False,
         Flag(),
         "leave the text untrained, and without adapters",
+        "Only the tower and the projector are trained.",
         default_from=DefaultSource.TRL,
-        code="fl",
-        widget=Widget(
-            shape="toggle",
-            section=Section.IMAGES,
-            label="Freeze the text",
-            help="Only the tower and the projector are trained.",
-        ),
+        widget=Widget(Section.IMAGES, "Freeze the text"),
     )
 
     @property

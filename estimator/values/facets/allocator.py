@@ -32,15 +32,10 @@ class Allocator(Checked):
         False,
         Flag(),
         "segments of PyTorch's allocator grow where they end, so that its blocks fit together",
+        "PYTORCH_CUDA_ALLOC_CONF has it. The result is the same.",
         default_from=DefaultSource.PYTORCH,
         remark="axolotl's is on",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Expandable segments",
-            help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory grows by pages at the end of one segment "
-            "instead of in segments that can only be reused whole. The result is the same.",
-        ),
+        widget=Widget(Section.MORE, "Expandable segments"),
     )
     roundup_power2_divisions: int = key(
         1,
@@ -54,26 +49,16 @@ class Allocator(Checked):
         None,
         WholeNumber(2**20, low=20, nullable=True),
         "MiB of a block from which PyTorch's allocator keeps it whole for requests as large",
+        "PYTORCH_CUDA_ALLOC_CONF has it. The result is the same.",
         default_from=DefaultSource.PYTORCH,
         null="blocks of any size are split",
-        widget=Widget(
-            shape="number",
-            section=Section.MORE,
-            label="Largest block that is split (MiB)",
-            help="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb: larger blocks are reused only for requests as large. The "
-            "result is the same.",
-        ),
+        widget=Widget(Section.MORE, "Largest block that is split (MiB)"),
     )
     torch_empty_cache_steps: int | None = key(
         None,
         WholeNumber(10**6, nullable=True),
         "optimizer steps after which Trainer gives free blocks back to the driver, between forward and backward",
+        "Backward may then find room in one piece. The result is the same; each time costs time.",
         null="never",
-        widget=Widget(
-            shape="number",
-            section=Section.MORE,
-            label="Empty the cache every n steps",
-            help="Trainer's torch_empty_cache_steps: free blocks go back to the driver before backward, which may find "
-            "room in one piece then. The result is the same; each time costs time.",
-        ),
+        widget=Widget(Section.MORE, "Empty the cache every n steps"),
     )

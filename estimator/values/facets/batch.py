@@ -18,14 +18,12 @@ class Batch(Checked):
         1,
         WholeNumber(4096),
         "examples per micro-batch",
+        "They go through the model together, on each GPU.",
         default_from=DefaultSource.OURS,
         remark="Trainer's is 8",
-        code="b",
         widget=Widget(
-            shape="slider",
-            section=Section.ALWAYS,
-            label="Micro-batch",
-            help="Examples per forward pass on each GPU.",
+            Section.ALWAYS,
+            "Micro-batch",
             steps=(*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
         ),
     )
@@ -33,12 +31,10 @@ class Batch(Checked):
         1,
         WholeNumber(65_536),
         "micro-batches per optimizer step",
-        code="a",
+        "Their gradients are summed.",
         widget=Widget(
-            shape="slider",
-            section=Section.ALWAYS,
-            label="Accumulation",
-            help="Micro-batches whose gradients are summed before each optimizer step.",
+            Section.ALWAYS,
+            "Accumulation",
             steps=(*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
         ),
     )
@@ -47,12 +43,9 @@ class Batch(Checked):
         WholeNumber(2**24),
         "tokens per example, after packing or padding",
         default_from=DefaultSource.TRL,
-        code="l",
         widget=Widget(
-            shape="slider",
-            section=Section.ALWAYS,
-            label="Context",
-            help="Tokens per example, after packing or padding.",
+            Section.ALWAYS,
+            "Context",
             steps=tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
         ),
     )
@@ -62,40 +55,24 @@ class Batch(Checked):
         "some rows end in padding, so an attention mask is built",
         default_from=DefaultSource.OURS,
         remark="as in TRL with packing",
-        code="pa",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Padded rows",
-            help="padded: some rows are shorter than the context, so an attention mask is built.",
-        ),
+        widget=Widget(Section.MORE, "Padded rows"),
     )
 
     packing: bool = key(
         False,
         Flag(),
         "TRL's: several examples to a row (bfd), and padding_free with it",
+        "A micro-batch's rows are joined into one.",
         default_from=DefaultSource.TRL,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Packing",
-            help="SFTTrainer's packing by bfd: examples share rows of the context, and a micro-batch's rows are joined "
-            "into one.",
-        ),
+        widget=Widget(Section.MORE, "Packing"),
     )
     padding_free: bool = key(
         False,
         Flag(),
         "TRL's: the rows of a micro-batch are joined into one, without padding",
+        "Kernels other than flash_attention_2 get a mask of all its tokens with all.",
         default_from=DefaultSource.TRL,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Padding-free",
-            help="SFTTrainer's padding_free: a micro-batch is one row, without padding; other kernels than "
-            "flash_attention_2 get a mask of all its tokens with all.",
-        ),
+        widget=Widget(Section.MORE, "Padding-free"),
     )
 
     @property

@@ -46,151 +46,88 @@ class Computation(Checked):
         Flag(),
         "save only each layer's input and recompute the layer in backward",
         remark="TRL's is on",
-        code="gc",
         aliases=("activation_checkpointing",),
-        widget=Widget(
-            shape="toggle",
-            section=Section.ALWAYS,
-            label="Gradient checkpointing",
-            help="Save only each layer's input and recompute the layer in backward.",
-            decides=True,
-        ),
+        widget=Widget(Section.ALWAYS, "Gradient checkpointing", decides=True),
     )
     vision_gradient_checkpointing: bool | None = key(
         None,
         Flag(nullable=True),
         "gradient checkpointing of the image tower's layers, apart from the text's",
+        "activation_checkpointing_enable of the tower alone, or of the language model alone; Trainer turns both on.",
         default_from=DefaultSource.TRANSFORMERS,
         remark="ms-swift's vit_gradient_checkpointing",
         null="as gradient_checkpointing",
-        code="vgc",
-        widget=Widget(
-            shape="select",
-            section=Section.IMAGES,
-            label="Checkpoint the image tower",
-            help="activation_checkpointing_enable of the tower alone, or of the language model alone; Trainer turns "
-            "both on.",
-        ),
+        widget=Widget(Section.IMAGES, "Checkpoint the image tower"),
     )
     use_reentrant: bool = key(
         False,
         Flag(),
         "use torch's older, reentrant checkpointing",
+        "Each block's input and output are held during its recomputation.",
         default_from=DefaultSource.TRANSFORMERS,
-        code="re",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Reentrant checkpointing",
-            help="use_reentrant of gradient_checkpointing_kwargs: torch's older variant, which holds each block's "
-            "input and output during its recomputation.",
-            decides=True,
-        ),
+        widget=Widget(Section.MORE, "Reentrant checkpointing", decides=True),
     )
     checkpoint_every_n_layers: int = key(
         1,
         WholeNumber(4096),
         "with gradient checkpointing: checkpoint every so many layers, the others keep their tensors",
+        "every_n_layers of gradient_checkpointing_kwargs.",
         default_from=DefaultSource.TRANSFORMERS,
-        widget=Widget(
-            shape="number",
-            section=Section.MORE,
-            label="Checkpoint every n-th layer",
-            help="every_n_layers of gradient_checkpointing_kwargs: the layers between keep all their tensors and are "
-            "not computed again.",
-            ends=(1, 128),
-        ),
+        widget=Widget(Section.MORE, "Checkpoint every n-th layer", ends=(1, 128)),
     )
     offload_checkpoints: bool = key(
         False,
         Flag(),
         "with gradient checkpointing: keep the layers' inputs in pinned memory of the host",
+        "offload of gradient_checkpointing_kwargs; they are copied back in backward.",
         default_from=DefaultSource.TRANSFORMERS,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Checkpoints on the host",
-            help="offload of gradient_checkpointing_kwargs: the layers' inputs are copied to the host, and back in "
-            "backward.",
-        ),
+        widget=Widget(Section.MORE, "Checkpoints on the host"),
     )
     selective_checkpointing: bool = key(
         False,
         Flag(),
         "with gradient checkpointing: keep attention's output, and compute the rest again",
+        "selective of SFTTrainer's gradient_checkpointing_kwargs.",
         default_from=DefaultSource.TRL,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Selective checkpoints",
-            help="selective of SFTTrainer's gradient_checkpointing_kwargs: attention's output is kept, the rest of a "
-            "layer is computed again.",
-        ),
+        widget=Widget(Section.MORE, "Selective checkpoints"),
     )
     activation_offloading: bool = key(
         False,
         Flag(),
         "TRL's: saved tensors are copied to the host in forward, and back in backward",
+        "Those of at least 1 KiB.",
         default_from=DefaultSource.TRL,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Activation offloading",
-            help="TRL's activation_offloading: saved tensors of at least 1 KiB are copied to the host in forward, and "
-            "back in backward.",
-        ),
+        widget=Widget(Section.MORE, "Activation offloading"),
     )
     attn_implementation: AttnImplementation = key(
         AttnImplementation.SDPA,
         _ATTENTION,
         "the attention kernel",
+        "eager keeps the full matrix of attention scores.",
         default_from=DefaultSource.TRANSFORMERS,
-        code="at",
-        widget=Widget(
-            shape="select",
-            section=Section.ALWAYS,
-            label="Attention",
-            help="The attention kernel. eager keeps the full matrix of attention scores.",
-        ),
+        widget=Widget(Section.ALWAYS, "Attention"),
     )
     use_liger_kernel: bool = key(
         False,
         Flag(),
         "Liger's fused norm, MLP, rope and loss",
-        code="lk",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Liger kernels",
-            help="Trainer's use_liger_kernel: fused norm, MLP, rotary embedding and loss.",
-        ),
+        widget=Widget(Section.MORE, "Liger kernels"),
     )
 
     torch_compile: bool = key(
         False,
         Flag(),
         "compile the model with torch.compile: few fused kernels between matrix products",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="torch.compile",
-            help="Trainer's torch_compile: inductor fuses what lies between matrix products and attention, which "
-            "saves memory traffic and launches. The first steps compile, for minutes.",
-            decides=True,
-        ),
+        "That saves memory traffic and launches. The first steps compile, for minutes.",
+        widget=Widget(Section.MORE, "torch.compile", decides=True),
     )
     torch_compile_mode: CompileMode | None = key(
         None,
         _COMPILE_MODE,
         "torch.compile's mode; a mode turns torch_compile on, as in Trainer",
+        "reduce-overhead and max-autotune launch a step as CUDA graphs, whose memory stays reserved.",
         null="default",
-        widget=Widget(
-            shape="select",
-            section=Section.MORE,
-            label="Mode of torch.compile",
-            help="Trainer's torch_compile_mode. reduce-overhead and max-autotune launch a step as CUDA graphs, whose "
-            "memory stays reserved.",
-        ),
+        widget=Widget(Section.MORE, "Mode of torch.compile"),
     )
     torch_compile_backend: str | None = key(
         None,

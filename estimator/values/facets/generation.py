@@ -23,132 +23,76 @@ class Generation(Checked):
         False,
         Flag(),
         "generate with vLLM, in grpo and rloo",
+        "Without it, transformers' generate writes all completions of a generation at once.",
         default_from=DefaultSource.TRL,
-        code="uv",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="Generate with vLLM",
-            help="use_vllm: without it, transformers' generate writes all completions of a generation at once.",
-            decides=True,
-        ),
+        widget=Widget(Section.GENERATION, "Generate with vLLM", decides=True),
     )
     vllm_mode: str = key(
         COLOCATE,
         Choice((COLOCATE, SERVER)),
         "vLLM on the GPUs that train, or on GPUs of its own",
+        "The cost includes a server's.",
         default_from=DefaultSource.TRL,
-        code="vm",
-        widget=Widget(
-            shape="segments",
-            section=Section.GENERATION,
-            label="vLLM's GPUs",
-            help="vllm_mode: colocate shares the GPUs that train; server has GPUs of its own, which the cost "
-            "includes.",
-            decides=True,
-        ),
+        widget=Widget(Section.GENERATION, "vLLM's GPUs", shape="segments", decides=True),
     )
     vllm_gpu_memory_utilization: float = key(
         0.3,
         Number(1, open_low=True),
         "share of the whole GPU that vLLM takes",
+        "Not of what is free. Weights, activations and CUDA graphs come out of it; the rest is its cache of keys and "
+        "values.",
         default_from=DefaultSource.TRL,
-        code="vu",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="vLLM's share of the GPU",
-            help="vllm_gpu_memory_utilization: of the whole card, not of what is free. Weights, activations and CUDA "
-            "graphs come out of it; the rest is its cache of keys and values.",
-            step=0.01,
-            ends=(0.01, 1.0),
-        ),
+        widget=Widget(Section.GENERATION, "vLLM's share of the GPU", step=0.01, ends=(0.01, 1.0)),
     )
     vllm_enable_sleep_mode: bool = key(
         False,
         Flag(),
         "vLLM frees its weights and its cache while others train",
+        "They take turns instead of adding up.",
         default_from=DefaultSource.TRL,
-        code="vs",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="vLLM sleeps during training",
-            help="vllm_enable_sleep_mode: vLLM's memory and the training step's take turns instead of adding up.",
-        ),
+        widget=Widget(Section.GENERATION, "vLLM sleeps during training"),
     )
     vllm_tensor_parallel_size: int = key(
         1,
         WholeNumber(1024),
         "GPUs that share one vLLM engine",
+        "Weights and cache are split between them; their number divides that of all GPUs and the attention heads.",
         default_from=DefaultSource.TRL,
-        code="vt",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="GPUs of one engine",
-            help="vllm_tensor_parallel_size: weights and cache are split between so many GPUs; it divides the number "
-            "of GPUs and the attention heads.",
-        ),
+        widget=Widget(Section.GENERATION, "GPUs of one engine"),
     )
     vllm_data_parallel_size: int = key(
         1,
         WholeNumber(1024),
         "engines of a vLLM server",
+        "data_parallel_size of trl vllm-serve: each has GPUs of its own, and gets an equal part of the rows.",
         default_from=DefaultSource.TRL,
-        code="vdp",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="Engines of the server",
-            help="data_parallel_size of trl vllm-serve: each engine has GPUs of its own, and gets an equal part of the "
-            "rows.",
-        ),
+        widget=Widget(Section.GENERATION, "Engines of the server"),
     )
     vllm_max_model_length: int | None = key(
         None,
         WholeNumber(2**24, nullable=True),
         "longest row, prompt and completion, that vLLM must hold",
+        "It starts only if its cache holds one row of this length.",
         default_from=DefaultSource.TRL,
         null="all positions of the model",
-        code="vl",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="vLLM's longest row",
-            help="vllm_max_model_length: vLLM starts only if its cache holds one row of this length. Left empty, that "
-            "is every position of the model.",
-            step=64,
-        ),
+        widget=Widget(Section.GENERATION, "vLLM's longest row", step=64),
     )
     vllm_max_num_seqs: int | None = key(
         None,
         WholeNumber(65_536, nullable=True),
         "rows that vLLM runs at once at most, for each of which its sampler keeps buffers",
+        "max_num_seqs of vLLM, 256 in verl and ms-swift.",
         default_from=DefaultSource.TRL,
         null="all rows of a generation",
-        code="vns",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="vLLM's rows at once",
-            help="max_num_seqs of vLLM: TRL gives it all rows of a generation; 256 in verl and ms-swift.",
-            step=8,
-        ),
+        widget=Widget(Section.GENERATION, "vLLM's rows at once", step=8),
     )
     vllm_max_num_batched_tokens: int = key(
         4096,
         WholeNumber(2**24),
         "tokens of vLLM's largest batch, whose activations it keeps room for",
+        "max_num_batched_tokens of vLLM, 8,192 in verl.",
         default_from=DefaultSource.TRL,
-        code="vbt",
-        widget=Widget(
-            shape="number",
-            section=Section.GENERATION,
-            label="vLLM's tokens at once",
-            help="max_num_batched_tokens of vLLM: 4,096 in TRL, 8,192 in verl.",
-            step=1024,
-        ),
+        widget=Widget(Section.GENERATION, "vLLM's tokens at once", step=1024),
     )
     generation_offload_model: bool = key(
         False,
@@ -156,14 +100,7 @@ class Generation(Checked):
         "the trainer's weights rest on the CPU while vLLM generates",
         default_from=DefaultSource.OURS,
         remark="verl's param_offload, ms-swift's offload_model",
-        code="gm",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="Weights wait on the CPU",
-            help="param_offload in verl, offload_model in ms-swift: the trainer's weights rest on the CPU while vLLM "
-            "generates.",
-        ),
+        widget=Widget(Section.GENERATION, "Weights wait on the CPU"),
     )
     generation_offload_optimizer: bool = key(
         False,
@@ -171,42 +108,23 @@ class Generation(Checked):
         "optimizer states rest on the CPU while vLLM generates",
         default_from=DefaultSource.OURS,
         remark="verl's optimizer_offload, ms-swift's offload_optimizer",
-        code="go",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="Optimizer states wait on the CPU",
-            help="optimizer_offload in verl, offload_optimizer in ms-swift: optimizer states rest on the CPU while "
-            "vLLM generates.",
-        ),
+        widget=Widget(Section.GENERATION, "Optimizer states wait on the CPU"),
     )
     use_transformers_continuous_batching: bool = key(
         False,
         Flag(),
         "transformers generates with a paged cache in half of the free memory",
         default_from=DefaultSource.TRL,
-        code="tc",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="Continuous batching",
-            help="use_transformers_continuous_batching: transformers generates with a paged cache, which takes half of "
-            "the memory that is free.",
-        ),
+        widget=Widget(Section.GENERATION, "Continuous batching"),
     )
     ds3_gather_for_generation: bool = key(
         True,
         Flag(),
         "under zero3, gather the whole model while transformers generates",
+        "When off, it gathers layer by layer for every token, which is slow and needs less memory. vLLM never "
+        "generates with the trainer's weights.",
         default_from=DefaultSource.TRL,
-        code="dg",
-        widget=Widget(
-            shape="toggle",
-            section=Section.GENERATION,
-            label="Gather the model to generate",
-            help="ds3_gather_for_generation: off, ZeRO-3 gathers layer by layer for every token, which is slow and "
-            "needs less memory. vLLM never generates with the trainer's weights.",
-        ),
+        widget=Widget(Section.GENERATION, "Gather the model to generate"),
     )
 
     @property

@@ -23,14 +23,7 @@ class Images(Checked):
         WholeNumber(1024, low=0),
         "images in an example, all of one size",
         default_from=DefaultSource.OURS,
-        code="in",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Images per example",
-            help="Images in each example, all of one size.",
-            ends=(0, 64),
-        ),
+        widget=Widget(Section.IMAGES, "Images per example", ends=(0, 64)),
     )
     image_height: int | None = key(
         None,
@@ -38,10 +31,7 @@ class Images(Checked):
         "of each image, in pixels",
         default_from=DefaultSource.OURS,
         null="1080",
-        code="ih",
-        widget=Widget(
-            shape="number", section=Section.IMAGES, label="Height", help="Pixels of an image."
-        ),
+        widget=Widget(Section.IMAGES, "Height"),
     )
     image_width: int | None = key(
         None,
@@ -49,10 +39,7 @@ class Images(Checked):
         "of each image, in pixels",
         default_from=DefaultSource.OURS,
         null="1920",
-        code="iw",
-        widget=Widget(
-            shape="number", section=Section.IMAGES, label="Width", help="Pixels of an image."
-        ),
+        widget=Widget(Section.IMAGES, "Width"),
     )
     image_sizes: tuple[tuple[int, int], ...] | None = key(
         None,
@@ -60,7 +47,6 @@ class Images(Checked):
         "height and width of each image of an example, in pixels",
         default_from=DefaultSource.OURS,
         null="images_per_example of one size",
-        code="is",
         widget="a list of sizes; the page offers one size for all images",
     )
     text_tokens: int | None = key(
@@ -69,7 +55,6 @@ class Images(Checked):
         "tokens of text in an example, beside its images; max_length cuts the whole row",
         default_from=DefaultSource.OURS,
         null="max_length is the whole row",
-        code="tt",
         widget="the page's context is the whole row, and says what is left for text",
     )
     min_pixels: int | None = key(
@@ -78,27 +63,16 @@ class Images(Checked):
         "the least area that Qwen's and GLM's processors resize an image to",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="ip",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="min_pixels",
-            help="Qwen and GLM enlarge an image of fewer pixels.",
-        ),
+        widget=Widget(Section.IMAGES, "min_pixels"),
     )
     max_pixels: int | None = key(
         None,
         _PIXELS,
         "the largest area that Qwen's and GLM's processors leave an image",
+        "A token stands for 28 × 28 or 32 × 32 of them.",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="xp",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="max_pixels",
-            help="Qwen and GLM shrink an image of more pixels; each token stands for 28 × 28 or 32 × 32 of them.",
-        ),
+        widget=Widget(Section.IMAGES, "max_pixels"),
     )
     do_image_splitting: bool | None = key(
         None,
@@ -106,27 +80,16 @@ class Images(Checked):
         "whether Idefics 3's and SmolVLM's processors cut an image into tiles",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="sp",
-        widget=Widget(
-            shape="select",
-            section=Section.IMAGES,
-            label="Split images",
-            help="do_image_splitting of the processors of Idefics 3 and SmolVLM: whether an image is cut into tiles.",
-        ),
+        widget=Widget(Section.IMAGES, "Split images"),
     )
     image_longest_edge: int | None = key(
         None,
         _SIDE,
         "the length to which Idefics 3, SmolVLM and Pixtral bring an image's longer side",
+        "size.longest_edge of the processor.",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="le",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Longest edge",
-            help="size.longest_edge of the processors of Idefics 3, SmolVLM and Pixtral.",
-        ),
+        widget=Widget(Section.IMAGES, "Longest edge"),
     )
     crop_to_patches: bool | None = key(
         None,
@@ -134,13 +97,7 @@ class Images(Checked):
         "whether InternVL's processor cuts an image into tiles",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="cr",
-        widget=Widget(
-            shape="select",
-            section=Section.IMAGES,
-            label="Crop to tiles",
-            help="crop_to_patches of InternVL's processor: whether an image is cut into tiles.",
-        ),
+        widget=Widget(Section.IMAGES, "Crop to tiles"),
     )
     max_patches: int | None = key(
         None,
@@ -148,27 +105,16 @@ class Images(Checked):
         "the most tiles that InternVL's and Llama 4's processors cut an image into",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="xt",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Tiles at most",
-            help="max_patches of the processors of InternVL and Llama 4.",
-        ),
+        widget=Widget(Section.IMAGES, "Tiles at most"),
     )
     do_pan_and_scan: bool | None = key(
         None,
         Flag(nullable=True),
         "whether Gemma 3's processor crops elongated images as well",
+        "A crop has 256 tokens.",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="ps",
-        widget=Widget(
-            shape="select",
-            section=Section.IMAGES,
-            label="Pan and scan",
-            help="do_pan_and_scan of Gemma 3's processor: an elongated image is cropped as well, each crop 256 tokens.",
-        ),
+        widget=Widget(Section.IMAGES, "Pan and scan"),
     )
     max_soft_tokens: int | None = key(
         None,
@@ -176,13 +122,7 @@ class Images(Checked):
         "the most tokens that Gemma 4's processor makes of an image: 70, 140, 280, 560 or 1120",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="sf",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Soft tokens at most",
-            help="max_soft_tokens of Gemma 4's processor.",
-        ),
+        widget=Widget(Section.IMAGES, "Soft tokens at most"),
     )
 
     videos_per_example: int = key(
@@ -190,27 +130,15 @@ class Images(Checked):
         WholeNumber(64, low=0),
         "videos in an example, all of one size and length",
         default_from=DefaultSource.OURS,
-        code="vp",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Videos per example",
-            help="Videos in each example, all of one size and length.",
-            ends=(0, 16),
-        ),
+        widget=Widget(Section.IMAGES, "Videos per example", ends=(0, 16)),
     )
     video_frames: int = key(
         16,
         WholeNumber(4096),
         "frames of each video that the processor is given, after sampling",
+        "Seconds × frames per second, at most the processor's max_frames.",
         default_from=DefaultSource.OURS,
-        code="vf",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Frames",
-            help="Seconds × frames per second, at most the processor's max_frames.",
-        ),
+        widget=Widget(Section.IMAGES, "Frames"),
     )
     video_height: int | None = key(
         None,
@@ -218,13 +146,7 @@ class Images(Checked):
         "of each frame, in pixels",
         default_from=DefaultSource.OURS,
         null="360",
-        code="vh",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Frame height",
-            help="Pixels of a frame.",
-        ),
+        widget=Widget(Section.IMAGES, "Frame height"),
     )
     video_width: int | None = key(
         None,
@@ -232,41 +154,25 @@ class Images(Checked):
         "of each frame, in pixels",
         default_from=DefaultSource.OURS,
         null="640",
-        code="vw",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="Frame width",
-            help="Pixels of a frame.",
-        ),
+        widget=Widget(Section.IMAGES, "Frame width"),
     )
     video_min_pixels: int | None = key(
         None,
         _PIXELS,
         "the least area that Qwen's and GLM's video processors resize to",
+        "Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="vi",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="video_min_pixels",
-            help="Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
-        ),
+        widget=Widget(Section.IMAGES, "video_min_pixels"),
     )
     video_max_pixels: int | None = key(
         None,
         _PIXELS,
         "the largest area that Qwen's and GLM's video processors leave",
+        "Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="vx",
-        widget=Widget(
-            shape="number",
-            section=Section.IMAGES,
-            label="video_max_pixels",
-            help="Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
-        ),
+        widget=Widget(Section.IMAGES, "video_max_pixels"),
     )
     cap_pixels_per_frame: bool | None = key(
         None,
@@ -274,13 +180,7 @@ class Images(Checked):
         "whether Qwen's video processors limit each frame to its share, as qwen-vl-utils does",
         default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
-        code="vc",
-        widget=Widget(
-            shape="select",
-            section=Section.IMAGES,
-            label="Cap pixels per frame",
-            help="cap_pixels_per_frame of Qwen's video processors: each frame has its share of the limit.",
-        ),
+        widget=Widget(Section.IMAGES, "Cap pixels per frame"),
     )
 
     @property

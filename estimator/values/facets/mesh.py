@@ -30,13 +30,11 @@ class Mesh(Checked):
         1,
         WholeNumber(65_536),
         "GPUs in the job",
+        "They train one model together. Sizes are those of the fullest GPU.",
         default_from=DefaultSource.OURS,
-        code="n",
         widget=Widget(
-            shape="slider",
-            section=Section.SEVERAL_GPUS,
-            label="GPUs",
-            help="GPUs that train one model together. Sizes are those of the fullest GPU.",
+            Section.SEVERAL_GPUS,
+            "GPUs",
             steps=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024),
         ),
     )
@@ -44,66 +42,42 @@ class Mesh(Checked):
         Strategy.NONE,
         Choice(tuple(Strategy), member=Strategy, stands_for=strategy_asks_for),
         "how the GPUs share the work",
+        "ddp: every GPU holds everything. zero1, zero2, zero3 (DeepSpeed) shard optimizer states, then gradients, "
+        "then weights. fsdp (accelerate's FSDP2) shards all three; hsdp does so within groups. device_map puts "
+        "layers on different GPUs, which work in turn.",
         default_from=DefaultSource.OURS,
-        code="st",
-        widget=Widget(
-            shape="select",
-            section=Section.SEVERAL_GPUS,
-            label="Strategy",
-            help="ddp: every GPU holds everything. zero1, zero2, zero3 (DeepSpeed) shard optimizer states, then "
-            "gradients, "
-            "then weights. fsdp (accelerate's FSDP2) shards all three; hsdp does so within groups. device_map puts "
-            "layers on different GPUs, which work in turn.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Strategy"),
     )
     gpus_per_node: int = key(
         8,
         WholeNumber(1024),
         "GPUs per machine",
+        "The machine's links connect them.",
         default_from=DefaultSource.OURS,
-        code="nn",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="GPUs per machine",
-            help="GPUs connected by one machine's links.",
-            decides=True,
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "GPUs per machine", decides=True),
     )
     dp_replicate_size: int = key(
         1,
         WholeNumber(65_536),
         "replicas of the sharded model, with hsdp",
+        "Each holds a full copy of the model.",
         default_from=DefaultSource.ACCELERATE,
-        code="dr",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="Replica groups (hsdp)",
-            help="accelerate's dp_replicate_size: the number of groups, each holding a full copy of the model.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Replica groups (hsdp)"),
     )
     tp_size: int = key(
         1,
         WholeNumber(1024),
         "ranks that every layer is divided over (tensor parallelism), with strategy none, fsdp or hsdp",
+        "They work on the same rows. They are all GPUs of the run, or FSDP 2 shards over the others (fsdp_size of "
+        "DistributedConfig); Trainer then saves weights alone.",
         default_from=DefaultSource.ACCELERATE,
-        code="tp",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="Ranks of a layer (tensor parallelism)",
-            help="DistributedConfig's tp_size: GPUs that each have a part of every layer and work on the same rows. "
-            "They are all GPUs of the run, or FSDP 2 shards over the others (fsdp_size); Trainer then saves weights "
-            "alone.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Ranks of a layer (tensor parallelism)"),
     )
     pp_size: int = key(
         1,
         WholeNumber(1024),
         "ranks of pipeline parallelism",
         default_from=DefaultSource.ACCELERATE,
-        code="pp",
         modelled=(1,),
         widget=_UNMODELLED,
     )
@@ -112,7 +86,6 @@ class Mesh(Checked):
         WholeNumber(1024),
         "ranks of context parallelism",
         default_from=DefaultSource.ACCELERATE,
-        code="cp",
         modelled=(1,),
         widget=_UNMODELLED,
     )
@@ -121,7 +94,6 @@ class Mesh(Checked):
         WholeNumber(1024),
         "ranks of expert parallelism",
         default_from=DefaultSource.ACCELERATE,
-        code="ep",
         modelled=(1,),
         widget=_UNMODELLED,
     )
@@ -129,29 +101,18 @@ class Mesh(Checked):
         2,
         WholeNumber(2),
         "1 is the older FSDP with flat parameters (fsdp_config's version)",
+        "2 shards each parameter.",
         default_from=DefaultSource.OURS,
         remark="accelerate's launcher: 1",
-        widget=Widget(
-            shape="segments",
-            section=Section.SEVERAL_GPUS,
-            label="FSDP version",
-            help="fsdp_version: 2 shards each parameter. 1, torch's FullyShardedDataParallel, flattens a layer's "
-            "parameters into one.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "FSDP version", shape="segments"),
     )
     checkpoint_around_fsdp: bool = key(
         False,
         Flag(),
         "checkpointing wraps FSDP 1's modules, as in transformers before 4.52",
+        "Frozen layers' inputs then stay until the end of backward.",
         default_from=DefaultSource.TRANSFORMERS,
-        widget=Widget(
-            shape="toggle",
-            section=Section.SEVERAL_GPUS,
-            label="Checkpointing outside FSDP modules",
-            help="checkpoint_around_fsdp: as in transformers before 4.52, where frozen layers' inputs stay until the "
-            "end "
-            "of backward.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Checkpointing outside FSDP modules"),
     )
     overlap_comm: bool | None = key(
         None,
@@ -165,28 +126,18 @@ class Mesh(Checked):
         Offload.NONE,
         _OFFLOAD,
         "where optimizer states are stored",
+        "ZeRO-Offload: states and gradients are kept in host memory, or on NVMe (zero3), and the CPU runs the "
+        "optimizer. FSDP also offloads the weights.",
         default_from=DefaultSource.DEEPSPEED,
-        code="oo",
-        widget=Widget(
-            shape="select",
-            section=Section.SEVERAL_GPUS,
-            label="Optimizer offload",
-            help="ZeRO-Offload: states and gradients are kept in host memory, or on NVMe (zero3), and the CPU runs "
-            "the optimizer. FSDP also offloads the weights.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Optimizer offload"),
     )
     offload_param: Offload = key(
         Offload.NONE,
         _OFFLOAD,
         "where weights are stored",
+        "In host memory, or on NVMe (zero3), they are copied to the GPU when a layer needs them.",
         default_from=DefaultSource.DEEPSPEED,
-        code="of",
-        widget=Widget(
-            shape="select",
-            section=Section.SEVERAL_GPUS,
-            label="Weight offload",
-            help="Weights are kept in host memory, or on NVMe (zero3), and copied to the GPU when a layer needs them.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "Weight offload"),
     )
 
     num_cpu_threads_per_process: int | None = key(
@@ -196,66 +147,44 @@ class Mesh(Checked):
         default_from=DefaultSource.OURS,
         remark="torchrun's and accelerate launch's: 1; DeepSpeed's launcher: all cores",
         null="from 1 to all cores",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="CPU threads per process",
-            help="OMP_NUM_THREADS, or accelerate's num_cpu_threads_per_process: how many threads run the optimizer on "
-            "the CPU.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "CPU threads per process"),
     )
     host_cores: int | None = key(
         None,
         WholeNumber(4096, nullable=True),
         "cores of a machine's CPUs",
+        "Physical ones, all sockets together. They bound the threads of an offloaded optimizer.",
         default_from=DefaultSource.OURS,
         null="enough for the memory's bandwidth",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="CPU cores per machine",
-            help="Physical cores, all sockets together. They bound the threads of an offloaded optimizer.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "CPU cores per machine"),
     )
     host_memory_bandwidth_gb_per_s: float | None = key(
         None,
         Number(100_000, low=1, nullable=True),
         "bandwidth of a machine's memory, 10⁹ bytes per second",
+        "All sockets together, by the datasheet: channels × 8 bytes × transfers. A desktop's two channels of "
+        "DDR5-5600 have 90, two EPYC 7742 have 410.",
         default_from=DefaultSource.OURS,
         null="that of machines of the GPU's age",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="CPU memory bandwidth (GB/s)",
-            help="All sockets together, by the datasheet: channels × 8 bytes × transfers. A desktop's two channels of "
-            "DDR5-5600 have 90, two EPYC 7742 have 410.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "CPU memory bandwidth (GB/s)"),
     )
     pcie_generation: int | None = key(
         None,
         WholeNumber(6, nullable=True),
         "PCIe generation of the host's slots",
+        "A card in an older host has the older rate: offload and cards without NVLink are slower.",
         default_from=DefaultSource.OURS,
         null="the card's",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="PCIe generation of the host",
-            help="A card in an older host has the older rate: offload and cards without NVLink are slower.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "PCIe generation of the host"),
     )
     pcie_lanes: int | None = key(
         None,
         WholeNumber(16, nullable=True),
         "PCIe lanes of a GPU's slot",
+        "As nvidia-smi says: pcie.link.width.current. Risers and second slots often have 8 or 4.",
         default_from=DefaultSource.OURS,
         null="the card's",
-        widget=Widget(
-            shape="number",
-            section=Section.SEVERAL_GPUS,
-            label="PCIe lanes per GPU",
-            help="As nvidia-smi says: pcie.link.width.current. Risers and second slots often have 8 or 4.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "PCIe lanes per GPU"),
     )
 
     @property

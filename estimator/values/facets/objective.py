@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.losses import NOT_GIVEN, Loss, LossFacts
-from estimator.values.objective import OBJECTIVES, Objective
+from estimator.values.objective import OBJECTIVES, Objective, having
 from estimator.values.objectives import sft
 
 LOSS_TYPES = tuple(
@@ -25,133 +25,82 @@ class Task(Checked):
         sft.OBJECTIVE,
         Choice(OBJECTIVES, member=OBJECTIVES.__getitem__, later=("ppo",)),
         "what is trained for",
+        f"{'; '.join(f'{word}: {objective.takes}' for word, objective in OBJECTIVES.items())}.",
         default_from=DefaultSource.OURS,
-        code="oj",
-        widget=Widget(
-            shape="select",
-            section=Section.ALWAYS,
-            label="Objective",
-            help="sft: the next token. dpo, orpo and reward take pairs of answers, kto single ones, embedding pairs of "
-            "texts; grpo and rloo train on what the model writes.",
-            decides=True,
-        ),
+        widget=Widget(Section.ALWAYS, "Objective", decides=True),
     )
     loss: Loss | None = key(
         None,
         Choice(tuple(Loss), member=Loss, nullable=True),
         "how the loss is computed",
-        null="Liger's with its kernels, else standard; the fused head of TRL for dpo, kto, grpo and rloo",
-        code="lo",
-        widget=Widget(
-            shape="select",
-            section=Section.MORE,
-            label="Loss",
-            help="Whether the full logits are ever in memory at once. Of dpo and kto standard is LLaMA-Factory's, "
-            "selective ms-swift's, selective_trl that of TRL before 1.15. selective_verl is verl's of grpo and rloo.",
-        ),
+        "Of dpo and kto standard is LLaMA-Factory's, selective ms-swift's, selective_trl that of TRL before 1.15. "
+        "selective_verl is verl's of grpo and rloo.",
+        null=f"Liger's with its kernels, else standard; TRL's fused head for {', '.join(having('has_reference'))}",
+        widget=Widget(Section.MORE, "Loss"),
     )
     completion_fraction: float = key(
         1.0,
         Number(1, open_low=True),
         "share of an example's tokens that are scored; TRL's fused head computes these alone",
         default_from=DefaultSource.OURS,
-        code="cf",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Scored share of an example",
-            help="completion_fraction: of a prompt and its completion the share of the completion. TRL's fused head "
-            "computes these tokens alone.",
-            step=0.05,
-            ends=(0.01, 1.0),
-        ),
+        widget=Widget(Section.OBJECTIVE, "Scored share of an example", step=0.05, ends=(0.01, 1.0)),
     )
     max_prompt_length: int | None = key(
         None,
         WholeNumber(2**24, nullable=True),
         "of max_length, the prompt's tokens, in preference training",
+        "They are not scored.",
         default_from=DefaultSource.OURS,
         null="half of the context",
-        code="pl",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Tokens of the prompt",
-            help="max_prompt_length: of the context, the prompt's tokens, which are not scored.",
-            step=64,
-        ),
+        widget=Widget(Section.OBJECTIVE, "Tokens of the prompt", step=64),
     )
     precompute_ref_log_probs: bool = key(
         False,
         Flag(),
         "ask the reference model before training, and keep its answers",
+        "It takes one pass over the data, after which no reference model stays on the GPU.",
         default_from=DefaultSource.TRL,
-        code="pr",
-        widget=Widget(
-            shape="toggle",
-            section=Section.OBJECTIVE,
-            label="Precompute the reference",
-            help="precompute_ref_log_probs: one pass over the data before training, after which no reference model "
-            "stays on the GPU.",
-        ),
+        widget=Widget(Section.OBJECTIVE, "Precompute the reference"),
     )
     loss_type: str | None = key(
         None,
         Choice(LOSS_TYPES, nullable=True),
-        "of dpo, kto, sft and grpo, as TRL names them",
+        "which of an objective's losses, as TRL names them",
+        "Of memory it changes one thing: kto's apo_zero_unpaired has no KL passes.",
         default_from=DefaultSource.TRL,
-        null="sigmoid for dpo, kto for kto, nll for sft, dapo for grpo",
-        code="ly",
-        widget=Widget(
-            shape="select",
-            section=Section.OBJECTIVE,
-            label="Loss type",
-            help="TRL's loss_type. Of memory it changes one thing: kto's apo_zero_unpaired has no KL passes.",
+        null=", ".join(
+            f"{objective.usual_loss_type} for {word}"
+            for word, objective in OBJECTIVES.items()
+            if objective.usual_loss_type
         ),
+        widget=Widget(Section.OBJECTIVE, "Loss type"),
     )
     beta: float | None = key(
         None,
         Number(1_000, nullable=True),
         "weight of the reference model in the loss; 0 in grpo and rloo: there is none",
+        "Other values load a reference model there.",
         default_from=DefaultSource.TRL,
         null="that of the trainer",
-        code="be",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Weight of the reference",
-            help="beta: 0.05 in rloo and 0 in grpo, where other values load a reference model.",
-            step=0.01,
-        ),
+        widget=Widget(Section.OBJECTIVE, "Weight of the reference", step=0.01),
     )
     max_completion_length: int = key(
         256,
         WholeNumber(2**24),
         "of max_length, the tokens that are generated and scored, in grpo and rloo",
+        "The rest is the prompt's.",
         default_from=DefaultSource.OURS,
         remark="TRL's is 512",
-        code="cl",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Tokens of a completion",
-            help="max_completion_length: of the context, what the model writes itself; the rest is the prompt's.",
-            step=64,
-        ),
+        widget=Widget(Section.OBJECTIVE, "Tokens of a completion", step=64),
     )
     num_generations: int = key(
         8,
         WholeNumber(4096, low=2),
         "completions of a prompt, in grpo and rloo",
+        "The rows of all GPUs are so many of each.",
         default_from=DefaultSource.TRL,
         remark="RLOO's is 2",
-        code="ng",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Completions of a prompt",
-            help="num_generations: the rows of all GPUs are so many completions of each prompt.",
-        ),
+        widget=Widget(Section.OBJECTIVE, "Completions of a prompt"),
     )
     steps_per_generation: int | None = key(
         None,
@@ -159,80 +108,45 @@ class Task(Checked):
         "micro-steps on the completions of one generation",
         default_from=DefaultSource.TRL,
         null="as many as the accumulation",
-        code="sg",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Micro-steps of a generation",
-            help="steps_per_generation: micro-batches that are generated at once.",
-        ),
+        widget=Widget(Section.OBJECTIVE, "Micro-steps of a generation"),
     )
     num_iterations: int = key(
         1,
         WholeNumber(1024),
         "times that completions are trained on",
+        "More than 1 asks the policy once more for its log-probabilities.",
         default_from=DefaultSource.TRL,
-        code="ni",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Uses of a generation",
-            help="num_iterations: more than 1 asks the policy once more for its log-probabilities.",
-        ),
+        widget=Widget(Section.OBJECTIVE, "Uses of a generation"),
     )
     num_labels: int = key(
         2,
         WholeNumber(1_000_000),
         "labels of a classification head; a reward model has 1",
         default_from=DefaultSource.TRANSFORMERS,
-        code="nl",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Labels",
-            help="num_labels of a classification head.",
-        ),
+        widget=Widget(Section.OBJECTIVE, "Labels"),
     )
     mini_batch_size: int | None = key(
         None,
         WholeNumber(4096, nullable=True),
         "GradCache: rows of an embedding batch that go through the model at once",
+        "Of CachedMultipleNegativesRankingLoss; each part goes through it twice.",
         default_from=DefaultSource.OURS,
-        null="the whole batch",
         remark="of sentence-transformers' cached losses: 32",
-        code="mb",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Rows at once (GradCache)",
-            help="mini_batch_size of CachedMultipleNegativesRankingLoss: the batch goes through the model in parts, "
-            "twice.",
-        ),
+        null="the whole batch",
+        widget=Widget(Section.OBJECTIVE, "Rows at once (GradCache)"),
     )
     label_smoothing_factor: float = key(
         0.0,
         Number(1),
         "label smoothing, which needs the whole logits whatever the loss",
-        code="sm",
-        widget=Widget(
-            shape="number",
-            section=Section.OBJECTIVE,
-            label="Label smoothing",
-            help="label_smoothing_factor: any at all brings the whole logits back, with TRL's loss in tiles too.",
-            step=0.05,
-        ),
+        widget=Widget(Section.OBJECTIVE, "Label smoothing", step=0.05),
     )
     hold_outputs: bool = key(
         False,
         Flag(),
         "the training loop keeps the model's outputs during backward",
-        code="ho",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Loop keeps model outputs",
-            help="hold_outputs: for a custom loop that keeps the model's outputs, and so the logits, during backward.",
-        ),
+        "A custom loop does, and so keeps the logits.",
+        widget=Widget(Section.MORE, "Loop keeps model outputs"),
     )
 
     @property

@@ -44,13 +44,7 @@ class Optimisation(Checked):
         Optimizer.ADAMW_TORCH_FUSED,
         _OPTIM,
         "the optimizer, as Trainer names it",
-        code="op",
-        widget=Widget(
-            shape="select",
-            section=Section.ALWAYS,
-            label="Optimizer",
-            help="Trainer's optim.",
-        ),
+        widget=Widget(Section.ALWAYS, "Optimizer"),
     )
     optim_state_dtype: Dtype | None = key(
         None,
@@ -58,37 +52,20 @@ class Optimisation(Checked):
         "what-if: optimizer states in this dtype",
         default_from=DefaultSource.OURS,
         null="as the optimizer keeps them",
-        code="os",
-        widget=Widget(
-            shape="select",
-            section=Section.MORE,
-            label="Optimizer states (what-if)",
-            help="What if the optimizer states had this dtype?",
-        ),
+        widget=Widget(Section.MORE, "Optimizer states (what-if)"),
     )
     max_grad_norm: float = key(
         1.0,
         Number(1_000_000),
         "maximum gradient norm; 0 turns clipping off",
-        code="gn",
-        widget=Widget(
-            shape="number",
-            section=Section.MORE,
-            label="Max gradient norm",
-            help="Trainer's max_grad_norm. 0 turns clipping off, so no norm is computed.",
-            step=0.1,
-        ),
+        "Without it no norm is computed.",
+        widget=Widget(Section.MORE, "Max gradient norm", step=0.1),
     )
     optimizer_in_bwd: bool = key(
         False,
         Flag(),
         "torchtune's: each weight is stepped when its gradient arrives, which is then freed",
+        "It allows neither accumulation nor clipping.",
         default_from=DefaultSource.TORCHTUNE,
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="Optimizer in backward",
-            help="torchtune's optimizer_in_bwd: each weight is stepped as soon as its gradient arrives, and the "
-            "gradient is freed. It allows neither accumulation nor clipping.",
-        ),
+        widget=Widget(Section.MORE, "Optimizer in backward"),
     )

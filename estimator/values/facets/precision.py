@@ -19,28 +19,18 @@ class Precision(Checked):
         Dtype.BFLOAT16,
         Choice(tuple(Dtype), member=Dtype),
         "dtype the weights are loaded in",
+        "Precision above sets it.",
         default_from=DefaultSource.OURS,
         remark="as in TRL's guides",
-        code="dt",
-        widget=Widget(
-            shape="segments",
-            section=Section.MORE,
-            label="Weights",
-            help="The dtype the weights are loaded in. Precision above sets it.",
-        ),
+        widget=Widget(Section.MORE, "Weights", shape="segments"),
     )
     mixed_precision: MixedPrecision = key(
         MixedPrecision.BF16,
         Choice(tuple(MixedPrecision), member=MixedPrecision),
         "autocast around the forward pass",
+        "Trainer's bf16 or fp16, or accelerate's fp8. Precision above sets it.",
         default_from=DefaultSource.TRL,
-        code="mp",
-        widget=Widget(
-            shape="segments",
-            section=Section.MORE,
-            label="Autocast",
-            help="Trainer's bf16 or fp16, or accelerate's fp8. Precision above sets it.",
-        ),
+        widget=Widget(Section.MORE, "Autocast", shape="segments"),
     )
     fp8_backend: Fp8Backend = key(
         Fp8Backend.AO,
@@ -51,28 +41,19 @@ class Precision(Checked):
             later=("msamp", "MSAMP"),
         ),
         "with mixed_precision fp8: whose linears multiply in FP8",
+        "ao is torchao, te is transformer-engine.",
         default_from=DefaultSource.ACCELERATE,
-        widget=Widget(
-            shape="segments",
-            section=Section.ALWAYS,
-            label="FP8 backend",
-            help="fp8_backend of accelerate: ao is torchao, te is transformer-engine.",
-        ),
+        widget=Widget(Section.ALWAYS, "FP8 backend", shape="segments"),
     )
 
     fp8_pad_inner_dim: bool = key(
         True,
         Flag(),
         "with fp8_backend ao: copy both factors of a product, padded to multiples of 16",
+        "torchao copies them whether or not they need it.",
         default_from=DefaultSource.ACCELERATE,
         remark="axolotl's is false",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="FP8 products are padded",
-            help="fp8_pad_inner_dim of accelerate: torchao copies both factors of a product, whether or not the copy "
-            "needs padding.",
-        ),
+        widget=Widget(Section.MORE, "FP8 products are padded"),
     )
 
     @property

@@ -22,14 +22,7 @@ class TrainingRun(Checked):
         WholeNumber(10**12),
         "examples in the training set",
         default_from=DefaultSource.OURS,
-        code="x",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Examples",
-            help="Examples in the training set.",
-            step=1000,
-        ),
+        widget=Widget(Section.RUN, "Examples", step=1000),
     )
     num_train_epochs: float = key(
         1.0,
@@ -37,174 +30,102 @@ class TrainingRun(Checked):
         "passes over the training set",
         default_from=DefaultSource.OURS,
         remark="Trainer's is 3",
-        code="e",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Epochs",
-            help="Passes over the training set.",
-            ends=(0.01, 1_000_000.0),
-        ),
+        widget=Widget(Section.RUN, "Epochs", ends=(0.01, 1_000_000.0)),
     )
     mean_tokens_per_example: int | None = key(
         None,
         WholeNumber(2**24, nullable=True),
         "mean tokens per example",
+        "The amount of work is examples × mean length. Memory depends on the context, not on this.",
         default_from=DefaultSource.OURS,
         null="the context length",
-        code="mt",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Mean tokens per example",
-            help="The amount of work is examples × mean length. Memory depends on the context, not on this.",
-            step=64,
-        ),
+        widget=Widget(Section.RUN, "Mean tokens per example", step=64),
     )
     eval_strategy: str = key(
         "no",
         Choice(_WHEN),
         "when to evaluate",
-        code="es",
-        widget=Widget(
-            shape="select",
-            section=Section.RUN,
-            label="Evaluation",
-            help="Trainer's eval_strategy. Evaluation has its own batch size, so its own memory peak.",
-        ),
+        "Evaluation has its own batch size, so its own memory peak.",
+        widget=Widget(Section.RUN, "Evaluation"),
     )
     per_device_eval_batch_size: int = key(
         8,
         WholeNumber(4096),
         "examples per evaluation batch",
-        code="eb",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Evaluation batch size",
-            help="Trainer's per_device_eval_batch_size.",
-        ),
+        widget=Widget(Section.RUN, "Evaluation batch size"),
     )
     compute_metrics: bool = key(
         False,
         Flag(),
         "compute metrics of an evaluation's logits, which stay on the GPU",
-        code="cm",
-        widget=Widget(
-            shape="toggle",
-            section=Section.RUN,
-            label="Metrics of the logits",
-            help="Trainer's compute_metrics: evaluation returns the logits of every batch and keeps them.",
-        ),
+        "Evaluation returns those of every batch and keeps them.",
+        widget=Widget(Section.RUN, "Metrics of the logits"),
     )
     eval_accumulation_steps: int | None = key(
         None,
         WholeNumber(10**6, nullable=True),
         "evaluation batches whose logits are kept before they go to the host",
+        "Only metrics of the logits keep them.",
         null="all of the evaluation",
-        code="ea",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Evaluation batches kept",
-            help="Trainer's eval_accumulation_steps: with metrics of the logits, after so many batches they go to the "
-            "host.",
-        ),
+        widget=Widget(Section.RUN, "Evaluation batches kept"),
     )
     save_strategy: str = key(
         "epoch",
         Choice((*_WHEN, "best")),
         "when to save",
+        "Every 500 steps, every epoch, or at each new best metric.",
         default_from=DefaultSource.OURS,
         remark="Trainer's is steps",
-        code="ss",
-        widget=Widget(
-            shape="select",
-            section=Section.RUN,
-            label="Save",
-            help="Trainer's save_strategy: every 500 steps, every epoch, or at each new best metric.",
-        ),
+        widget=Widget(Section.RUN, "Save"),
     )
     save_total_limit: int | None = key(
         None,
         WholeNumber(10**6, nullable=True),
         "checkpoints kept",
+        "The oldest is deleted after the next one is written.",
         null="all",
-        code="sl",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Checkpoints kept",
-            help="Trainer's save_total_limit. The oldest checkpoint is deleted after the next one is written.",
-        ),
+        widget=Widget(Section.RUN, "Checkpoints kept"),
     )
     save_only_model: bool = key(
         False,
         Flag(),
         "checkpoints without optimizer states",
-        code="so",
-        widget=Widget(
-            shape="toggle",
-            section=Section.RUN,
-            label="Weights only",
-            help="Trainer's save_only_model: no optimizer states, so training cannot resume from the checkpoint.",
-        ),
+        "Training cannot resume from them.",
+        widget=Widget(Section.RUN, "Weights only"),
     )
     fsdp_state_dict_type: str = key(
         FULL_STATE_DICT,
         Choice((FULL_STATE_DICT, SHARDED_STATE_DICT)),
         "how FSDP saves: the full model through rank 0, or each rank its own shards",
         remark=f"accelerate's launcher: {SHARDED_STATE_DICT}",
-        code="sd",
-        widget=Widget(
-            shape="select",
-            section=Section.SEVERAL_GPUS,
-            label="FSDP checkpoint type",
-            help="fsdp_state_dict_type: rank 0 gathers and writes the full model, or each GPU writes its own shards.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "FSDP checkpoint type"),
     )
     zero3_save_16bit_model: bool = key(
         False,
         Flag(),
         "ZeRO-3 gathers the 16-bit weights when it saves",
+        "They are saved in addition to DeepSpeed's shards.",
         default_from=DefaultSource.DEEPSPEED,
-        code="z6",
         aliases=("stage3_gather_16bit_weights_on_model_save",),
-        widget=Widget(
-            shape="toggle",
-            section=Section.SEVERAL_GPUS,
-            label="ZeRO-3 saves 16-bit weights",
-            help="zero3_save_16bit_model: gathers and saves the 16-bit model in addition to DeepSpeed's shards.",
-        ),
+        widget=Widget(Section.SEVERAL_GPUS, "ZeRO-3 saves 16-bit weights"),
     )
     usd_per_gpu_hour: float | None = key(
         None,
         Number(1_000_000, nullable=True),
         "your own price in US dollars per GPU-hour",
+        "Known listings, with dates and sources, are in data/prices.csv.",
         default_from=DefaultSource.OURS,
         null="the cheapest known listing",
-        code="us",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="US dollars per GPU-hour",
-            help="Your own price. Known listings, with dates and sources, are in data/prices.csv.",
-            step=0.1,
-        ),
+        widget=Widget(Section.RUN, "US dollars per GPU-hour", step=0.1),
     )
     mfu: float | None = key(
         None,
         Number(1, low=LOWEST_MFU, nullable=True),
         "your own model FLOPs utilisation, from 0 to 1",
+        "A value you measured on a similar run narrows the range of the estimate.",
         default_from=DefaultSource.OURS,
         null="the range of published runs",
-        widget=Widget(
-            shape="number",
-            section=Section.RUN,
-            label="Model FLOPs utilisation (0 to 1)",
-            help="A value you measured on a similar run. It narrows the range of the estimate.",
-            step=0.05,
-        ),
+        widget=Widget(Section.RUN, "Model FLOPs utilisation (0 to 1)", step=0.05),
     )
     pace: float | None = key(
         None,

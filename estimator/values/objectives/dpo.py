@@ -34,6 +34,7 @@ def dpo(step: Step) -> None:
 OBJECTIVE = Objective(
     "dpo",
     dpo,
+    takes="pairs of answers",
     phrase="by DPO",
     trl=TrlTrainer(
         "DPO",

@@ -82,6 +82,7 @@ OBJECTIVE = Objective(
     "embedding",
     embedding,
     passes_without_grad,
+    takes="pairs of texts",
     phrase="as an embedding model",
     is_paired=True,
     compares_rows=True,

@@ -118,6 +118,7 @@ OBJECTIVE = Objective(
     passes_without_grad,
     least_batch,
     refuses,
+    takes="what the model writes",
     phrase="by GRPO",
     trl=TrlTrainer(
         "GRPO",

@@ -103,6 +103,7 @@ OBJECTIVE = Objective(
     passes_without_grad,
     least_batch,
     refuses,
+    takes="answers that are good or bad",
     phrase="by KTO",
     trl=TrlTrainer(
         "KTO",

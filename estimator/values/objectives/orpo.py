@@ -21,6 +21,7 @@ def orpo(step: Step) -> None:
 OBJECTIVE = Objective(
     "orpo",
     orpo,
+    takes="pairs of answers",
     phrase="by ORPO",
     trl=TrlTrainer(
         "ORPO",

@@ -25,6 +25,7 @@ def reward(step: Step) -> None:
 OBJECTIVE = Objective(
     "reward",
     reward,
+    takes="pairs of answers",
     phrase="as a reward model",
     trl=TrlTrainer(
         "Reward",

@@ -32,6 +32,7 @@ OBJECTIVE = Objective(
     passes_without_grad,
     grpo.least_batch,
     grpo.refuses,
+    takes="what the model writes",
     phrase="by RLOO",
     trl=TrlTrainer(
         "RLOO",

@@ -29,6 +29,7 @@ def sequence_classification(step: Step) -> None:
 OBJECTIVE = Objective(
     "sequence_classification",
     sequence_classification,
+    takes="texts that have a label",
     phrase="as a classifier",
     has_score=True,
     asks_labels=True,

@@ -32,6 +32,7 @@ OBJECTIVE = Objective(
     "sft",
     sft,
     passes_without_grad=asked_for_metrics,
+    takes="the next token",
     trl=TrlTrainer(
         "SFT",
         rows='rows of "text", of "messages", or of "prompt" and "completion".',
