@@ -14,7 +14,7 @@ from estimator.answer import overflow
 from estimator.answer.estimate import estimate
 from estimator.answer.explain import Explanation, Term, explain, kept_terms
 from estimator.answer.needs import need
-from estimator.answer.own_error import OwnError, error_in, said_of
+from estimator.answer.own_error import OwnError, error_in, explained_by, said_of, stops_at
 from estimator.answer.own_step import own_step
 from estimator.answer.ranks import Rank, ranks
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
@@ -251,6 +251,7 @@ __all__ = [
     "estimate",
     "evaluation_stops",
     "explain",
+    "explained_by",
     "family_of",
     "fewer_checkpoints",
     "files_in",
@@ -313,6 +314,7 @@ __all__ = [
     "smallest_gpu",
     "smallest_set",
     "stages",
+    "stops_at",
     "team_jobs",
     "team_object",
     "team_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimator import TrainingSetup, catalog, error_in, estimate, said_of
+from estimator import TrainingSetup, catalog, error_in, estimate, explained_by, said_of
 from estimator.step.asked_for import segment_bytes
 
 GIB = 2**30
@@ -73,6 +73,29 @@ def test_a_tensor_of_another_setup_is_not_found_in_this_one():
     _, compared, fits = said(PLAYED, per_device_train_batch_size=2, max_length=2048)
     assert compared.startswith("No tensor of this setup is that large")
     assert fits == "With these settings the run fits."
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        (
+            {"loss": "chunked_trl", "per_device_train_batch_size": 4, "max_length": 2048},
+            [{"loss": "standard"}],
+        ),
+        (
+            {"per_device_train_batch_size": 2, "max_length": 2048},
+            [{"per_device_train_batch_size": 4}, {"max_length": 4096}],
+        ),
+        ({"per_device_train_batch_size": 4, "max_length": 2048}, []),
+    ],
+    ids=["TRL's loss instead of Trainer's", "half the rows", "the run itself"],
+)
+def test_a_change_that_would_explain_the_message_is_found(keys, changes):
+    """The message is of Trainer's run with 4 x 2,048 tokens."""
+    of = estimate(
+        catalog.model("meta-llama/Llama-3.2-1B"), catalog.gpu("RTX 4090"), TrainingSetup(**keys)
+    )
+    assert explained_by(error_in(PLAYED), of) == changes
 
 
 def test_a_tensor_of_that_size_is_named_where_the_setup_stops_elsewhere():

@@ -63,6 +63,15 @@ def test_a_pasted_error_is_explained_on_its_own_card_until_it_is_closed():
     assert setting(page, "max_length") == 2048
 
 
+def test_what_would_explain_an_error_is_one_click():
+    sizes = {"per_device_train_batch_size": "2", "max_length": "2048", "gpu": "GeForce RTX 4090"}
+    page = paste(open_page(model="meta-llama/Llama-3.2-1B", **sizes), PLAYED)
+    assert "Any of these would explain it:" in text(page)
+    page.button(key="explains per_device_train_batch_size 4").click().run()
+    assert setting(page, "per_device_train_batch_size") == 4
+    assert "This setup stops at the same request." in text(page)
+
+
 def test_every_key_is_listed_and_tool_defaults_show_their_source_line():
     page = paste(open_page(), COMMAND)
     (lists,) = [

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 from dashboard.state import actions, models, opening, question, session
 from estimator import (
+    Estimate,
     Imported,
     OwnError,
     catalog,
     contract,
     defaults_of,
     error_in,
+    explained_by,
     files_in,
     read_files,
 )
@@ -36,9 +38,12 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """An imported run and its files."""
+    """An imported run."""
 
+    given: Mapping[str, str | bytes]
+    """What was dropped or pasted."""
     files: Mapping[str, str | bytes]
+    """The run's files in it."""
     found: Imported
     problems: tuple[str, ...]
     """Sentences on parts that the page cannot show."""
@@ -62,6 +67,15 @@ def error() -> OwnError | None:
     """The out-of-memory message that was pasted last."""
     found: OwnError | None = st.session_state.get("own error")
     return found
+
+
+def explained(answer: Estimate) -> Sequence[Mapping[str, Any]]:
+    """What would explain the message, in the setup that it was pasted with: changes of one key."""
+    state = st.session_state
+    if state.get("own error explained") is None:
+        state["own error explained"] = explained_by(state["own error"], answer)
+    changes: Sequence[Mapping[str, Any]] = state["own error explained"]
+    return changes
 
 
 def forget_error() -> None:
@@ -102,20 +116,21 @@ def follow() -> None:
     """Imports a config again when the Hub has returned its model."""
     run = current()
     if run is not None and run.waits_for and run.waits_for == st.session_state.get("in use"):
-        _take(run.files)
+        _take(run.given)
 
 
-def _take(files: Mapping[str, str | bytes]) -> None:
+def _take(given: Mapping[str, str | bytes]) -> None:
     """Imports the files, those in a message, and an out-of-memory message. If there is none of it, the page does not
     change.
     """
     state = st.session_state
-    failed = next(filter(None, map(_error, files.values())), None)
+    failed = next(filter(None, map(_error, given.values())), None)
     state["own error"] = failed and failed.error
+    state["own error explained"] = None
     card = {"gpu": failed.card} if failed and failed.card else {}
     try:
         files = {
-            name: text for given in files for name, text in files_in(files[given], given).items()
+            name: text for whole in given for name, text in files_in(given[whole], whole).items()
         }
         found = read_files(files, models.known())
     except ValueError as said:
@@ -132,7 +147,7 @@ def _take(files: Mapping[str, str | bytes]) -> None:
     elif isinstance(wanted, str) and "model" not in found.asked:
         waits_for = wanted
     problems = _put({**fields, **{key: session.value(key) for key in KEPT if key not in fields}})
-    state["own run"] = OwnRun(files, found, problems, waits_for)
+    state["own run"] = OwnRun(given, files, found, problems, waits_for)
     if waits_for:
         models.ask(waits_for)
     elif isinstance(wanted, Mapping):

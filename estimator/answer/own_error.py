@@ -6,20 +6,21 @@ Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc`` (the message) 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from estimator.answer.estimate import estimate
 from estimator.answer.overflow import beside_bytes, stopped_by, where
-from estimator.step.asked_for import of_this_size
+from estimator.step.asked_for import of_this_size, segment_bytes
 from estimator.step.reserved import is_replayed
 from estimator.values.range import Range
-from estimator.values.results import Estimate, Refused
+from estimator.values.results import Estimate
 from estimator.values.specs import Gpu, Verdict
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
-TRIED = re.compile(rf"out of memory\.\s+Tried\s+to\s+allocate\s+{SIZE}")
+REQUESTED = re.compile(rf"out of memory\.\s+Tried\s+to\s+allocate\s+{SIZE}")
 FIGURES: dict[str, tuple[str, ...]] = {
     "capacity": (rf"total\s+capac?i?ty\s+of\s+{SIZE}", rf"{SIZE}\s+total\s+capacity"),
     "free": (rf"of\s+which\s+{SIZE}\s+is\s+free", rf"{SIZE}\s+free"),
@@ -69,11 +70,11 @@ def error_in(text: str) -> OwnError | None:
     >>> error_in("CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 31.75 GiB total capacity)").capacity / 2**30
     31.75
     """
-    found = TRIED.search(text)
+    found = REQUESTED.search(text)
     if found is None:
         return None
     message = text[found.start() : found.start() + LONGEST_MESSAGE]
-    if (following := TRIED.search(message, 1)) is not None:
+    if (following := REQUESTED.search(message, 1)) is not None:
         message = message[: following.start()]
     said = {name: _figure(patterns, message) for name, patterns in FIGURES.items()}
     reserved = said.pop("reserved")
@@ -122,8 +123,7 @@ def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
         return
     room = of.gpu.memory_bytes - beside_bytes(of)
     alike = [*of_this_size(of.model, of.gpu, of.setup, error.requested, room)]
-    stop = of.needs.refused
-    if stop is not None and any(_is_same(request, stop) for request in alike):
+    if stops_at(error, of):
         yield "This setup stops at the same request."
         return
     if alike:
@@ -135,8 +135,52 @@ def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
         yield "With these settings the run fits."
 
 
-def _is_same(one: Refused, other: Refused) -> bool:
-    def what(request: Refused) -> tuple[object, ...]:
-        return request.phase, request.bytes, request.name.rpartition(": ")[2]
+NEAR = 0.15
+"""By how much what was held may differ from what a setup holds at its highest there: ours, a layer's tensors."""
+TRIED: Sequence[Mapping[str, Any]] = (
+    *({"per_device_train_batch_size": 2**power} for power in range(7)),
+    *({"max_length": 512 * 2**power} for power in range(9)),
+    *({"loss": loss} for loss in ("standard", "chunked_trl")),
+    {"attn_implementation": "eager"},
+    *({"gradient_checkpointing": on} for on in (False, True)),
+    *({"dtype": dtype} for dtype in ("float32", "bfloat16")),
+    {"use_liger_kernel": False},
+    {"optim": "adamw_torch"},
+)
+"""What people's files leave out, or their tool sets by itself."""
 
-    return what(one) == what(other)
+
+def explained_by(error: OwnError, of: Estimate) -> list[Mapping[str, Any]]:
+    """The changes of one key, each of which makes the setup stop at the request that the message names.
+
+    None if the setup does so as it is. Error: a coincidence of two tensors' sizes may be among them.
+    """
+    if not error.is_of(of.gpu) or stops_at(error, of):
+        return []
+    found = []
+    for change in TRIED:
+        try:
+            other = estimate(of.model, of.gpu, of.setup.replace(**change))
+        except ValueError:
+            continue
+        if other.setup != of.setup and stops_at(error, other):
+            found.append(change)
+    return found
+
+
+def stops_at(error: OwnError, of: Estimate) -> bool:
+    """Whether a setup stops at a request of the message's size, with as many tensors there.
+
+    Source: as ``Estimate.needs``; the segment's size, ``segment_bytes``.
+    """
+    stop = of.needs.refused
+    if stop is None or not _is_within(segment_bytes(stop.bytes), error.requested):
+        return False
+    if error.allocated is None:
+        return True
+    there = stopped_by(of, stop).among.moment.bytes
+    return abs(there - error.allocated - stop.bytes) <= NEAR * there
+
+
+def _is_within(size: int, ends: Range[int]) -> bool:
+    return ends.low <= size <= ends.high
