@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from estimator import Strategy, TrainingSetup, catalog, estimate, vllm_shares  # noqa: E402  run as a script, the package is beside
-from estimator.families.counts import total_parameters  # noqa: E402
+from estimator.families.model_tree import total_parameters  # noqa: E402
 from estimator.values.range import Range  # noqa: E402
 from estimator.values.specs import Model  # noqa: E402
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "formulas.md"
 PACKAGES = (
     "estimator.families.modules",
-    "estimator.families.counts",
+    "estimator.families.model_tree",
     "estimator.families.adapters",
     "estimator.families.weights",
     "estimator.tape",

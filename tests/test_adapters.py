@@ -16,7 +16,7 @@ from estimator import Component, Model, Phase, catalog, estimate
 from estimator.answer import estimate as engine
 from estimator.contract.setups import parse, write_fields
 from estimator.families.adapters import adapter_parameters, linears_peft_takes
-from estimator.families.counts import layer_groups, layer_modules, modules_with_counts
+from estimator.families.model_tree import layer_groups, layer_modules, modules_with_counts
 from estimator.families.modules import Linear
 from estimator.passes import stack
 from estimator.run.prequantized import as_loaded

@@ -21,11 +21,10 @@ from estimator import (
 )
 from estimator.families import parts, registry
 from estimator.families.block import Block
-from estimator.families.counts import total_parameters
 from estimator.families.family import ConfigClass, Family, ModuleClass, Why
 from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.layers import plain_mlp
-from estimator.families.module_tree import layer_class, module_tree
+from estimator.families.model_tree import layer_class, module_tree, total_parameters
 from estimator.families.modules import Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks

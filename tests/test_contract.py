@@ -16,7 +16,7 @@ from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.contract.estimates import write_estimate
 from estimator.contract.setups import IMAGE_KEYS, parse, read_link, read_setup, write_fields
-from estimator.families.counts import modules_with_counts
+from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Linear
 from estimator.parallel.combinations import SHARING_KEYS, clipped_in_backward, refusal
 from estimator.search.remedies import remedies

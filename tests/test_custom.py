@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from estimator import catalog, resized
 from estimator.contract.setups import parse, write_fields
-from estimator.families.counts import total_parameters
 from estimator.families.custom import DIMENSIONS
+from estimator.families.model_tree import total_parameters
 from estimator.values.keys import DEFAULT
 from tests.rows import for_each
 from tests.test_hf_config import LLAMA

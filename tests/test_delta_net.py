@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.families.counts import total_parameters
 from estimator.families.hf_config import model_from_config
+from estimator.families.model_tree import total_parameters
 from estimator.time.flops import attended_pairs, delta_products
 from estimator.values.specs import Gpu, MixedPrecision, Model, Optimizer, Phase
 

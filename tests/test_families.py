@@ -14,7 +14,11 @@ import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
 from estimator.families.adapters import adapter_parameters, is_adapted, is_quantized
-from estimator.families.counts import (
+from estimator.families.custom import resized
+from estimator.families.hf_config import model_from_config
+from estimator.families.layer_kinds import KEEPING, REUSING
+from estimator.families.liger import kernels
+from estimator.families.model_tree import (
     active_parameters,
     gate_up_stacks,
     layer_groups,
@@ -24,10 +28,6 @@ from estimator.families.counts import (
     sharing_of_keys,
     total_parameters,
 )
-from estimator.families.custom import resized
-from estimator.families.hf_config import model_from_config
-from estimator.families.layer_kinds import KEEPING, REUSING
-from estimator.families.liger import kernels
 from estimator.families.modules import Bare, Linear, weight_shapes
 from estimator.families.registry import BEYOND, MODELLED, NotModelledError
 from estimator.families.weights import module_bytes

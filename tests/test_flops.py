@@ -8,7 +8,7 @@ import pytest
 
 from estimator import AttnImplementation, Method, TrainingSetup, catalog
 from estimator.contract.setups import parse
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.time.flops import Work, attended_pairs, matrices, tower_work, work
 

@@ -12,8 +12,8 @@ import pytest
 
 from estimator import estimate
 from estimator.contract.setups import parse
-from estimator.families.counts import total_parameters
 from estimator.families.hf_config import ignored_keys, model_from_config
+from estimator.families.model_tree import total_parameters
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -20,7 +20,7 @@ import pytest
 from estimator import TrainingSetup, catalog, hub
 from estimator.__main__ import main
 from estimator.contract.setups import parse, write_fields
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.registry import BEYOND
 from estimator.sources.hub import fetch, forget
 from estimator.sources.repository import HubModel, Trouble

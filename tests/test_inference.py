@@ -14,7 +14,7 @@ from benchmarks import generation
 from estimator.answer.estimate import estimate
 from estimator.answer.needs import need
 from estimator.answer.overflow import first_overflow, instants
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.inference import colocation, engine, kv_cache, paged, seconds, server
 from estimator.resident.overhead import context_bytes

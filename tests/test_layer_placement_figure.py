@@ -9,9 +9,8 @@ import pytest
 
 from dashboard.estimate import layer_placement
 from estimator import TrainingSetup, catalog, estimate, placed_with_tower
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters, vision_modules
 from estimator.families.modules import module_parameters
-from estimator.families.vision_family import vision_modules
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.precision import Precision
 from estimator.values.specs import Component

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
-from estimator.families.counts import modules_with_counts
+from estimator.families.model_tree import modules_with_counts
 from estimator.parallel.whole import weight_bytes
 from estimator.run.loading import (
     load_host_bytes,

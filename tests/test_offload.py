@@ -13,7 +13,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.answer.needs import need
 from estimator.contract.setups import parse
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.parallel.combinations import offload_targets, refusal
 from estimator.parallel.host import host_of, pcie, slot
 from estimator.parallel.offload import (

@@ -12,13 +12,13 @@ import pytest
 
 from estimator import catalog
 from estimator.families.adapters import adapter_parameters, is_adapted, trainable_parameters
-from estimator.families.counts import (
+from estimator.families.known.falcon import falcon_norm_names
+from estimator.families.model_tree import (
     active_parameters,
     layer_modules,
     outer_modules,
     total_parameters,
 )
-from estimator.families.known.falcon import falcon_norm_names
 from estimator.families.modules import (
     TINY_LLAMA,
     Embedding,

@@ -22,7 +22,7 @@ from estimator import (
 )
 from estimator.contract.setups import parse, read_setup
 from estimator.families.adapters import adapter_parameters, trainable_parameters
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.whole import adapter_bytes, trainable_tensors
 from estimator.resident.optimizer import Trainable

@@ -20,8 +20,12 @@ from hypothesis import strategies as st
 from estimator import catalog
 from estimator.contract.placement_request import place
 from estimator.contract.setups import read_model
-from estimator.families.counts import total_parameters, untrained_parameters
-from estimator.families.module_tree import ModuleNode, module_tree
+from estimator.families.model_tree import (
+    ModuleNode,
+    module_tree,
+    total_parameters,
+    untrained_parameters,
+)
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.placement import (
     ACCELERATE,

@@ -32,7 +32,7 @@ from estimator import (
 )
 from estimator.contract.estimates import write_estimate
 from estimator.contract.setups import parse, write_fields
-from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.model_tree import modules_with_counts, total_parameters
 from estimator.families.modules import Linear
 from estimator.parallel.zero_hooks import ZeroHooks
 from estimator.passes import prepared

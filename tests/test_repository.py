@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.families.counts import total_parameters
 from estimator.families.hf_config import model_from_config
+from estimator.families.model_tree import total_parameters
 from estimator.sources.repository import Trouble, from_config, from_text
 from tests.test_hf_config import LLAMA
 

@@ -18,7 +18,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.answer.needs import need
 from estimator.contract.setups import parse, read_setup
-from estimator.families.counts import (
+from estimator.families.model_tree import (
     layer_modules,
     modules_with_counts,
     tied_head,

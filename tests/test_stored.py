@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import catalog
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.families.weights import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements

@@ -11,7 +11,7 @@ import pytest
 from estimator import Component, Strategy, TrainingSetup, catalog, estimate
 from estimator.contract.setups import read_setup
 from estimator.families.adapters import adapter_parameters, is_quantized, trainable_parameters
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.modules import Linear
 from estimator.families.registry import FAMILIES
 from estimator.families.towers import tower_modules, tower_parameters

@@ -11,8 +11,9 @@ import pytest
 
 from estimator import estimate, image_costs
 from estimator.contract.setups import parse, read_setup
+from estimator.families.model_tree import vision_modules
 from estimator.families.modules import module_parameters
-from estimator.families.vision_family import VISION, images_of, vision_modules
+from estimator.families.vision_family import VISION, images_of
 from estimator.search.free_changes import lossless
 from estimator.search.image_changes import image_changes, tower_checkpoints
 from estimator.sources import catalog

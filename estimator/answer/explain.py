@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from estimator.answer.overflow import starts_with_states
 from estimator.families.adapters import is_quantized
-from estimator.families.counts import tied_head
 from estimator.families.liger import kernels, loss_of
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.registry import family_of
 from estimator.families.towers import made_modules

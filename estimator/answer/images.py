@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.families.adapters import is_trained
-from estimator.families.counts import layer_modules, outer_modules
+from estimator.families.model_tree import layer_modules, outer_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.families.wrapped import class_not_found
 from estimator.values.facets.adapters import Adapters

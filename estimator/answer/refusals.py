@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from estimator.answer.images import check_images
 from estimator.families.adapters import is_adapted
-from estimator.families.counts import outer_modules, tied_head
 from estimator.families.liger import check_liger, loss_of
-from estimator.families.module_tree import splits_packed_experts
+from estimator.families.model_tree import outer_modules, tied_head
 from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import family_of
 from estimator.families.towers import has_towers
@@ -158,7 +157,7 @@ def check_structure(model: Model, setup: TrainingSetup) -> None:
         record = OTHER_FLASH if family.eager_only else NO_FLASH
         raise record(lacks=family.flash_lacks, model_type=model.model_type)
     packing = "load_in_8bit" if setup.adapters.has_8bit_base else "method qlora"
-    if splits_packed_experts(model) and setup.adapters.has_packed_base:
+    if family.splits_packed_experts and setup.adapters.has_packed_base:
         raise SPLIT_EXPERTS(packing=packing, model_type=model.model_type)
     if family.reads_weights and setup.adapters.has_packed_base:
         raise WEIGHT_READ(packing=packing, model_type=model.model_type, weight=family.reads_weights)

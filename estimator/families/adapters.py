@@ -14,15 +14,16 @@ from estimator.families.by_layer import (
     modules_of_layer,
     pattern_rank,
 )
-from estimator.families.counts import (
+from estimator.families.model_tree import (
     layer_groups,
     layer_modules,
+    module_tree,
     outer_modules,
     tied_head,
     total_parameters,
     untrained_parameters,
+    vision_modules,
 )
-from estimator.families.module_tree import module_tree
 from estimator.families.modules import (
     HEADS,
     Bare,
@@ -37,7 +38,7 @@ from estimator.families.modules import (
 )
 from estimator.families.registry import family_of
 from estimator.families.towers import has_towers, made_modules, tower_modules, tower_parameters
-from estimator.families.vision_family import sees, vision_modules
+from estimator.families.vision_family import sees
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup

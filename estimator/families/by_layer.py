@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.counts import (
+from estimator.families.model_tree import (
     layer_groups,
     layer_kind,
     layer_modules,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from estimator.families.counts import modules_with_counts
+from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Norm
 from estimator.families.registry import family_of
 from estimator.values.facets.computation import Computation

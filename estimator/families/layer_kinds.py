@@ -1,4 +1,4 @@
-"""Names of layer kinds within a model: those of ``layer_types``, and those of ``counts.layer_kind``."""
+"""Names of layer kinds within a model: those of ``layer_types``, and those of ``model_tree.layer_kind``."""
 
 from __future__ import annotations
 

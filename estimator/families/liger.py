@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.families.adapters import is_adapted
-from estimator.families.counts import modules_with_counts
 from estimator.families.family import NO_KERNELS, Kernels
+from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Bare
 from estimator.families.registry import family_of
 from estimator.families.vision_family import sees, vision_family

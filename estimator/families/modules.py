@@ -12,7 +12,7 @@ Source: transformers 5.23, models/*/modeling_*.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -185,7 +185,7 @@ def is_after_layers(module: Module) -> bool:
 
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the model's ``forward``.
 
-    >>> from estimator.families.counts import outer_modules
+    >>> from estimator.families.model_tree import outer_modules
     >>> [is_after_layers(module) for module in outer_modules(TINY_LLAMA)]
     [False, True, True]
     """
@@ -311,17 +311,24 @@ def with_buffers(module: Module | Tree, *buffers: TreeTensor) -> Tree:
 
 def _named(node: Tree, above: str) -> Tree:
     """The same tree under a parent. A module with weights that is a child itself has no name yet."""
+    return _changed(
+        node, lambda module: replace(module, name=f"{above}{module.name}".removesuffix("."))
+    )
 
-    def full(module: Module) -> Module:
-        return replace(module, name=f"{above}{module.name}".removesuffix("."))
 
-    if any(node is place for place in PLACES):
+def of_part(node: Tree, part: Part) -> Tree:
+    """The same tree, whose modules belong to this part of the model."""
+    return _changed(node, lambda module: replace(module, part=part))
+
+
+def _changed(node: Tree, change: Callable[[Module], Module]) -> Tree:
+    if node is LAYERS:  # it is told by identity
         return node
     return replace(
         node,
-        weights=node.weights and full(node.weights),
-        held=tuple(map(full, node.held)),
-        children=tuple((name, _named(child, above)) for name, child in node.children),
+        weights=node.weights and change(node.weights),
+        held=tuple(map(change, node.held)),
+        children=tuple((name, _changed(child, change)) for name, child in node.children),
     )
 
 
@@ -350,12 +357,6 @@ def _tensors_of(module: Module | None) -> tuple[TreeTensor, ...]:
 
 LAYERS = Tree("ModuleList")
 """Where a root has its layers."""
-
-
-TEXT, LM_HEAD = Tree(), Tree()
-"""Where the tree around a vision tower has the text's model, and its head."""
-PLACES = (LAYERS, TEXT, LM_HEAD)
-"""They are told by identity, so no tree around them copies them."""
 
 
 ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"

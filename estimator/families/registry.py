@@ -34,9 +34,14 @@ def register_tower(family: Family) -> None:
     TOWERS[family.model_type] = family
 
 
+def is_tower(model: Model) -> bool:
+    """Whether these are the layers of a vision tower (a yes or no)."""
+    return model.model_type in TOWERS
+
+
 def family_of(model: Model) -> Family:
     """The model's family; refuses families that are not modelled, by name."""
-    if model.model_type in TOWERS:
+    if is_tower(model):
         return TOWERS[model.model_type]
     check_modelled(model.model_type)
     return FAMILIES[model.model_type]

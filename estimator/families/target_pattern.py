@@ -11,11 +11,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.families.by_layer import ends
-from estimator.families.module_tree import ModuleNode, module_tree
+from estimator.families.model_tree import ModuleNode, layers_name, module_tree
 from estimator.families.modules import HEADS, Bare
 from estimator.families.towers import has_towers, made_modules, tower_modules
 from estimator.families.vision_family import sees, vision_family
-from estimator.families.vision_tree import decoder_layers, made_tree
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, show
 from estimator.values.specs import ALL_LINEAR, Model
@@ -132,8 +131,8 @@ def _names(model: Model, adapters: Adapters) -> tuple[str, Mapping[str, bool]]:
     tower = vision_family(model.vision) if with_tower and model.vision else None
     is_known = tower.tree is not None if tower else not has_towers(model, adapters)
     if is_known:
-        nodes = made_tree(model, with_tower=with_tower).walk()
-        layers = decoder_layers(model, with_tower=with_tower)
+        nodes = module_tree(model, with_tower=with_tower).walk()
+        layers = layers_name(model, with_tower=with_tower)
         return layers, {node.name: _has_weights(node) for node in nodes}
     text = {
         node.name.replace("model.", f"{TEXT_BESIDE_TOWERS}.", 1): _has_weights(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from estimator.families.by_layer import text_modules
+from estimator.families.model_tree import vision_modules
 from estimator.families.modules import (
     Embedding,
     Kernel,
@@ -18,7 +19,7 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.families.registry import family_of
-from estimator.families.vision_family import sees, vision_modules
+from estimator.families.vision_family import sees
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
 from estimator.values.specs import Model, ModelClass

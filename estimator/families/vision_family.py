@@ -6,17 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from estimator.families.counts import (
-    layer_groups,
-    layer_modules,
-    layers_name,
-    outer_modules,
-    root_tree,
-)
 from estimator.families.family import NO_KERNELS, BlockProgram, Family, Kernels
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
-from estimator.families.modules import LEAF, Module, Tree, TreeTensor, Width, extended, with_buffers
+from estimator.families.modules import LEAF, Tree, TreeTensor, Width, with_buffers
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
 from estimator.families.rotary import Tables
@@ -25,7 +18,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, ModelClass, Part, Vision
+from estimator.values.specs import Model, ModelClass, Vision
 
 RequireGrad = Callable[[Tensor], Tensor]
 """Makes a tensor require a gradient, as ``enable_input_require_grads`` does."""
@@ -193,64 +186,6 @@ def masks_text(model: Model, setup: TrainingSetup) -> bool:
     if model.vision is None or not sees(model, setup.adapters) or not setup.images.shows_any:
         return False
     return vision_family(model.vision).masks_text
-
-
-def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
-    """Modules with weights of the tower and the projector, with their multiplicity; whole model.
-
-    Source: derived, from the tables of the tower's family.
-    """
-    vision = model.vision
-    if vision is None:
-        return ()
-    family = vision_family(vision)
-    made = [
-        (replace(module, name=f"{family.prefix}.{module.name}"), 1)
-        for module in tower_outer(vision)
-    ]
-    for lowest, count in layer_groups(vision.tower):
-        made += [
-            (replace(module, name=f"{tower_layers(vision)}.{module.name}"), count)
-            for module in tower_layer(vision, lowest)
-        ]
-    made += [(module, 1) for module in projector_modules(vision, model)]
-    return tuple(made)
-
-
-def tower_layers(vision: Vision) -> str:
-    """Full name of the tower's list of layers (derived, from the family's tree)."""
-    return f"{vision_family(vision).prefix}.{layers_name(vision.tower)}"
-
-
-def joined(vision: Vision, model: Model) -> dict[str, Tree]:
-    """Tower and projector by name, in the order of definition; a merger that the tower has is inside it (derived)."""
-    family = vision_family(vision)
-    inside: dict[str, Tree] = {}
-    beside: dict[str, Tree] = {}
-    for name, made in family.projector(vision, model).items():
-        block, _, last = name.rpartition(".")
-        (inside if block == family.prefix else beside)[last] = made
-    return {family.prefix: extended(root_tree(vision.tower), **inside), **beside}
-
-
-def tower_outer(vision: Vision) -> tuple[Module, ...]:
-    """Modules with weights of the tower outside its layers; whole model (derived, from the family's table)."""
-    return tuple(replace(module, part=Part.VISION) for module in outer_modules(vision.tower))
-
-
-def tower_layer(vision: Vision, index: int) -> tuple[Module, ...]:
-    """Modules with weights of one layer of the tower; whole model (derived, likewise)."""
-    return tuple(replace(module, part=Part.VISION) for module in layer_modules(vision.tower, index))
-
-
-def projector_modules(vision: Vision, model: Model) -> tuple[Module, ...]:
-    """Modules with weights of the projector; whole model (derived, likewise)."""
-    made = vision_family(vision).projector(vision, model)
-    return tuple(
-        replace(module, part=Part.PROJECTOR, name=f"{name}.{module.name}".removesuffix("."))
-        for name, projector in made.items()
-        for module in projector.modules
-    )
 
 
 SETTINGS: Mapping[str, str] = {

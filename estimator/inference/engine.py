@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.model_tree import modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, Linear, Module, Norm, module_parameters
 from estimator.inference.kv_cache import pages
 from estimator.values.arithmetic import ceil_div

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.families.adapters import is_trained_whole
-from estimator.families.counts import modules_with_counts
+from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Linear, module_parameters
 from estimator.families.weights import unquantized_width, weight_width
 from estimator.inference.kv_cache import layer_caches

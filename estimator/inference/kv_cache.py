@@ -10,7 +10,6 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import layer_model, sharing_of_keys
 from estimator.families.layer_kinds import (
     CHUNKED,
     CONVOLUTION,
@@ -23,6 +22,7 @@ from estimator.families.layer_kinds import (
     REUSING,
     SLIDING,
 )
+from estimator.families.model_tree import layer_model, sharing_of_keys
 from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import Model
 

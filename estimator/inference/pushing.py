@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from estimator.families.adapters import is_adapted
-from estimator.families.counts import modules_with_counts
+from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Linear, weight_shapes
 from estimator.families.weights import adapter_width, module_bytes, weight_width
 from estimator.parallel.sharding import fsdp_groups

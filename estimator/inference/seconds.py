@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.families.counts import active_parameters, modules_with_counts, total_parameters
+from estimator.families.model_tree import active_parameters, modules_with_counts, total_parameters
 from estimator.families.modules import Bare, Embedding, module_parameters
 from estimator.inference.colocation import colocated_engine, engine_of_server, paged_beside
 from estimator.inference.engine import WIDTH

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_quantized
-from estimator.families.counts import layer_groups, layer_modules, outer_modules
+from estimator.families.model_tree import layer_groups, layer_modules, outer_modules
 from estimator.families.modules import Bare, Module, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from estimator.families.block import Block, Owned
-from estimator.families.counts import outer_modules
+from estimator.families.model_tree import outer_modules
 from estimator.families.weights import buffer_bytes
 from estimator.parallel.fsdp1 import (
     FlatTraffic,

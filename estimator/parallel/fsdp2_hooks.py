@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from estimator.families.adapters import is_copied, is_quantized
 from estimator.families.block import Block, Owned, is_packed
-from estimator.families.counts import outer_modules
 from estimator.families.family import Rotary
 from estimator.families.liger import loss_of
+from estimator.families.model_tree import outer_modules
 from estimator.families.modules import weight_shapes
 from estimator.families.rotary import Tables
 from estimator.families.weights import buffer_bytes, packed_bytes

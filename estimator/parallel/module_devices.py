@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
-from estimator.families.module_tree import ModuleNode, layer_class, module_tree
+from estimator.families.model_tree import (
+    ModuleNode,
+    layer_class,
+    layer_kind,
+    layer_modules,
+    module_tree,
+    outer_modules,
+    tied_head,
+    tower_layers,
+)
 from estimator.families.modules import Module
-from estimator.families.vision_family import tower_layers
-from estimator.families.vision_tree import image_text_tree
 from estimator.parallel.placement import (
     CPU,
     DISK,
@@ -146,9 +152,9 @@ def placed_with_tower(
 
     Raises ``InputError`` for a tower whose tree is not known.
 
-    Source: as ``module_devices``; ``image_text_tree``.
+    Source: as ``module_devices``; ``module_tree``.
     """
-    tree, packing = image_text_tree(model), _packing(adapters)
+    tree, packing = module_tree(model, with_tower=True), _packing(adapters)
     limits: dict[Device, int] = dict.fromkeys(range(gpus), UNLIMITED if gpu is None else _free(gpu))
     placed = from_pretrained_device_map(
         model, limits, dtype=precision.dtype.value, packing=packing, with_tower=True

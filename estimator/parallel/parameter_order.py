@@ -13,19 +13,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import layers_name, outer_modules, tied_head
 from estimator.families.family import NormKind
-from estimator.families.module_tree import named_modules
+from estimator.families.model_tree import (
+    joined,
+    layer_modules,
+    layers_name,
+    named_modules,
+    outer_modules,
+    projector_modules,
+    tied_head,
+)
 from estimator.families.modules import ACTIVATION, LAYERS, Kernel, Module, Norm
 from estimator.families.registry import family_of
-from estimator.families.vision_family import (
-    joined,
-    projector_modules,
-    sees,
-    tower_layer,
-    tower_outer,
-    vision_family,
-)
+from estimator.families.vision_family import sees, vision_family
 from estimator.parallel.tensors import ModelTensor, Shape, module_tensors
 from estimator.values.arithmetic import StandIn
 from estimator.values.facets.adapters import Adapters
@@ -83,7 +83,7 @@ def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
     Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
     """
     prefix = vision_family(vision).prefix
-    known = {f"{prefix}.{module.name}": module for module in tower_outer(vision)}
+    known = {f"{prefix}.{module.name}": module for module in outer_modules(vision.tower)}
     known |= {module.name: module for module in projector_modules(vision, model)}
     for part, tree in joined(vision, model).items():
         for name, node in tree.walk(part):
@@ -91,7 +91,7 @@ def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
                 for index in range(vision.tower.num_hidden_layers):
                     yield from (
                         Located(At(index, in_tower=True), module)
-                        for module in tower_layer(vision, index)
+                        for module in layer_modules(vision.tower, index)
                     )
             yield from (Located(None, known[full]) for full, _ in node.own(name))
 

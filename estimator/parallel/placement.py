@@ -17,9 +17,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from estimator.families.module_tree import ModuleNode, splits_packed_experts
+from estimator.families.model_tree import (
+    ModuleNode,
+    module_tree,
+    whole_classes,
+)
 from estimator.families.modules import Width
-from estimator.families.vision_tree import made_tree, whole_classes
+from estimator.families.registry import family_of
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, show
 from estimator.values.specs import Model
 
@@ -96,7 +100,7 @@ def infer_auto_device_map(
     {'model.embed_tokens': 0, 'model.layers.0': 0, 'model.layers.1': 'disk', 'model.norm': 'disk',
      'model.rotary_emb': 'disk', 'lm_head': 'disk'}
     """
-    tree = made_tree(model, with_tower=with_tower)
+    tree = module_tree(model, with_tower=with_tower)
     sizes = sizes_in_bits(tree, ACCELERATE[dtype])
     whole = whole_classes(model, with_tower=with_tower)
     if no_split_module_classes is not None:
@@ -160,7 +164,7 @@ def from_pretrained_device_map(
     >>> from_pretrained_device_map(TINY_LLAMA, three)
     {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
     """
-    if packing and splits_packed_experts(model):
+    if packing and family_of(model).splits_packed_experts:
         raise SPLIT_EXPERTS()
     tree, sizes, whole, cushion = _weighed(model, dtype, packing, with_tower)
     budgets = _in_bits(max_memory)
@@ -224,7 +228,7 @@ class Weighed(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _weighed(model: Model, dtype: str, packing: Packing | None, with_tower: bool) -> Weighed:
-    tree = made_tree(model, with_tower=with_tower)
+    tree = module_tree(model, with_tower=with_tower)
     sizes = weight_sizes(tree, dtype=dtype, packing=packing)
     whole = whole_classes(model, with_tower=with_tower)
     return Weighed(tree, sizes, whole, _cushion(tree, sizes, whole))
@@ -240,7 +244,7 @@ def sizes_in_bits(
     Source: accelerate 1.15 utils/modeling.py, ``compute_module_sizes``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> tree = made_tree(TINY_LLAMA, with_tower=False)
+    >>> tree = module_tree(TINY_LLAMA, with_tower=False)
     >>> sizes_in_bits(tree, ACCELERATE["bfloat16"])["model.embed_tokens"] == 10 * 8 * 16
     True
     """

@@ -10,11 +10,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.families.adapters import is_copied, is_quantized
-from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
-from estimator.families.module_tree import base_model_prefix
+from estimator.families.model_tree import (
+    base_model_prefix,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    projector_modules,
+    tied_head,
+)
 from estimator.families.modules import Embedding, Module, Norm, weight_shapes
 from estimator.families.registry import family_of
-from estimator.families.vision_family import projector_modules, sees, tower_layer, tower_outer
+from estimator.families.vision_family import sees
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_tensors,
@@ -121,9 +127,9 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     root = tuple(module for module in outer if module is not first and module not in tail)
     tower: list[ShardGroup] = []
     if model.vision is not None and sees(model, adapters):
-        root += (*tower_outer(model.vision), *projector_modules(model.vision, model))
+        root += (*outer_modules(model.vision.tower), *projector_modules(model.vision, model))
         tower += (
-            ShardGroup(TOWER, tower_layer(model.vision, lowest), count)
+            ShardGroup(TOWER, layer_modules(model.vision.tower, lowest), count)
             for lowest, count in layer_groups(model.vision.tower)
         )
     embedding = () if model.is_tied else (first,)

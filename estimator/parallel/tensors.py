@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from estimator.families.adapters import is_quantized, is_trained_whole, trains_bias
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import Embedding, Linear, Module, weight_shapes
 from estimator.families.towers import made_modules
 from estimator.families.weights import (

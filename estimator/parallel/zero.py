@@ -18,9 +18,15 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 from estimator.families.adapters import is_quantized, is_trained_whole
-from estimator.families.counts import layer_groups, layer_kind, layer_modules, outer_modules
+from estimator.families.model_tree import (
+    layer_groups,
+    layer_kind,
+    layer_modules,
+    outer_modules,
+    vision_modules,
+)
 from estimator.families.modules import Module, is_after_layers, weight_shapes
-from estimator.families.vision_family import sees, vision_modules
+from estimator.families.vision_family import sees
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_shapes,

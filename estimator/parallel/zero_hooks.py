@@ -6,9 +6,10 @@ Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter
 from __future__ import annotations
 
 from estimator.families.block import Block, Owned, is_packed
+from estimator.families.model_tree import tower_layers
 from estimator.families.modules import ACTIVATION, ROTARY, Bare, Linear
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import tower_layers, vision_family
+from estimator.families.vision_family import vision_family
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.parameter_order import At

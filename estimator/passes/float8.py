@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import is_adapted
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import HEADS, Linear, Module
 from estimator.families.towers import has_towers
 from estimator.parallel.parameter_order import Located, modules_in_order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.families.adapters import is_adapted
-from estimator.families.counts import outer_modules, tied_head
+from estimator.families.model_tree import outer_modules, tied_head
 from estimator.families.modules import Linear
 from estimator.families.registry import family_of, is_classified
 from estimator.families.towers import has_towers

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from estimator.families.adapters import lowest_trained
 from estimator.families.by_layer import adapted_kinds
-from estimator.families.counts import layer_kind, sharing_of_keys
+from estimator.families.model_tree import layer_kind, sharing_of_keys
 from estimator.families.registry import family_of
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees

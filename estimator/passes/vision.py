@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from estimator.families.model_tree import layer_modules, outer_modules, projector_modules
 from estimator.families.modules import ROTARY, Module
 from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import (
-    Seen,
-    images_of,
-    projector_modules,
-    sees,
-    tower_layer,
-    tower_outer,
-    vision_family,
-)
+from estimator.families.vision_family import Seen, images_of, sees, vision_family
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.parameter_order import At
 from estimator.parallel.sharding import computed
@@ -68,7 +61,7 @@ class LoadedTower:
         self.number = number
         """Index of its stack among those of the step."""
         self.parameters: dict[str, Parameter] = {}
-        self.outer = self._block(tower_outer(vision), "outer", setup)
+        self.outer = self._block(outer_modules(vision.tower), "outer", setup)
         self.merger = self._block(projector_modules(vision, model), "projector", setup)
         hooks.see(self.outer, self.merger)
         self.outer.hold_input = hooks.hold_input if hooks.casts_inputs else None
@@ -143,7 +136,9 @@ class LoadedTower:
         *,
         checkpointing: bool,
     ) -> Tensor:
-        block = self._block(tower_layer(self.vision, index), f"layers.{played}", setup, played)
+        block = self._block(
+            layer_modules(self.vision.tower, index), f"layers.{played}", setup, played
+        )
         block.rotary = self.kind.rotary
         block.mask, block.rotary_tables = mask, tables
         layer = self.kind.layer.forward

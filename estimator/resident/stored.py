@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from estimator.families.adapters import is_quantized
-from estimator.families.counts import layer_modules, outer_modules
+from estimator.families.model_tree import layer_modules, outer_modules
 from estimator.families.modules import Bare, Linear, Module, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK
 from estimator.values.arithmetic import ceil_div, elements
@@ -29,7 +29,7 @@ def stored_bytes(model: Model, quantization: Quantization | None, width: int = 2
     Error: below 0.1 %, from what is left out; tests/test_stored.py compares it with published files.
     Source: derived, from ``stored_elements``.
 
-    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.model_tree import total_parameters
     >>> from estimator.families.modules import TINY_LLAMA
     >>> stored_bytes(TINY_LLAMA, None) == 2 * total_parameters(TINY_LLAMA)
     True
@@ -44,7 +44,7 @@ def checkpoint_bytes(model: Model) -> int | None:
     Source: derived, from ``stored_bytes``.
 
     >>> from dataclasses import replace
-    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.model_tree import total_parameters
     >>> from estimator.families.modules import TINY_LLAMA
     >>> checkpoint_bytes(replace(TINY_LLAMA, stored_width=2)) == 2 * total_parameters(TINY_LLAMA)
     True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import is_quantized
-from estimator.families.counts import outer_modules
+from estimator.families.model_tree import outer_modules
 from estimator.families.modules import weight_shapes
 from estimator.families.towers import made_modules
 from estimator.families.weights import FLOAT32_BYTES, packed_bytes
@@ -53,7 +53,7 @@ def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
     Source: derived, from the strategy's formula in ``run.sharded_saving``. If every GPU has a full copy, only rank 0
     saves: ``taken_apart_bytes``, ``save_host_bytes`` and ``checkpoint_bytes``.
 
-    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.model_tree import total_parameters
     >>> from estimator.families.modules import TINY_LLAMA
     >>> only = TrainingSetup(save_only_model=True)
     >>> checkpoint(TINY_LLAMA, only).disk_bytes == 2 * total_parameters(TINY_LLAMA)

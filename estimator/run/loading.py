@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import is_quantized
-from estimator.families.counts import gate_up_stacks, outer_modules, tied_head
+from estimator.families.model_tree import gate_up_stacks, outer_modules, tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import (

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from estimator.families.counts import total_parameters
+from estimator.families.model_tree import total_parameters
 from estimator.families.reader import MOST_LAYERS
 from estimator.families.registry import check_modelled
 from estimator.families.tower_config import with_towers

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from estimator.families.counts import total_parameters
 from estimator.families.hf_config import ignored_keys, model_from_config, text_parts
+from estimator.families.model_tree import total_parameters
 from estimator.families.registry import BEYOND, NotModelledError
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import tower_parameters

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import weight_shapes
 from estimator.families.weights import adapter_tensors, weight_width
 from estimator.parallel.ddp import finds_unused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from estimator.families.adapters import is_quantized, is_trained_whole
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.towers import made_modules
 from estimator.families.weights import (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.resident.overhead import (
     exchange_bytes,
     median_context_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from estimator.families.counts import tied_head
+from estimator.families.model_tree import tied_head
 from estimator.families.modules import Embedding, Module, weight_shapes
 from estimator.families.vision_family import sees
 from estimator.families.weights import (

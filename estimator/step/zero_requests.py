@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import outer_modules
+from estimator.families.model_tree import outer_modules
 from estimator.families.modules import is_after_layers
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.parameter_order import At, Trained, trained_in_order

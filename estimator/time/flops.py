@@ -14,22 +14,20 @@ from typing import NamedTuple
 
 from estimator.families.adapters import adapter_rank, copied_modules, is_adapted
 from estimator.families.by_layer import adapted_groups, modules_of_layer
-from estimator.families.counts import experts_run, outer_modules, tied_head
 from estimator.families.delta_net import CHUNK
 from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
 from estimator.families.liger import loss_of
-from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
-from estimator.families.registry import family_of
-from estimator.families.vision_family import (
-    Seen,
-    attended_patches,
-    images_of,
-    sees,
+from estimator.families.model_tree import (
+    experts_run,
+    outer_modules,
+    tied_head,
     tower_layers,
-    vision_family,
     vision_modules,
 )
+from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
+from estimator.families.registry import family_of
+from estimator.families.vision_family import Seen, attended_patches, images_of, sees, vision_family
 from estimator.passes.batch import passed_rows
 from estimator.passes.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div, real

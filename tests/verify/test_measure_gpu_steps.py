@@ -21,8 +21,8 @@ from benchmarks.gpu.cases import DRY_RUN, TINY, Case, read_case
 from benchmarks.gpu.configs import config_of
 from estimator import Method, Model, Phase, TrainingSetup, catalog
 from estimator.families.adapters import adapter_parameters, trainable_parameters
-from estimator.families.counts import total_parameters
 from estimator.families.hf_config import model_from_config
+from estimator.families.model_tree import total_parameters
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
-from estimator.families.module_tree import layer_class, module_tree
+from estimator.families.model_tree import layer_class, module_tree
 from estimator.parallel.placement import ACCELERATE, sizes_in_bits
 
 torch = pytest.importorskip("torch")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from estimator.families.adapters import adapter_parameters, trainable_parameters
-from estimator.families.counts import layer_modules, outer_modules, total_parameters
 from estimator.families.hf_config import model_from_config, text_parts
+from estimator.families.model_tree import layer_modules, outer_modules, total_parameters
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
 from estimator.parallel.whole import trainable_tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from estimator.families.counts import layer_modules
+from estimator.families.model_tree import layer_modules
 from estimator.families.modules import weight_shapes
 from estimator.resident.stored import stored_bytes
 from estimator.run.prequantized import as_loaded

@@ -15,8 +15,8 @@ from test_placement_real import SEEING, _limits, accelerates, packed, transforme
 
 from estimator.contract.setups import read_model
 from estimator.families.adapters import trainable_parameters
+from estimator.families.model_tree import module_tree, whole_classes
 from estimator.families.target_pattern import with_names
-from estimator.families.vision_tree import image_text_tree, whole_classes
 from estimator.parallel.placement import (
     ACCELERATE,
     Balance,
@@ -147,7 +147,7 @@ def _ours(wrapper: str, tied: bool) -> Model:
 @EACH
 def test_modules_have_the_names_order_and_classes_of_the_real_class(wrapper, tied):
     real, model = _real(wrapper, tied), _ours(wrapper, tied)
-    ours = [(node.name, node.class_name) for node in image_text_tree(model).walk()][1:]
+    ours = [(node.name, node.class_name) for node in module_tree(model, with_tower=True).walk()][1:]
     theirs = [
         (name, type(module).__name__ if any(module.children()) else "")
         for name, module in real.named_modules()
@@ -159,7 +159,7 @@ def test_modules_have_the_names_order_and_classes_of_the_real_class(wrapper, tie
 
 @EACH
 def test_every_module_has_the_parameters_and_buffers_that_accelerate_counts(wrapper, tied):
-    real, tree = _real(wrapper, tied), image_text_tree(_ours(wrapper, tied))
+    real, tree = _real(wrapper, tied), module_tree(_ours(wrapper, tied), with_tower=True)
     for dtype in ("float32", "bfloat16", "int8"):
         theirs = accelerate.utils.compute_module_sizes(real, dtype=dtype)
         ours = sizes_in_bits(tree, ACCELERATE[dtype])
