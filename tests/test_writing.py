@@ -162,6 +162,41 @@ def test_written_files_read_back_as_the_same_setup(tool):
 
 
 @pytest.mark.parametrize(
+    ("mesh", "sizes"),
+    [
+        ({"num_gpus": 2}, "tp_size=2"),
+        ({"num_gpus": 8, "strategy": "fsdp"}, "tp_size=2, fsdp_size=4"),
+        (
+            {"num_gpus": 6, "strategy": "hsdp", "dp_replicate_size": 3},
+            "tp_size=2, dp_replicate_size=3",
+        ),
+    ],
+)
+def test_divided_layers_are_written_as_the_config_that_loads_them(
+    mesh: dict[str, Any], sizes: str
+) -> None:
+    """accelerate's file starts the processes and shards nothing."""
+    keys = {"model": LLAMA.hub_id, "tp_size": 2, "save_only_model": True, **mesh}
+    files = files_of("trainer", keys, LLAMA).files
+    assert f"distributed_config=DistributedConfig({sizes})," in files["train.py"]
+    assert "distributed_type: MULTI_GPU\n" in files["accelerate.yaml"]
+    run = read_files({name: files[name] for name in ("train.py", "accelerate.yaml")})
+    assert sayable(run.setup) == sayable(keys)
+    assert not [*run.of(Fate.UNKNOWN), *run.of(Fate.NOT_MODELLED)]
+
+
+def test_axolotl_divides_layers_over_all_gpus_alone() -> None:
+    keys = said(TOOLS["axolotl"], {"args.base_model": LLAMA.hub_id}, LLAMA)
+    keys |= {"tp_size": 2, "num_gpus": 2}
+    away = files_of("axolotl", keys, LLAMA)
+    assert "tensor_parallel_size: 2\n" in away.files["axolotl.yaml"]
+    run = read_files({"axolotl.yaml": away.files["axolotl.yaml"], "run.sh": away.command})
+    assert sayable(run.setup) == sayable(keys)
+    with pytest.raises(ValueError, match="no word for tp_size 2"):
+        files_of("axolotl", keys | {"num_gpus": 4, "strategy": "fsdp"}, LLAMA)
+
+
+@pytest.mark.parametrize(
     ("tool", "named"), [("axolotl", "args.base_model"), ("llamafactory", "args.model_name_or_path")]
 )
 def test_a_self_launching_tools_config_reads_back_as_the_same_setup(tool, named):

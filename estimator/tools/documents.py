@@ -283,8 +283,7 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
             yield "peft", Found(("peft_type",), "LORA", call.line)
             yield from product(["peft"], call.found)
         case "DistributedConfig":
-            for key in call.found:
-                yield "accelerate", replace(key, path=("distributed_config", *key.path))
+            yield from product(["distributed"], call.found)
         case "BitsAndBytesConfig":
             yield from product(["bnb"], call.found)
         case name if name in PEFT_KINDS:

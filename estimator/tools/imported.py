@@ -509,7 +509,7 @@ class _Judge:
         if refused := self.refused.get(entry.key):
             return Fate.NOT_MODELLED, refused, Direction.EITHER
         value, shown = entry.value, entry.shown
-        later = next(filter(None, map(self.later.get, upwards(entry.key))), None)
+        later = next(filter(self._applies, map(self.later.get, upwards(entry.key))), None)
         is_named = entry.key in self.taken or later is not None
         if entry.key in self.tool.no_effect or (
             matches(entry.key, self.tool.no_effect) and not is_named
@@ -541,6 +541,12 @@ class _Judge:
         part = ".".join(key.split(".")[:2])
         known = chain(self.taken, self.later, self.tool.no_effect)
         return any(one == part or one.startswith(f"{part}.") for one in known)
+
+    def _applies(self, later: Later | None) -> bool:
+        """Whether a key is one that is not modelled, beside the others of these files."""
+        if later is None or not later.beside:
+            return later is not None
+        return any(not later.beside.isdisjoint(upwards(key)) for key in self.given)
 
     def _harmless(self, later: Later) -> tuple[Any, ...]:
         beside = [self.given[later.same_as].value] if later.same_as in self.given else []

@@ -31,6 +31,8 @@ class Later:
     """Values without effect."""
     same_as: str = ""
     """Another key of theirs, whose value has no effect either."""
+    beside: frozenset[str] = frozenset()
+    """Keys of theirs beside one of which alone it is not modelled; empty: it never is."""
 
 
 def not_modelled(

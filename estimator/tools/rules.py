@@ -1,9 +1,9 @@
 """The kinds of rows in a tool's table, and how a table maps the tool's keys to ours.
 
 A key of theirs is written ``part.key``: ``args`` are the arguments of the training tool, ``peft`` those of PEFT's
-``LoraConfig``, ``bnb`` of ``BitsAndBytesConfig``, ``model`` of ``from_pretrained``, ``accelerate`` and ``deepspeed``
-the keys of these two files, ``launch`` the flags of a launcher. Nested keys have points, as in
-``deepspeed.zero_optimization.stage``.
+``LoraConfig``, ``bnb`` of ``BitsAndBytesConfig``, ``distributed`` of transformers' ``DistributedConfig``, ``model`` of
+``from_pretrained``, ``accelerate`` and ``deepspeed`` the keys of these two files, ``launch`` the flags of a launcher.
+Nested keys have points, as in ``deepspeed.zero_optimization.stage``.
 
 A table is a list of ``Rule``s. They are asked in order, and each may look at what those before it have found, so that
 one table answers three questions: what a file means, what a tool sets without being asked, and what a key of ours

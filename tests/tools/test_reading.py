@@ -266,6 +266,63 @@ def test_typical_scripts_are_read(script, tool, expected):
     assert not run.of(Fate.UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("swift sft --model a/b --per_device_train_batch_size 0", "per_device_train_batch_size"),
+        ("python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=all", "num_generations"),
+    ],
+)
+def test_a_count_that_is_none_is_refused_by_its_key(command: str, key: str) -> None:
+    assert key in read(run_sh=command).refused
+
+
+AXOLOTLS_PARTS = (
+    "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\ntensor_parallel_size: 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "fate", "sharing"),
+    [
+        ("", Fate.TAKEN, (2, 2, "none")),
+        (
+            "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n",
+            Fate.NOT_MODELLED,
+            (1, 1, "fsdp"),
+        ),
+        ("deepspeed: deepspeed_configs/zero1.json\n", Fate.NOT_MODELLED, (1, 1, "zero1")),
+    ],
+)
+def test_layers_that_axolotl_divides_alone_are_divided_as_transformers_does_it(
+    more: str, fate: Fate, sharing: tuple[int, int, str]
+) -> None:
+    # axolotl 0.19, loaders/model.py, _build_model: from_pretrained(tp_size=2, tp_plan="auto")
+    run = read(a_yaml=f"{AXOLOTLS_PARTS}{more}")
+    assert fates(run)["tensor_parallel_size"] is fate
+    keys = [run.setup.get(key, 1) for key in ("num_gpus", "tp_size", "strategy")]
+    assert tuple(keys) == sharing
+
+
+def test_accelerates_mesh_is_that_of_the_model_or_stops() -> None:
+    # transformers 5.23, trainer.py:777; accelerate 1.15, accelerator.py:1904
+    mesh = """compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_processes: 4
+parallelism_config:
+  parallelism_config_tp_size: 4
+"""
+    script = MESH.replace("SIZES", "tp_size=4")
+    both, alone = (
+        read(a_yaml=mesh, b_py=script),
+        read(a_yaml=mesh, b_py="Trainer(args=TrainingArguments('o'))"),
+    )
+    (key,) = (key for key in alone.keys if key.key.endswith("tp_size"))
+    assert (key.fate, both.setup["tp_size"]) == (Fate.NOT_MODELLED, 4)
+    assert key.says.startswith("accelerate divides no layer itself")
+    assert not both.of(Fate.NOT_MODELLED)
+
+
 @pytest.mark.parametrize(("packs", "evaluated"), [("true", 4), ("false", 2)])
 def test_axolotl_packs_evaluation_into_the_rows_of_training(packs, evaluated):
     # axolotl, core/trainers/base.py, _create_multipack_sampler: batch 1 of train_batch_size · max_seq_length tokens

@@ -13,7 +13,7 @@ from estimator.tools.known import allocator, images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
-from estimator.tools.later import EITHER, LESS, MORE, not_modelled
+from estimator.tools.later import EITHER, LESS, MORE, Later, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import (
     Entry,
@@ -91,6 +91,22 @@ def _write_objective(values: Values) -> Values:
     loss = values.get("loss_type")
     own = {"args.dpo_loss_type": [loss]} if word == "dpo" and loss not in (None, "sigmoid") else {}
     return {"args.rl": word, **own}
+
+
+PARTS = "args.tensor_parallel_size"
+SHARDS = frozenset(["args.fsdp_config", "args.fsdp", "args.deepspeed"])
+
+
+def _divided(theirs: Theirs, so_far: SoFar) -> Values:
+    """Layers divided over all GPUs, as transformers' ``DistributedConfig`` does it: the same ``from_pretrained``.
+
+    Source: axolotl 0.19.0, loaders/model.py, ``_build_model``; transformers 5.23, modeling_utils.py:4234.
+    """
+    parts = whole(theirs[PARTS]) or 1
+    if parts == 1 or any(theirs.is_given(key) or theirs.has_part(key) for key in SHARDS):
+        return {}
+    number = so_far.values.get("num_gpus", parts)
+    return {"tp_size": parts, "num_gpus": number, "strategy": "none"}
 
 
 def _is_bf16(theirs: Theirs) -> bool:
@@ -357,6 +373,7 @@ RULES = (
         _write_method,
     ),
     *parallel.RULES,
+    row(PARTS, "tp_size num_gpus strategy", _divided),
     allocator.rule(
         Allocator(expandable_segments=True, roundup_power2_divisions=16),
         "axolotl sets PYTORCH_CUDA_ALLOC_CONF where it is not set",
@@ -525,7 +542,6 @@ LATER = (
         ("pad_to_multiple_of", "Rows are padded further", MORE),
         ("context_parallel_size", "Rows are divided (context parallelism)", LESS, 1),
         ("sequence_parallel_degree", "Rows are divided (sequence parallelism)", LESS, 1),
-        ("tensor_parallel_size", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
         ("expert_parallel_size", "Experts are divided (expert parallelism)", LESS, 1),
         ("flash_attn_fuse_mlp", "The MLP is fused", LESS),
         ("sage_attention", "Attention in 8 bits", LESS),
@@ -580,6 +596,14 @@ LATER = (
         ("large_head_attention", "A kernel for wide heads", EITHER),
         ("sdpa_varlen", "Packed rows by SDPA", EITHER),
         ("fused_attn_kernel", "A fused attention kernel", LESS),
+    ),
+    Later(
+        theirs=PARTS,
+        sentence="FSDP 2 and DeepSpeed shard layers that are divided already, which is another mesh than transformers' "
+        "own (DistributedConfig): alone it is modelled",
+        direction=LESS,
+        harmless=(None, False, 1),
+        beside=SHARDS,
     ),
 )
 

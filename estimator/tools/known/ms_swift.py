@@ -18,6 +18,7 @@ from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
 from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, alike, row, same, words
+from estimator.values.arithmetic import ceil_div
 
 VERSION = "ms-swift 4.6.0"
 OBJECTIVES = {"reward": "rm"}
@@ -107,7 +108,7 @@ def _write_precision(values: Values) -> Values:
 def _accumulation(theirs: Theirs, so_far: SoFar) -> Values:
     asked = whole(theirs["args.gradient_accumulation_steps"])
     each = so_far["per_device_train_batch_size"] * so_far["num_gpus"]
-    return {"gradient_accumulation_steps": asked or max(1, -(-16 // each))}
+    return {"gradient_accumulation_steps": asked or ceil_div(16, max(1, each))}
 
 
 def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Values:

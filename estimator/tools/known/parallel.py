@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from math import prod
 
-from estimator.tools.later import EITHER, LESS, MORE, not_modelled
+from estimator.tools.later import EITHER, LESS, MORE, Later, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import SoFar, Theirs, Value, Values, row
 
@@ -89,7 +89,7 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
 
 def _mesh(theirs: Theirs) -> Values:
     """The GPUs that a mesh has: transformers', or axolotl's, where its YAML names every side; else the launcher's."""
-    if theirs.has("accelerate.distributed_config.tp_size"):
+    if theirs.has("distributed.tp_size"):
         return {"num_gpus": prod(_divided(theirs))}
     if not theirs.is_given("args.dp_shard_size"):
         return {}
@@ -206,18 +206,12 @@ def _fsdp(theirs: Theirs) -> Values | None:
 def _divided(theirs: Theirs) -> tuple[int, int, int]:
     """Ranks of a layer, shards and replicas of transformers' ``DistributedConfig``."""
     sizes = ("tp_size", "fsdp_size", "dp_replicate_size")
-    parts, shards, copies = (
-        whole(theirs[f"accelerate.distributed_config.{size}"]) for size in sizes
-    )
+    parts, shards, copies = (whole(theirs[f"distributed.{size}"]) for size in sizes)
     return parts or 1, shards or 1, copies or 1
 
 
 def _parts(theirs: Theirs, so_far: SoFar) -> Values:
-    return (
-        {"tp_size": _divided(theirs)[0]}
-        if theirs.has("accelerate.distributed_config.tp_size")
-        else {}
-    )
+    return {"tp_size": _divided(theirs)[0]} if theirs.has("distributed.tp_size") else {}
 
 
 def _whole_copies(so_far: SoFar) -> Values:
@@ -297,9 +291,9 @@ RULES = (
     row("accelerate.num_machines launch.nnodes", "gpus_per_node", _node),
     row("deepspeed.zero_optimization.overlap_comm", "overlap_comm", _overlap),
     row("accelerate.num_cpu_threads_per_process", "num_cpu_threads_per_process", _threads),
-    row("accelerate.distributed_config.tp_size", "tp_size", _parts),
+    row("distributed.tp_size", "tp_size", _parts),
     row(
-        """accelerate.distributed_config.fsdp_size accelerate.distributed_config.dp_replicate_size
+        """distributed.fsdp_size distributed.dp_replicate_size
         args.fsdp args.fsdp_version args.fsdp_config.* args.deepspeed accelerate.distributed_type
         accelerate.use_fsdp accelerate.use_deepspeed accelerate.fsdp_config.fsdp_version
         accelerate.fsdp_config.fsdp_sharding_strategy accelerate.fsdp_config.fsdp_reshard_after_forward
@@ -321,7 +315,6 @@ RULES = (
 )
 
 AT_DEFAULT = "The size of this buffer is taken at DeepSpeed's default"
-MATRICES = "Layers' matrices are divided (tensor parallelism)"
 LATER = (
     *not_modelled(
         "deepspeed.zero_optimization",
@@ -406,7 +399,7 @@ LATER = (
         ("downcast_bf16", "On TPUs float is cast to bfloat16", LESS, "no", "false"),
     ),
     *not_modelled(
-        "accelerate.distributed_config",
+        "distributed",
         ("tp_plan fsdp_plan ep_plan", "A plan of its own divides the layers", EITHER, "auto"),
         ("pp_size", "Layers lie on different devices (pipeline parallelism)", LESS, 1),
         ("ep_size enable_expert_parallel", "Experts are divided (expert parallelism)", LESS, 1),
@@ -421,11 +414,19 @@ LATER = (
     ),
     *not_modelled(
         "accelerate.parallelism_config",
-        ("parallelism_config_tp_size", MATRICES, LESS, 1),
         ("parallelism_config_cp_size", "Rows are divided (context parallelism)", LESS, 1),
         ("parallelism_config_sp_size", "Rows are divided (sequence parallelism)", LESS, 1),
         ("parallelism_config_ep_size", "Experts are divided (expert parallelism)", LESS, 1),
     ),
+    Later(
+        theirs="accelerate.parallelism_config.parallelism_config_tp_size",
+        sentence="accelerate divides no layer itself: it stops at a model that is whole, and Trainer takes the sizes "
+        "of a divided one; load it with transformers' DistributedConfig(tp_size=...), and give that script, too",
+        direction=LESS,
+        harmless=(None, False, 1),
+        same_as="distributed.tp_size",
+    ),
+    # accelerate 1.15, accelerator.py:1904, prepare_model; transformers 5.23, trainer.py:777
 )
 
 NO_EFFECT = (

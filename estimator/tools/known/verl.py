@@ -181,11 +181,11 @@ def _batch(theirs: Theirs, so_far: SoFar) -> Values:
 
     Source: verl 0.9.1, trainer/ppo/ray_trainer.py:1352; utils/seqlen_balancing.py, ``rearrange_micro_batches``.
     """
-    copies, gpus = so_far["num_generations"], so_far["num_gpus"]
+    copies, gpus = whole(so_far["num_generations"]), so_far["num_gpus"]
     of_step, of_all = (
         whole(theirs[f"{part}_batch_size"]) for part in (f"{ACTOR}.ppo_mini", "args.data.train")
     )
-    if not of_step or not of_all:
+    if not of_step or not of_all or not copies:
         return {}
     of_step, of_all = (max(1, ceil_div(rows * copies, gpus)) for rows in (of_step, of_all))
     most = whole(

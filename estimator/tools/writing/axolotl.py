@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from estimator.tools.known.axolotl import PARTS
 from estimator.tools.rules import Value, Values
 from estimator.tools.writing.several_gpus import SHARDING, fsdp_config, groups, named_json
 from estimator.tools.writing.texts import nested, yaml
@@ -53,11 +54,13 @@ def _command(said: Said) -> str:
 
 def _sharing(values: Values) -> Values:
     strategy, number = values["strategy"], values["num_gpus"]
-    if strategy in {"none", "device_map"}:
+    if strategy == "device_map" or (strategy == "none" and values["tp_size"] == 1):
         return {}
     written: dict[str, Value] = {"accelerate.num_processes": number}
     if (machines := -(-number // values["gpus_per_node"])) > 1:
         written["accelerate.num_machines"] = machines
+    if strategy == "none":
+        return written | {PARTS: values["tp_size"]}
     if strategy == "ddp":
         return written
     return written | (_fsdp(values) if strategy in SHARDING else named_json(values))

@@ -40,6 +40,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "peft": ("LoraConfig",),
     "bnb": ("BitsAndBytesConfig",),
     "model": ("from_pretrained",),
+    "distributed": ("DistributedConfig",),
     "call": ("get_peft_model", "prepare_model_for_kbit_training", "gradient_checkpointing_enable"),
     "data": ("tokenizer",),
 }
@@ -210,8 +211,5 @@ def _holds(part: str, name: str, call: Call) -> bool:
     if call.name == "ModelConfig":
         return name in OF_MODEL_CONFIG
     is_config = call.name.endswith(("Config", "Arguments")) and "ScriptArguments" not in call.name
-    return (
-        is_config
-        and call.name not in {*CALLS["peft"], *CALLS["bnb"]}
-        and name not in OF_MODEL_CONFIG
-    )
+    is_others = any(call.name in names for names in CALLS.values())
+    return is_config and not is_others and name not in OF_MODEL_CONFIG

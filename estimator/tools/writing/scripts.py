@@ -137,12 +137,16 @@ def with_trainer(said: Said) -> str:
     peft, bnb, calls = nested(theirs, "peft"), nested(theirs, "bnb"), nested(theirs, "call")
     name = model.pop("pretrained_model_name_or_path")
     length = nested(theirs, "data").get("max_length", 1024)
+    mesh = nested(theirs, "distributed")
     loading: dict[str, Value] = {key: _dtype(key, value) for key, value in model.items()}
+    if mesh:
+        loading["distributed_config"] = Code(_in_one_line("DistributedConfig", mesh))
     classes = [loader, collator, *["BitsAndBytesConfig"] * bool(bnb)]
     lines = [
         _head(said.about, "transformers' Trainer", name),
         "",
         *_trainer_imports(classes, adapts=bool(peft), prepares=bool(calls.get(PREPARES))),
+        *["from transformers.distributed import DistributedConfig"] * bool(mesh),
         "",
     ]
     if bnb:
@@ -174,6 +178,10 @@ def with_trainer(said: Said) -> str:
         body = body.replace(word, text)
     lines.append(_evaluated(body, args, "rows"))
     return "\n".join(lines)
+
+
+def _in_one_line(name: str, values: Values) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in values.items())})"
 
 
 PREPARES = "prepare_model_for_kbit_training"
@@ -289,7 +297,9 @@ def _prepared(values: Values) -> Values:
 
 
 TRAINER = ToolWriter(
-    parts=frozenset(listed("args trainer model peft bnb call data accelerate deepspeed allocator")),
+    parts=frozenset(
+        listed("args trainer model peft bnb call data distributed accelerate deepspeed allocator")
+    ),
     datasets={
         "sft": "roneneldan/TinyStories",  # plain texts
         "sequence_classification": "stanfordnlp/imdb",

@@ -34,21 +34,35 @@ integrations/deepspeed.py."""
 def write_sharing(values: Values) -> Values:
     """The entries of both files; none where one GPU works by itself.
 
-    >>> alone = {"strategy": "ddp", "num_gpus": 16, "gpus_per_node": 8}
+    >>> alone = {"strategy": "ddp", "num_gpus": 16, "gpus_per_node": 8, "tp_size": 1}
     >>> write_sharing(alone)["accelerate.num_machines"]
     2
     """
     strategy, number = values["strategy"], values["num_gpus"]
-    if strategy in {"none", "device_map"}:
+    if strategy == "device_map" or (strategy == "none" and values["tp_size"] == 1):
         return {}
     written: dict[str, Value] = {
         "accelerate.compute_environment": "LOCAL_MACHINE",
         "accelerate.num_machines": -(-number // values["gpus_per_node"]),
         "accelerate.num_processes": number,
     }
-    if strategy == "ddp":
-        return written | {"accelerate.distributed_type": "MULTI_GPU"}
+    if strategy == "ddp" or values["tp_size"] > 1:
+        mesh = _divided(values) if values["tp_size"] > 1 else {}
+        return written | {"accelerate.distributed_type": "MULTI_GPU"} | mesh
     return written | (_fsdp(values) if strategy in SHARDING else _zero(values))
+
+
+def _divided(values: Values) -> dict[str, Value]:
+    """The mesh of a model that ``from_pretrained`` divides itself: accelerate's file only starts the processes.
+
+    Source: transformers 5.23, distributed/configuration_utils.py; trainer.py:467.
+    """
+    parts = values["tp_size"]
+    beside = {
+        "fsdp": {"distributed.fsdp_size": values["num_gpus"] // parts},
+        "hsdp": {"distributed.dp_replicate_size": values["dp_replicate_size"]},
+    }
+    return {"distributed.tp_size": parts, **beside.get(values["strategy"], {})}
 
 
 def fsdp_config(values: Values) -> dict[str, Value]:
@@ -109,7 +123,7 @@ def _zero(values: Values) -> dict[str, Value]:
     return written
 
 
-SHARED = listed("""strategy num_gpus gpus_per_node fsdp_version fsdp_state_dict_type dp_replicate_size
+SHARED = listed("""strategy num_gpus gpus_per_node tp_size fsdp_version fsdp_state_dict_type dp_replicate_size
     offload_optimizer offload_param zero3_save_16bit_model overlap_comm""")
 """Our keys of which these are written."""
 
