@@ -141,7 +141,7 @@ imports: $(DEV)
 
 pytest: $(DEV) chromium
 	@echo "== pytest"
-	@$(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 chromium:
 	@if command -v chromium >/dev/null; then :; \

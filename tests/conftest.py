@@ -51,6 +51,21 @@ def main_module() -> Iterator[None]:
     sys.modules["__main__"] = main
 
 
+@pytest.fixture
+def rulers() -> None:
+    """For a test that looks at the rulers of a page."""
+
+
+@pytest.fixture(autouse=True)
+def rulers_are_drawn_where_they_are_looked_at(request, monkeypatch) -> None:
+    """A visitor's browser asks for them once the page is at rest; AppTest each time, which took half of its time."""
+    names = vars(request.node.module) if hasattr(request.node, "module") else {}
+    if {"AppTest", "open_page"} & names.keys() and "rulers" not in request.fixturenames:
+        from dashboard.estimate import sections
+
+        monkeypatch.setattr(sections, "draw_rulers", lambda answer, look: None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def packages_are_searched_once() -> Iterator[None]:
     """Each new AppTest searches all installed packages for components, which took 40 % of the pages' tests.

@@ -131,6 +131,7 @@ def follow(page: AppTest, link: str) -> None:
     assert page.get("html"), link
 
 
+@pytest.mark.usefixtures("rulers")
 @pytest.mark.parametrize(
     ("file", "kinds", "share", "seed"),
     [

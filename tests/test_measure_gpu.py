@@ -56,12 +56,15 @@ def test_config_of_a_catalogued_model_round_trips(entry):
 
 # --- cases --------------------------------------------------------------------------------------
 
-CASES = [read_case(given) for given in BUILT_IN]
+
+@pytest.fixture(scope="module")
+def cases():
+    return [read_case(given) for given in BUILT_IN]
 
 
-def test_built_in_cases_are_many_and_varied():
-    assert len(CASES) >= 40
-    setups = [each.setup for each in CASES]
+def test_built_in_cases_are_many_and_varied(cases):
+    assert len(cases) >= 40
+    setups = [each.setup for each in cases]
     varied = {
         "method": 3,
         "dtype": 3,
@@ -83,25 +86,25 @@ def test_built_in_cases_are_many_and_varied():
     }
     for name, least in varied.items():
         assert len({setup.value(name) for setup in setups}) >= least, name
-    assert len({each.model.vocab_size for each in CASES}) >= 10
-    assert len({each.model.model_type for each in CASES}) >= 15
-    assert any(each.use_liger_kernel for each in CASES)
-    counts = [each.predicted(None).total_parameters for each in CASES]
+    assert len({each.model.vocab_size for each in cases}) >= 10
+    assert len({each.model.model_type for each in cases}) >= 15
+    assert any(each.use_liger_kernel for each in cases)
+    counts = [each.predicted(None).total_parameters for each in cases]
     assert min(counts) < 0.2e9
     assert max(counts) > 14e9
 
 
-def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats():
+def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats(cases):
     free = FOUND.free_bytes
     assert free is not None
-    assert all(fits(each.predicted(H100).peak.bytes, free, 0.05) for each in CASES)
-    names = [each.id for each in CASES]
+    assert all(fits(each.predicted(H100).peak.bytes, free, 0.05) for each in cases)
+    names = [each.id for each in cases]
     twice = {name for name in names if names.count(name) > 1}
     assert twice == {names[0]}
 
 
-def test_the_first_ten_cases_show_every_method_precision_and_checkpointing():
-    setups = [each.setup for each in CASES[:10]]
+def test_the_first_ten_cases_show_every_method_precision_and_checkpointing(cases):
+    setups = [each.setup for each in cases[:10]]
     assert {setup.adapters.method for setup in setups} == set(Method)
     assert {setup.computation.gradient_checkpointing for setup in setups} == {True, False}
     assert {setup.precision.dtype.value for setup in setups} >= {"float32", "bfloat16"}
@@ -111,10 +114,10 @@ def test_the_first_ten_cases_show_every_method_precision_and_checkpointing():
 @pytest.mark.parametrize(
     "optim", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw", "paged_lion_8bit"]
 )
-def test_a_paged_optimizer_is_refused_in_one_sentence(optim):
+def test_a_paged_optimizer_is_refused_in_one_sentence(cases, optim):
     with pytest.raises(ValueError, match=f"^optim {optim} .* managed memory, .* not paged\\.$"):
         case(optim=optim)
-    assert not any(each.setup.optimisation.optim.startswith("paged") for each in CASES)
+    assert not any(each.setup.optimisation.optim.startswith("paged") for each in cases)
 
 
 def test_a_what_if_that_no_run_can_have_is_refused():

@@ -109,6 +109,7 @@ def test_the_page_says_that_accumulation_cannot_help_a_card_full_of_weights():
     assert "no smaller batch, shorter context or more accumulation makes that fit" in said
 
 
+@pytest.mark.usefixtures("rulers")
 def test_the_rulers_show_how_far_the_setup_goes():
     said = text(open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048"))
     model, gpu = catalog.model("Qwen/Qwen3-8B"), catalog.gpu("L40S")
@@ -121,6 +122,7 @@ def test_the_rulers_show_how_far_the_setup_goes():
     assert batch == f"{largest_micro_batch(model, gpu, setup):,}"
 
 
+@pytest.mark.usefixtures("rulers")
 def test_one_click_on_a_band_of_a_ruler_applies_its_change():
     page = open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048")
     last = re.findall(r'data-proposal="(max_length \d)" aria-label="Apply QLoRA', text(page))[-1]

@@ -60,7 +60,11 @@ QUESTION = Question(
     ranks=(16, 64),
     tried=FEW,
 )
-FOUND = candidates(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def answered():
+    return candidates(QUESTION)
 
 
 def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
@@ -80,27 +84,27 @@ def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
     ]
 
 
-def test_each_candidate_matches_its_estimate():
-    for place in range(0, len(FOUND), 7):
-        run = FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place)
+def test_each_candidate_matches_its_estimate(answered):
+    for place in range(0, len(answered), 7):
+        run = answered.of(place).model, answered.gpu(place), answered.setup(place)
         one = estimate(*run)
         exact = Range(one.need_low_bytes, one.need_high_bytes)
-        expected = exact if place in FOUND.settled else need(*run)
-        assert Range(FOUND.low_bytes[place], FOUND.high_bytes[place]) == expected
-        if FOUND.may_fit[place] and one.time and one.cost:
-            assert FOUND.hours.low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
-            assert FOUND.hours.high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)
-            assert FOUND.dollars.high[place] == pytest.approx(one.cost.cost_usd.high, rel=1e-12)
+        expected = exact if place in answered.settled else need(*run)
+        assert Range(answered.low_bytes[place], answered.high_bytes[place]) == expected
+        if answered.may_fit[place] and one.time and one.cost:
+            assert answered.hours.low[place] == pytest.approx(one.time.total_hours.low, rel=1e-12)
+            assert answered.hours.high[place] == pytest.approx(one.time.total_hours.high, rel=1e-12)
+            assert answered.dollars.high[place] == pytest.approx(one.cost.cost_usd.high, rel=1e-12)
         else:
-            assert np.isnan(FOUND.hours.low[place])
+            assert np.isnan(answered.hours.low[place])
 
 
-def test_the_front_matches_brute_force():
+def test_the_front_matches_brute_force(answered):
     estimates = {
-        place: estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
-        for place in np.flatnonzero(FOUND.fits).tolist()
+        place: estimate(answered.of(place).model, answered.gpu(place), answered.setup(place))
+        for place in np.flatnonzero(answered.fits).tolist()
     }
-    front = sorted(advise(FOUND).front.tolist())
+    front = sorted(advise(answered).front.tolist())
     # the arrays have the slack of published runs, 3 %, where a replay may need less
     expected = _by_brute_force(estimates)
     assert len(expected) > 3
@@ -149,8 +153,8 @@ def test_the_setups_so_far_are_those_of_the_whole_answer():
     assert len(whole) == len(grown[-1][1]) > len(grown[0][1])
 
 
-def test_every_candidate_has_the_exact_effective_batch():
-    rows = FOUND.num_gpus * FOUND.micro_batch * FOUND.accumulation
+def test_every_candidate_has_the_exact_effective_batch(answered):
+    rows = answered.num_gpus * answered.micro_batch * answered.accumulation
     assert (rows == QUESTION.effective_batch).all()
     three = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=3),))
     found = candidates(three)
@@ -158,34 +162,34 @@ def test_every_candidate_has_the_exact_effective_batch():
     assert "16 rows a step cannot be split evenly over 3 × L4." in advise(found).notes
 
 
-def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends():
-    usual = advise(FOUND)
+def test_the_recommendation_meets_deadline_and_budget_at_the_worst_ends(answered):
+    usual = advise(answered)
     assert usual.recommended is not None
     assert usual.is_sure
-    rented = np.flatnonzero(FOUND.fits & (FOUND.middle_dollars > 0))
-    limit = float(np.median(FOUND.hours.high[rented]))
-    budget = float(np.median(FOUND.dollars.high[rented]))
-    answer = advise(FOUND, replace(QUESTION, deadline_hours=limit, budget_usd=budget))
+    rented = np.flatnonzero(answered.fits & (answered.middle_dollars > 0))
+    limit = float(np.median(answered.hours.high[rented]))
+    budget = float(np.median(answered.dollars.high[rented]))
+    answer = advise(answered, replace(QUESTION, deadline_hours=limit, budget_usd=budget))
     best = answer.recommended
     assert best is not None
     assert answer.meets.any()
     assert not answer.meets.all()
     for place in np.flatnonzero(answer.meets):
-        assert FOUND.high_bytes[place] <= FOUND.capacity_bytes[place]
-        assert FOUND.hours.high[place] <= limit
-        assert FOUND.dollars.high[place] <= budget
-        assert FOUND.middle_dollars[best] <= FOUND.middle_dollars[place] * 1.02
+        assert answered.high_bytes[place] <= answered.capacity_bytes[place]
+        assert answered.hours.high[place] <= limit
+        assert answered.dollars.high[place] <= budget
+        assert answered.middle_dollars[best] <= answered.middle_dollars[place] * 1.02
     assert answer.meets[best]
 
 
 @pytest.mark.parametrize("method", QUESTION.methods, ids=lambda one: one.value)
 @pytest.mark.parametrize("deadline", [None, 2.0, 0.0], ids=str)
-def test_a_pick_is_what_the_whole_answer_recommends(method, deadline):
+def test_a_pick_is_what_the_whole_answer_recommends(method, deadline, answered):
     asked = replace(QUESTION, deadline_hours=deadline)
     own = replace(
-        FOUND,
-        low_bytes=FOUND.low_bytes.copy(),
-        high_bytes=FOUND.high_bytes.copy(),
+        answered,
+        low_bytes=answered.low_bytes.copy(),
+        high_bytes=answered.high_bytes.copy(),
         settled=set(),
     )
     where = np.array([own.of(place).setup.adapters.method is method for place in range(len(own))])
@@ -197,13 +201,13 @@ def test_a_pick_is_what_the_whole_answer_recommends(method, deadline):
     assert (one.recommended is None) == (deadline == 0)
 
 
-def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken():
+def test_a_pick_from_bounds_is_that_from_needs_and_plays_what_may_be_taken(answered):
     bounded = candidates(QUESTION, are_bounded=True)
     assert (bounded.low_bytes <= bounded.high_bytes).all()
-    assert len(bounded) == len(FOUND)
+    assert len(bounded) == len(answered)
     for deadline in (None, 2.0):
         asked = replace(QUESTION, deadline_hours=deadline)
-        assert pick(bounded, asked).sentence == pick(FOUND, asked).sentence
+        assert pick(bounded, asked).sentence == pick(answered, asked).sentence
     assert 0 < len(bounded.recipes) - len(bounded.bounded) < len(bounded.recipes) / 3
 
 
@@ -219,21 +223,21 @@ def test_the_fastest_of_the_cheapest_is_recommended():
     assert found.middle_hours[best] == found.middle_hours[equal].min()
 
 
-def test_a_deadline_inside_the_bracket_is_mentioned():
-    fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours.high, np.nan))
-    between = float(FOUND.hours.low[fastest] + FOUND.hours.high[fastest]) / 2
-    answer = advise(FOUND, replace(QUESTION, deadline_hours=between))
+def test_a_deadline_inside_the_bracket_is_mentioned(answered):
+    fastest = np.nanargmin(np.where(answered.fits, answered.hours.high, np.nan))
+    between = float(answered.hours.low[fastest] + answered.hours.high[fastest]) / 2
+    answer = advise(answered, replace(QUESTION, deadline_hours=between))
     assert answer.recommended is not None
     assert not answer.is_sure
     assert "at the worse ends it misses the deadline by" in answer.sentence
 
 
-def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason():
-    answer = advise(FOUND, replace(QUESTION, deadline_hours=0.0))
+def test_limits_that_nothing_meets_give_no_recommendation_but_a_reason(answered):
+    answer = advise(answered, replace(QUESTION, deadline_hours=0.0))
     assert answer.recommended is None
     assert answer.sentence.startswith("No setup that fits meets the deadline of")
     late = answer.misses[0]
-    assert late.hours_over == FOUND.hours.high[late.place]
+    assert late.hours_over == answered.hours.high[late.place]
     assert "hours late" in late.text
 
 
@@ -319,17 +323,17 @@ def test_the_hosts_memory_and_a_tight_cheaper_setup_are_said_where_they_decide()
     )
 
 
-def test_filters_narrow_the_answer_without_recomputing():
-    rented = np.array([not FOUND.offer(place).is_owned for place in range(len(FOUND))])
-    answer = advise(FOUND, where=rented)
+def test_filters_narrow_the_answer_without_recomputing(answered):
+    rented = np.array([not answered.offer(place).is_owned for place in range(len(answered))])
+    answer = advise(answered, where=rented)
     assert answer.recommended is not None
-    assert not FOUND.offer(answer.recommended).is_owned
+    assert not answered.offer(answer.recommended).is_owned
     assert not set(answer.front.tolist()) & set(np.flatnonzero(~rented).tolist())
 
 
-def test_stairs_that_overlap_in_both_brackets_are_merged():
-    for before, after in pairwise(advise(FOUND).stairs):
-        assert not equal_to(FOUND.hours, FOUND.dollars, before.place)[after.place]
+def test_stairs_that_overlap_in_both_brackets_are_merged(answered):
+    for before, after in pairwise(advise(answered).stairs):
+        assert not equal_to(answered.hours, answered.dollars, before.place)[after.place]
         assert after.hours_less > 0
         assert after.dollars_more > 0
 
@@ -403,8 +407,8 @@ def test_an_unknown_model_is_refused():
         candidates(question_of({"model": "nobody/nothing", "cards": ["L4"]}))
 
 
-def test_the_longest_example_sets_memory_and_the_mean_sets_time():
-    setup = FOUND.setup(0)
+def test_the_longest_example_sets_memory_and_the_mean_sets_time(answered):
+    setup = answered.setup(0)
     assert setup.batch.max_length == 4096
     # linear between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
     assert setup.run.mean_tokens_per_example == round(0.5 * 200 + 0.4 * 800 + 0.1 * 2648)
