@@ -28,8 +28,8 @@ from estimator.families.model_tree import layer_class, module_tree, total_parame
 from estimator.families.modules import Tree, tree
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
+from estimator.parallel.placements import unsharded
 from estimator.parallel.strategies import StrategyRule
-from estimator.parallel.whole import unsharded
 from estimator.passes.step import Step
 from estimator.resident import optimizer
 from estimator.resident.model import Resident

@@ -20,7 +20,7 @@ from estimator import (
     explain,
     kept_terms,
 )
-from estimator.parallel.whole import weight_bytes
+from estimator.parallel.placements import weight_bytes
 from estimator.values.specs import Component
 from tests.rows import for_each
 from tests.test_limits import MODELS as GENERAL_MODELS

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
 from estimator.families.model_tree import modules_with_counts
-from estimator.parallel.whole import weight_bytes
+from estimator.parallel.placements import weight_bytes
 from estimator.run.loading import (
     load_host_bytes,
     load_moment,

@@ -24,7 +24,7 @@ from estimator.parallel.offload import (
     pinned,
     sub_groups,
 )
-from estimator.parallel.zero import trained_elements
+from estimator.parallel.zero_partitions import trained_elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.methods import Method

@@ -24,7 +24,7 @@ from estimator.contract.setups import parse, read_setup
 from estimator.families.adapters import adapter_parameters, trainable_parameters
 from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.parallel.whole import adapter_bytes, trainable_tensors
+from estimator.parallel.placements import adapter_bytes, trainable_tensors
 from estimator.resident.optimizer import Trainable
 from estimator.values.results import Estimate
 

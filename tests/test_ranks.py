@@ -9,8 +9,9 @@ import pytest
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import Rank, rank_0_writes, ranks
 from estimator.contract.estimates import write_estimate
+from estimator.parallel.computed import computed_width
 from estimator.parallel.offload import node_bytes
-from estimator.parallel.zero import kept_gradients, width
+from estimator.parallel.zero_partitions import kept_gradients
 from estimator.values.specs import Model, Offload
 from estimator.values.strategies import Strategy
 from tests.rows import for_each
@@ -110,7 +111,9 @@ def test_zero2_ranks_differ_by_the_tensors_their_bounds_cut():
     """The fullest holds ``gradients_in_partition``; the others at least their part, 2 bytes · N / 7."""
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=7, gradient_accumulation_steps=2)
     found = of(GPT2, Strategy.ZERO2, 7, gradient_accumulation_steps=2)
-    most = width(setup.precision) * max(kept_gradients(GPT2, setup.adapters, setup.mesh.num_gpus))
+    most = computed_width(setup.precision) * max(
+        kept_gradients(GPT2, setup.adapters, setup.mesh.num_gpus)
+    )
     assert 0 < found[0].peak_bytes - found[-1].peak_bytes < most - 2 * 124_439_808 // 7 + 1024
 
 

@@ -25,17 +25,16 @@ from estimator.families.model_tree import (
     total_parameters,
 )
 from estimator.families.modules import Module, weight_shapes
-from estimator.families.weights import scale_bytes
+from estimator.families.packed import scale_bytes
 from estimator.parallel.combinations import refusal
-from estimator.parallel.parameter_order import At, modules_in_order
 from estimator.parallel.strategies import resident_memory
-from estimator.parallel.zero import (
+from estimator.parallel.tensors import At, modules_in_order
+from estimator.parallel.zero import packed_part, rank_bytes
+from estimator.parallel.zero_partitions import (
     Parts,
     kept_gradients,
-    packed_part,
     partition,
     place,
-    rank_bytes,
     trained_elements,
 )
 from estimator.step.timeline import Plan, StepTimeline, structure

@@ -10,7 +10,7 @@ import pytest
 from estimator import catalog
 from estimator.families.model_tree import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.families.weights import quantized_bytes
+from estimator.families.packed import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements
 from estimator.sources.quantization_config import quantization_of
 from estimator.values.quantization import Quantization, StorageRule

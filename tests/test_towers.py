@@ -17,7 +17,7 @@ from estimator.families.registry import FAMILIES
 from estimator.families.towers import tower_modules, tower_parameters
 from estimator.families.weights import module_bytes, tower_buffers
 from estimator.families.wrapped import classes_of
-from estimator.parallel.whole import idle_tensors, trainable_tensors
+from estimator.parallel.placements import idle_tensors, trainable_tensors
 from estimator.sources.repository import from_config
 from estimator.values.methods import Method
 from estimator.values.specs import Model, ModelClass, Optimizer

@@ -13,33 +13,21 @@ from estimator.families.adapters import is_quantized
 from estimator.families.liger import kernels, loss_of
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
+from estimator.families.packed import int8_bytes, quantized_bytes
 from estimator.families.registry import family_of
 from estimator.families.towers import made_modules
-from estimator.families.weights import (
-    Buffer,
-    buffers,
-    int8_bytes,
-    module_bytes,
-    quantized_bytes,
-    tower_buffers,
-)
+from estimator.families.weights import Buffer, buffers, module_bytes, tower_buffers
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
 from estimator.inference.kv_cache import pages
-from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
-from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
+from estimator.parallel.fsdp1 import FlatUnit
 from estimator.parallel.fsdp2 import Fsdp2Group
 from estimator.parallel.module_devices import heads_on, module_devices, modules_on
-from estimator.parallel.sharding import (
-    sharded_adapter_bytes,
-    sharded_weight_bytes,
-    unmoved_weight_bytes,
-)
-from estimator.parallel.strategies import reference_bytes
+from estimator.parallel.placements import AS_LOADED, adapter_bytes, gradient_bytes, weight_bytes
+from estimator.parallel.strategies import reference_bytes, resident_memory, rule
 from estimator.parallel.tensor_parallel import part_of
-from estimator.parallel.tensors import AS_LOADED, ModelTensor, gradient_bytes, module_tensors
-from estimator.parallel.whole import adapter_bytes, weight_bytes
+from estimator.parallel.tensors import ModelTensor, module_tensors
 from estimator.passes import whole_logits
 from estimator.passes.batch import passed_rows
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
@@ -247,22 +235,20 @@ def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
 
 def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
     """What a GPU holds of sharded weights between steps, or of unsharded ones under DeepSpeed."""
-    model, setup = part_of(of.model, of.setup.mesh.tp_size), structure(of.setup)
+    setup = structure(of.setup)
     base = of.total_parameters - of.trainable_parameters * setup.adapters.uses_adapters
-    how = f"of {base:,} parameters"
+    how, what = f"of {base:,} parameters", "shards"
     if setup.mesh.strategy.is_zero:
+        what = "DeepSpeed's weights"
         if setup.adapters.uses_adapters:
             how = f"of {of.total_parameters:,} parameters, including adapters"
-        return Term("DeepSpeed's weights", how, zero.rank_bytes(model, setup).weights), (
-            zero.rank_bytes,
-        )
-    if setup.mesh.uses_fsdp1:
-        size = flat_bytes(model, setup, adapters=False)
-        return Term("flat parameters of its units", how, size), (flat_bytes,)
-    if setup.mesh.offload_param is not Offload.NONE:
-        line = Term("weights that stay", how, unmoved_weight_bytes(model, setup.adapters))
-        return line, (unmoved_weight_bytes,)
-    return Term("shards", how, sharded_weight_bytes(model, setup)), (sharded_weight_bytes,)
+    elif setup.mesh.uses_fsdp1:
+        what = "flat parameters of its units"
+    elif setup.mesh.offload_param is not Offload.NONE:
+        what = "weights that stay"
+    resident = resident_memory(of.model, setup)
+    size = resident.weights - sum(buffer.copies * buffer.bytes for buffer in buffers(of.model))
+    return Term(what, how, size), (rule(setup.mesh).resident,)
 
 
 def _adapters(of: Estimate) -> Explanation:
@@ -302,17 +288,12 @@ def _added_term(name: str, tensors: Sequence[ModelTensor], setup: TrainingSetup,
 
 
 def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
-    model, setup = of.model, structure(of.setup)
-    how = f"of {of.trainable_parameters:,} parameters"
+    setup, how = structure(of.setup), f"of {of.trainable_parameters:,} parameters"
+    what = "flat parameters of its units" if setup.mesh.uses_fsdp1 else "shards"
     if setup.mesh.strategy.is_zero:  # DeepSpeed counts them with the weights
-        return Term("among the weights", how, 0), (zero.rank_bytes,)
-    if setup.mesh.uses_fsdp1:
-        size = flat_bytes(model, setup, adapters=True)
-        return Term("flat parameters of its units", how, size), (flat_bytes,)
-    offloaded = (
-        0 if setup.mesh.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
-    )
-    return Term("shards", how, offloaded), (sharded_adapter_bytes,)
+        what = "among the weights"
+    size = resident_memory(of.model, setup).adapters
+    return Term(what, how, size), (rule(setup.mesh).resident,)
 
 
 def _states(of: Estimate) -> Explanation:
@@ -423,7 +404,8 @@ def _communication(of: Estimate) -> Explanation:
     terms = list(_alive(of, Component.COMMUNICATION))
     if buffers := of.timeline.resident[Component.COMMUNICATION]:
         terms.insert(0, Term("buckets", "held all the time", buffers))
-    function: Function = zero.rank_bytes if of.setup.mesh.strategy.is_zero else Fsdp2Group.gather
+    mesh = of.setup.mesh
+    function: Function = rule(mesh).resident if mesh.strategy.is_zero else Fsdp2Group.gather
     if of.setup.mesh.strategy.averages_in_buckets:
         function = bucket_bytes
     elif of.setup.mesh.uses_fsdp1:

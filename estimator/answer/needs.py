@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from estimator.answer.refusals import check_sizes, check_structure
 from estimator.inference.colocation import generating
+from estimator.parallel.computed import loads_sharded
 from estimator.parallel.module_devices import module_devices
 from estimator.parallel.offload import node_bytes
-from estimator.parallel.sharding import loads_sharded
 from estimator.parallel.strategies import resident_memory
 from estimator.passes.float8 import (
     check_float8_card,

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from estimator.parallel.computed import computed_width
 from estimator.parallel.offload import node_bytes, offloads
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.tensor_parallel import part_of
-from estimator.parallel.zero import kept_gradients, width
+from estimator.parallel.zero_partitions import kept_gradients
 from estimator.resident.optimizer import States, optimizer_states, step_transient
 from estimator.resident.overhead import NOTHING, exchange_bytes, need_bytes
 from estimator.run.checkpoints import checkpoint
@@ -215,7 +216,7 @@ def _rows(rows: int, ranks: int, rank: int) -> int:
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors that overlap its partition."""
     return [
-        allocated(width(setup.precision) * elements)
+        allocated(computed_width(setup.precision) * elements)
         for elements in kept_gradients(model, setup.adapters, setup.mesh.num_gpus)
     ]
 

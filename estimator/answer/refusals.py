@@ -19,9 +19,9 @@ from estimator.parallel.combinations import (
 from estimator.parallel.ddp import finds_unused
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
+from estimator.parallel.placements import trainable_tensors
 from estimator.parallel.sharding import check_groups
 from estimator.parallel.tensor_parallel import check_tensor_parallel
-from estimator.parallel.whole import trainable_tensors
 from estimator.passes.compiled import check_compiled
 from estimator.passes.float8 import (
     check_float8,

@@ -667,6 +667,31 @@ def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
     return module.in_features, module.out_features
 
 
+def adapter_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
+    """Shapes of LoRA's A [r, in] and B [out, r] on this module, and of B's bias or DoRA's magnitudes [out].
+
+    Empty if the module is not adapted. On a stack of E experts the rank is r · n · E, with n linears fused into one
+    (gate and up: 2).
+
+    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
+    tuners/lora/dora.py, ``update_layer``.
+    """
+    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)):
+        return ()
+    rows, columns = adapted_sizes(module)
+    rank = adapter_rank(module, adapters)
+    has_row = adapters.lora_bias or adapters.use_dora
+    return ((rank, rows), (columns, rank), *([(columns,)] if has_row else []))
+
+
+def copied_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
+    """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
+
+    Source: as ``is_copied``.
+    """
+    return weight_shapes(module) if is_copied(module, adapters) else ()
+
+
 def trainable_parameters(model: Model, adapters: Adapters) -> int:
     """Trained parameters, in elements, whole job: all, or the adapters, and with ``bias`` biases of the base.
 

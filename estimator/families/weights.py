@@ -6,26 +6,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from estimator.families.adapters import (
-    adapted_sizes,
-    adapter_rank,
-    is_adapted,
-    is_copied,
+    adapter_shapes,
     is_quantized,
-    is_trained_whole,
 )
-from estimator.families.modules import Bare, Embedding, Linear, Module, weight_shapes
+from estimator.families.modules import Bare, Linear, Module, weight_shapes
+from estimator.families.packed import FLOAT32_BYTES, int8_bytes, quantized_bytes
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Model
-
-FLOAT32_BYTES = 4
-QUANTIZATION_BLOCK = 64
-"""Elements that share one absmax: bitsandbytes 0.50, functional.py, ``quantize_4bit(blocksize=64)`` on CUDA."""
-NESTED_BLOCK = 256
-"""Absmax values that share one second absmax under double quantisation: ``quantize_blockwise(blocksize=256)``."""
 
 
 def unquantized_width(setup: TrainingSetup) -> int:
@@ -73,55 +64,6 @@ def adapter_width(setup: TrainingSetup) -> int:
         return FLOAT32_BYTES
     packed = setup.adapters.has_packed_base
     return Dtype.BFLOAT16.bytes if packed else setup.precision.dtype.bytes
-
-
-def quantized_bytes(count: int, *, double_quant: bool) -> int:
-    """Bytes of ``count`` weights packed into 4 bits, with their scales, each piece as allocated.
-
-    Packed weights n/2; one float32 absmax per 64 weights, 4n/64. Double quantisation stores these in 8 bits, n/64, plus
-    a float32 per 256 of them, 4n/(64·256), an offset and a code book of 256 float32. The code book of the 16 values
-    takes 64 bytes.
-
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit`` and ``QuantState``.
-
-    >>> quantized_bytes(4096 * 4096, double_quant=False) == 4096 * 4096 // 2 + 4096 * 4096 // 16 + 512
-    True
-    """
-    packed = allocated(packed_bytes(count))
-    return packed + scale_bytes(count, double_quant=double_quant)
-
-
-def packed_bytes(count: int) -> int:
-    """Bytes of ``count`` weights in 4 bits each, without their scales.
-
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``.
-    """
-    return ceil_div(count, 2)
-
-
-def scale_bytes(count: int, *, double_quant: bool) -> int:
-    """Bytes of the scales of ``count`` packed weights, each piece as allocated.
-
-    Source: bitsandbytes 0.50, functional.py, ``QuantState``.
-    """
-    blocks = ceil_div(count, QUANTIZATION_BLOCK)
-    code = allocated(16 * FLOAT32_BYTES)
-    if not double_quant:
-        return allocated(blocks * FLOAT32_BYTES) + code
-    nested = allocated(ceil_div(blocks, NESTED_BLOCK) * FLOAT32_BYTES)
-    offset_and_book = allocated(FLOAT32_BYTES) + allocated(256 * FLOAT32_BYTES)
-    return allocated(blocks) + nested + offset_and_book + code
-
-
-def int8_bytes(in_features: int, out_features: int) -> int:
-    """Bytes of a weight [out, in] in LLM.int8, as allocated: one byte per element and a float32 scale per output.
-
-    Source: bitsandbytes 0.50, nn/modules.py, ``Int8Params._quantize`` (CB and SCB).
-
-    >>> int8_bytes(4096, 4096) == 4096 * 4096 + 4 * 4096
-    True
-    """
-    return allocated(in_features * out_features) + allocated(FLOAT32_BYTES * out_features)
 
 
 def module_bytes(module: Module, setup: TrainingSetup) -> int:
@@ -207,23 +149,6 @@ class AdapterTensor(NamedTuple):
         return allocated(elements(self.shape) * self.width)
 
 
-def adapter_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
-    """Shapes of LoRA's A [r, in] and B [out, r] on this module, and of B's bias or DoRA's magnitudes [out].
-
-    Empty if the module is not adapted. On a stack of E experts the rank is r · n · E, with n linears fused into one
-    (gate and up: 2).
-
-    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
-    tuners/lora/dora.py, ``update_layer``.
-    """
-    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)):
-        return ()
-    rows, columns = adapted_sizes(module)
-    rank = adapter_rank(module, adapters)
-    has_row = adapters.lora_bias or adapters.use_dora
-    return ((rank, rows), (columns, rank), *([(columns,)] if has_row else []))
-
-
 def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
     """The tensors of ``adapter_shapes`` (derived, from ``adapter_tensor_width``)."""
     return tuple(
@@ -241,21 +166,3 @@ def adapter_tensor_width(module: Module, shape: tuple[int, ...], setup: Training
     if has_magnitudes and len(shape) == 1 and is_quantized(module, setup.adapters):
         return FLOAT32_BYTES
     return adapter_width(setup)
-
-
-def copied_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
-    """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
-
-    Source: as ``is_copied``.
-    """
-    return weight_shapes(module) if is_copied(module, adapters) else ()
-
-
-def trained_shapes(module: Module, adapters: Adapters) -> tuple[tuple[int, ...], ...]:
-    """Shapes in elements of one module's trained tensors: its weights, or its adapters and its copy.
-
-    Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
-    """
-    if not adapters.uses_adapters:
-        return weight_shapes(module) if is_trained_whole(module, adapters) else ()
-    return (*adapter_shapes(module, adapters), *copied_shapes(module, adapters))

@@ -9,7 +9,7 @@ from estimator.families.weights import unquantized_width, weight_width
 from estimator.inference.kv_cache import layer_caches
 from estimator.inference.pushing import largest_group
 from estimator.inference.rows import row_tokens, rows_at_once
-from estimator.parallel.whole import weight_bytes
+from estimator.parallel.placements import weight_bytes
 from estimator.resident.model import Resident
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model

@@ -8,7 +8,7 @@ from dataclasses import replace
 from estimator.families.block import Block
 from estimator.families.liger import loss_of
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.whole import idle_tensors, trainable_tensors, unsharded
+from estimator.parallel.placements import idle_tensors, trainable_tensors, unsharded
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor

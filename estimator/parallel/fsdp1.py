@@ -15,18 +15,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.families.adapters import is_adapted, is_quantized
+from estimator.families.adapters import adapter_shapes, is_adapted, is_quantized
 from estimator.families.model_tree import layer_groups, layer_modules, outer_modules
 from estimator.families.modules import Bare, Module, weight_shapes
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    adapter_shapes,
-    adapter_width,
-    packed_bytes,
-    scale_bytes,
-    unquantized_width,
-)
-from estimator.parallel.sharding import computed, packed_width
+from estimator.families.packed import FLOAT32_BYTES, packed_bytes, scale_bytes
+from estimator.families.weights import adapter_width, unquantized_width
+from estimator.parallel.computed import computed
+from estimator.parallel.tensors import packed_width
 from estimator.resident.optimizer import Trainable
 from estimator.tape.operators import call_back
 from estimator.tape.tape import (

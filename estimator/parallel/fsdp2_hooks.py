@@ -8,45 +8,43 @@ everything else and stays gathered too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied, is_quantized
-from estimator.families.block import Block, Owned, is_packed
+from estimator.families.adapters import is_copied
+from estimator.families.block import Block, Owned
 from estimator.families.family import Rotary
 from estimator.families.liger import loss_of
 from estimator.families.model_tree import outer_modules
-from estimator.families.modules import weight_shapes
 from estimator.families.rotary import Tables
-from estimator.families.weights import buffer_bytes, packed_bytes
+from estimator.families.weights import buffer_bytes, unquantized_width
+from estimator.parallel.computed import computed
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.parameter_order import modules_in_order
 from estimator.parallel.placement import HEAD
+from estimator.parallel.placements import Replicate, Shard
 from estimator.parallel.sharding import (
     EMBEDDING,
     LAYER,
     ROOT,
+    SHARDED,
     TAIL,
     TOWER,
-    computed,
+    fsdp2_shards,
     fsdp_groups,
     joins_norm,
-    member_width,
-    packed_width,
-    shard_shape,
-    sharded_adapter_bytes,
-    sharded_gradient_bytes,
-    sharded_tensors,
-    sharded_weight_bytes,
-    unmoved_weight_bytes,
+    sharded_groups,
+    sharded_width,
+    unmoved_bytes,
 )
-from estimator.parallel.tensors import gradient_bytes
-from estimator.parallel.whole import trainable_tensors
-from estimator.resident.model import Resident, counts, stepped
+from estimator.parallel.tensor_parallel import TensorParallelHooks, part_of
+from estimator.parallel.tensors import module_tensors, modules_in_order
+from estimator.resident.model import Resident, counts
 from estimator.tape import operators as op
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload
@@ -174,33 +172,23 @@ class Fsdp2Hooks(Hooks):
         own.sort(key=lambda owned: places.get(owned.module.name, len(places)))
         return [member for owned in own for member in self._members(owned)]
 
-    def _members(self, owned: Owned) -> list[ShardedParameter]:
-        """The parameter itself, and the frozen original if PEFT trains a copy."""
+    def _members(self, owned: Owned) -> Iterator[ShardedParameter]:
+        """The parameter itself, after the frozen original if PEFT trains a copy; nothing if it is not sharded."""
         setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
-        if is_packed(owned, setup.adapters):
-            if not setup.adapters.shards_packed:
-                return []
-            width = packed_width(setup.adapters)
-            count = ceil_div(packed_bytes(parameter.elements), width)
-            return [ShardedParameter(ceil_div(count, ranks), width, width, None)]
         waits = setup.batch.gradient_accumulation_steps > 1 and not setup.reduces_every_micro_step
         if parameter.requires_grad and waits:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
-        shard = elements(shard_shape(owned.shape, ranks))
-        is_copy = not owned.is_adapter and is_copied(owned.module, setup.adapters)
-        stored = member_width(
-            setup, is_adapter=owned.is_adapter, is_copy=is_copy, part=owned.module.part
-        )
         is_part = parameter.gradient_elements != parameter.elements
         own = parameter.elements * parameter.width * is_part
-        member = ShardedParameter(shard, parameter.width, stored, leaf, own)
-        if not is_copy:
-            return [member]
-        original = ShardedParameter(
-            shard, parameter.width, member_width(setup, is_adapter=False), None
-        )
-        return [original, member]
+        for tensor in module_tensors(owned.module, setup.adapters):
+            is_whole = isinstance(SHARDED.placement(tensor, setup), Replicate)
+            if is_whole or tensor.part != parameter.key.rpartition(".")[2]:
+                continue
+            shard, packed = elements(Shard(ranks).of(tensor.shape)), tensor.packed_width
+            widths = packed or parameter.width, packed or sharded_width(tensor, setup)
+            arrives = (leaf, own) if tensor.trained else (None, 0)
+            yield ShardedParameter(shard, *widths, *arrives)
 
     def _accumulated(self, parameter: Parameter) -> None:
         """Without synchronisation, unsharded gradients accumulate until the last micro-step."""
@@ -253,9 +241,8 @@ class Fsdp2Hooks(Hooks):
             return weight
         tape, ranks = self.tape, self._traffic.ranks
         tape.operation = "head gathered by the loss"
-        rows = self._model.vocab_size
-        padded = ranks * ceil_div(rows, ranks) * (weight.elements // rows)
-        gathered = tape.new(padded, member_width(self._setup, is_adapter=False), WEIGHTS)
+        head = self._tail.members[0]
+        gathered = tape.new(head.shard_elements * ranks, head.stored_width, WEIGHTS)
         return tape.view(gathered, weight.elements)
 
     def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -299,6 +286,53 @@ class Fsdp2Layer(NamedTuple):
         return x if self.group is None else self.group.leave(x)
 
 
+class Fsdp2OfPartsHooks(Fsdp2Hooks):
+    """FSDP 2 around the modules of a rank that has a part of each layer: two axes of one mesh.
+
+    Its hooks are outside: a module's part is gathered, then its input enters as that of any part.
+
+    Source: transformers 5.23, distributed/mixin.py, ``maybe_distribute_model`` (tensor parallelism first, then
+    ``fully_shard``); distributed/tensor_parallel.py, ``install_forward``; configuration_utils.py,
+    ``base_model_fsdp_plan``, whose groups are accelerate's.
+    """
+
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        self._parts = TensorParallelHooks(tape, model, setup, outer, ranks)
+        super().__init__(tape, model, setup, outer, ranks)
+
+    def layer(self, index: int, block: Block) -> Fsdp2Layer:
+        """The layer's group, and the collectives within."""
+        self._parts.layer(index, block)
+        return super().layer(index, block)
+
+    def enter(self, module: str, x: Tensor) -> Tensor:
+        """Gathers, then enters the part."""
+        return self._parts.enter(module, super().enter(module, x))
+
+    def leave(self, module: str, x: Tensor) -> Tensor:
+        """Leaves the part, then lets it go."""
+        x = self._parts.leave(module, x)
+        return super().leave(module, x)
+
+
+def sharded_parts(model: Model, structure: TrainingSetup) -> Resident:
+    """What a rank keeps where FSDP 2 shards the parts: a shard of its part of everything.
+
+    Gradients that wait for the last micro-step lie whole, the embedding's with all ranks' rows.
+
+    Source: as ``divided`` and ``fsdp2_shards``.
+    """
+    part = part_of(model, structure.mesh.tp_size)
+    rank = fsdp2_shards(part, structure)
+    width = structure.precision.dtype.bytes
+    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
+    return replace(
+        rank, accumulated=rank.accumulated + rows - own, **counts(model, structure.adapters)
+    )
+
+
 @lru_cache(maxsize=64)
 def _order(model: Model) -> Mapping[str, int]:
     """Where a layer's class defines each module."""
@@ -306,29 +340,6 @@ def _order(model: Model) -> Mapping[str, int]:
     for located in modules_in_order(model):
         found.setdefault(located.module.name, len(found))
     return found
-
-
-def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
-    """What the fullest rank keeps under FSDP2: shards of everything, and unsharded gradients until synchronisation."""
-    waiting = gradient_bytes(trainable_tensors(model, computed(structure)))
-    if structure.reduces_every_micro_step:
-        waiting = sharded_gradient_bytes(model, structure)
-    if (
-        structure.mesh.offload_param is not Offload.NONE
-    ):  # everything is on the host except gradients that still accumulate
-        return Resident(
-            weights=unmoved_weight_bytes(model, structure.adapters) + buffer_bytes(model),
-            accumulated=waiting,
-            **counts(model, structure.adapters),
-        )
-    return Resident(
-        weights=sharded_weight_bytes(model, structure) + buffer_bytes(model),
-        adapters=sharded_adapter_bytes(model, structure),
-        gradients=sharded_gradient_bytes(model, structure),
-        accumulated=waiting,
-        **stepped(sharded_tensors(model, structure), structure.optimisation),
-        **counts(model, structure.adapters),
-    )
 
 
 class _Member(NamedTuple):
@@ -341,13 +352,12 @@ class _Member(NamedTuple):
 
 
 def _members(model: Model, setup: TrainingSetup, ranks: int) -> Iterator[_Member]:
-    width = member_width(computed(setup), is_adapter=False)
-    for group in fsdp_groups(model, setup.adapters):
-        for module in group.modules:
-            shapes = weight_shapes(module)
-            for shape in shapes[1:] if is_quantized(module, setup.adapters) else shapes:
-                shard = elements(shard_shape(shape, ranks))
-                yield _Member(group.alike * shard, group.alike * allocated(shard * ranks * width))
+    width = unquantized_width(computed(setup))
+    for group in sharded_groups(model, setup.adapters):
+        for one in group:
+            if not one.packed_width:
+                shard = elements(Shard(ranks).of(one.shape))
+                yield _Member(one.alike * shard, one.alike * allocated(shard * ranks * width))
 
 
 class FrozenFsdp2Hooks(Hooks):
@@ -365,8 +375,7 @@ class FrozenFsdp2Hooks(Hooks):
         super().__init__(tape, model, setup, outer, ranks)
         self._ranks = ranks
         self._members = list(_members(model, setup, ranks))
-        self._stored = member_width(setup, is_adapter=False)
-        self._width = member_width(computed(setup), is_adapter=False)
+        self._stored, self._width = unquantized_width(setup), unquantized_width(computed(setup))
         self._offloads = setup.mesh.offload_param is not Offload.NONE
         self._stays = setup.mesh.strategy.keeps_gathered
         self._gathered: list[Storage] = []
@@ -405,10 +414,9 @@ def frozen_shards_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``reshard``.
     """
+    tensors = [*chain.from_iterable(sharded_groups(model, setup.adapters))]
     rests = setup.mesh.offload_param is not Offload.NONE
-    shards = (
-        unmoved_weight_bytes(model, setup.adapters) if rests else sharded_weight_bytes(model, setup)
-    )
+    shards = unmoved_bytes(tensors, setup) if rests else SHARDED.bytes(tensors, setup)
     gathered = 0
     if setup.mesh.strategy.keeps_gathered:
         gathered = sum(

@@ -12,26 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
-from estimator.families.adapters import is_quantized, is_trained_whole
-from estimator.families.modules import weight_shapes
-from estimator.families.weights import FLOAT32_BYTES, packed_bytes
-from estimator.parallel.sharding import (
-    fsdp_groups,
-    member_width,
-    packed_width,
-    shard_shape,
-    trained_parts,
-)
-from estimator.parallel.zero import (
-    partition,
-    sub_groups,
-    trained_elements,
-    whole_tensors,
-    width,
-)
+from estimator.families.packed import FLOAT32_BYTES
+from estimator.parallel.computed import computed_width
+from estimator.parallel.placements import Shard
+from estimator.parallel.sharding import SHARDED, sharded_groups
+from estimator.parallel.tensors import ModelTensor
+from estimator.parallel.zero import whole_tensors
+from estimator.parallel.zero_partitions import partition, sub_groups, trained_elements
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
@@ -154,7 +144,7 @@ def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
     ``param_buffer_of_bit16_for_cpu_offload_groups``), ``initialize_optimizer_states`` and
     ``async_accumulate_grad_in_cpu_via_gpu``.
     """
-    part, size = partition(model, setup), width(setup.precision)
+    part, size = partition(model, setup), computed_width(setup.precision)
     tensors = trained_elements(model, setup.adapters)
     blocks = (FLOAT32_BYTES * part, FLOAT32_BYTES * part, size * part, size * max(tensors))
     locked = sum(map(pinned, blocks))
@@ -179,7 +169,7 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     ``_setup_for_real_optimizer``, ``_create_param_groups_fp16_flat_cpu_memory``; partition_parameters.py,
     ``_partition_param``; runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py, ``__init__``.
     """
-    size, groups = width(setup.precision), sub_groups(model, setup.adapters, setup.mesh)
+    size, groups = computed_width(setup.precision), sub_groups(model, setup.adapters, setup.mesh)
     part, largest = sum(groups), max(groups)
     locked = pageable = files = 0
     states = _state_bytes(setup.optimisation)
@@ -217,39 +207,13 @@ def _frozen_parts(model: Model, adapters: Adapters, mesh: Mesh) -> list[tuple[in
     ]
 
 
-class OffloadedShard(NamedTuple):
-    """One tensor's shard under FSDP2."""
-
-    bytes: int
-    trained: bool
-    elements: int
-    alike: int
-
-
-def shards(model: Model, setup: TrainingSetup) -> Iterator[OffloadedShard]:
-    """Each tensor's offloaded shard on the first rank, in bytes and elements.
-
-    Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
-    """
-    ranks = setup.mesh.shard_ranks
-    for group in fsdp_groups(model, setup.adapters):
-        for module in group.modules:
-            shapes = weight_shapes(module)
-            if is_quantized(module, setup.adapters):
-                if setup.adapters.shards_packed:
-                    each = packed_width(setup.adapters)
-                    count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
-                    yield OffloadedShard(count * each, False, count, group.alike)
-                shapes = shapes[1:]
-            own = member_width(setup, is_adapter=False, part=module.part)
-            trained = not setup.adapters.uses_adapters and is_trained_whole(module, setup.adapters)
-            for shape in shapes:
-                count = elements(shard_shape(shape, ranks))
-                yield OffloadedShard(count * own, trained, count, group.alike)
-            if setup.adapters.uses_adapters:
-                for part in trained_parts(module, setup):
-                    count = elements(shard_shape(part.shape, ranks))
-                    yield OffloadedShard(count * part.width, True, count, group.alike)
+def _shards(model: Model, setup: TrainingSetup) -> Iterator[tuple[ModelTensor, int, int]]:
+    """Under FSDP 2 each tensor that is offloaded, and of its shard on the first rank the elements and bytes."""
+    for tensor in chain.from_iterable(sharded_groups(model, setup.adapters)):
+        if isinstance(SHARDED.placement(tensor, setup), Shard):
+            shard = SHARDED.held(tensor, setup)
+            count = elements(shard.shape)
+            yield tensor, count, count * shard.width
 
 
 def offloaded_by_fsdp2(model: Model, setup: TrainingSetup) -> Offloaded:
@@ -261,12 +225,12 @@ def offloaded_by_fsdp2(model: Model, setup: TrainingSetup) -> Offloaded:
     _fsdp_collectives.py, ``foreach_reduce`` (a non-blocking copy to the CPU is pinned); optim/adam.py.
     """
     locked = pageable = 0
-    for shard in shards(model, setup):
-        locked += shard.alike * pinned(shard.bytes) * (2 if shard.trained else 1)
-        if shard.trained:
+    for tensor, count, size in _shards(model, setup):
+        locked += tensor.alike * pinned(size) * (2 if tensor.trained else 1)
+        if tensor.trained:
             what_if = setup.optimisation.optim_state_dtype
-            state = what_if.bytes * shard.elements if what_if is not None else shard.bytes
-            pageable += shard.alike * STATES * state
+            state = what_if.bytes * count if what_if is not None else size
+            pageable += tensor.alike * STATES * state
     return Offloaded(locked, pageable, 0)
 
 
@@ -288,7 +252,7 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
         return OffloadTraffic(0, 0, 0, 0, 0)
     if setup.mesh.strategy.is_fsdp:
         return _moved_shards(model, setup)
-    times, size = setup.batch.gradient_accumulation_steps, width(setup.precision)
+    times, size = setup.batch.gradient_accumulation_steps, computed_width(setup.precision)
     if setup.mesh.strategy.partitions_flat:
         part = partition(model, setup)
         on_host = 1 if setup.mesh.strategy.reduces_after_backward else times
@@ -314,11 +278,11 @@ def _of(facets: tuple[object, ...]) -> TrainingSetup:
 def _shards_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int, int]:
     """Bytes of all shards of a rank, bytes and elements of the trained ones."""
     gathered = trained = stepped = 0
-    for shard in shards(model, _of(facets)):
-        gathered += shard.alike * shard.bytes
-        if shard.trained:
-            trained += shard.alike * shard.bytes
-            stepped += shard.alike * shard.elements
+    for tensor, count, size in _shards(model, _of(facets)):
+        gathered += tensor.alike * size
+        if tensor.trained:
+            trained += tensor.alike * size
+            stepped += tensor.alike * count
     return gathered, trained, stepped
 
 
@@ -338,7 +302,7 @@ def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
 
 
 def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    times, size = setup.batch.gradient_accumulation_steps, width(setup.precision)
+    times, size = setup.batch.gradient_accumulation_steps, computed_width(setup.precision)
     part, frozen = _parts_of_rank(model, _without_rows(setup))
     running = after = read = written = stepped = 0
     if setup.mesh.offload_optimizer is not Offload.NONE:

@@ -1,15 +1,16 @@
-"""What each strategy shards: the tensors of one rank, in elements and bytes.
+"""What FSDP2 shards: its groups, and the tensors of one rank, in elements and bytes.
 
-FSDP2 shards every tensor along its first axis. The last ranks may have fewer rows; storage and communication are
-padded to the rows of the first rank.
+Every tensor is sharded along its first axis. The last ranks may have fewer rows; storage and communication are padded
+to the rows of the first rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from estimator.families.adapters import is_copied, is_quantized
+from estimator.families.adapters import is_copied
 from estimator.families.model_tree import (
     base_model_prefix,
     layer_groups,
@@ -18,43 +19,29 @@ from estimator.families.model_tree import (
     projector_modules,
     tied_head,
 )
-from estimator.families.modules import Embedding, Module, Norm, weight_shapes
+from estimator.families.modules import Embedding, Module, Norm
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.registry import family_of
 from estimator.families.vision_family import sees
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    adapter_tensors,
-    adapter_width,
-    copied_shapes,
-    packed_bytes,
-    scale_bytes,
-    tensors_bytes,
-    trained_shapes,
-    unquantized_width,
+from estimator.families.weights import adapter_tensor_width, buffer_bytes, unquantized_width
+from estimator.parallel.computed import computed
+from estimator.parallel.placements import (
+    Layout,
+    Placement,
+    Replicate,
+    Shard,
+    gradient_bytes,
+    own_and_added,
+    trainable_tensors,
 )
+from estimator.parallel.tensors import ModelTensor, tensors_of
+from estimator.resident.model import Resident, counts, stepped
 from estimator.resident.optimizer import Trainable
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.values.arithmetic import allocated, elements
 from estimator.values.facets.adapters import Adapters
-from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, MixedPrecision, Model, Part
-
-UINT8 = "uint8"
-"""bitsandbytes' default dtype for packed 4-bit weights."""
-
-Shape = tuple[int, ...]
-
-
-def shard_shape(shape: Shape, ranks: int) -> Shape:
-    """Elements per axis of the first rank's shard of a tensor, the largest: the first axis in ``ranks`` parts.
-
-    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
-
-    >>> shard_shape((10, 4), 4)
-    (3, 4)
-    """
-    return (ceil_div(shape[0], ranks), *shape[1:])
+from estimator.values.specs import MixedPrecision, Model, Offload
 
 
 def upcasts_trained(setup: TrainingSetup) -> bool:
@@ -76,6 +63,10 @@ class ShardGroup(NamedTuple):
     name: str
     modules: tuple[Module, ...]
     alike: int = 1
+
+    def tensors(self, adapters: Adapters) -> list[ModelTensor]:
+        """All tensors of its modules."""
+        return tensors_of([(module, self.alike) for module in self.modules], adapters)
 
 
 EMBEDDING, TAIL, ROOT, LAYER, TOWER = "embedding", "tail", "root", "layer", "tower"
@@ -145,111 +136,30 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     )
 
 
-def member_width(
-    setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False, part: Part = Part.TEXT
-) -> int:
-    """Bytes per element of a stored shard and its gradient; ``is_copy``: of a module that PEFT copies; ``part``: whose.
+def sharded_width(tensor: ModelTensor, setup: TrainingSetup) -> int:
+    """Bytes per element of a stored shard and its gradient.
 
-    Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
+    Source: derived, from ``upcasts_trained``, ``adapter_tensor_width`` and ``unquantized_width``.
     """
-    is_whole = not setup.adapters.uses_adapters and part not in setup.adapters.frozen_parts
-    if (is_adapter or is_copy or is_whole) and upcasts_trained(setup):
+    if tensor.trained and upcasts_trained(setup):
         return FLOAT32_BYTES
-    return adapter_width(setup) if is_adapter else unquantized_width(setup)
+    if tensor.is_adapter:
+        return adapter_tensor_width(tensor.module, tensor.shape, setup)
+    return unquantized_width(setup)
 
 
-def packed_width(adapters: Adapters) -> int:
-    """Bytes per element of the storage dtype of packed weights (``bnb_4bit_quant_storage``).
+def _placement(tensor: ModelTensor, setup: TrainingSetup) -> Placement:
+    """Packed 4-bit weights are on every GPU in full, unless their storage dtype is a float.
 
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
     """
-    return (
-        1
-        if adapters.bnb_4bit_quant_storage == UINT8
-        else Dtype(adapters.bnb_4bit_quant_storage).bytes
-    )
+    is_ignored = tensor.packed_width and not setup.adapters.shards_packed
+    return Replicate() if is_ignored else Shard(setup.mesh.shard_ranks)
 
 
-def loads_sharded(setup: TrainingSetup) -> bool:
-    """Whether each GPU loads only its shards, so that loading never needs more than a step.
-
-    A quantised model under ZeRO-3 is on each GPU in full until DeepSpeed shards it: transformers 5.23,
-    quantizers/quantizer_bnb_4bit.py, ``update_device_map``, and modeling_utils.py, ``get_init_context``.
-    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_load_full_state_dict``; DeepSpeed 0.19.6,
-    runtime/zero/partition_parameters.py, ``Init``.
-    """
-    return setup.mesh.strategy.is_fsdp or sharded_on_init(setup)
-
-
-def sharded_on_init(setup: TrainingSetup) -> bool:
-    """Whether each weight is sharded when the model is created, as at stage 3 for all but quantised models.
-
-    DeepSpeed then casts nothing, so PEFT's adapters stay float32, and it replaces ``linear`` by its own function.
-    Source: transformers 5.23, modeling_utils.py, ``get_init_context`` (``needs_zero3_init``); DeepSpeed 0.19.6,
-    runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
-    ``_enable_mem_efficient_linear``.
-    """
-    return setup.mesh.strategy.gathers_modules and not (
-        setup.adapters.has_4bit_base or setup.adapters.load_in_8bit
-    )
-
-
-def computed(setup: TrainingSetup) -> TrainingSetup:
-    """The setup as the forward pass sees it: under mixed precision all sharded weights are gathered in 16 bits.
-
-    This includes adapters and what PEFT cast to float32, so no operator casts a weight again.
-
-    Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``);
-    DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
-    """
-    divided = setup.mesh.strategy.shards_states
-    # each micro-step reduces its gradients, or adds them to the flat buffer
-    if setup.mesh.strategy.shards_gradients and (
-        setup.mesh.strategy.is_zero or setup.mesh.uses_fsdp1
-    ):
-        setup = replace(setup, batch=setup.batch.without_accumulation())
-    if setup.mesh.strategy.is_zero and setup.precision.mixed_precision is not MixedPrecision.NO:
-        # accelerate 1.15, _prepare_deepspeed: no autocast for a model that DeepSpeed has cast
-        setup = setup.replace(mixed_precision=MixedPrecision.NO)
-        divided_in_16_bits = True
-    else:
-        divided_in_16_bits = setup.precision.mixed_precision is not MixedPrecision.NO
-    if not divided or not divided_in_16_bits or setup.mesh.loads_divided:
-        return setup  # transformers 5.23, distributed/fsdp.py: no policy by itself, and autocast as on one GPU
-    autocasts = setup.precision.mixed_precision is not MixedPrecision.NO
-    return setup.replace(
-        dtype=Dtype.BFLOAT16,
-        mixed_precision=MixedPrecision.BF16 if autocasts else MixedPrecision.NO,
-        autocast_adapter_dtype=setup.adapters.autocast_adapter_dtype and sharded_on_init(setup),
-        prepare_model_for_kbit_training=False,
-    )
-
-
-class TrainedTensor(NamedTuple):
-    """One trained tensor of a module, unsharded."""
-
-    shape: Shape
-    width: int
-    """Bytes per element of its shards."""
-
-
-def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
-    """The trained tensors of a module under FSDP2: its weights, or its adapters and its copy; elements and bytes.
-
-    Source: derived, from ``member_width``; DoRA's magnitudes of packed weights are float32 (``adapter_tensors``).
-    """
-    if not setup.adapters.uses_adapters:
-        width = member_width(setup, is_adapter=False, part=module.part)
-        return [TrainedTensor(shape, width) for shape in trained_shapes(module, setup.adapters)]
-    upcast = upcasts_trained(setup)
-    copied = member_width(setup, is_adapter=False, is_copy=True)
-    return [
-        *(
-            TrainedTensor(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
-            for tensor in adapter_tensors(module, setup)
-        ),
-        *(TrainedTensor(shape, copied) for shape in copied_shapes(module, setup.adapters)),
-    ]
+SHARDED = Layout(_placement, sharded_width)
+"""Every tensor in rows, padded to those of the first rank; the optimizer sees the first rank's without padding:
+torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``, ``to_sharded_dtensor``."""
 
 
 TIED_COPY = Refusal(
@@ -290,106 +200,71 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     if model.is_tied and any(is_copied(module, setup.adapters) for module in ends):
         raise TIED_COPY(model_type=model.model_type)
     for group in groups:
-        parts = [part for module in group.modules for part in trained_parts(module, setup)]
-        if len({part.width for part in parts}) > 1:
+        trained = [tensor for tensor in group.tensors(setup.adapters) if tensor.trained]
+        if len({sharded_width(tensor, setup) for tensor in trained}) > 1:
             raise TWO_DTYPES(other=str(not setup.adapters.autocast_adapter_dtype).lower())
 
 
+def sharded_groups(model: Model, adapters: Adapters) -> list[list[ModelTensor]]:
+    """The tensors of each group (derived, from ``fsdp_groups``)."""
+    return [group.tensors(adapters) for group in fsdp_groups(model, adapters)]
+
+
 def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """The trained tensors of the first rank under FSDP2: the optimizer sees these shards, without padding.
+    """The trained tensors of the first rank under FSDP2, group by group.
 
-    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_sharded_dtensor``.
+    Source: as ``SHARDED``.
     """
-    return [
-        Trainable(
-            shard_shape(part.shape, setup.mesh.shard_ranks),
-            part.width,
-            group.alike,
-            isinstance(module, Embedding),
-        )
-        for group in fsdp_groups(model, setup.adapters)
-        for module in group.modules
-        for part in trained_parts(module, setup)
-    ]
+    groups = sharded_groups(model, setup.adapters)
+    return [SHARDED.held(one, setup) for group in groups for one in group if one.trained]
 
 
-def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's weights under FSDP2, without adapters: every tensor padded to the rows of the first rank.
-
-        Σ tensors  ⌈rows / ranks⌉ · columns · p     p: 4 if trained under mixed precision, else as loaded
-
-    Packed 4-bit weights are on every GPU in full, unless their storage dtype is a float. Their scales always are.
-
-    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``.
-    """
-    ranks, total = setup.mesh.shard_ranks, 0
-    for group in fsdp_groups(model, setup.adapters):
-        for module in group.modules:
-            shapes = weight_shapes(module)
-            if is_quantized(module, setup.adapters):
-                total += group.alike * _packed_shard(shapes[0], setup.adapters, setup.mesh)
-                shapes = shapes[1:]
-            shards = [shard_shape(shape, ranks) for shape in shapes]
-            width = member_width(setup, is_adapter=False, part=module.part)
-            total += group.alike * tensors_bytes(shards, width)
-    return total
-
-
-def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
+def unmoved_bytes(tensors: Sequence[ModelTensor], setup: TrainingSetup) -> int:
     """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed weights, and unsharded weights.
 
-    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU);
-    accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU).
     """
-    total = 0
-    for group in fsdp_groups(model, adapters):
-        for module in group.modules:
-            if is_quantized(module, adapters):
-                count = elements(weight_shapes(module)[0])
-                scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
-                packed = 0 if adapters.shards_packed else allocated(packed_bytes(count))
-                total += group.alike * (packed + scales)
-    return total
+    scales = sum(tensor.alike * tensor.scales for tensor in tensors)
+    whole = [one for one in tensors if isinstance(_placement(one, setup), Replicate)]
+    return scales + gradient_bytes(SHARDED.held(tensor, setup) for tensor in whole)
 
 
-def _packed_shard(shape: Shape, adapters: Adapters, mesh: Mesh) -> int:
-    count = elements(shape)
-    scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
-    packed = packed_bytes(count)
-    if adapters.shards_packed:
-        width = packed_width(adapters)
-        packed = ceil_div(ceil_div(packed, width), mesh.shard_ranks) * width
-    return allocated(packed) + scales
-
-
-def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's shards of adapters and of modules that PEFT copied, under FSDP2.
-
-    Source: as ``sharded_weight_bytes``.
-    """
-    if not setup.adapters.uses_adapters:
-        return 0
-    return sum(
-        group.alike * tensors_bytes([shard_shape(part.shape, setup.mesh.shard_ranks)], part.width)
-        for group in fsdp_groups(model, setup.adapters)
-        for module in group.modules
-        for part in trained_parts(module, setup)
-    )
-
-
-def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
+def reduced_bytes(groups: Iterable[Sequence[ModelTensor]], setup: TrainingSetup) -> int:
     """Bytes of one rank's gradients under FSDP2 after reduction: one flat tensor per group, in the stored dtype.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``.
     """
-    return sum(
-        group.alike
-        * allocated(
-            sum(
-                part.width * elements(shard_shape(part.shape, setup.mesh.shard_ranks))
-                for module in group.modules
-                for part in trained_parts(module, setup)
-            )
-        )
-        for group in fsdp_groups(model, setup.adapters)
+    total = 0
+    for group in groups:
+        parts = [SHARDED.held(tensor, setup) for tensor in group if tensor.trained]
+        flat = sum(part.width * elements(part.shape) for part in parts)
+        total += allocated(flat) * (parts[0].alike if parts else 0)
+    return total
+
+
+def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
+    """What the fullest rank keeps under FSDP2: shards of everything, and unsharded gradients until synchronisation.
+
+        Σ tensors  ⌈rows / ranks⌉ · columns · p     p: 4 if trained under mixed precision, else as loaded
+
+    With offload everything is on the host except gradients that still accumulate.
+
+    Source: as ``SHARDED``, ``reduced_bytes`` and ``unmoved_bytes``.
+    """
+    groups = sharded_groups(model, structure.adapters)
+    own, added = own_and_added(chain.from_iterable(groups))
+    gradients = waiting = reduced_bytes(groups, structure)
+    if not structure.reduces_every_micro_step:
+        waiting = gradient_bytes(trainable_tensors(model, computed(structure)))
+    of_model = counts(model, structure.adapters)
+    if structure.mesh.offload_param is not Offload.NONE:
+        weights = unmoved_bytes(own, structure) + buffer_bytes(model)
+        return Resident(weights=weights, accumulated=waiting, **of_model)
+    return Resident(
+        weights=SHARDED.bytes(own, structure) + buffer_bytes(model),
+        adapters=SHARDED.bytes(added, structure),
+        gradients=gradients,
+        accumulated=waiting,
+        **stepped(sharded_tensors(model, structure), structure.optimisation),
+        **of_model,
     )

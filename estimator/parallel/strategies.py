@@ -9,6 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.block import Block
+from estimator.parallel.computed import computed
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
 from estimator.parallel.frozen import as_frozen
@@ -20,22 +21,17 @@ from estimator.parallel.fsdp1_hooks import (
 )
 from estimator.parallel.fsdp2_hooks import (
     Fsdp2Hooks,
+    Fsdp2OfPartsHooks,
     frozen_fsdp2,
     frozen_shards_bytes,
-    fsdp2_shards,
+    sharded_parts,
 )
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
-from estimator.parallel.parameter_order import trained_in_order
-from estimator.parallel.sharding import computed
-from estimator.parallel.tensor_parallel import (
-    Fsdp2OfPartsHooks,
-    TensorParallelHooks,
-    divided,
-    sharded_parts,
-)
-from estimator.parallel.tensors import AS_LOADED
-from estimator.parallel.whole import unsharded, weight_bytes
+from estimator.parallel.placements import AS_LOADED, unsharded, weight_bytes
+from estimator.parallel.sharding import fsdp2_shards
+from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
+from estimator.parallel.tensors import trained_in_order
 from estimator.parallel.zero import frozen_part_bytes
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident
@@ -90,7 +86,8 @@ TENSOR_PARALLEL = StrategyRule(TensorParallelHooks, divided)
 FSDP2_OF_PARTS = StrategyRule(Fsdp2OfPartsHooks, sharded_parts)
 
 
-def _rule(mesh: Mesh) -> StrategyRule:
+def rule(mesh: Mesh) -> StrategyRule:
+    """The record of a mesh's strategy."""
     if mesh.tp_size > 1:
         return FSDP2_OF_PARTS if mesh.strategy.is_fsdp else TENSOR_PARALLEL
     return FSDP1 if mesh.uses_fsdp1 else RULES[mesh.strategy]
@@ -112,8 +109,8 @@ def hooks(
     """
     if devices is not None:
         return DeviceMapHooks(tape, devices)
-    rule = _rule(setup.mesh)
-    return (rule.hooks if trained else rule.frozen_hooks)(tape, model, setup, outer, ranks)
+    of = rule(setup.mesh)
+    return (of.hooks if trained else of.frozen_hooks)(tape, model, setup, outer, ranks)
 
 
 def reference_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -132,7 +129,7 @@ def reference_bytes(model: Model, setup: TrainingSetup) -> int:
 
 def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of a second model that stay on a GPU between the steps; ``setup`` as ``as_frozen`` gives it."""
-    return _rule(setup.mesh).frozen_bytes(model, setup)
+    return rule(setup.mesh).frozen_bytes(model, setup)
 
 
 @lru_cache(maxsize=1024)
@@ -148,7 +145,7 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
 
 @lru_cache(maxsize=1024)
 def _resident(model: Model, structure: TrainingSetup) -> Resident:
-    resident = _rule(structure.mesh).resident(model, structure)
+    resident = rule(structure.mesh).resident(model, structure)
     if (
         resident.transient
         and structure.optimisation.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}

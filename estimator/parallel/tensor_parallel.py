@@ -21,10 +21,9 @@ from types import MappingProxyType
 
 from estimator.families.block import Block
 from estimator.families.registry import family_of
-from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, Fsdp2Layer, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
-from estimator.parallel.whole import unsharded
+from estimator.parallel.placements import unsharded
 from estimator.resident.model import Resident, counts
 from estimator.tape.operators import Gradients
 from estimator.tape.tape import Tape, Tensor
@@ -117,22 +116,6 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
         accumulated=rank.accumulated + rows - own,
         transient=rank.transient + own,
         **counts(model, structure.adapters),
-    )
-
-
-def sharded_parts(model: Model, structure: TrainingSetup) -> Resident:
-    """What a rank keeps where FSDP 2 shards the parts: a shard of its part of everything.
-
-    Gradients that wait for the last micro-step lie whole, the embedding's with all ranks' rows.
-
-    Source: as ``divided`` and ``fsdp2_shards``.
-    """
-    part = part_of(model, structure.mesh.tp_size)
-    rank = fsdp2_shards(part, structure)
-    width = structure.precision.dtype.bytes
-    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
-    return replace(
-        rank, accumulated=rank.accumulated + rows - own, **counts(model, structure.adapters)
     )
 
 
@@ -253,34 +236,3 @@ class TensorParallelHooks(Hooks):
         return tape.record(
             "logits joined backward", tape.new(elements, width), [gathered], lambda t, g: [g[0]]
         )
-
-
-class Fsdp2OfPartsHooks(Fsdp2Hooks):
-    """FSDP 2 around the modules of a rank that has a part of each layer: two axes of one mesh.
-
-    Its hooks are outside: a module's part is gathered, then its input enters as that of any part.
-
-    Source: transformers 5.23, distributed/mixin.py, ``maybe_distribute_model`` (tensor parallelism first, then
-    ``fully_shard``); distributed/tensor_parallel.py, ``install_forward``; configuration_utils.py,
-    ``base_model_fsdp_plan``, whose groups are accelerate's.
-    """
-
-    def __init__(
-        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
-    ) -> None:
-        self._parts = TensorParallelHooks(tape, model, setup, outer, ranks)
-        super().__init__(tape, model, setup, outer, ranks)
-
-    def layer(self, index: int, block: Block) -> Fsdp2Layer:
-        """The layer's group, and the collectives within."""
-        self._parts.layer(index, block)
-        return super().layer(index, block)
-
-    def enter(self, module: str, x: Tensor) -> Tensor:
-        """Gathers, then enters the part."""
-        return self._parts.enter(module, super().enter(module, x))
-
-    def leave(self, module: str, x: Tensor) -> Tensor:
-        """Leaves the part, then lets it go."""
-        x = self._parts.leave(module, x)
-        return super().leave(module, x)

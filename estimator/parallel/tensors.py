@@ -1,35 +1,55 @@
-"""A model's tensors, one by one, and what a rank has of each: the placements of torch's DTensor, and slices.
+"""A model's tensors, one by one, and their order in ``model.parameters()``.
 
 Weights, adapters, gradients, states, what is offloaded and what is saved are sums over this one list.
+
+The order is that in which the class defines its modules, not that of their calls: Phi-3 defines ``o_proj`` before
+``qkv_proj``. DeepSpeed flattens the parameters of a group in this order and cuts them into one partition per rank, so
+it determines which rank owns a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.adapters import is_quantized, is_trained_whole, trains_bias
-from estimator.families.model_tree import tied_head
-from estimator.families.modules import Embedding, Linear, Module, weight_shapes
-from estimator.families.towers import made_modules
-from estimator.families.weights import (
-    FLOAT32_BYTES,
+from estimator.families.adapters import (
     adapter_shapes,
-    adapter_tensor_width,
     copied_shapes,
-    packed_bytes,
-    scale_bytes,
-    weight_width,
+    is_quantized,
+    is_trained_whole,
+    trains_bias,
 )
-from estimator.resident.optimizer import Trainable
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.families.family import NormKind
+from estimator.families.model_tree import (
+    joined,
+    layer_modules,
+    layers_name,
+    named_modules,
+    outer_modules,
+    projector_modules,
+    tied_head,
+)
+from estimator.families.modules import (
+    ACTIVATION,
+    LAYERS,
+    Kernel,
+    Linear,
+    Module,
+    Norm,
+    weight_shapes,
+)
+from estimator.families.packed import FLOAT32_BYTES, packed_bytes, scale_bytes
+from estimator.families.registry import family_of
+from estimator.families.towers import made_modules
+from estimator.families.vision_family import sees, vision_family
+from estimator.values.arithmetic import StandIn, allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Model
+from estimator.values.specs import Dtype, Model, Part, Vision
 
 Shape = tuple[int, ...]
-MATRIX = 2
-"""Axes of a matrix."""
 UINT8 = "uint8"
 """bitsandbytes' default dtype for packed 4-bit weights."""
 
@@ -127,94 +147,182 @@ def model_tensors(model: Model, adapters: Adapters) -> list[ModelTensor]:
     return tensors_of(made_modules(model, adapters), adapters, tied)
 
 
-# --- placements -----------------------------------------------------------------------------------
+# --- the order of modules --------------------------------------------------------------------------
 
 
-class Replicate(NamedTuple):
-    """Whole, on every rank."""
+class At(NamedTuple):
+    """A layer."""
 
-    def of(self, shape: Shape) -> Shape:
-        """Elements per axis on one rank."""
-        return shape
+    layer: int
+    in_tower: bool = False
+    """Of the vision tower; else of the text."""
 
 
-class Shard(NamedTuple):
-    """The first axis in equal parts, the last ones of which may have fewer rows; here the first rank's, the largest.
+class Located(NamedTuple):
+    """A module with weights, and its layer."""
 
-    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
+    at: At | None
+    module: Module
 
-    >>> Shard(4).of((10, 4))
-    (3, 4)
+
+def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
+    """The tower's modules, and its projector after them.
+
+    Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
     """
+    prefix = vision_family(vision).prefix
+    known = {f"{prefix}.{module.name}": module for module in outer_modules(vision.tower)}
+    known |= {module.name: module for module in projector_modules(vision, model)}
+    for part, tree in joined(vision, model).items():
+        for name, node in tree.walk(part):
+            if node is LAYERS:
+                for index in range(vision.tower.num_hidden_layers):
+                    yield from (
+                        Located(At(index, in_tower=True), module)
+                        for module in layer_modules(vision.tower, index)
+                    )
+            yield from (Located(None, known[full]) for full, _ in node.own(name))
 
-    ranks: int
 
-    def of(self, shape: Shape) -> Shape:
-        """Elements per axis on one rank."""
-        return (ceil_div(shape[0], self.ranks), *shape[1:])
+@lru_cache(maxsize=64)
+def modules_in_order(model: Model) -> tuple[Located, ...]:
+    """Modules with weights, in the order of ``named_parameters``. A tied head, which has no weight of its own, is last.
 
+    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; ``module_tree`` for the order of definition.
 
-class Slice(NamedTuple):
-    """An equal part of all elements in a row, padded.
-
-    Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_partition_param``.
-
-    >>> Slice(4).of((10, 4)), Slice(3).of((10, 4))
-    ((10,), (14,))
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
+    ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
     """
-
-    ranks: int
-
-    def of(self, shape: Shape) -> Shape:
-        """Elements per axis on one rank."""
-        return (ceil_div(elements(shape), self.ranks),)
+    named = (located for _, located in _named(model))
+    return (*named, *(Located(None, head) for head in tied_head(model)))
 
 
-Placement = Replicate | Shard | Slice
+@lru_cache(maxsize=64)
+def modules_as_loaded(model: Model) -> tuple[Located, ...]:
+    """Modules with weights of their own, in the order in which transformers loads them: by name, layers by number.
 
+    Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
 
-class Layout(NamedTuple):
-    """What a strategy makes of each tensor between the steps, on the fullest rank."""
-
-    placement: Callable[[ModelTensor, TrainingSetup], Placement]
-    width: Callable[[ModelTensor, TrainingSetup], int]
-    """Bytes per element of the tensor and its gradient; of packed weights ``packed_width`` holds."""
-
-    def held(self, tensor: ModelTensor, setup: TrainingSetup) -> Trainable:
-        """What a rank holds of a tensor, as an optimizer sees it."""
-        module, is_adapter = tensor.module, tensor.is_adapter
-        is_matrix = isinstance(module, Linear) and not module.conv1d
-        return Trainable(
-            self.placement(tensor, setup).of(tensor.shape),
-            tensor.packed_width or self.width(tensor, setup),
-            tensor.alike,
-            isinstance(module, Embedding) and not is_adapter,
-            len(tensor.shape) == MATRIX and (is_matrix or is_adapter),
-        )
-
-    def bytes(self, tensors: Sequence[ModelTensor], setup: TrainingSetup) -> int:
-        """Bytes that a rank holds of some tensors, each as allocated, with the scales of packed ones."""
-        scales = sum(tensor.alike * tensor.scales for tensor in tensors)
-        return scales + gradient_bytes(self.held(tensor, setup) for tensor in tensors)
-
-
-def gradient_bytes(tensors: Iterable[Trainable]) -> int:
-    """Bytes of all gradients, one for each trained tensor in its dtype.
-
-    Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [located.module.name for located in modules_as_loaded(TINY_LLAMA)][:4]
+    ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
     """
-    return sum(one.alike * allocated(elements(one.shape) * one.width) for one in tensors)
+    tied = tied_head(model)
+    named = sorted(_named(model), key=lambda named: [*map(_natural, named[0].split("."))])
+    return tuple(located for _, located in named if located.module not in tied)
 
 
-def loaded_width(tensor: ModelTensor, setup: TrainingSetup) -> int:
-    """Bytes per element of a tensor as ``from_pretrained`` and PEFT leave it.
+def _natural(word: str) -> tuple[int, str, int]:
+    """Sorts numbers before words, and a word's last digits as a number."""
+    text = word.rstrip("0123456789")
+    return int(text != ""), text, int(word[len(text) :] or -1)
 
-    Source: derived, from ``adapter_tensor_width`` and ``weight_width``.
+
+def _named(model: Model) -> list[tuple[str, Located]]:
+    """Modules with their full names, in the order of definition."""
+    outer = {module.name: module for module in outer_modules(model)}
+    base = f"{layers_name(model).rpartition('.')[0]}."
+    return [
+        (name, Located(None, outer[name.removeprefix(base)]))
+        if index is None
+        else (name, Located(At(index), module))
+        for name, index, module in named_modules(model)
+    ]
+
+
+# --- trained tensors in order ----------------------------------------------------------------------
+
+LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
+
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""transformers 5.23, trainer.py, ``get_decay_parameter_names``."""
+
+
+class Trained(NamedTuple):
+    """One trained tensor, where it is."""
+
+    at: At | None
+    """None outside the layers."""
+    tensor: ModelTensor
+    decays: bool
+    """Whether it is in the optimizer group with weight decay."""
+
+    @property
+    def module(self) -> str:
+        """Name of its module within its layer, or outside the layers."""
+        return self.tensor.module.name
+
+    @property
+    def shape(self) -> Shape:
+        """Elements per axis."""
+        return self.tensor.shape
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Module and tensor name within its layer."""
+        return self.module, self.tensor.part
+
+
+def trained_in_order(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
+    """Every trained tensor in the order of ``named_parameters``: weights, or adapters and the copies PEFT trains.
+
+    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; transformers 5.23, trainer.py,
+    ``get_decay_parameter_names`` (no decay for ``nn.LayerNorm`` or names with norm or bias).
     """
+    if not adapters.uses_adapters:
+        return _known(model, without_rank(adapters))
+    if isinstance(adapters.lora_r, StandIn):  # a step is being recorded for any rank
+        return tuple(_in_order(model, adapters))
+    return _known(model, adapters)
+
+
+def without_rank(adapters: Adapters) -> Adapters:
+    """The keys on which the trained tensors depend, equal for all ranks where there are no adapters (derived)."""
+    return adapters if adapters.uses_adapters else replace(adapters, lora_r=1)
+
+
+@lru_cache(maxsize=64)
+def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
+    """The same, remembered."""
+    return tuple(_in_order(model, adapters))
+
+
+def trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
+    """The tower's modules, where the model is loaded with one, and the text's (derived, from ``modules_in_order``)."""
+    if model.vision is not None and sees(model, adapters):
+        yield from _tower_in_order(model.vision, model)
+    yield from modules_in_order(model)
+
+
+def _in_order(model: Model, adapters: Adapters) -> Iterator[Trained]:
+    heads = tied_head(model)
+    found: dict[Module, list[tuple[ModelTensor, bool]]] = {}  # equal layers have equal modules
+    for at, module in trainable_modules(model, adapters):
+        if module in heads and not adapters.uses_adapters:
+            continue
+        if module not in found:
+            found[module] = [
+                (tensor, _decays(tensor, model))
+                for tensor in module_tensors(module, adapters)
+                if tensor.trained and tensor.is_added == adapters.uses_adapters
+            ]
+        for tensor, decays in found[module]:
+            yield Trained(at, tensor, decays)
+
+
+def _decays(tensor: ModelTensor, model: Model) -> bool:
+    """Whether Trainer's optimizer applies weight decay."""
     if tensor.is_adapter:
-        return adapter_tensor_width(tensor.module, tensor.shape, setup)
-    return weight_width(tensor.module, setup)
-
-
-AS_LOADED = Layout(lambda *_: Replicate(), loaded_width)
-"""Every tensor whole on every GPU."""
+        return True
+    module, vision = tensor.module, model.vision
+    of_text = module.part is Part.TEXT or vision is None
+    norms = family_of(model if of_text or vision is None else vision.tower).norm
+    if isinstance(module, Norm) and norms in LAYER_NORMS:
+        return False
+    is_later = tensor.part != "0"
+    if isinstance(module, Kernel):  # a tower's bare tensors are no biases
+        is_bias = is_later and len(tensor.shape) < len(module.shapes[0])
+    else:  # nor is xIELU's second, which is a number like its first
+        is_bias = is_later and module.name != ACTIVATION
+    return not is_bias and not _WITHOUT_DECAY.search(module.name.lower())

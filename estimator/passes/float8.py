@@ -8,7 +8,7 @@ from estimator.families.adapters import is_adapted
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import HEADS, Linear, Module
 from estimator.families.towers import has_towers
-from estimator.parallel.parameter_order import Located, modules_in_order
+from estimator.parallel.tensors import Located, modules_in_order
 from estimator.tape.float8 import converts, is_aligned
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch

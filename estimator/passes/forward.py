@@ -18,9 +18,9 @@ from estimator.families.model_tree import layer_class_of, layer_model, outer_mod
 from estimator.families.modules import DROPOUT, ROTARY, Module
 from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
+from estimator.parallel.computed import computed
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
-from estimator.parallel.sharding import computed
 from estimator.parallel.strategies import hooks
 from estimator.passes.float8 import out_of_float8
 from estimator.passes.stack import Stack, has_window, is_checkpointed, layer_kinds

@@ -12,8 +12,8 @@ from estimator.families.model_tree import layer_kind, sharing_of_keys
 from estimator.families.registry import family_of
 from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
-from estimator.parallel.parameter_order import At
-from estimator.parallel.zero import keeps_parts, parts_of
+from estimator.parallel.tensors import At
+from estimator.parallel.zero_partitions import keeps_parts, parts_of
 from estimator.passes.float8 import kept
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from estimator.families.liger import loss_of
+from estimator.parallel.computed import computed, sharded_on_init
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
-from estimator.parallel.sharding import computed, sharded_on_init
 from estimator.passes import causal_lm, label_smoothing, losses, pairs, whole_logits
 from estimator.passes.dropout import without_dropout
 from estimator.passes.forward import ID_BYTES, Forward, Loaded, Pass

@@ -14,10 +14,10 @@ from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import Seen, images_of, sees, vision_family
+from estimator.parallel.computed import computed
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.parameter_order import At
-from estimator.parallel.sharding import computed
-from estimator.parallel.zero import keeps_parts, parts_of
+from estimator.parallel.tensors import At
+from estimator.parallel.zero_partitions import keeps_parts, parts_of
 from estimator.passes.stack import Stack
 from estimator.tape import operators as op
 from estimator.tape.tape import (

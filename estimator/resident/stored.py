@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from estimator.families.adapters import is_quantized
 from estimator.families.model_tree import layer_modules, outer_modules
 from estimator.families.modules import Bare, Linear, Module, weight_shapes
-from estimator.families.weights import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK
+from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK
 from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, Scales, StorageRule

@@ -6,24 +6,21 @@ Source: as in ``estimator.run.saving`` and ``estimator.run.sharded_saving``.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 
 from estimator.families.adapters import is_quantized
 from estimator.families.model_tree import outer_modules
 from estimator.families.modules import weight_shapes
+from estimator.families.packed import FLOAT32_BYTES, packed_bytes
 from estimator.families.towers import made_modules
-from estimator.families.weights import FLOAT32_BYTES, packed_bytes
+from estimator.parallel.computed import computed_width
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
-from estimator.parallel.sharding import (
-    TrainedTensor,
-    fsdp_groups,
-    member_width,
-    shard_shape,
-    trained_parts,
-)
+from estimator.parallel.placements import Replicate, unsharded
+from estimator.parallel.sharding import SHARDED, sharded_groups, sharded_width
 from estimator.parallel.strategies import at_rest, resident_memory
 from estimator.parallel.tensor_parallel import largest_whole_bytes
-from estimator.parallel.whole import unsharded
-from estimator.parallel.zero import SUB_GROUP, width
+from estimator.parallel.tensors import ModelTensor, module_tensors
+from estimator.parallel.zero_partitions import SUB_GROUP
 from estimator.resident.model import Resident
 from estimator.run.saving import (
     checkpoint_bytes,
@@ -42,6 +39,7 @@ from estimator.run.sharded_saving import (
 )
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import ceil_div, elements
+from estimator.values.facets.adapters import Adapters
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload, Phase
@@ -143,7 +141,10 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
     else:
         trained = _trained_bytes(model, setup)
     states = whole.states.resident_bytes
-    tied = _tied_elements(model) * member_width(setup, is_adapter=False)
+    tied = sum(
+        sharded_width(tensor, setup) * elements(tensor.shape)
+        for tensor in _tied(model, setup.adapters)
+    )
     named = trained if setup.adapters.uses_adapters else trained + tied
     if setup.run.fsdp_state_dict_type == SHARDED_STATE_DICT:
         gathered = nested_units_bytes(model, setup) if setup.mesh.uses_fsdp1 else 0
@@ -163,10 +164,9 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
 def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all trained tensors, unsharded, in the dtype of their shards."""
     return sum(
-        group.alike * part.width * elements(part.shape)
-        for group in fsdp_groups(model, setup.adapters)
-        for module in group.modules
-        for part in trained_parts(module, setup)
+        tensor.alike * sharded_width(tensor, setup) * elements(tensor.shape)
+        for tensor in chain.from_iterable(sharded_groups(model, setup.adapters))
+        if tensor.trained
     )
 
 
@@ -178,40 +178,36 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/tensor/placement_types.py, ``Shard._to_replicate_tensor``.
     """
-    ranks, largest = setup.mesh.shard_ranks, 0
-    for group in fsdp_groups(model, setup.adapters):
-        for module in group.modules:
-            shapes = weight_shapes(module)
-            if is_quantized(module, setup.adapters):
-                if setup.adapters.shards_packed:
-                    largest = max(largest, packed_bytes(elements(shapes[0])))
-                shapes = shapes[1:]
-            wide = member_width(setup, is_adapter=False, part=module.part)
-            if (
-                setup.optimisation.optim_state_dtype is not None
-                and not setup.adapters.uses_adapters
-            ):
-                wide = max(wide, setup.optimisation.optim_state_dtype.bytes)
-            parts = [TrainedTensor(shape, wide) for shape in shapes]
-            for part in (*parts, *trained_parts(module, setup)):
-                padded = elements(shard_shape(part.shape, ranks)) * ranks
-                largest = max(largest, padded * part.width)
+    largest, state = 0, setup.optimisation.optim_state_dtype
+    for tensor in chain.from_iterable(sharded_groups(model, setup.adapters)):
+        held, width = SHARDED.held(tensor, setup), sharded_width(tensor, setup)
+        if isinstance(SHARDED.placement(tensor, setup), Replicate):
+            continue
+        if tensor.packed_width:
+            largest = max(largest, elements(tensor.shape) * tensor.packed_width)
+            continue
+        if state is not None and not setup.adapters.uses_adapters:
+            width = max(width, state.bytes)
+        largest = max(largest, elements(held.shape) * setup.mesh.shard_ranks * width)
     return largest
 
 
-def _tied_elements(model: Model) -> int:
-    if not model.is_tied:
-        return 0
-    return elements(weight_shapes(outer_modules(model)[0])[0])
+def _tied(model: Model, adapters: Adapters) -> list[ModelTensor]:
+    """The weight that a tied head shares with its embedding."""
+    modules = outer_modules(model)[: int(model.is_tied)]
+    return [
+        one for module in modules for one in module_tensors(module, adapters) if not one.is_added
+    ]
 
 
 def _zero(model: Model, setup: TrainingSetup) -> Saving:
-    whole, size = _alone(model, setup), width(setup.precision)
+    whole, size = _alone(model, setup), computed_width(setup.precision)
     trained = whole.trainable_parameters * size
     states = whole.states.resident_bytes + whole.states.paged_bytes
     part = ceil_div(whole.trainable_parameters, setup.mesh.num_gpus)
     if setup.mesh.strategy.partitions_flat:
-        cloned = whole.weights + _tied_elements(model) * size
+        tied = sum(elements(tensor.shape) for tensor in _tied(model, setup.adapters))
+        cloned = whole.weights + tied * size
         kept = 0 if setup.run.save_only_model else states
         return zero_replicated(cloned, trained, kept, FLOAT32_BYTES * part)
     storage = FLOAT32_BYTES * min(part, SUB_GROUP)
@@ -223,7 +219,7 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
 
 def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the largest module's own weights, each padded to whole partitions, as ZeRO-3 gathers them."""
-    ranks, size = setup.mesh.num_gpus, width(setup.precision)
+    ranks, size = setup.mesh.num_gpus, computed_width(setup.precision)
 
     def gathered(count: int) -> int:
         return ranks * ceil_div(count, ranks) * size

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
 from estimator.parallel.module_devices import FIRST, ModuleDevices, heads_on, modules_on
+from estimator.parallel.placements import whole
 from estimator.parallel.tensors import tensors_of
-from estimator.parallel.whole import whole
 from estimator.passes.batch import joined
 from estimator.passes.causal_lm import causal_lm
 from estimator.passes.dropout import without_dropout

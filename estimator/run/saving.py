@@ -7,18 +7,16 @@ import math
 from estimator.families.adapters import is_quantized
 from estimator.families.model_tree import gate_up_stacks, total_parameters
 from estimator.families.modules import weight_shapes
+from estimator.families.packed import FLOAT32_BYTES, QUANTIZATION_BLOCK, quantized_bytes
 from estimator.families.towers import made_modules, tower_parameters
 from estimator.families.weights import (
-    FLOAT32_BYTES,
-    QUANTIZATION_BLOCK,
     adapter_tensors,
     adapter_width,
-    quantized_bytes,
     tensors_bytes,
     unquantized_width,
 )
+from estimator.parallel.placements import trainable_tensors
 from estimator.parallel.tensors import Alike
-from estimator.parallel.whole import trainable_tensors
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import state_rule
 from estimator.time.lengths import lengths

@@ -13,7 +13,7 @@ from estimator.families.model_tree import tied_head
 from estimator.families.modules import weight_shapes
 from estimator.families.weights import adapter_tensors, weight_width
 from estimator.parallel.ddp import finds_unused
-from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.tensors import modules_in_order
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, NO_LIMIT, TAKE, Request
 from estimator.values.arithmetic import allocated, elements

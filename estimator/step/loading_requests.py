@@ -7,29 +7,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from estimator.families.adapters import is_quantized, is_trained_whole
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
+from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK, packed_bytes
 from estimator.families.towers import made_modules
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    NESTED_BLOCK,
-    QUANTIZATION_BLOCK,
-    AdapterTensor,
-    adapter_tensors,
-    module_bytes,
-    packed_bytes,
-    weight_width,
+from estimator.families.weights import AdapterTensor, adapter_tensors, module_bytes, weight_width
+from estimator.parallel.computed import computed_width
+from estimator.parallel.placements import (
+    Shard,
+    gradient_bytes,
+    idle_tensors,
+    trainable_tensors,
+    trained,
 )
-from estimator.parallel.parameter_order import (
+from estimator.parallel.strategies import stepped_in_order
+from estimator.parallel.tensors import (
     Located,
+    ModelTensor,
+    Shape,
+    module_tensors,
     modules_as_loaded,
     modules_in_order,
     trained_in_order,
 )
-from estimator.parallel.sharding import Shape, shard_shape
-from estimator.parallel.strategies import stepped_in_order
-from estimator.parallel.tensors import ModelTensor, gradient_bytes, module_tensors
-from estimator.parallel.whole import idle_tensors, trainable_tensors, trained
-from estimator.parallel.zero import SUB_GROUP, packed_part, trained_width, whole_tensors
-from estimator.parallel.zero import width as zero_width
+from estimator.parallel.zero import packed_part, trained_width, whole_tensors
+from estimator.parallel.zero_partitions import SUB_GROUP
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import (
@@ -219,7 +219,7 @@ def _sharded(
     keys: Keys, modules: Iterable[Module], model: Model, same: TrainingSetup, resident: Resident
 ) -> Iterator[Request]:
     """Weights of stage 3: each is made whole and cut. Those that stay whole, and what else there is, come last."""
-    size, key = zero_width(same.precision), keys.new(1)
+    size, key = computed_width(same.precision), keys.new(1)
     frozen: list[Request] = []
     again: list[Request] = []
     for module in modules:
@@ -259,7 +259,7 @@ def _partitioned(
     on_host: bool,
 ) -> Iterator[Request]:
     """Weights of stages 1 and 2: those that are not trained arrive one by one and stay, the others become flat."""
-    size = zero_width(same.precision)
+    size = computed_width(same.precision)
     stays: list[Request] = []
     for module in modules:
         if is_quantized(module, same.adapters):
@@ -362,7 +362,7 @@ def _ranks(mesh: Mesh) -> int:
 
 def _shapes(module: Module, ranks: int) -> list[Shape]:
     """Of a module's weights as they are loaded, in elements: whole, or a rank's shards."""
-    return [shard_shape(shape, ranks) for shape in weight_shapes(module)]
+    return [Shard(ranks).of(shape) for shape in weight_shapes(module)]
 
 
 def _sizes(module: Module, same: TrainingSetup) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from estimator.families.weights import FLOAT32_BYTES
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.resident.model import (
     Resident,
 )

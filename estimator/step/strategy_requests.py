@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from estimator.parallel.fsdp2 import CUT
-from estimator.parallel.parameter_order import (
-    At,
-)
+from estimator.parallel.tensors import At
 from estimator.step.blocks import (
     GIVE,
     GIVE_LATE,

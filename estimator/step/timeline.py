@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
 from estimator.parallel.ddp import plays_as_alone
-from estimator.parallel.zero import forgets_gradients, gathering, keeps_parts
+from estimator.parallel.zero import gathering
 from estimator.parallel.zero3_coordinator import (
     IN_TOWER,
     OUTSIDE,
@@ -26,6 +26,7 @@ from estimator.parallel.zero3_coordinator import (
     Repeated,
     Rules,
 )
+from estimator.parallel.zero_partitions import forgets_gradients, keeps_parts
 from estimator.passes.batch import accumulates, alike, joined, scored_tokens
 from estimator.passes.prepared import as_played
 from estimator.passes.stack import Stack, stack_of

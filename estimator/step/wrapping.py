@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from estimator.families.adapters import adapter_shapes
 from estimator.families.model_tree import tied_head
-from estimator.families.modules import Embedding, Module, weight_shapes
+from estimator.families.modules import Module
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.vision_family import sees
-from estimator.families.weights import (
-    FLOAT32_BYTES,
-    adapter_shapes,
-    adapter_width,
-    buffer_bytes,
-    unquantized_width,
-)
+from estimator.families.weights import adapter_width, buffer_bytes, unquantized_width
 from estimator.parallel.fsdp1 import (
     flat_ends,
     flat_shard,
@@ -23,18 +19,17 @@ from estimator.parallel.fsdp1 import (
     module_sizes,
     stored_width,
 )
-from estimator.parallel.parameter_order import modules_in_order
+from estimator.parallel.placements import gradient_bytes
 from estimator.parallel.sharding import (
     EMBEDDING,
     ROOT,
+    SHARDED,
     TAIL,
-    TrainedTensor,
     fsdp_groups,
-    member_width,
-    shard_shape,
     sharded_tensors,
-    trained_parts,
+    sharded_width,
 )
+from estimator.parallel.tensors import ModelTensor, module_tensors, modules_in_order
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, GIVE_ALL, TAKE, Request
 from estimator.values.arithmetic import allocated, elements
@@ -76,13 +71,12 @@ def wrapped(
     stays = setup.mesh.offload_param is Offload.NONE
 
     def group(key: int, modules: Iterable[Module]) -> Iterator[Request]:
-        tensors = [tensor for module in modules for tensor in _tensors(module, setup)]
+        tensors = [tensor for module in modules for tensor in _own_first(module, setup.adapters)]
         for tensor in tensors:
-            yield Request(TAKE, key, allocated(elements(tensor.shape) * tensor.width))
+            width = sharded_width(tensor, setup)
+            yield Request(TAKE, key, allocated(elements(tensor.shape) * width))
         for tensor in tensors:
-            shard = allocated(
-                elements(shard_shape(tensor.shape, setup.mesh.shard_ranks)) * tensor.width
-            )
+            shard = gradient_bytes([SHARDED.held(tensor, setup)])
             if stays:
                 yield Request(TAKE, held, shard)
             else:
@@ -230,11 +224,9 @@ def _outside(model: Model, adapters: Adapters) -> list[Sequence[Module]]:
     return [groups[name] for name in (EMBEDDING, TAIL, ROOT)]
 
 
-def _tensors(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
+def _own_first(module: Module, adapters: Adapters) -> list[ModelTensor]:
     """A module's weights, then its adapters and its copy."""
-    width = member_width(setup, is_adapter=False, part=module.part)
-    own = [TrainedTensor(shape, width) for shape in weight_shapes(module)]
-    return [*own, *trained_parts(module, setup)] if setup.adapters.uses_adapters else own
+    return sorted(module_tensors(module, adapters), key=lambda tensor: tensor.is_added)
 
 
 def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
@@ -248,15 +240,11 @@ def stepped_shards(model: Model, setup: TrainingSetup) -> list[Trainable]:
     grouped = [tensor._replace(alike=1) for tensor in tensors for _ in range(tensor.alike)]
     outside = {module for modules in _outside(model, setup.adapters) for module in modules}
     ordered = [
-        Trainable(
-            shard_shape(part.shape, setup.mesh.shard_ranks),
-            part.width,
-            1,
-            isinstance(located.module, Embedding),
-        )
+        SHARDED.held(tensor, setup)
         for located in modules_in_order(model)
         if located.at is not None or located.module in outside
-        for part in trained_parts(located.module, setup)
+        for tensor in module_tensors(located.module, setup.adapters)
+        if tensor.trained
     ]
     return ordered if _sizes(ordered) == _sizes(grouped) else grouped
 

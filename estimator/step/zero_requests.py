@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 from estimator.families.model_tree import outer_modules
 from estimator.families.modules import is_after_layers
-from estimator.families.weights import FLOAT32_BYTES
-from estimator.parallel.parameter_order import At, Trained, trained_in_order
-from estimator.parallel.zero import (
-    NORM_PART,
+from estimator.families.packed import FLOAT32_BYTES
+from estimator.parallel.computed import computed_width
+from estimator.parallel.tensors import At, Trained, trained_in_order
+from estimator.parallel.zero_hooks import NORM_PART
+from estimator.parallel.zero_partitions import (
     NORM_WIDTH,
     kept_gradients,
     slices,
     stepped_groups,
     sub_groups,
-    width,
 )
 from estimator.resident.optimizer import Trainable, state_tensors, step_transient
 from estimator.step.blocks import EMPTY, GIVE, GIVE_ALL, TAKE, TAKE_ONCE, Request
@@ -150,7 +150,10 @@ def flat_weights(
 
     Source: ``__init__`` (``flatten_on_accelerator``), ``initialize_optimizer_states``.
     """
-    size, found = width(setup.precision), groups(model, setup.adapters, setup.mesh.num_gpus)
+    size, found = (
+        computed_width(setup.precision),
+        groups(model, setup.adapters, setup.mesh.num_gpus),
+    )
     trained = trained_in_order(model, setup.adapters)
     first = new_keys(len(trained))
     for at, tensor in enumerate(trained):
@@ -196,7 +199,7 @@ def reduced(
     Source: ``reduce_gradients``, ``reduce_independent_p_g_buckets_and_remove_grads``, ``average_tensor``,
     ``copy_grads_in_partition``, ``_clear_param_grad_only``.
     """
-    size, limit = width(setup.precision), model.hidden_size**2
+    size, limit = computed_width(setup.precision), model.hidden_size**2
     whole = kept_bytes(model, setup, rank)
     keys = {bytes_: deque(found) for bytes_, found in gradients.items()}
     bucket: list[tuple[int, list[tuple[int, int]]]] = []
@@ -270,7 +273,7 @@ def kept_bytes(model: Model, setup: TrainingSetup, rank: int) -> int:
     Source: ``copy_grads_in_partition``.
     """
     kept = kept_gradients(model, setup.adapters, setup.mesh.num_gpus)[rank]
-    return allocated(width(setup.precision) * kept)
+    return allocated(computed_width(setup.precision) * kept)
 
 
 def stepped(
@@ -298,7 +301,7 @@ def _updated(
     part: int, precision: Precision, optimisation: Optimisation, temporary: int, new_keys: NewKeys
 ) -> Iterator[Request]:
     """One flat tensor of so many elements is updated."""
-    size = width(precision)
+    size = computed_width(precision)
     if size != FLOAT32_BYTES:
         yield Request(TAKE, temporary, allocated(size * part))
     gradient = new_keys(1)
@@ -336,7 +339,7 @@ def sharded(
     ``_create_fp32_partitions``, ``initialize_optimizer_states``, ``_setup_for_real_optimizer``,
     ``create_reduce_and_remove_grad_hooks``.
     """
-    size, ranks = width(setup.precision), setup.mesh.num_gpus
+    size, ranks = computed_width(setup.precision), setup.mesh.num_gpus
     yield from frozen
     temporary, first = new_keys(1), new_keys(1)
     wholes = list(wholes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.families.adapters import trainable_parameters
+from estimator.parallel.computed import computed_width
 from estimator.parallel.network import exchange_seconds, links, parts, replicas, shards
-from estimator.parallel.zero import gathers_nothing, width
+from estimator.parallel.zero import gathers_nothing
 from estimator.passes.batch import passed_rows
 from estimator.resident.model import Resident
 from estimator.time.flops import replayed
@@ -73,7 +74,7 @@ def communication(
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = times * narrow * exchanged
     elif strategy.shards_states:
-        after = real(width(setup.precision) * trainable_parameters(model, setup.adapters))
+        after = real(computed_width(setup.precision) * trainable_parameters(model, setup.adapters))
         size = 2 * after * (1 if strategy.reduces_after_backward else times)
     else:
         size = 2.0 * resident.gradients
@@ -157,7 +158,7 @@ def copies_part(
     if not mesh.strategy.is_zero:
         return None
     times, ranks = setup.batch.gradient_accumulation_steps, mesh.num_gpus
-    reduced = width(setup.precision) * trainable_parameters(model, setup.adapters)
+    reduced = computed_width(setup.precision) * trainable_parameters(model, setup.adapters)
     if mesh.strategy.shards_weights:
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         gathered = (2 + setup.passes_without_grad) * narrow * (resident.weights + resident.adapters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.families.adapters import trainable_parameters
-from estimator.families.weights import FLOAT32_BYTES
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import RULES, Trainable, optimizer_states
 from estimator.time.rates import BANDWIDTH_SHARE, Rates

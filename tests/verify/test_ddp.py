@@ -13,7 +13,7 @@ import pytest
 from estimator import estimate
 from estimator.contract.setups import parse
 from estimator.parallel.ddp import bucket_bytes
-from estimator.parallel.whole import trainable_tensors
+from estimator.parallel.placements import trainable_tensors
 from estimator.values.specs import Phase
 from tests.verify.processes import in_two_processes
 

@@ -12,7 +12,7 @@ import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
 from estimator.contract.setups import parse
-from estimator.parallel.parameter_order import trained_in_order
+from estimator.parallel.tensors import trained_in_order
 from estimator.values.arithmetic import elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method

@@ -16,7 +16,7 @@ from estimator.families.hf_config import model_from_config, text_parts
 from estimator.families.model_tree import layer_modules, outer_modules, total_parameters
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
-from estimator.parallel.whole import trainable_tensors
+from estimator.parallel.placements import trainable_tensors
 from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup

@@ -14,9 +14,9 @@ from estimator.families.family import ConfigClass, Family, LargeBuffer, ModuleCl
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.reader import Config
 from estimator.families.rotary import rotate_pairs
-from estimator.families.weights import FLOAT32_BYTES
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape
 from estimator.tape.tape import Tape, Tensor

@@ -1,18 +1,124 @@
-"""A rank that holds the whole model: a GPU alone, each one under DDP, and its part of a device map."""
+"""What a rank has of a tensor: the placements of torch's DTensor, and slices of flat buffers.
+
+A GPU alone, each one under DDP, and one of a device map have whole tensors (derived).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from estimator.families.modules import Module
+from estimator.families.modules import Embedding, Linear, Module
 from estimator.families.towers import idle_modules
-from estimator.families.weights import buffer_bytes, tower_buffers
-from estimator.parallel.tensors import AS_LOADED, ModelTensor, gradient_bytes, model_tensors
+from estimator.families.weights import (
+    adapter_tensor_width,
+    buffer_bytes,
+    tower_buffers,
+    weight_width,
+)
+from estimator.parallel.tensors import ModelTensor, Shape, model_tensors
 from estimator.resident.model import Resident, counts, stepped
 from estimator.resident.optimizer import Trainable
+from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
+
+MATRIX = 2
+"""Axes of a matrix."""
+
+
+class Replicate(NamedTuple):
+    """Whole, on every rank."""
+
+    def of(self, shape: Shape) -> Shape:
+        """Elements per axis on one rank."""
+        return shape
+
+
+class Shard(NamedTuple):
+    """The first axis in equal parts, the last ones of which may have fewer rows; here the first rank's, the largest.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
+
+    >>> Shard(4).of((10, 4))
+    (3, 4)
+    """
+
+    ranks: int
+
+    def of(self, shape: Shape) -> Shape:
+        """Elements per axis on one rank."""
+        return (ceil_div(shape[0], self.ranks), *shape[1:])
+
+
+class Slice(NamedTuple):
+    """An equal part of all elements in a row, padded.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_partition_param``.
+
+    >>> Slice(4).of((10, 4)), Slice(3).of((10, 4))
+    ((10,), (14,))
+    """
+
+    ranks: int
+
+    def of(self, shape: Shape) -> Shape:
+        """Elements per axis on one rank."""
+        return (ceil_div(elements(shape), self.ranks),)
+
+
+Placement = Replicate | Shard | Slice
+
+
+class Layout(NamedTuple):
+    """What a strategy makes of each tensor between the steps, on the fullest rank."""
+
+    placement: Callable[[ModelTensor, TrainingSetup], Placement]
+    width: Callable[[ModelTensor, TrainingSetup], int]
+    """Bytes per element of the tensor and its gradient; of packed weights ``packed_width`` holds."""
+
+    def held(self, tensor: ModelTensor, setup: TrainingSetup) -> Trainable:
+        """What a rank holds of a tensor, as an optimizer sees it."""
+        module, is_adapter = tensor.module, tensor.is_adapter
+        is_matrix = isinstance(module, Linear) and not module.conv1d
+        return Trainable(
+            self.placement(tensor, setup).of(tensor.shape),
+            tensor.packed_width or self.width(tensor, setup),
+            tensor.alike,
+            isinstance(module, Embedding) and not is_adapter,
+            len(tensor.shape) == MATRIX and (is_matrix or is_adapter),
+        )
+
+    def bytes(self, tensors: Sequence[ModelTensor], setup: TrainingSetup) -> int:
+        """Bytes that a rank holds of some tensors, each as allocated, with the scales of packed ones."""
+        scales = sum(tensor.alike * tensor.scales for tensor in tensors)
+        return scales + gradient_bytes(self.held(tensor, setup) for tensor in tensors)
+
+
+def gradient_bytes(tensors: Iterable[Trainable]) -> int:
+    """Bytes of all gradients, one for each trained tensor in its dtype.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    return sum(one.alike * allocated(elements(one.shape) * one.width) for one in tensors)
+
+
+def loaded_width(tensor: ModelTensor, setup: TrainingSetup) -> int:
+    """Bytes per element of a tensor as ``from_pretrained`` and PEFT leave it.
+
+    Source: derived, from ``adapter_tensor_width`` and ``weight_width``.
+    """
+    if tensor.is_adapter:
+        return adapter_tensor_width(tensor.module, tensor.shape, setup)
+    return weight_width(tensor.module, setup)
+
+
+AS_LOADED = Layout(lambda *_: Replicate(), loaded_width)
+"""Every tensor whole on every GPU."""
+
+
+# --- a rank that holds the whole model --------------------------------------------------------------
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
