@@ -16,7 +16,7 @@ from estimator.step.asked_for import of_this_size, segment_bytes
 from estimator.step.reserved import is_replayed
 from estimator.values.range import Range
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Verdict
+from estimator.values.specs import Gpu, Phase, Verdict
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
@@ -135,8 +135,8 @@ def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
         yield "With these settings the run fits."
 
 
-NEAR = 0.15
-"""By how much what was held may differ from what a setup holds at its highest there: ours, a layer's tensors."""
+HELD = 0.6, 1.05
+"""What was held with the request, as parts of what a setup holds at its highest in that layer or stage: ours."""
 TRIED: Sequence[Mapping[str, Any]] = (
     *({"per_device_train_batch_size": 2**power} for power in range(7)),
     *({"max_length": 512 * 2**power} for power in range(9)),
@@ -176,10 +176,13 @@ def stops_at(error: OwnError, of: Estimate) -> bool:
     stop = of.needs.refused
     if stop is None or not _is_within(segment_bytes(stop.bytes), error.requested):
         return False
-    if error.allocated is None:
+    if (
+        error.allocated is None or stop.phase is Phase.LOAD
+    ):  # whose moments leave out what is copied meanwhile
         return True
     there = stopped_by(of, stop).among.moment.bytes
-    return abs(there - error.allocated - stop.bytes) <= NEAR * there
+    least, most = (part * there for part in HELD)
+    return least <= error.allocated + stop.bytes <= most
 
 
 def _is_within(size: int, ends: Range[int]) -> bool:
