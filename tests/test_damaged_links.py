@@ -20,8 +20,8 @@ from estimator.sources.repository import About, HubModel, Trouble
 from estimator.values.keys import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
-LINKS = int(os.environ.get("DAMAGED_LINKS", "150"))
-AT_ONCE = 50
+LINKS = int(os.environ.get("DAMAGED_LINKS", "90"))
+AT_ONCE = 30
 """Links that one visitor follows, one after the other."""
 
 ESTIMATES = (

@@ -26,7 +26,7 @@ from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from tests.counted import A_SECOND, counted
 from tests.test_every_key import BESIDE, another
 
-LINES = int(os.environ.get("FUZZ_LINES", "2000"))
+LINES = int(os.environ.get("FUZZ_LINES", "1000"))
 AT_ONCE = 250
 SOUND = 0.05
 """Share of the lines that begin as a sound setup of a small model; the others are damaged beyond that."""
@@ -61,7 +61,7 @@ def value_of(key: Any, chance: random.Random) -> object:
         case Number(low=low, high=high):
             return chance.uniform(low, min(high, 10.0))
         case Choice(words=words):
-            return chance.choice(words)
+            return chance.choice([*words])
         case Flag():
             return chance.random() < 0.5
         case _:

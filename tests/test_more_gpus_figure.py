@@ -14,21 +14,22 @@ from estimator import Method, Price, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import ranks
 from estimator.search.scaling import Curve, curves
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu
+from estimator.values.specs import Gpu, Model
 from estimator.values.strategies import Strategy
 from tests.test_start_page import open_page, text
 
 GIB = 2**30
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+GPT2 = catalog.model("openai-community/gpt2")
 A100 = catalog.gpu("A100-SXM4-40GB")
 """Mistral in full fits from 4 of them on."""
 SETUP = TrainingSetup(gradient_checkpointing=True, num_gpus=12, strategy=Strategy.FSDP)
 
 
 def both(
-    gpu: Gpu | None = A100, setup: TrainingSetup = SETUP
+    gpu: Gpu | None = A100, setup: TrainingSetup = SETUP, model: Model = MISTRAL
 ) -> tuple[tuple[Curve, ...], Estimate]:
-    answer = estimate(MISTRAL, gpu, setup)
+    answer = estimate(model, gpu, setup)
     return more_gpus.on_more_gpus(answer), answer
 
 
@@ -47,7 +48,7 @@ def test_the_setup_s_own_count_is_on_the_curve(drawn):
 
 @pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
 def test_plotly_accepts_the_figure(gpu, panels):
-    found = both(gpu)
+    found = both(gpu, model=GPT2)
     for dark in (False, True):
         figure = more_gpus.curves_figure(*found, dark=dark)
         go.Figure(figure)
@@ -61,7 +62,7 @@ def test_plotly_accepts_the_figure(gpu, panels):
 )
 def test_extreme_runs_are_drawn(keys, panels):
     """A run of a second still gets ticks; a cost of zero has no logarithm."""
-    figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys)))
+    figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys), GPT2))
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
     shown = [figure["layout"].get(f"yaxis{panel}", {}) for panel in range(2, panels + 1)]

@@ -141,8 +141,8 @@ def test_the_readmes_state_the_current_figures(place):
     assert page == GENERATOR.render(page, name, write), f"{path.name} is behind; run `make docs`"
 
 
-EVERY = 5
-"""Our choice: all traced and published runs would take 45 seconds; ``make docs`` computes them."""
+EVERY = 15
+"""Our choice: all measured, traced and published runs would take a minute; ``make docs`` computes them."""
 
 
 def test_every_run_has_a_stored_outcome_and_what_the_code_computes_is_that():
@@ -150,7 +150,7 @@ def test_every_run_has_a_stored_outcome_and_what_the_code_computes_is_that():
     traced, published = accuracy.traced(), accuracy.published_runs()
     read = [one for one in (*accuracy.measured(), *traced, *published) if one.key]
     assert {one.key for one in read} == outcomes.stored().keys(), "run `make docs`"
-    for run in (*accuracy.measured(), *traced[::EVERY], *published[::EVERY]):
+    for run in (*accuracy.measured()[::3], *traced[::EVERY], *published[::EVERY]):
         if run.key:
             assert run.outcome == outcomes.stored()[run.key], f"{run.id}: run `make docs`"
 

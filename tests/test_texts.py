@@ -154,7 +154,7 @@ def texts_of(entry: ComparedEntry) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def entries() -> list[ComparedEntry]:
-    return list(some_setups(60))
+    return list(some_setups(40))
 
 
 def test_no_text_of_a_setup_has_a_mistake(entries):
