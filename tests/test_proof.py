@@ -159,6 +159,15 @@ def test_every_stored_replay_is_what_the_code_computes():
     assert tuple(replays.computed()) == replays.stored(), "run `make docs`"
 
 
+def test_a_packed_base_on_one_gpu_needs_what_played_runs_need():
+    # among them a tied head, which from_pretrained does not make, and ORPO's, upcast and cast back
+    ours = [
+        run for run in replays.stored() if " qlora " in run.row.id and "num_gpus" not in run.row.id
+    ]
+    assert len(ours) == 9
+    assert all(abs(run.errors["least"]) < 0.001 for run in ours)
+
+
 def test_an_error_of_a_replay_is_ours_over_pytorchs():
     row = catalog.played()[0]
     one = replays.ReplayedRun(

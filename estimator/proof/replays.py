@@ -13,8 +13,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.answer.needs import as_run
 from estimator.contract.setups import parse
-from estimator.passes.prepared import as_trained
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
 from estimator.step.loading_requests import MOVED
@@ -86,7 +86,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
     Raises ``ValueError`` for a setup that cannot be estimated.
     """
     model, gpu, setup = parse(json.loads(row.setup))
-    model, setup = as_trained(model, setup)
+    model, setup = as_run(model, setup)
     hardware = allocations.hardware_of(gpu)
     logs = [
         allocations.allocations(model, hardware, setup, MOVED, rank, on_host=False)[0]

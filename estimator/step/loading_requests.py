@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from estimator.families.adapters import is_quantized, is_trained_whole
 from estimator.families.model_tree import tied_head
@@ -132,9 +132,10 @@ def _one_after_another(
     """Whole modules in their order, and the adapters with them or after them."""
     own, tied = _own_modules(model), tied_head(model)
     modules = [located.module for located in modules_in_order(model)]
+    cast_back: Sequence[Request] = ()
     if same.adapters.has_packed_base:
         yield from _warmed_up(own, same.adapters, same.precision)
-        yield from _packed(keys, model, same)
+        cast_back = yield from _packed(keys, model, same)
     else:
         for module in own:
             yield from (Request(TAKE, HELD, size) for size in _sizes(module, same))
@@ -146,6 +147,7 @@ def _one_after_another(
         yield Request(GIVE_ALL, HEAD)
     if made is MADE or same.adapters.has_packed_base:
         yield from _adapters(keys, modules, same)
+    yield from cast_back
     tensors = [tensor for module in modules for tensor in adapter_tensors(module, same)]
     yield from _pieces(resident.adapters - sum(tensor.bytes for tensor in tensors), 1)
 
@@ -370,16 +372,20 @@ def _sizes(module: Module, same: TrainingSetup) -> list[int]:
     return [allocated(elements(shape) * width) for shape in _shapes(module, _ranks(same.mesh))]
 
 
-def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
+def _packed(
+    keys: Keys, model: Model, same: TrainingSetup
+) -> Generator[Request, None, Sequence[Request]]:
     """Weights arrive by name, each packed at once where it is to be; then what PEFT prepares is upcast.
 
-    A bias comes before its weight. The cache is emptied after the upcasts.
+    A bias comes before its weight. The cache is emptied after the upcasts. Returns what comes after the adapters:
+    ORPO's trainer casts some of what was upcast back.
 
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; peft 0.21,
-    utils/other.py, ``prepare_model_for_kbit_training``.
+    utils/other.py, ``prepare_model_for_kbit_training``; trl 1.16, experimental/utils.py,
+    ``peft_module_casting_to_bf16``.
     """
     upcasts = same.adapters.prepare_model_for_kbit_training
-    narrow: dict[Located, list[tuple[int, int]]] = {}
+    narrow: dict[Located, list[tuple[int, int, int]]] = {}
     for located in modules_as_loaded(model):
         module = located.module
         sizes = _sizes(module, same)
@@ -390,18 +396,24 @@ def _packed(keys: Keys, model: Model, same: TrainingSetup) -> Iterator[Request]:
         loaded = same.precision.dtype.bytes if upcasts else weight_width(module, same)
         shapes = weight_shapes(module)
         for shape, size in zip(shapes[::-1], sizes[::-1], strict=True):
-            if (arrived := allocated(elements(shape) * loaded)) == size:
+            arrived, whole = (allocated(elements(shape) * of) for of in (loaded, FLOAT32_BYTES))
+            if arrived == (whole if upcasts else size):
                 yield Request(TAKE, HELD, size)
             else:
                 key = keys.new(1)
                 yield Request(TAKE, key, arrived)
-                narrow.setdefault(located, []).insert(0, (key, size))
+                narrow.setdefault(located, []).insert(0, (key, whole, size))
+    cast_back = list[Request]()
     if upcasts:
         for located in modules_in_order(model):
-            for key, size in narrow.get(located, ()):
-                yield Request(TAKE, HELD, size)
+            for key, whole, size in narrow.get(located, ()):
+                wide = HELD if whole == size else keys.new(1)
+                yield Request(TAKE, wide, whole)
                 yield Request(GIVE, key)
+                if wide != HELD:
+                    cast_back += (Request(TAKE, HELD, size), Request(GIVE, wide))
         yield Request(EMPTY, HELD)
+    return cast_back
 
 
 def _quantized(

@@ -160,8 +160,9 @@ def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequenc
         return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
 
     ranks = ranks_played(model, setup.adapters, setup.mesh)
-    is_whole = setup.mesh.strategy.keeps_whole
-    ways = (MOVED, MADE) if tied_head(model) and is_whole else (MOVED,)
+    # from_pretrained alone packs a base, and makes no head that is tied
+    may_be_made = setup.mesh.strategy.keeps_whole and not setup.adapters.has_packed_base
+    ways = (MOVED, MADE) if tied_head(model) and may_be_made else (MOVED,)
     return [run(made, rank) for made in ways for rank in ranks]
 
 
