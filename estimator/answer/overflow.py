@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from estimator.answer.estimate import estimate
+from estimator.answer.needs import runs
 from estimator.resident.optimizer import RULES
+from estimator.resident.overhead import workspace_bytes
 from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.lengths import lengths
 from estimator.values.arithmetic import ceil_div
@@ -211,11 +212,10 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
     if setup.task.objective.generates:  # as many rows are generated at once as before
         steps = of.setup.task.steps_per_generation or of.setup.batch.gradient_accumulation_steps
         setup = setup.replace(steps_per_generation=steps)
-    alone = estimate(of.model, of.gpu, setup)
-    if device is None:
-        asked = Phase.SCORING in of.phases
-        return [moment for moment in alone.moments if asked or moment.phase is not Phase.SCORING]
-    return next(run.timeline.moments for run in alone.runs if run.device == device)
+    alone = runs(of.model, of.gpu, setup, workspace_bytes(of.gpu))
+    moments = next(run.timeline.moments for run in alone if run.device == device)
+    asked = Phase.SCORING in of.phases
+    return [moment for moment in moments if asked or moment.phase is not Phase.SCORING]
 
 
 def _optimizer_made(step: Moment, what: str, size: int) -> Moment:
