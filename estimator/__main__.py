@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from estimator.answer.estimate import estimate
+from estimator.answer.own_error import error_in, explained_by, said_of
 from estimator.answer.own_step import own_step
 from estimator.check import command
 from estimator.contract.estimates import write_estimate, write_shares
 from estimator.contract.placement_request import place
 from estimator.contract.setups import NONE_KNOWN, Reading, from_texts, parse, read_link
 from estimator.contract.text import describe, describe_shares
+from estimator.contract.units import amount
 from estimator.rehearse import command as rehearse
 from estimator.search.remedies import remedies
 from estimator.search.vllm_share import vllm_shares
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
     with_shares = bool(given.pop("vllm_shares", False))
-    measured = given.pop("measured", None)
+    measured, error = (given.pop(name, [None])[0] for name in ("measured", "error"))
     whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
     ask = _Ask(hub.own_token() if "hub_token" in whose else None) if whose else None
     if given.pop("json", False):
@@ -110,9 +112,8 @@ def main(arguments: Sequence[str]) -> int:
     reading = read_link(given, known)
     if with_shares:
         return _print_shares(reading)
-    text = measured[0] if measured else None
     defaults = _whose(tool, reading.setup.task)
-    return _print_estimate(reading, defaults, with_remedies=with_remedies, measured=text)
+    return _print_estimate(reading, defaults, with_remedies, measured, error)
 
 
 def _whose(tool: str, task: Task) -> str:
@@ -215,7 +216,7 @@ def _our_mistake(fault: Exception) -> str:
 
 
 def _print_estimate(
-    reading: Reading, defaults: str, *, with_remedies: bool, measured: str | None
+    reading: Reading, defaults: str, with_remedies: bool, measured: str | None, error: str | None
 ) -> int:
     if reading.problems or reading.model is None:
         return _refuse(*map(_with_the_hub, reading.problems))
@@ -228,6 +229,8 @@ def _print_estimate(
             flags += f"--pace-from {shlex.quote(str(keys['pace_from']))}"
             print(f"Other setups on this machine: {flags}\n")
         said = describe(answer, _remedies(answer) if with_remedies else (), defaults)
+        if error is not None:
+            said += f"\n\nYour error: {_explained(error, answer)}"
     except ValueError as problem:
         return _refuse(str(problem))
     except OSError:  # the answer cannot be written, which ``console`` says
@@ -236,6 +239,22 @@ def _print_estimate(
         return _refuse(_our_mistake(fault))
     print(said)
     return 0
+
+
+def _explained(text: str, answer: Estimate) -> str:
+    """What an out-of-memory message, or a log with one, says of this setup."""
+    with suppress(OSError, ValueError):  # no path, but the message itself
+        text = Path(text).read_text(errors="replace")
+    found = error_in(text)
+    if found is None:
+        raise InputError("--error has no out-of-memory message of PyTorch; give it, or a log file.")
+    changes = [
+        f"{_flag(key)} {str(value).lower()}"
+        for change in explained_by(found, answer)
+        for key, value in change.items()
+    ]
+    would = f" It would be explained by {one_of(changes)}." * bool(changes)
+    return " ".join(said_of(found, answer, amount)) + would
 
 
 def _print_shares(reading: Reading) -> int:
@@ -391,6 +410,12 @@ def _parser() -> _Parser:
         metavar="STEP",
         help="what a step of this setup took on your machine: seconds, Trainer's last log line, tqdm's s/it",
     )
+    parser.add_argument(
+        "--error",
+        action="append",
+        metavar="MESSAGE",
+        help="PyTorch's out-of-memory message, or a log file with it: what it says of this setup",
+    )
     _add_keys(parser)
     return parser
 
@@ -475,6 +500,7 @@ def _texts(value: object) -> list[str]:
 
 def _unknown_argument(argument: str) -> str:
     names = [
+        "error",
         "gpu",
         "hub",
         "hub_token",

@@ -25,6 +25,7 @@ from estimator.values.methods import Method
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model
+from tests.test_own_error import PLAYED
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = "mistralai/Mistral-7B-v0.1"
@@ -205,6 +206,21 @@ def test_answers_are_written_line_by_line():
             process.stdin.flush()
             assert b"peak_bytes" in process.stdout.readline()
         process.stdin.close()
+
+
+def test_an_error_is_explained_from_a_log_or_as_it_is(tmp_path):
+    """A change that would explain it is written as a flag: TRL's own loss against Trainer's."""
+    llama, log = "meta-llama/Llama-3.2-1B", tmp_path / "train.log"
+    log.write_text(f"Epoch 1\n{PLAYED}\n")
+    sizes = ("--max-length=2048", "--per-device-train-batch-size=4", "--dtype=bfloat16")
+    for given in (str(log), PLAYED):
+        out = run(
+            llama, "--gpu=RTX 4090", *sizes, "--no-gradient-checkpointing", f"--error={given}"
+        )
+        said = out.stdout.decode().splitlines()[-1]
+        assert said.startswith("Your error: PyTorch held 21.57 GiB of tensors")
+        assert said.endswith("It would be explained by --loss standard.")
+    assert b"--error has no out-of-memory message" in run(llama, "--error=train.log").stderr
 
 
 def test_remedies_are_written_only_on_request():
