@@ -335,6 +335,22 @@ def test_orpo_holds_two_and_a_half_float32_gradients_of_all_logits():
     assert answer.peak.phase is Phase.BACKWARD
 
 
+def test_cpo_takes_what_orpo_takes_and_alphapo_reads_no_chosen_row_twice():
+    """Of the chosen half, backward holds one tensor in float32 less: trl 1.16, cpo_config.py, ``cpo_alpha`` 0."""
+    keys = {"per_device_train_batch_size": 4}
+    orpo, cpo = of(objective="orpo", **keys), of(objective="cpo", loss_type="simpo", **keys)
+    alphapo = of(objective="cpo", loss_type="alphapo", **keys)
+    assert cpo.phases == orpo.phases
+    assert cpo.time == orpo.time
+    spared = cpo.phases[Phase.BACKWARD].bytes - alphapo.phases[Phase.BACKWARD].bytes
+    assert spared == pytest.approx(4 * 4 * 512 * MODEL.vocab_size, rel=0.01)
+    of_loss = [
+        next(part for part in answer.time.parts if part.name == "logits and loss").seconds.high
+        for answer in (alphapo, cpo)
+    ]
+    assert of_loss[1] == pytest.approx(1.5 * of_loss[0], rel=0.01)  # the chosen half is read twice
+
+
 def test_orpo_casts_the_embedding_beside_a_4_bit_base_back_under_bfloat16():
     """V·h elements, 4 bytes after prepare_model_for_kbit_training, 2 after peft_module_casting_to_bf16."""
     packed = {"objective": "orpo", "method": Method.QLORA}

@@ -80,6 +80,7 @@ TASKS: tuple[dict[str, Any], ...] = (
     {"objective": "kto", "loss_type": "apo_zero_unpaired", "precompute_ref_log_probs": True},
     {"objective": "kto", "beta": 0.5},
     {"objective": "orpo", "beta": 0.2},
+    {"objective": "cpo", "loss_type": "simpo", "beta": 2.0},
     {"objective": "reward"},
     {"objective": "grpo", "num_generations": 4, "max_completion_length": 512, "beta": 0.04},
     {"objective": "grpo", "loss_type": "dr_grpo", "steps_per_generation": 8, "num_iterations": 2},
@@ -95,7 +96,7 @@ def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
     keys = drawn_for_sft(random_, tool)
     if random_.random() < 0.5:
         keys |= random_.choice(TASKS)
-        if tool == "trl" and keys["objective"] in ("orpo", "reward"):
+        if tool == "trl" and keys["objective"] in ("orpo", "cpo", "reward"):
             keys.pop("loss")
     return keys
 
@@ -113,7 +114,7 @@ def drawn_for_sft(random_: random.Random, tool: str) -> dict[str, Any]:
 
 
 OBJECTIVES_OF = {
-    "trl": {"sft", "dpo", "kto", "orpo", "reward", "grpo", "rloo"},
+    "trl": {"sft", "dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo"},
     "trainer": {"sft", "sequence_classification"},
 }
 

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from estimator.passes.step import Step
 
 
-def on_pairs(step: Step) -> None:
-    """One forward call on chosen and rejected rows, cross-entropy of the chosen, log-probabilities of all, backward."""
+def on_pairs(step: Step, *, learns_chosen: bool = True) -> None:
+    """One forward call on chosen and rejected rows, log-probabilities of all, backward.
+
+    ``learns_chosen``: a cross-entropy of the chosen rows is in the loss.
+    """
     setup, tape = step.setup, step.tape
     rows, length = step.rows, setup.batch.max_length
     ids, mask, completions = step.batch(3)
@@ -36,12 +39,14 @@ def on_pairs(step: Step) -> None:
         logits = as_logits(op.cast(tape, logits, 4))
     logits, _ = forward.hooks.leave_model(logits, None)
     labels = step.ids()
-    chosen_loss = _cross_entropy(step, logits, labels)
+    chosen_loss = _cross_entropy(step, logits, labels) if learns_chosen else None
     shifted = step.ids(rows * (length - 1))
     size = rows * (length - 1) * forward.model.vocab_size
     found = fused.selected_log_softmax(tape, op.part(tape, logits, size), shifted)
     del logits
-    loss = op.add(tape, chosen_loss, op.mean(tape, found, 1, "loss"))
+    loss = op.mean(tape, found, 1, "loss")
+    if chosen_loss is not None:
+        loss = op.add(tape, chosen_loss, loss)
     del chosen_loss, found
     if within_autocast:
         forward.end()

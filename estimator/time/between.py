@@ -140,7 +140,7 @@ def scored_words(model: Model, setup: TrainingSetup) -> float:
     if loss_of(model, setup).tiles_logits:
         return words * scored_share(setup)
     words *= setup.mesh.tp_size  # the model is a rank's part, and its logits are gathered
-    return words * setup.task.objective.logit_reads
+    return words * setup.task.objective.logit_reads(setup.task)
 
 
 class _Widths(NamedTuple):

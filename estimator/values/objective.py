@@ -10,6 +10,7 @@ from estimator.values.refusals import RefusedError
 
 if TYPE_CHECKING:
     from estimator.passes.step import Step
+    from estimator.values.facets.objective import Task
     from estimator.values.setup import TrainingSetup
 
 
@@ -45,6 +46,11 @@ def one_row(setup: TrainingSetup) -> int:
     return 1
 
 
+def once(task: Task) -> float:
+    """Each logit is read once."""
+    return 1
+
+
 def nothing_refused(setup: TrainingSetup) -> RefusedError | None:
     """No refusal."""
     return None
@@ -65,6 +71,8 @@ class Objective(str):
     """Its forward calls without gradients (a count), each on as many rows as the trained one."""
     least_batch: Callable[[TrainingSetup], int] = one_row
     """The fewest examples of a micro-batch that it takes, of which others are multiples (a count)."""
+    logit_reads: Callable[[Task], float] = once
+    """Times that the loss reads a logit, on average."""
     refuses: Callable[[TrainingSetup], RefusedError | None] = nothing_refused
     """What it does not go with."""
     takes: str = ""
@@ -105,8 +113,6 @@ class Objective(str):
     trainer/utils.py, ``disable_dropout_in_model``, which is called after the adapters were added."""
     prepares_base: bool = False
     """Its trainer prepares a quantised base, and casts head and embeddings back."""
-    logit_reads: float = 1
-    """Times that the loss reads a logit, on average."""
 
     @property
     def has_vocabulary(self) -> bool:

@@ -17,7 +17,7 @@ MODEL = "HuggingFaceTB/SmolLM2-135M"
     [
         (
             "base_model: openai-community/gpt2\nrl: ebft\n",
-            "objective 'ebft' is unknown; it is one of sft, dpo",
+            "objective 'ebft' is unknown; it is one of sft, cpo, dpo",
         ),
         (
             "model_name_or_path: openai-community/gpt2\nstage: sft\nfinetuning_type: freeze\n",

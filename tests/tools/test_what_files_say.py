@@ -98,6 +98,7 @@ TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: trl-lib/tldr\n"
         ("max_length: 512\noutput_dir: out/reward-qwen", "config.yaml", "reward", True),
         ("max_length: 512", "config.yaml", "sft", True),
         ("num_generations: 8\nmax_prompt_length: 64\npacking: false", "config.yaml", "grpo", True),
+        ("beta: 2.0\nsimpo_gamma: 0.5", "config.yaml", "cpo", False),
         ("kl_coef: 0.05\nnum_ppo_epochs: 4", "config.yaml", "ppo", False),
     ],
 )
@@ -110,6 +111,16 @@ def test_the_keys_of_a_trl_config_say_its_trainer(keys, name, objective, is_gues
         any(guess.startswith(f"objective is taken as {objective}") for guess in found.guesses)
         is is_guess
     )
+
+
+def test_cpo_without_its_cross_entropy_reads_as_alphapo():
+    """``alphapo`` is loss_type simpo with cpo_alpha 0: trl 1.16, experimental/cpo/cpo_config.py, ``__post_init__``."""
+    for keys, loss_type in {
+        "loss_type: simpo\nsimpo_gamma: 0.5\ncpo_alpha: 0.0": "alphapo",
+        "loss_type: simpo\nsimpo_gamma: 0.5": "simpo",
+    }.items():
+        found = run(f"{TRL}{keys}\n", names=("config.yaml",))
+        assert [found.setup[key] for key in ("objective", "loss_type")] == ["cpo", loss_type]
 
 
 def test_a_command_says_the_trainer_whatever_the_keys_are():

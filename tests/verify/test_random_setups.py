@@ -37,6 +37,7 @@ import transformers
 import trl
 
 with warnings.catch_warnings(action="ignore"):
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 SETUPS = int(os.environ.get("SETUPS", "200"))
@@ -76,7 +77,11 @@ WITHOUT_DROPOUT = {"attention_dropout": 0.0}
 MATRICES = ["q_proj", "v_proj"]
 ROWS = {"grpo": (2,), "kto": (2, 3)}
 """Micro-batches of objectives that cannot do with one row."""
-OBJECTIVES = ("trainer", "sft", "dpo", "kto", "orpo", "reward", "sequence_classification", "grpo")
+OBJECTIVES = (
+    *("trainer", "sft", "dpo", "kto", "orpo", "cpo", "reward", "sequence_classification", "grpo"),
+)
+ON_PAIRS = {"orpo": (ORPOTrainer, ORPOConfig), "cpo": (CPOTrainer, CPOConfig)}
+"""Trainers of pairs without a reference."""
 
 
 def drawn(number: int) -> dict[str, Any]:
@@ -110,8 +115,10 @@ def drawn(number: int) -> dict[str, Any]:
         keys["loss"] = "standard"
         if pick.random() < 0.4:
             keys["label_smoothing_factor"] = 0.1
-    if objective in ("dpo", "kto", "orpo"):
+    if objective in ("dpo", "kto", *ON_PAIRS):
         keys["max_prompt_length"] = length // 2
+    if objective == "cpo":
+        keys["loss_type"] = pick.choice(["sigmoid", "simpo", "alphapo"])
     if objective == "grpo":
         keys |= {"max_completion_length": length // 2, "num_generations": 2, "beta": 0.0}
     if pick.random() < 0.4 and family not in TOO_LOW_WITH_ADAPTERS:
@@ -229,8 +236,10 @@ def ready(setup: dict[str, Any], folder: str) -> tuple[Any, dict[str, Any]]:
         )
         example = {"prompt_ids": asked, "completion_ids": answered, "KL_completion_ids": answered}
         return made, made.data_collator([{**example, "label": at % 2 == 0} for at in range(rows)])
-    if name == "orpo":
-        made = ORPOTrainer(args=ORPOConfig(max_length=length, **args), train_dataset=pair, **shared)
+    if name in ON_PAIRS:
+        trainer, config = ON_PAIRS[name]
+        own = {"loss_type": setup["loss_type"]} if name == "cpo" else {}
+        made = trainer(args=config(max_length=length, **own, **args), train_dataset=pair, **shared)
         example = {"prompt_input_ids": asked, "prompt_attention_mask": [1] * prompt}
         for side in ("chosen", "rejected"):
             example |= {f"{side}_input_ids": whole, f"{side}_attention_mask": [1] * length}

@@ -69,12 +69,10 @@ Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_co
 experimental/orpo/orpo_config.py; scripts/grpo.py; of an older TRL, trl 0.24, the same.
 """
 OTHERS = {
-    "cpo": "cpo_alpha simpo_gamma",
     "ppo": "kl_coef vf_coef cliprange cliprange_value num_ppo_epochs sft_model_path",
     "gkd": "teacher_model_name_or_path lmbda seq_kd",
 }
-"""Trainers that are no objective here, with arguments that say so: trl 0.24, trainer/cpo_config.py, ppo_config.py,
-gkd_config.py."""
+"""Trainers that are no objective here, with arguments that say so: trl 0.24, trainer/ppo_config.py, gkd_config.py."""
 
 
 def arguments_of(word: str) -> frozenset[str]:
@@ -273,6 +271,8 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Values:
 def _loss_type(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["objective"] in (None, "sft") and not theirs.has("args.loss_type"):
         return {}
+    if theirs["args.cpo_alpha"] == 0:  # of CPO's loss types, all are alike then
+        return {"loss_type": "alphapo"}
     value = theirs["args.loss_type"]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -383,7 +383,7 @@ RULES = (
         source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
     ),
     *alike("args", "activation_offloading precompute_ref_log_probs beta max_prompt_length"),
-    row("args.loss_type", "loss_type", _loss_type, "args.loss_type"),
+    row("args.loss_type args.cpo_alpha", "loss_type", _loss_type, "args.loss_type"),
     same(
         "args.use_transformers_continuous_batching",
         "use_transformers_continuous_batching",
@@ -442,7 +442,7 @@ NO_EFFECT = transformers.NO_EFFECT | under(
     dataset_batch_size eos_token pad_token truncation_mode shuffle_dataset dataset_name dataset_config
     dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
     gradient_checkpointing_use_reentrant datasets.* streaming test_split_size f_divergence_type
-    f_alpha_divergence_coef label_smoothing loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
+    f_alpha_divergence_coef label_smoothing simpo_gamma alpha loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
     ref_model_sync_steps disable_dropout desirable_weight undesirable_weight center_rewards_coefficient
     precompute_ref_batch_size temperature top_p top_k min_p generation_kwargs.* chat_template_kwargs.*
     repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex vllm_server_base_url

@@ -26,7 +26,7 @@ from estimator.values.refusals import InputError
 
 OF_TRL = (
     *(objective.trl.name for objective in OBJECTIVES.values() if objective.trl),
-    *listed("CPO PPO PRM BCO OnlineDPO XPO NashMD GKD"),
+    *listed("PPO PRM BCO OnlineDPO XPO NashMD GKD"),
 )
 """How the names of TRL's trainers and of their arguments begin."""
 OF_PEFT = listed(

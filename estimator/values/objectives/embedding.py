@@ -81,7 +81,7 @@ def passes_without_grad(setup: TrainingSetup) -> int:
 OBJECTIVE = Objective(
     "embedding",
     embedding,
-    passes_without_grad,
+    passes_without_grad=passes_without_grad,
     takes="pairs of texts",
     phrase="as an embedding model",
     is_paired=True,

@@ -115,9 +115,9 @@ DATASET = "trl-lib/DeepMath-103K"
 OBJECTIVE = Objective(
     "grpo",
     grpo,
-    passes_without_grad,
-    least_batch,
-    refuses,
+    passes_without_grad=passes_without_grad,
+    least_batch=least_batch,
+    refuses=refuses,
     takes="what the model writes",
     phrase="by GRPO",
     trl=TrlTrainer(

@@ -100,9 +100,9 @@ def refuses(setup: TrainingSetup) -> RefusedError | None:
 OBJECTIVE = Objective(
     "kto",
     kto,
-    passes_without_grad,
-    least_batch,
-    refuses,
+    passes_without_grad=passes_without_grad,
+    least_batch=least_batch,
+    refuses=refuses,
     takes="answers that are good or bad",
     phrase="by KTO",
     trl=TrlTrainer(

@@ -29,9 +29,9 @@ def passes_without_grad(setup: TrainingSetup) -> int:
 OBJECTIVE = Objective(
     "rloo",
     rloo,
-    passes_without_grad,
-    grpo.least_batch,
-    grpo.refuses,
+    passes_without_grad=passes_without_grad,
+    least_batch=grpo.least_batch,
+    refuses=grpo.refuses,
     takes="what the model writes",
     phrase="by RLOO",
     trl=TrlTrainer(
